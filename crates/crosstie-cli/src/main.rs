@@ -1,0 +1,2 @@
+//! The program `crosstie`.
+fn main() {}

@@ -1,0 +1,3 @@
+//! Communication by remote memory access.
+pub mod bootstrap;
+pub mod device;
