@@ -1,3 +1,9 @@
-//! Communication by remote memory access.
+//! Communication by remote memory access: on RDMA NICs, on Soft-RoCE, or, with nothing installed, on a software device in
+//! shared memory.
+//!
+//! Start with [`device`]: it explains the contract that everything else stands on. [`bootstrap`] gets the processes of a
+//! job to know each other.
+
 pub mod bootstrap;
 pub mod device;
+mod memory;

@@ -1,0 +1,134 @@
+//! Limits that devices report and sizes that callers choose.
+
+use super::Access;
+
+/// What a device can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttr {
+    /// Requests in one send or receive queue.
+    pub max_qp_wr: u32,
+    /// Pieces per request.
+    pub max_sge: u32,
+    /// Entries in a completion queue.
+    pub max_cqe: u32,
+    /// Entries in a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Inline bytes per request.
+    pub max_inline: u32,
+    /// Bytes in one RC message.
+    pub max_message: u64,
+    /// Bytes in one datagram.
+    pub max_datagram: u32,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Regions.
+    pub max_mr: u32,
+    /// Whether WRITE, READ and atomics need nothing of the target's CPU.
+    pub one_sided: bool,
+}
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpConfig {
+    /// Send requests outstanding.
+    pub max_send_wr: u32,
+    /// Receives outstanding; without effect when a shared receive queue is used.
+    pub max_recv_wr: u32,
+    /// Pieces per send request.
+    pub max_send_sge: u32,
+    /// Pieces per receive.
+    pub max_recv_sge: u32,
+    /// Inline bytes per send request.
+    pub max_inline: u32,
+}
+
+impl Default for QpConfig {
+    fn default() -> Self {
+        QpConfig { max_send_wr: 256, max_recv_wr: 256, max_send_sge: 4, max_recv_sge: 4, max_inline: 220 }
+    }
+}
+
+/// Sizes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqConfig {
+    /// Receives outstanding.
+    pub max_wr: u32,
+    /// Pieces per receive.
+    pub max_sge: u32,
+}
+
+impl Default for SrqConfig {
+    fn default() -> Self {
+        SrqConfig { max_wr: 1024, max_sge: 1 }
+    }
+}
+
+/// Sizes of a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqConfig {
+    /// Completions it holds; the caller keeps fewer requests outstanding than that.
+    pub depth: u32,
+}
+
+impl Default for CqConfig {
+    fn default() -> Self {
+        CqConfig { depth: 1024 }
+    }
+}
+
+/// How an RC connection treats its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectConfig {
+    /// What the peer may do through this queue pair.
+    pub access: Access,
+    /// How long the peer waits before it retries when it finds no receive here, as the verbs code
+    /// (1 = 10 us, 12 = 640 us, 14 = 1.28 ms, ... 0 = 655 ms).
+    pub min_rnr_timer: u8,
+    /// How often to retry when the peer has no receive; 7 means for ever.
+    pub rnr_retry: u8,
+    /// Time to wait for an acknowledgement: 4.096 us times two to this power; 0 means for ever.
+    pub timeout: u8,
+    /// How often to send again without acknowledgement, 0 to 7.
+    pub retry_count: u8,
+    /// READs and atomics outstanding in each direction.
+    pub max_rd_atomic: u8,
+}
+
+impl Default for ConnectConfig {
+    /// All access, RNR retried for ever at 640 us, 67 ms per acknowledgement times 7.
+    fn default() -> Self {
+        ConnectConfig {
+            access: Access::ALL,
+            min_rnr_timer: 12,
+            rnr_retry: 7,
+            timeout: 14,
+            retry_count: 7,
+            max_rd_atomic: 16,
+        }
+    }
+}
+
+/// Where a queue pair is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum QpState {
+    /// New, or reset.
+    Reset = 0,
+    /// Takes receives.
+    Init = 1,
+    /// Receives.
+    ReadyToReceive = 2,
+    /// Sends, too.
+    ReadyToSend = 3,
+    /// Broken: everything outstanding is, and everything posted will be, flushed.
+    Error = 6,
+}
+
+/// The RNR wait that a verbs timer code (0 to 31) stands for.
+pub fn rnr_delay(code: u8) -> core::time::Duration {
+    const HUNDREDTHS_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    core::time::Duration::from_micros(10 * u64::from(HUNDREDTHS_MS[usize::from(code & 31)]))
+}

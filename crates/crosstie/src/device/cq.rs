@@ -1,0 +1,59 @@
+//! Completion queues: where requests end.
+
+use core::time::Duration;
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{Completion, CqError, DeviceError, fault, software};
+
+/// A completion queue. Any number of queue pairs may end their requests in it; one thread polls it.
+#[derive(Debug)]
+pub struct Cq {
+    pub(crate) provider: Provider,
+}
+
+#[derive(Debug)]
+pub(crate) enum Provider {
+    Software(software::Cq),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Cq),
+    Fault(fault::Cq),
+}
+
+impl Cq {
+    /// Hands up to `max` completions to `each`, oldest first, and says how many there were. Never waits.
+    #[inline]
+    pub fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
+        match &mut self.provider {
+            Provider::Software(x) => x.poll(max, each),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => x.poll(max, each),
+            Provider::Fault(x) => x.poll(max, &mut each),
+        }
+    }
+
+    /// Sleeps until there is something to poll (true) or `timeout` has passed (false). May wake early: poll tells.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
+        match &mut self.provider {
+            Provider::Software(x) => x.wait(timeout),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => x.wait(timeout),
+            Provider::Fault(x) => x.wait(timeout),
+        }
+    }
+}
+
+pub(super) fn software(cq: &Cq) -> Result<&software::Cq, DeviceError> {
+    match &cq.provider {
+        Provider::Software(x) => Ok(x),
+        _ => Err(DeviceError::Foreign("the completion queue")),
+    }
+}
+
+#[cfg(feature = "verbs")]
+pub(super) fn verbs(cq: &Cq) -> Result<&verbs::Cq, DeviceError> {
+    match &cq.provider {
+        Provider::Verbs(x) => Ok(x),
+        _ => Err(DeviceError::Foreign("the completion queue")),
+    }
+}

@@ -1,0 +1,88 @@
+//! A device and its port.
+
+use core::time::Duration;
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{Cq, CqConfig, DeviceAddress, DeviceAttr, DeviceError, DeviceSpec, Event, Pd, dispatch};
+use super::{cq, fault, pd, software};
+
+/// An open device. Cheap to clone; all clones are the same device, and it closes with the last object made from it.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) provider: Provider,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Provider {
+    Software(software::Device),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Device),
+    Fault(fault::Device),
+}
+
+impl Device {
+    /// Opens the device that `spec` names.
+    pub fn open(spec: &DeviceSpec) -> Result<Device, DeviceError> {
+        let provider = match spec {
+            DeviceSpec::Software => Provider::Software(software::Device::open(&software::Config::default())?),
+            #[cfg(feature = "verbs")]
+            DeviceSpec::Verbs { name, port, gid_index } => {
+                Provider::Verbs(verbs::Device::open(name, *port, *gid_index)?)
+            }
+            #[cfg(not(feature = "verbs"))]
+            DeviceSpec::Verbs { .. } => return Err(DeviceError::NoVerbs),
+            DeviceSpec::Fault { seed, inner } => {
+                Provider::Fault(fault::Device::new(Device::open(inner)?, fault::Plan::from_seed(*seed)))
+            }
+        };
+        Ok(Device { provider })
+    }
+
+    /// Opens a software device with sizes of your own.
+    pub fn open_software(config: &software::Config) -> Result<Device, DeviceError> {
+        Ok(Device { provider: Provider::Software(software::Device::open(config)?) })
+    }
+
+    /// Wraps a device so that it fails as `plan` says.
+    pub fn with_faults(self, plan: fault::Plan) -> Device {
+        Device { provider: Provider::Fault(fault::Device::new(self, plan)) }
+    }
+
+    /// What it can do.
+    pub fn attr(&self) -> &DeviceAttr {
+        dispatch!(Provider, &self.provider, x => x.attr())
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> DeviceAddress {
+        dispatch!(Provider, &self.provider, x => x.address())
+    }
+
+    /// A new protection domain.
+    pub fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        Ok(Pd::new(match &self.provider {
+            Provider::Software(x) => pd::Provider::Software(x.alloc_pd()?),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => pd::Provider::Verbs(x.alloc_pd()?),
+            Provider::Fault(x) => pd::Provider::Fault(x.alloc_pd()?),
+        }))
+    }
+
+    /// A new completion queue.
+    pub fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
+        Ok(Cq {
+            provider: match &self.provider {
+                Provider::Software(x) => cq::Provider::Software(x.create_cq(config)?),
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => cq::Provider::Verbs(x.create_cq(config)?),
+                Provider::Fault(x) => cq::Provider::Fault(x.create_cq(config)?),
+            },
+        })
+    }
+
+    /// The next event, waiting at most `timeout` for one. Events go to one caller each.
+    pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
+        dispatch!(Provider, &self.provider, x => x.wait_event(timeout))
+    }
+}

@@ -1,0 +1,119 @@
+//! Regions: memory that a device may touch.
+
+use core::marker::PhantomData;
+use core::ops::Range;
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{Access, OutOfRegion, RemoteMemory, Sge, software};
+use crate::memory::copy;
+
+/// A registered region. Dropping it takes the registration back: when the drop returns, nobody touches the memory any
+/// more, and its keys open nothing.
+///
+/// Bytes go in and out through [`Mr::write`] and [`Mr::read`], which copy: a peer may be writing at the same moment, so
+/// there is no safe way to borrow them. [`Mr::as_ptr`] is there for those who know better.
+#[derive(Debug)]
+pub struct Mr {
+    addr: u64,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    pd: u32,
+    access: Access,
+    #[expect(dead_code, reason = "holds the registration")]
+    provider: Provider,
+}
+
+#[derive(Debug)]
+pub(crate) enum Provider {
+    Software(software::Mr),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Mr),
+}
+
+impl Mr {
+    pub(super) fn new(pd: u32, access: Access, provider: Provider) -> Mr {
+        let (addr, len, lkey, rkey) = match &provider {
+            Provider::Software(x) => (x.addr(), x.len(), x.lkey(), x.rkey()),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => (x.addr(), x.len(), x.lkey(), x.rkey()),
+        };
+        Mr { addr, len, lkey, rkey, pd, access, provider }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What others may do with it.
+    #[inline]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The first byte, in this process.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(self.addr as usize)
+    }
+
+    /// What a peer needs to reach it.
+    #[inline]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey, reserved: 0 }
+    }
+
+    /// A piece of it, for a request.
+    #[inline]
+    pub fn sge(&self, range: Range<usize>) -> Result<Sge<'_>, OutOfRegion> {
+        let len = range.end.wrapping_sub(range.start);
+        if range.end > self.len || range.start > range.end || len > u32::MAX as usize {
+            return Err(OutOfRegion { offset: range.start, len, region: self.len });
+        }
+        Ok(Sge {
+            addr: self.addr + range.start as u64,
+            len: len as u32,
+            lkey: self.lkey,
+            pd: self.pd,
+            access: self.access,
+            region: PhantomData,
+        })
+    }
+
+    /// Copies bytes in. Peers and requests that touch the same bytes meanwhile may see any mixture.
+    #[inline]
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
+        let to = self.checked(offset, bytes.len())?;
+        // SAFETY: `to..to + len` is inside the registered region, which is valid for writes until `self` is dropped;
+        // `bytes` cannot overlap it other than through memory the caller promised not to hold references to.
+        unsafe { copy::copy(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out. Peers and requests that write the same bytes meanwhile may yield any mixture.
+    #[inline]
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
+        let from = self.checked(offset, bytes.len())?;
+        // SAFETY: as in `write`, with the directions exchanged.
+        unsafe { copy::copy(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    #[inline]
+    fn checked(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfRegion> {
+        match offset.checked_add(len) {
+            // SAFETY: `offset <= self.len`, so the result is inside the region or one past its end.
+            Some(end) if end <= self.len => Ok(unsafe { self.as_ptr().add(offset) }),
+            _ => Err(OutOfRegion { offset, len, region: self.len }),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Protection domains: what may touch what.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{
+    Access, Cq, DeviceAddress, DeviceError, Mr, QpConfig, RcQp, Srq, SrqConfig, UdQp, cq, dispatch, fault,
+    mr, qp, software, srq,
+};
+
+/// A protection domain. Queue pairs reach the regions of their own domain only.
+#[derive(Debug)]
+pub struct Pd {
+    id: u32,
+    pub(crate) provider: Provider,
+}
+
+#[derive(Debug)]
+pub(crate) enum Provider {
+    Software(software::Pd),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Pd),
+    Fault(fault::Pd),
+}
+
+/// Domains of all devices of this process are told apart by number, so that a piece of a foreign region is recognised.
+static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+
+impl Pd {
+    pub(super) fn new(provider: Provider) -> Pd {
+        let id = match &provider {
+            Provider::Fault(x) => x.inner().id,
+            _ => NEXT_ID.fetch_add(1, Relaxed),
+        };
+        Pd { id, provider }
+    }
+
+    /// Memory from the library, zeroed, aligned to a page, registered. This is the memory that every provider reaches
+    /// fastest.
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
+        Ok(Mr::new(
+            self.id,
+            access,
+            match &self.provider {
+                Provider::Software(x) => mr::Provider::Software(x.allocate(self.id, len, access)?),
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => mr::Provider::Verbs(x.allocate(len, access)?),
+                Provider::Fault(x) => return x.inner().allocate(len, access),
+            },
+        ))
+    }
+
+    /// Registers memory of the caller in place.
+    ///
+    /// # Safety
+    ///
+    /// `start..start + len` must stay valid for reads, and for writes if `access` allows any, until the [`Mr`] is
+    /// dropped. While requests, or peers that know the key, may touch a part of it, no Rust reference to that part may be
+    /// used: a shared one while it may be written, a unique one while it may be touched at all.
+    pub unsafe fn register(&self, start: *mut u8, len: usize, access: Access) -> Result<Mr, DeviceError> {
+        // SAFETY: the caller upholds this function's contract, which is the providers' too.
+        unsafe {
+            Ok(Mr::new(
+                self.id,
+                access,
+                match &self.provider {
+                    Provider::Software(x) => mr::Provider::Software(x.register(self.id, start, len, access)?),
+                    #[cfg(feature = "verbs")]
+                    Provider::Verbs(x) => mr::Provider::Verbs(x.register(start, len, access)?),
+                    Provider::Fault(x) => return x.inner().register(start, len, access),
+                },
+            ))
+        }
+    }
+
+    /// A new shared receive queue.
+    pub fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
+        Ok(Srq {
+            provider: match &self.provider {
+                Provider::Software(x) => srq::Provider::Software(x.create_srq(self.id, config)?),
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => srq::Provider::Verbs(x.create_srq(config)?),
+                Provider::Fault(x) => srq::Provider::Fault(x.create_srq(config)?),
+            },
+        })
+    }
+
+    /// A new reliable connected queue pair, in RESET. Its receives come from `srq` if one is given.
+    pub fn create_rc(
+        &self,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<RcQp, DeviceError> {
+        Ok(RcQp {
+            provider: match &self.provider {
+                Provider::Software(x) => {
+                    let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
+                    let srq = srq.map(srq::software).transpose()?;
+                    qp::RcProvider::Software(x.create_rc(self.id, config, send, recv, srq)?)
+                }
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => {
+                    let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
+                    let srq = srq.map(srq::verbs).transpose()?;
+                    qp::RcProvider::Verbs(x.create_rc(config, send, recv, srq)?)
+                }
+                Provider::Fault(x) => qp::RcProvider::Fault(x.create_rc(config, send_cq, recv_cq, srq)?),
+            },
+        })
+    }
+
+    /// A new unreliable datagram queue pair, in RESET. Its receives come from `srq` if one is given.
+    pub fn create_ud(
+        &self,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<UdQp, DeviceError> {
+        Ok(UdQp {
+            provider: match &self.provider {
+                Provider::Software(x) => {
+                    let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
+                    let srq = srq.map(srq::software).transpose()?;
+                    qp::UdProvider::Software(x.create_ud(self.id, config, send, recv, srq)?)
+                }
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => {
+                    let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
+                    let srq = srq.map(srq::verbs).transpose()?;
+                    qp::UdProvider::Verbs(x.create_ud(config, send, recv, srq)?)
+                }
+                Provider::Fault(x) => qp::UdProvider::Fault(x.create_ud(config, send_cq, recv_cq, srq)?),
+            },
+        })
+    }
+
+    /// A handle for sending datagrams to a device.
+    pub fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
+        Ok(Ah {
+            provider: match &self.provider {
+                Provider::Software(x) => AhProvider::Software(x.create_ah(to)?),
+                #[cfg(feature = "verbs")]
+                Provider::Verbs(x) => AhProvider::Verbs(x.create_ah(to)?),
+                Provider::Fault(x) => AhProvider::Fault(x.create_ah(to)?),
+            },
+        })
+    }
+}
+
+/// Where a datagram goes: the address of a device, resolved. See [`UdQp::post`].
+#[derive(Debug)]
+pub struct Ah {
+    pub(crate) provider: AhProvider,
+}
+
+#[derive(Debug)]
+pub(crate) enum AhProvider {
+    Software(software::Ah),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Ah),
+    Fault(fault::Ah),
+}
+
+impl Ah {
+    /// The device it leads to.
+    pub fn address(&self) -> DeviceAddress {
+        dispatch!(AhProvider, &self.provider, x => x.address())
+    }
+}

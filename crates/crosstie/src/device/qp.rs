@@ -1,0 +1,192 @@
+//! Queue pairs: where requests begin.
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{
+    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, SendWr, dispatch, fault,
+    software,
+};
+
+/// A reliable connected queue pair: one peer, everything arrives once and in order, or the connection breaks.
+#[derive(Debug)]
+pub struct RcQp {
+    pub(crate) provider: RcProvider,
+}
+
+#[derive(Debug)]
+pub(crate) enum RcProvider {
+    Software(software::RcQp),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::RcQp),
+    Fault(fault::RcQp),
+}
+
+impl RcQp {
+    /// Its number on this device.
+    pub fn qp_num(&self) -> u32 {
+        dispatch!(RcProvider, &self.provider, x => x.qp_num())
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> QpState {
+        dispatch!(RcProvider, &self.provider, x => x.state())
+    }
+
+    /// What the peer must know to connect to it.
+    pub fn address(&self) -> QpAddress {
+        dispatch!(RcProvider, &self.provider, x => x.address())
+    }
+
+    /// RESET to INIT: receives may be posted.
+    pub fn init(&mut self, access: Access) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.init(access))
+    }
+
+    /// INIT to RTR: the peer's requests are answered.
+    pub fn ready_to_receive(&mut self, peer: &QpAddress, config: &ConnectConfig) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.ready_to_receive(peer, config))
+    }
+
+    /// RTR to RTS: requests may be posted.
+    pub fn ready_to_send(&mut self, config: &ConnectConfig) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.ready_to_send(config))
+    }
+
+    /// From RESET or INIT through to RTS.
+    pub fn connect(&mut self, peer: &QpAddress, config: &ConnectConfig) -> Result<(), DeviceError> {
+        if self.state() == QpState::Reset {
+            self.init(config.access)?;
+        }
+        self.ready_to_receive(peer, config)?;
+        self.ready_to_send(config)
+    }
+
+    /// To ERR: everything outstanding is flushed.
+    pub fn fail(&mut self) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.fail())
+    }
+
+    /// To RESET: everything outstanding is dropped without a completion; the queue pair can be connected anew.
+    pub fn reset(&mut self) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.reset())
+    }
+
+    /// Posts one request.
+    #[inline]
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.post(wr))
+    }
+
+    /// Posts several requests and tells the device once. What was accepted before `fill` returns an error is posted
+    /// all the same.
+    #[inline]
+    pub fn post_batch<E: From<PostError>>(
+        &mut self,
+        fill: impl FnOnce(&mut Batch<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        dispatch!(RcProvider, &mut self.provider, x => x.batch_begin());
+        let filled = fill(&mut Batch { qp: self });
+        let submitted = dispatch!(RcProvider, &mut self.provider, x => x.batch_submit());
+        filled.and(submitted.map_err(E::from))
+    }
+
+    /// Posts one receive. Not for queue pairs on a shared receive queue.
+    #[inline]
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.post_recv(wr))
+    }
+
+    /// A handle that can break this queue pair from any thread.
+    pub(crate) fn breaker(&self) -> Breaker {
+        match &self.provider {
+            RcProvider::Software(x) => Breaker::Software(x.breaker()),
+            #[cfg(feature = "verbs")]
+            RcProvider::Verbs(x) => Breaker::Verbs(x.breaker()),
+            RcProvider::Fault(x) => x.breaker(),
+        }
+    }
+}
+
+/// Requests on their way into a queue pair, see [`RcQp::post_batch`].
+#[derive(Debug)]
+pub struct Batch<'qp> {
+    qp: &'qp mut RcQp,
+}
+
+impl Batch<'_> {
+    /// Adds one request.
+    #[inline]
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        dispatch!(RcProvider, &mut self.qp.provider, x => x.batch_post(wr))
+    }
+}
+
+/// Moves a queue pair to ERR from any thread.
+#[derive(Clone, Debug)]
+pub(crate) enum Breaker {
+    Software(software::Breaker),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Breaker),
+}
+
+impl Breaker {
+    pub(crate) fn fail(&self) {
+        match self {
+            Breaker::Software(x) => x.fail(),
+            #[cfg(feature = "verbs")]
+            Breaker::Verbs(x) => x.fail(),
+        }
+    }
+}
+
+/// An unreliable datagram queue pair: any peer, one datagram per request, which may get lost. Received datagrams begin
+/// with 40 bytes (the GRH); `byte_len` counts them.
+#[derive(Debug)]
+pub struct UdQp {
+    pub(crate) provider: UdProvider,
+}
+
+#[derive(Debug)]
+pub(crate) enum UdProvider {
+    Software(software::UdQp),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::UdQp),
+    Fault(fault::UdQp),
+}
+
+impl UdQp {
+    /// Bytes in front of every received datagram.
+    pub const GRH: usize = 40;
+
+    /// Its number on this device.
+    pub fn qp_num(&self) -> u32 {
+        dispatch!(UdProvider, &self.provider, x => x.qp_num())
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> QpState {
+        dispatch!(UdProvider, &self.provider, x => x.state())
+    }
+
+    /// RESET to RTS. Datagrams with another `qkey` are dropped.
+    pub fn activate(&mut self, qkey: u32) -> Result<(), DeviceError> {
+        dispatch!(UdProvider, &mut self.provider, x => x.activate(qkey))
+    }
+
+    /// To ERR: everything outstanding is flushed.
+    pub fn fail(&mut self) -> Result<(), DeviceError> {
+        dispatch!(UdProvider, &mut self.provider, x => x.fail())
+    }
+
+    /// Posts a SEND or SEND+IMM to queue pair `qp_num` of the device that `to` leads to.
+    #[inline]
+    pub fn post(&mut self, to: &Ah, qp_num: u32, qkey: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
+        dispatch!(UdProvider, &mut self.provider, x => x.post(to, qp_num, qkey, wr))
+    }
+
+    /// Posts one receive. Not for queue pairs on a shared receive queue.
+    #[inline]
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        dispatch!(UdProvider, &mut self.provider, x => x.post_recv(wr))
+    }
+}

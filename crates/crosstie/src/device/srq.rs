@@ -1,0 +1,42 @@
+//! Shared receive queues: receives for many queue pairs.
+
+#[cfg(feature = "verbs")]
+use super::verbs;
+use super::{DeviceError, PostError, RecvWr, dispatch, fault, software};
+
+/// A shared receive queue. Completions tell the queue pair that took a receive by `qp_num`.
+#[derive(Debug)]
+pub struct Srq {
+    pub(crate) provider: Provider,
+}
+
+#[derive(Debug)]
+pub(crate) enum Provider {
+    Software(software::Srq),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::Srq),
+    Fault(fault::Srq),
+}
+
+impl Srq {
+    /// Adds a receive.
+    #[inline]
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        dispatch!(Provider, &mut self.provider, x => x.post_recv(wr))
+    }
+}
+
+pub(super) fn software(srq: &Srq) -> Result<&software::Srq, DeviceError> {
+    match &srq.provider {
+        Provider::Software(x) => Ok(x),
+        _ => Err(DeviceError::Foreign("the shared receive queue")),
+    }
+}
+
+#[cfg(feature = "verbs")]
+pub(super) fn verbs(srq: &Srq) -> Result<&verbs::Srq, DeviceError> {
+    match &srq.provider {
+        Provider::Verbs(x) => Ok(x),
+        _ => Err(DeviceError::Foreign("the shared receive queue")),
+    }
+}

@@ -1,0 +1,1 @@
+//! RDMA devices through rdma-core.
