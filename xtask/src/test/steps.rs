@@ -1,0 +1,169 @@
+//! The list of all checks. To add one, add a row.
+
+use super::Work::{self, Cargo, Dependencies, Guest, GuestCheck};
+use crate::vm;
+
+/// One check, made of one or more pieces of work.
+pub(super) struct Step {
+    /// What `--only` calls it.
+    pub(super) name: &'static str,
+    /// What a pass shows.
+    pub(super) shows: &'static str,
+    /// Debian packages that it needs beyond Rust and a C linker.
+    pub(super) packages: &'static [&'static str],
+    /// Seconds after which a piece of its work counts as hung.
+    pub(super) limit: u64,
+    pub(super) work: &'static [Work],
+}
+
+const VERBS: &[&str] = &["cmake", "libclang-dev"];
+const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "libclang-dev"];
+
+/// In the order in which they run: the quick ones first.
+pub(super) const STEPS: &[Step] = &[
+    Step {
+        name: "format",
+        shows: "the sources are as rustfmt writes them",
+        packages: &[],
+        limit: 60,
+        work: &[Cargo {
+            arguments: &["fmt", "--all", "--check"],
+            variables: &[],
+            target: None,
+            tests: false,
+        }],
+    },
+    Step {
+        name: "dependencies",
+        shows: "licences and sources are those deny.toml allows; the default build needs Rust alone",
+        packages: &[],
+        limit: 300,
+        work: &[Dependencies],
+    },
+    Step {
+        name: "lint",
+        shows: "clippy finds nothing in the default build",
+        packages: &[],
+        limit: 600,
+        work: &[Cargo {
+            arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+            variables: &[],
+            target: None,
+            tests: false,
+        }],
+    },
+    Step {
+        name: "test",
+        shows: "unit, integration and documentation tests pass in the default build",
+        packages: &[],
+        limit: 900,
+        work: &[Cargo {
+            arguments: &["test", "--workspace", "--no-fail-fast"],
+            variables: &[],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
+        name: "docs",
+        shows: "the documentation builds without a warning",
+        packages: &[],
+        limit: 300,
+        work: &[Cargo {
+            // The program is left out: it has the library's name, and its pages would overwrite the library's.
+            arguments: &[
+                "doc",
+                "--workspace",
+                "--exclude=crosstie-cli",
+                "--no-deps",
+                "--document-private-items",
+            ],
+            variables: &[("RUSTDOCFLAGS", "-D warnings")],
+            target: None,
+            tests: false,
+        }],
+    },
+    Step {
+        name: "guest",
+        shows: "cargo xtask vm keeps its promises: devices, links, statuses, crashes, hangs",
+        packages: vm::PACKAGES,
+        limit: 600,
+        work: &[GuestCheck],
+    },
+];
+
+/// Steps whose subject is not in the tree yet; `--only` runs them. Each moves to [`STEPS`] with its subject.
+pub(super) const NOT_YET: &[Step] = &[
+    Step {
+        name: "lint-features",
+        shows: "clippy finds nothing with every feature on",
+        packages: &["cmake", "libclang-dev", "libopenmpi-dev"],
+        limit: 600,
+        work: &[Cargo {
+            arguments: &[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--features",
+                "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs",
+                "--",
+                "-D",
+                "warnings",
+            ],
+            variables: &[],
+            target: None,
+            tests: false,
+        }],
+    },
+    Step {
+        name: "loom",
+        shows: "ring orderings hold under every interleaving that loom explores",
+        packages: &[],
+        limit: 600,
+        work: &[Cargo {
+            arguments: &["test", "--release", "-p", "crosstie", "--lib", "loom_"],
+            variables: &[("RUSTFLAGS", "--cfg loom")],
+            target: Some("loom"),
+            tests: true,
+        }],
+    },
+    Step {
+        name: "mpi",
+        shows: "bootstrap works under mpirun with two ranks",
+        packages: MPI,
+        limit: 300,
+        work: &[Cargo {
+            arguments: &["test", "-p", "crosstie", "--features", "mpi", "--test", "bootstrap_mpi"],
+            // mpirun refuses root, and more ranks than cores, unless told.
+            variables: &[
+                ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+                ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+                ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
+        name: "softroce",
+        shows: "the device contract holds on kernel Soft-RoCE, in one guest and between two",
+        packages: VERBS,
+        limit: 360,
+        work: &[
+            Guest {
+                package: "crosstie",
+                features: "verbs",
+                test: "conformance",
+                hosts: 1,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
+            },
+            Guest {
+                package: "crosstie",
+                features: "verbs",
+                test: "conformance",
+                hosts: 2,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
+            },
+        ],
+    },
+];
