@@ -4,3 +4,5 @@
 //! `unsafe`. The `crosstie` crate runs these rules on devices; tests and models run them on nothing at all.
 #![no_std]
 #![forbid(unsafe_code)]
+
+pub mod key;

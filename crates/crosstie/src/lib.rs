@@ -7,3 +7,4 @@
 pub mod bootstrap;
 pub mod device;
 mod memory;
+mod ring;

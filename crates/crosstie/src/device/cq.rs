@@ -1,5 +1,7 @@
 //! Completion queues: where requests end.
 
+use core::cell::Cell;
+use core::marker::PhantomData;
 use core::time::Duration;
 
 #[cfg(feature = "verbs")]
@@ -10,6 +12,14 @@ use super::{Completion, CqError, DeviceError, fault, software};
 #[derive(Debug)]
 pub struct Cq {
     pub(crate) provider: Provider,
+    /// One thread at a time: `Send`, not `Sync`.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl From<Provider> for Cq {
+    fn from(provider: Provider) -> Self {
+        Cq { provider, not_sync: PhantomData }
+    }
 }
 
 #[derive(Debug)]

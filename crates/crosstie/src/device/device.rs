@@ -71,14 +71,12 @@ impl Device {
 
     /// A new completion queue.
     pub fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
-        Ok(Cq {
-            provider: match &self.provider {
-                Provider::Software(x) => cq::Provider::Software(x.create_cq(config)?),
-                #[cfg(feature = "verbs")]
-                Provider::Verbs(x) => cq::Provider::Verbs(x.create_cq(config)?),
-                Provider::Fault(x) => cq::Provider::Fault(x.create_cq(config)?),
-            },
-        })
+        Ok(Cq::from(match &self.provider {
+            Provider::Software(x) => cq::Provider::Software(x.create_cq(config)?),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => cq::Provider::Verbs(x.create_cq(config)?),
+            Provider::Fault(x) => cq::Provider::Fault(x.create_cq(config)?),
+        }))
     }
 
     /// The next event, waiting at most `timeout` for one. Events go to one caller each.

@@ -76,14 +76,12 @@ impl Pd {
 
     /// A new shared receive queue.
     pub fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
-        Ok(Srq {
-            provider: match &self.provider {
-                Provider::Software(x) => srq::Provider::Software(x.create_srq(self.id, config)?),
-                #[cfg(feature = "verbs")]
-                Provider::Verbs(x) => srq::Provider::Verbs(x.create_srq(config)?),
-                Provider::Fault(x) => srq::Provider::Fault(x.create_srq(config)?),
-            },
-        })
+        Ok(Srq::from(match &self.provider {
+            Provider::Software(x) => srq::Provider::Software(x.create_srq(self.id, config)?),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => srq::Provider::Verbs(x.create_srq(config)?),
+            Provider::Fault(x) => srq::Provider::Fault(x.create_srq(config)?),
+        }))
     }
 
     /// A new reliable connected queue pair, in RESET. Its receives come from `srq` if one is given.
@@ -94,22 +92,20 @@ impl Pd {
         recv_cq: &Cq,
         srq: Option<&Srq>,
     ) -> Result<RcQp, DeviceError> {
-        Ok(RcQp {
-            provider: match &self.provider {
-                Provider::Software(x) => {
-                    let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
-                    let srq = srq.map(srq::software).transpose()?;
-                    qp::RcProvider::Software(x.create_rc(self.id, config, send, recv, srq)?)
-                }
-                #[cfg(feature = "verbs")]
-                Provider::Verbs(x) => {
-                    let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
-                    let srq = srq.map(srq::verbs).transpose()?;
-                    qp::RcProvider::Verbs(x.create_rc(config, send, recv, srq)?)
-                }
-                Provider::Fault(x) => qp::RcProvider::Fault(x.create_rc(config, send_cq, recv_cq, srq)?),
-            },
-        })
+        Ok(RcQp::from(match &self.provider {
+            Provider::Software(x) => {
+                let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
+                let srq = srq.map(srq::software).transpose()?;
+                qp::RcProvider::Software(x.create_rc(self.id, config, send, recv, srq)?)
+            }
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => {
+                let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
+                let srq = srq.map(srq::verbs).transpose()?;
+                qp::RcProvider::Verbs(x.create_rc(config, send, recv, srq)?)
+            }
+            Provider::Fault(x) => qp::RcProvider::Fault(x.create_rc(config, send_cq, recv_cq, srq)?),
+        }))
     }
 
     /// A new unreliable datagram queue pair, in RESET. Its receives come from `srq` if one is given.
@@ -120,22 +116,20 @@ impl Pd {
         recv_cq: &Cq,
         srq: Option<&Srq>,
     ) -> Result<UdQp, DeviceError> {
-        Ok(UdQp {
-            provider: match &self.provider {
-                Provider::Software(x) => {
-                    let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
-                    let srq = srq.map(srq::software).transpose()?;
-                    qp::UdProvider::Software(x.create_ud(self.id, config, send, recv, srq)?)
-                }
-                #[cfg(feature = "verbs")]
-                Provider::Verbs(x) => {
-                    let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
-                    let srq = srq.map(srq::verbs).transpose()?;
-                    qp::UdProvider::Verbs(x.create_ud(config, send, recv, srq)?)
-                }
-                Provider::Fault(x) => qp::UdProvider::Fault(x.create_ud(config, send_cq, recv_cq, srq)?),
-            },
-        })
+        Ok(UdQp::from(match &self.provider {
+            Provider::Software(x) => {
+                let (send, recv) = (cq::software(send_cq)?, cq::software(recv_cq)?);
+                let srq = srq.map(srq::software).transpose()?;
+                qp::UdProvider::Software(x.create_ud(self.id, config, send, recv, srq)?)
+            }
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => {
+                let (send, recv) = (cq::verbs(send_cq)?, cq::verbs(recv_cq)?);
+                let srq = srq.map(srq::verbs).transpose()?;
+                qp::UdProvider::Verbs(x.create_ud(config, send, recv, srq)?)
+            }
+            Provider::Fault(x) => qp::UdProvider::Fault(x.create_ud(config, send_cq, recv_cq, srq)?),
+        }))
     }
 
     /// A handle for sending datagrams to a device.

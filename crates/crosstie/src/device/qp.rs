@@ -1,5 +1,8 @@
 //! Queue pairs: where requests begin.
 
+use core::cell::Cell;
+use core::marker::PhantomData;
+
 #[cfg(feature = "verbs")]
 use super::verbs;
 use super::{
@@ -11,6 +14,14 @@ use super::{
 #[derive(Debug)]
 pub struct RcQp {
     pub(crate) provider: RcProvider,
+    /// One thread at a time: `Send`, not `Sync`.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl From<RcProvider> for RcQp {
+    fn from(provider: RcProvider) -> Self {
+        RcQp { provider, not_sync: PhantomData }
+    }
 }
 
 #[derive(Debug)]
@@ -144,6 +155,14 @@ impl Breaker {
 #[derive(Debug)]
 pub struct UdQp {
     pub(crate) provider: UdProvider,
+    /// One thread at a time: `Send`, not `Sync`.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl From<UdProvider> for UdQp {
+    fn from(provider: UdProvider) -> Self {
+        UdQp { provider, not_sync: PhantomData }
+    }
 }
 
 #[derive(Debug)]

@@ -1,5 +1,8 @@
 //! Shared receive queues: receives for many queue pairs.
 
+use core::cell::Cell;
+use core::marker::PhantomData;
+
 #[cfg(feature = "verbs")]
 use super::verbs;
 use super::{DeviceError, PostError, RecvWr, dispatch, fault, software};
@@ -8,6 +11,14 @@ use super::{DeviceError, PostError, RecvWr, dispatch, fault, software};
 #[derive(Debug)]
 pub struct Srq {
     pub(crate) provider: Provider,
+    /// One thread at a time: `Send`, not `Sync`.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl From<Provider> for Srq {
+    fn from(provider: Provider) -> Self {
+        Srq { provider, not_sync: PhantomData }
+    }
 }
 
 #[derive(Debug)]

@@ -1,168 +1,66 @@
-//! The software device.
-use super::*;
-use core::time::Duration;
+//! The software device: RDMA semantics in shared memory, for peers on one machine.
+//!
+//! **The poster's thread does the work.** A WRITE is a look at the target's table of regions and a copy into its mapped
+//! segment; a completion is a store into its completion queue. The target's processor takes no part. The exceptions:
+//! memory registered in place is reached through `process_vm_writev` and, for atomics or where the kernel forbids that, by
+//! the target's service thread; and a request that has to wait (no receive, peer not ready) is retried by a thread here.
+//!
+//! **Who may connect.** Every device answers on a Unix socket with a random name in the abstract namespace and hands its
+//! segment, a sealed memfd, to processes of the same user only. Keys and access rights then guard against mistakes, not
+//! against malice: whoever has mapped the segment can write anywhere in it. What it scribbles there can garble messages and
+//! hang the device, but every number read from a segment is checked before it is used as an address here.
+//!
+//! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals
+//! its pidfd. The survivors' service threads then move its connections to ERR, fill the place it may have reserved in a
+//! completion queue without publishing it ([reservation](crate::ring::reservation)), and put a marker behind everything
+//! it did complete; when the poller comes to the marker, it flushes the receives that are left, those of shared queues
+//! that the dead had signed for included. Nothing is left in a file system.
+//!
+//! A peer that is *stopped* (SIGSTOP) between reserving and publishing holds up the completion queue it was writing to
+//! until it goes on: it is alive, and may yet write.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `layout.rs` | what lies in a segment |
+//! | `setup.rs`, `qp.rs` | opening, domains, regions, queue pairs |
+//! | `datapath.rs`, `datagram.rs` | requests |
+//! | `recv.rs`, `cqring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
+//! | `progress.rs` | requests that wait |
+//! | `link.rs`, `control.rs`, `service.rs` | peers: connecting, dying |
 
-/// Sizes of a software device.
-#[derive(Clone, Debug, Default)]
-pub struct Config {}
-macro_rules! skeleton { ($($n:ident),*) => { $( /// Skeleton.
-#[derive(Debug)] pub struct $n; )* } }
-skeleton!(Pd, Mr, Cq, Srq, RcQp, UdQp, Ah);
-/// Skeleton.
-#[derive(Clone, Debug)]
-pub struct Device;
-/// Skeleton.
-#[derive(Clone, Debug)]
-pub struct Breaker;
-impl Breaker {
-    pub(crate) fn fail(&self) {}
+mod control;
+mod cq;
+mod cqring;
+mod datagram;
+mod datapath;
+mod layout;
+mod link;
+mod progress;
+mod qp;
+mod recv;
+mod service;
+mod setup;
+
+use std::sync::Arc;
+
+pub use cq::Cq;
+pub use qp::{Ah, Breaker, RcQp, UdQp};
+pub use setup::{Config, Device, Mr, Pd};
+
+use super::{PostError, RecvWr};
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    shared: Arc<recv::SharedQueue>,
+    cursor: recv::PostCursor,
+    #[expect(dead_code, reason = "keeps the device open")]
+    handle: Arc<setup::Handle>,
 }
-const NO: DeviceError = DeviceError::Unsupported("skeleton");
-impl Device {
-    pub(crate) fn open(_: &Config) -> Result<Self, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn attr(&self) -> &DeviceAttr {
-        unreachable!()
-    }
-    pub(crate) fn address(&self) -> DeviceAddress {
-        unreachable!()
-    }
-    pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn create_cq(&self, _: &CqConfig) -> Result<Cq, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn wait_event(&self, _: Duration) -> Result<Option<Event>, DeviceError> {
-        Err(NO)
-    }
-}
-impl Pd {
-    pub(crate) fn allocate(&self, _: u32, _: usize, _: Access) -> Result<Mr, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) unsafe fn register(&self, _: u32, _: *mut u8, _: usize, _: Access) -> Result<Mr, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn create_srq(&self, _: u32, _: &SrqConfig) -> Result<Srq, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn create_rc(
-        &self,
-        _: u32,
-        _: &QpConfig,
-        _: &Cq,
-        _: &Cq,
-        _: Option<&Srq>,
-    ) -> Result<RcQp, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn create_ud(
-        &self,
-        _: u32,
-        _: &QpConfig,
-        _: &Cq,
-        _: &Cq,
-        _: Option<&Srq>,
-    ) -> Result<UdQp, DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn create_ah(&self, _: &DeviceAddress) -> Result<Ah, DeviceError> {
-        Err(NO)
-    }
-}
-impl Ah {
-    pub(crate) fn address(&self) -> DeviceAddress {
-        unreachable!()
-    }
-}
-impl Mr {
-    pub(crate) fn addr(&self) -> u64 {
-        0
-    }
-    pub(crate) fn len(&self) -> usize {
-        0
-    }
-    pub(crate) fn lkey(&self) -> u32 {
-        0
-    }
-    pub(crate) fn rkey(&self) -> u32 {
-        0
-    }
-}
-impl Cq {
-    pub(crate) fn poll(&mut self, _: usize, _: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        Ok(0)
-    }
-    pub(crate) fn wait(&mut self, _: Duration) -> Result<bool, CqError> {
-        Ok(false)
-    }
-}
+
 impl Srq {
-    pub(crate) fn post_recv(&mut self, _: &RecvWr<'_>) -> Result<(), PostError> {
-        Ok(())
-    }
-}
-impl RcQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        0
-    }
-    pub(crate) fn state(&self) -> QpState {
-        QpState::Reset
-    }
-    pub(crate) fn address(&self) -> QpAddress {
-        unreachable!()
-    }
-    pub(crate) fn init(&mut self, _: Access) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn ready_to_receive(&mut self, _: &QpAddress, _: &ConnectConfig) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn ready_to_send(&mut self, _: &ConnectConfig) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn post(&mut self, _: &SendWr<'_>) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn batch_begin(&mut self) {}
-    pub(crate) fn batch_post(&mut self, _: &SendWr<'_>) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn batch_submit(&mut self) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn post_recv(&mut self, _: &RecvWr<'_>) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn breaker(&self) -> Breaker {
-        Breaker
-    }
-}
-impl UdQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        0
-    }
-    pub(crate) fn state(&self) -> QpState {
-        QpState::Reset
-    }
-    pub(crate) fn activate(&mut self, _: u32) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
-        Err(NO)
-    }
-    pub(crate) fn post(&mut self, _: &super::Ah, _: u32, _: u32, _: &SendWr<'_>) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn post_recv(&mut self, _: &RecvWr<'_>) -> Result<(), PostError> {
-        Ok(())
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.shared.post(&mut self.cursor, wr)
     }
 }

@@ -1,0 +1,403 @@
+//! Completion queues, their owner's side.
+
+use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+use super::cqring::CqRing;
+use super::layout::{CQES_AT, CqHeader, Cqe, CqeKind, Outcome, QpNum, short_epoch, taker_of_line};
+use super::qp::{QpLocal, Recv, taker};
+use super::recv::SharedQueue;
+use super::setup::{Allocation, Device, Handle, Inner, barrier, limit, locked};
+use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
+use crate::memory::segment::SharedRef;
+
+/// What of a completion queue its queue pairs share with it.
+#[derive(Debug)]
+pub(super) struct CqShared {
+    pub(super) inner: Arc<Inner>,
+    pub(super) ring: CqRing,
+    memory: Allocation,
+    changes: Mutex<Vec<Change>>,
+    /// Counts `changes`, ever.
+    version: AtomicU32,
+}
+
+/// News for the poller about queue pairs.
+#[derive(Debug)]
+enum Change {
+    New(Arc<QpLocal>),
+    /// Gone; nothing of it stands at or behind this position.
+    Gone(Arc<QpLocal>, u64),
+}
+
+impl CqShared {
+    pub(super) fn at(&self) -> u64 {
+        self.memory.at
+    }
+
+    pub(super) fn enroll(&self, qp: &Arc<QpLocal>) {
+        self.change(Change::New(qp.clone()));
+    }
+
+    /// Nobody may push for the queue pair any more.
+    pub(super) fn dismiss(&self, qp: &Arc<QpLocal>) {
+        let head = self.ring.header.head.word.load(Acquire);
+        self.change(Change::Gone(qp.clone(), head));
+    }
+
+    fn change(&self, change: Change) {
+        locked(&self.changes).push(change);
+        // Release, partner: the Acquire load in `Cq::learn`.
+        self.version.fetch_add(1, Release);
+    }
+}
+
+impl Drop for CqShared {
+    fn drop(&mut self) {
+        self.inner.free(&self.memory);
+    }
+}
+
+impl Device {
+    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
+        let inner = &self.handle.inner;
+        limit("completions", config.depth, inner.attr().max_cqe)?;
+        let depth = config.depth.max(2).next_power_of_two();
+        let memory = inner.allocate(CQES_AT + u64::from(depth) * size_of::<Cqe>() as u64)?;
+        let none = || DeviceError::Exhausted { what: "device memory" };
+        let header: SharedRef<CqHeader> = SharedRef::new(&inner.segment, memory.at).ok_or_else(none)?;
+        header.depth.store(depth, Relaxed);
+        let ring = CqRing::new(&inner.segment, memory.at).ok_or_else(none)?;
+        let shared = CqShared {
+            inner: inner.clone(),
+            ring,
+            memory,
+            changes: Mutex::default(),
+            version: AtomicU32::new(0),
+        };
+        Ok(Cq {
+            shared: Arc::new(shared),
+            cursor: 0,
+            qps: Vec::new(),
+            leaving: VecDeque::new(),
+            seen_version: 0,
+            flushing: VecDeque::new(),
+            handle: self.handle.clone(),
+        })
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    pub(super) shared: Arc<CqShared>,
+    /// The next position to read.
+    cursor: u64,
+    /// Queue pairs by index.
+    qps: Vec<Option<Arc<QpLocal>>>,
+    /// Queue pairs that are gone but may have entries before a position.
+    leaving: VecDeque<(Arc<QpLocal>, u64)>,
+    seen_version: u32,
+    /// Receives to be handed out without an entry of their own.
+    flushing: VecDeque<Flush>,
+    #[expect(dead_code, reason = "keeps the device open")]
+    handle: Arc<Handle>,
+}
+
+/// Receives that end without their sender.
+#[derive(Debug)]
+enum Flush {
+    /// All that are outstanding in a queue pair's own queue.
+    Own(Arc<QpLocal>),
+    /// One of a shared queue.
+    Shared { queue: Arc<SharedQueue>, slot: u32, qp_num: u32, status: Status },
+}
+
+impl Cq {
+    #[inline]
+    pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
+        let mut count = 0;
+        let begin = self.cursor;
+        while count < max {
+            if !self.flushing.is_empty() {
+                count += self.flush_one(&mut each);
+                continue;
+            }
+            let cqe = self.shared.ring.cqes.ring(self.cursor);
+            // Acquire, partner: the Release store in `CqRing::publish`.
+            if cqe.seq.load(Acquire) != self.cursor.wrapping_add(1) {
+                break;
+            }
+            let (wr, what, how) = (cqe.wr.load(Relaxed), cqe.what.load(Relaxed), cqe.how.load(Relaxed));
+            self.cursor = self.cursor.wrapping_add(1);
+            if let Some(completion) = self.interpret(wr, what, how) {
+                each(&completion);
+                count += 1;
+            }
+        }
+        if self.cursor != begin {
+            // Release, partner: the Acquire load in `CqRing::reserve`. The entries have been read.
+            self.shared.ring.header.consumed.word.store(self.cursor, Release);
+        }
+        if count == 0 {
+            self.idle()?;
+        }
+        Ok(count)
+    }
+
+    /// What an empty poll looks at beside the ring.
+    #[inline]
+    fn idle(&mut self) -> Result<(), CqError> {
+        if self.shared.ring.header.overrun.load(Relaxed) != 0 {
+            return Err(CqError::Overrun);
+        }
+        // Acquire, partner: the Release add in `CqShared::change`.
+        if self.shared.version.load(Acquire) != self.seen_version || !self.leaving.is_empty() {
+            self.learn();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn interpret(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
+        let outcome = Outcome::from_bits(how as u32);
+        let qp_num = what as u32;
+        let index = QpNum::from_bits(qp_num).index() as usize;
+        let qp = match self.qps.get(index) {
+            Some(Some(qp)) if qp.num == qp_num => qp,
+            _ if outcome.kind == CqeKind::Void as u8 => return None,
+            _ => return self.interpret_stranger(wr, what, how),
+        };
+        // Acquire, partner: the Release store in `qp::destroy`.
+        let stale = outcome.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
+        let (wr_id, imm, src_qp) = if outcome.kind == CqeKind::Send as u8 {
+            if stale {
+                return None;
+            }
+            let position = (how >> 32) as u32;
+            let done = qp.sq_done.load(Relaxed);
+            let ahead = position.wrapping_add(1).wrapping_sub(done as u32);
+            // Release, partner: the Acquire load in `RcQp::check`.
+            qp.sq_done.store(done.wrapping_add(ahead.into()), Release);
+            (wr, None, 0)
+        } else if outcome.kind == CqeKind::Recv as u8 {
+            let Recv::Own(queue) = &qp.recv else { return None };
+            if stale {
+                return None;
+            }
+            (queue.finish()?, outcome.has_imm.then_some((how >> 32) as u32), (wr >> 32) as u32)
+        } else if outcome.kind == CqeKind::SharedRecv as u8 {
+            let (Recv::Shared(queue) | Recv::Datagram(queue)) = &qp.recv else { return None };
+            let wr_id = queue.finish(wr as u32)?;
+            if stale {
+                return None;
+            }
+            (wr_id, outcome.has_imm.then_some((how >> 32) as u32), (wr >> 32) as u32)
+        } else {
+            if outcome.kind == CqeKind::Flush as u8 && !stale {
+                let qp = qp.clone();
+                self.flush(&qp);
+            } else if outcome.kind == CqeKind::Reclaim as u8 {
+                let qp = qp.clone();
+                self.reclaim(&qp, wr as u32);
+            }
+            return None;
+        };
+        let status = if outcome.status == 0 { Status::Success } else { Status::from_code(outcome.status) };
+        Some(Completion {
+            wr_id,
+            status,
+            opcode: opcode(outcome.opcode),
+            byte_len: (what >> 32) as u32,
+            imm,
+            qp_num,
+            src_qp,
+        })
+    }
+
+    /// An entry of a queue pair that is not, or no longer, at its index.
+    #[cold]
+    fn interpret_stranger(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
+        let qp_num = what as u32;
+        // Acquire, partner: the Release add in `CqShared::change`.
+        if self.shared.version.load(Acquire) != self.seen_version {
+            self.learn();
+            let index = QpNum::from_bits(qp_num).index() as usize;
+            if self.qps.get(index).is_some_and(|qp| qp.as_ref().is_some_and(|qp| qp.num == qp_num)) {
+                return self.interpret(wr, what, how);
+            }
+        }
+        // Of a queue pair that is gone: a shared receive goes back, without a completion.
+        if let Some((qp, _)) = self.leaving.iter().find(|(qp, _)| qp.num == qp_num)
+            && Outcome::from_bits(how as u32).kind == CqeKind::SharedRecv as u8
+            && let Recv::Shared(queue) | Recv::Datagram(queue) = &qp.recv
+        {
+            queue.finish(wr as u32);
+        }
+        None
+    }
+
+    /// Takes in what was said about queue pairs, and lets go of those that have nothing left here.
+    #[cold]
+    fn learn(&mut self) {
+        let changes = {
+            let mut changes = locked(&self.shared.changes);
+            self.seen_version = self.shared.version.load(Acquire);
+            std::mem::take(&mut *changes)
+        };
+        for change in changes {
+            match change {
+                Change::New(qp) => {
+                    let index = qp.index() as usize;
+                    if self.qps.len() <= index {
+                        self.qps.resize(index + 1, None);
+                    }
+                    self.qps[index] = Some(qp);
+                }
+                Change::Gone(qp, position) => {
+                    let index = qp.index() as usize;
+                    if self.qps[index].as_ref().is_some_and(|known| known.num == qp.num) {
+                        self.qps[index] = None;
+                    }
+                    self.flushing.retain(|flush| !matches!(flush, Flush::Own(own) if own.num == qp.num));
+                    self.leaving.push_back((qp, position));
+                }
+            }
+        }
+        while self.leaving.front().is_some_and(|(_, position)| self.cursor >= *position) {
+            let Some((qp, _)) = self.leaving.pop_front() else { break };
+            if let Recv::Shared(queue) = &qp.recv
+                && Arc::ptr_eq(&qp.recv_cq, &self.shared)
+            {
+                for slot in queue.taken_by(taker(qp.num)) {
+                    queue.finish(slot);
+                }
+            }
+        }
+    }
+
+    /// Everything that a queue pair's peer completed has been handed out: the rest is flushed.
+    #[cold]
+    fn flush(&mut self, qp: &Arc<QpLocal>) {
+        match &qp.recv {
+            Recv::Own(_) => self.flushing.push_back(Flush::Own(qp.clone())),
+            Recv::Shared(queue) => {
+                for slot in queue.taken_by(taker(qp.num)) {
+                    let queue = queue.clone();
+                    self.flushing.push_back(Flush::Shared {
+                        queue,
+                        slot,
+                        qp_num: qp.num,
+                        status: Status::Flushed,
+                    });
+                }
+            }
+            Recv::Datagram(queue) => {
+                for slot in queue.all_outstanding() {
+                    let queue = queue.clone();
+                    self.flushing.push_back(Flush::Shared {
+                        queue,
+                        slot,
+                        qp_num: qp.num,
+                        status: Status::Flushed,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Everything that a dead datagram sender completed has been handed out: what else it took comes back.
+    #[cold]
+    fn reclaim(&mut self, qp: &Arc<QpLocal>, line: u32) {
+        if let Recv::Datagram(queue) | Recv::Shared(queue) = &qp.recv {
+            for slot in queue.taken_by(taker_of_line(line)) {
+                let (queue, status) = (queue.clone(), Status::RemoteAborted);
+                self.flushing.push_back(Flush::Shared { queue, slot, qp_num: qp.num, status });
+            }
+        }
+    }
+
+    #[cold]
+    fn flush_one(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
+        let (wr_id, qp_num, status, last) = match self.flushing.front() {
+            Some(Flush::Own(qp)) => {
+                let wr_id = match &qp.recv {
+                    Recv::Own(queue) if qp.state() == QpState::Error && !qp.destroyed.load(Acquire) => {
+                        queue.finish()
+                    }
+                    _ => None,
+                };
+                (wr_id, qp.num, Status::Flushed, wr_id.is_none())
+            }
+            Some(Flush::Shared { queue, slot, qp_num, status }) => {
+                (queue.finish(*slot), *qp_num, *status, true)
+            }
+            None => return 0,
+        };
+        if last {
+            self.flushing.pop_front();
+        }
+        let Some(wr_id) = wr_id else { return 0 };
+        each(&Completion {
+            wr_id,
+            status,
+            opcode: Opcode::Unspecified,
+            byte_len: 0,
+            imm: None,
+            qp_num,
+            src_qp: 0,
+        });
+        1
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
+        let deadline = Instant::now().checked_add(timeout);
+        let header = &*self.shared.ring.header;
+        loop {
+            header.asleep.store(1, Relaxed);
+            // Our store of `asleep` before our look at the ring, in the eyes of every producer: see `CqRing::publish`.
+            barrier();
+            if !self.flushing.is_empty()
+                || self.shared.ring.published(self.cursor)
+                || header.overrun.load(Relaxed) != 0
+            {
+                header.asleep.store(0, Relaxed);
+                return Ok(true);
+            }
+            let left = match deadline {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+                None => Duration::from_secs(3600),
+            };
+            if left.is_zero() {
+                header.asleep.store(0, Relaxed);
+                return Ok(false);
+            }
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match futex::wait(&header.asleep, futex::Flags::empty(), 1, Some(&left)) {
+                Ok(())
+                | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::TIMEDOUT) => {}
+                Err(e) => return Err(CqError::Device(e.raw_os_error())),
+            }
+        }
+    }
+}
+
+#[inline]
+fn opcode(code: u8) -> Opcode {
+    match code {
+        0 => Opcode::Send,
+        1 => Opcode::Write,
+        2 => Opcode::Read,
+        3 => Opcode::CompareSwap,
+        4 => Opcode::FetchAdd,
+        5 => Opcode::Recv,
+        6 => Opcode::RecvWriteImm,
+        _ => Opcode::Unspecified,
+    }
+}

@@ -1,0 +1,224 @@
+//! Shared segments: anonymous memory that several processes map.
+//!
+//! A segment is a memfd. It has no name in any file system, so nothing is left behind however its users die; it is sealed
+//! against resizing, so that no user can make another's access fault. What lies in it is reached through [`Shared`]
+//! types: made of atomics only, for which any bytes are a value.
+
+use core::any::type_name;
+use core::fmt;
+use core::ops::{Deref, Index};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Types that may lie in memory which other processes write.
+///
+/// # Safety
+///
+/// Any bit pattern is a valid value, there is no padding to protect, all state is inside atomics, and the alignment is at
+/// most a page.
+pub(crate) unsafe trait Shared {}
+
+// SAFETY: an atomic integer is valid for any bits.
+unsafe impl Shared for AtomicU64 {}
+// SAFETY: an atomic integer is valid for any bits.
+unsafe impl Shared for AtomicU32 {}
+// SAFETY: an array of such.
+unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
+
+/// A mapped segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    base: NonNull<u8>,
+    len: u64,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to no thread; everything in it is reached through atomics or copies that tolerate races.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+impl Segment {
+    /// A new segment of zeros. Pages cost memory when first touched.
+    pub(crate) fn create(len: u64) -> io::Result<Segment> {
+        let fd = rustix::fs::memfd_create("crosstie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        Segment::map(fd, len)
+    }
+
+    /// Maps a segment that somebody else created. Its size must be `len` and sealed.
+    pub(crate) fn open(fd: OwnedFd, len: u64) -> io::Result<Segment> {
+        let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
+        let size = rustix::fs::fstat(&fd)?.st_size;
+        if !sealed || u64::try_from(size) != Ok(len) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer's segment has another size, or no seals",
+            ));
+        }
+        Segment::map(fd, len)
+    }
+
+    fn map(fd: OwnedFd, len: u64) -> io::Result<Segment> {
+        let size = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing object.
+        let base = unsafe {
+            rustix::mm::mmap(core::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let segment = Segment { base, len, fd };
+        // A forked child must not take part in what its parent's devices do.
+        // SAFETY: advice on our own mapping; it changes what a fork copies and nothing here.
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork)? };
+        Ok(segment)
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The file behind it, for handing to a peer.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The address of `len` bytes at `offset`, if they are inside.
+    #[inline]
+    pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: inside the mapping, whose size fits the address space.
+        (end <= self.len).then(|| unsafe { self.base.add(offset as usize) })
+    }
+
+    /// Lets huge pages back a range, where the system has any to give.
+    pub(crate) fn advise_huge(&self, offset: u64, len: u64) {
+        if let Some(start) = self.bytes(offset, len) {
+            // SAFETY: advice on our own mapping; it changes no contents.
+            // Refusal (no huge pages configured) costs speed only, so it is not an error.
+            unsafe { rustix::mm::madvise(start.as_ptr().cast(), len as usize, Advice::LinuxHugepage) }.ok();
+        }
+    }
+
+    /// Gives a range's pages back to the system; it reads as zeros again, in every process.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        rustix::fs::fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?;
+        Ok(())
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and every reference into it holds an `Arc` of this segment.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// A reference into a segment, which it keeps mapped.
+pub(crate) struct SharedRef<T> {
+    at: NonNull<T>,
+    segment: Arc<Segment>,
+}
+
+// SAFETY: `T: Shared` is atomics only (enforced by the constructor), and the segment is `Send` and `Sync`.
+unsafe impl<T> Send for SharedRef<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SharedRef<T> {}
+
+impl<T: Shared> SharedRef<T> {
+    /// The `T` at `offset`, if there can be one.
+    pub(crate) fn new(segment: &Arc<Segment>, offset: u64) -> Option<SharedRef<T>> {
+        let at = segment.bytes(offset, size_of::<T>() as u64)?.cast::<T>();
+        at.is_aligned().then(|| SharedRef { at, segment: segment.clone() })
+    }
+}
+
+impl<T> Clone for SharedRef<T> {
+    fn clone(&self) -> Self {
+        SharedRef { at: self.at, segment: self.segment.clone() }
+    }
+}
+
+impl<T> Deref for SharedRef<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: inside the segment that `self` keeps mapped, aligned, and `T: Shared` is valid for any bits.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// An array in a segment, which it keeps mapped.
+pub(crate) struct SharedSlice<T> {
+    first: NonNull<T>,
+    len: usize,
+    segment: Arc<Segment>,
+}
+
+// SAFETY: as for `SharedRef`.
+unsafe impl<T> Send for SharedSlice<T> {}
+// SAFETY: as for `SharedRef`.
+unsafe impl<T> Sync for SharedSlice<T> {}
+
+impl<T: Shared> SharedSlice<T> {
+    /// The `len` elements at `offset`, if there can be such.
+    pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
+        let size = (len as u64).checked_mul(size_of::<T>() as u64)?;
+        let first = segment.bytes(offset, size)?.cast::<T>();
+        first.is_aligned().then(|| SharedSlice { first, len, segment: segment.clone() })
+    }
+
+    /// Elements.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The element at `position` modulo the length, which must be a power of two.
+    #[inline]
+    pub(crate) fn ring(&self, position: u64) -> &T {
+        debug_assert!(self.len.is_power_of_two());
+        let index = position as usize & (self.len - 1);
+        // SAFETY: `index < len`; otherwise as for `SharedRef::deref`.
+        unsafe { self.first.add(index).as_ref() }
+    }
+}
+
+impl<T> Clone for SharedSlice<T> {
+    fn clone(&self) -> Self {
+        SharedSlice { first: self.first, len: self.len, segment: self.segment.clone() }
+    }
+}
+
+impl<T: Shared> Index<usize> for SharedSlice<T> {
+    type Output = T;
+    #[inline]
+    fn index(&self, index: usize) -> &T {
+        assert!(index < self.len);
+        // SAFETY: `index < len`; otherwise as for `SharedRef::deref`.
+        unsafe { self.first.add(index).as_ref() }
+    }
+}
+
+impl<T> fmt::Debug for SharedRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{:p}", type_name::<T>(), self.at)
+    }
+}
+
+impl<T> fmt::Debug for SharedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}; {}]@{:p}", type_name::<T>(), self.len, self.first)
+    }
+}

@@ -1,0 +1,44 @@
+//! One atomic 64-bit word, wherever it lives.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The operations that rings need of a word. Implemented by the real atomic and, under `cfg(loom)`, by loom's.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn compare_exchange_weak(
+        &self,
+        old: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
+}
+
+macro_rules! implement {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                self.load(order)
+            }
+            #[inline]
+            fn store(&self, value: u64, order: Ordering) {
+                self.store(value, order);
+            }
+            #[inline]
+            fn compare_exchange_weak(
+                &self,
+                old: u64,
+                new: u64,
+                ok: Ordering,
+                err: Ordering,
+            ) -> Result<u64, u64> {
+                self.compare_exchange_weak(old, new, ok, err)
+            }
+        }
+    };
+}
+implement!(AtomicU64);
+#[cfg(loom)]
+implement!(loom::sync::atomic::AtomicU64);
