@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The operations that rings need of a word. Implemented by the real atomic and, under `cfg(loom)`, by loom's.
+/// The operations that rings need of a word. Implemented by the real atomic and, in tests under `cfg(loom)`, by loom's.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
@@ -40,5 +40,5 @@ macro_rules! implement {
     };
 }
 implement!(AtomicU64);
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 implement!(loom::sync::atomic::AtomicU64);
