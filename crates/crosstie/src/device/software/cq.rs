@@ -23,7 +23,8 @@ pub(super) struct CqShared {
     pub(super) inner: Arc<Inner>,
     pub(super) ring: CqRing,
     memory: Allocation,
-    changes: Mutex<Vec<Change>>,
+    /// None once the poller is gone: queue pairs and queue must not keep each other.
+    changes: Mutex<Option<Vec<Change>>>,
     /// Counts `changes`, ever.
     version: AtomicU32,
 }
@@ -52,7 +53,9 @@ impl CqShared {
     }
 
     fn change(&self, change: Change) {
-        locked(&self.changes).push(change);
+        if let Some(changes) = &mut *locked(&self.changes) {
+            changes.push(change);
+        }
         // Release, partner: the Acquire load in `Cq::learn`.
         self.version.fetch_add(1, Release);
     }
@@ -78,7 +81,7 @@ impl Device {
             inner: inner.clone(),
             ring,
             memory,
-            changes: Mutex::default(),
+            changes: Mutex::new(Some(Vec::new())),
             version: AtomicU32::new(0),
         };
         Ok(Cq {
@@ -249,7 +252,7 @@ impl Cq {
         let changes = {
             let mut changes = locked(&self.shared.changes);
             self.seen_version = self.shared.version.load(Acquire);
-            std::mem::take(&mut *changes)
+            changes.as_mut().map(std::mem::take).unwrap_or_default()
         };
         for change in changes {
             match change {
@@ -385,6 +388,12 @@ impl Cq {
                 Err(e) => return Err(CqError::Device(e.raw_os_error())),
             }
         }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        *locked(&self.shared.changes) = None;
     }
 }
 

@@ -1,0 +1,466 @@
+//! SIGKILL at any instant: a process of the software device dies, and nobody else suffers.
+//!
+//! A survivor holds one completion queue and one shared receive queue for many queue pairs. Victim processes connect, send,
+//! and are killed: at random instants, and one instruction at a time (`PTRACE_SINGLESTEP`) through a whole post, so that
+//! every window between reserving and publishing is hit. After each kill the survivor must see the connection in ERR, get
+//! every receive back exactly once, and still exchange messages with a steady peer over the same queues. At the end
+//! nothing may be left: no descriptor, mapping, thread or file.
+//!
+//! Not a libtest harness: victims are this very program. The seed is printed; `CROSSTIE_SEED` sets it.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crosstie::device::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+const OWN_RECEIVES: u64 = 8;
+const SRQ_RECEIVES: u64 = 32;
+const RANDOM_KILLS: u32 = 200;
+const KILLS_PER_SWEEP: u64 = 60;
+const QKEY: u32 = 7;
+/// After this long something hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if args.get(1).map(String::as_str) == Some("victim") {
+        victim(&args[2]).expect("victim");
+        return;
+    }
+    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
+    });
+    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    let before = Footprint::take();
+    let outcome = survive(seed);
+    let mut after = Footprint::take();
+    // The kernel may still be reaping.
+    for _ in 0..100 {
+        if after == before {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        after = Footprint::take();
+    }
+    match outcome {
+        Ok(kills) if after == before => println!("{kills} kills, nothing left: {after:?}\n1 passed, 0 failed"),
+        Ok(_) => fail(&format!("left behind: {before:?} became {after:?}")),
+        Err(e) => fail(&e.to_string()),
+    }
+}
+
+fn fail(why: &str) -> ! {
+    println!("FAILED: {why}\n0 passed, 1 failed");
+    std::process::exit(1)
+}
+
+/// What a process holds that a leak would grow.
+#[derive(Debug, PartialEq)]
+struct Footprint {
+    descriptors: usize,
+    mappings: usize,
+    threads: usize,
+    files: HashSet<std::ffi::OsString>,
+}
+
+impl Footprint {
+    fn take() -> Footprint {
+        let count = |dir| std::fs::read_dir(dir).map_or(0, Iterator::count);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        Footprint {
+            descriptors: count("/proc/self/fd"),
+            mappings: maps.lines().filter(|line| line.contains("memfd:crosstie")).count(),
+            threads: count("/proc/self/task"),
+            files: std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|e| e.file_name()).collect(),
+        }
+    }
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// What a victim needs to reach the survivor.
+#[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+struct Invitation {
+    qp: QpAddress,
+    memory: RemoteMemory,
+    datagrams: u32,
+    reserved: u32,
+}
+
+// ---------------------------------------------------------------------------------------------------- the survivor
+
+/// The queues that everybody shares, with exact books.
+struct Survivor {
+    device: Device,
+    pd: Pd,
+    cq: Cq,
+    srq: Srq,
+    memory: Mr,
+    /// Receives posted to the shared queue that have not ended.
+    srq_out: HashSet<u64>,
+    next_wr: u64,
+    /// The steady peer: both ends are ours, over the same queues.
+    steady_near: RcQp,
+    steady_far: RcQp,
+    slowest: Duration,
+}
+
+/// A victim and our ends of its connections.
+struct Guest {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    shared: bool,
+    qp: RcQp,
+    /// Receives of `qp` that have not ended.
+    out: HashSet<u64>,
+    ud: UdQp,
+    /// Receives of `ud` that have not ended.
+    ud_out: HashSet<u64>,
+}
+
+fn survive(seed: u64) -> Fallible<u64> {
+    let mut random = Random(seed);
+    let mut survivor = Survivor::new()?;
+    let mut kills = 0;
+    for op in ["write-imm", "send", "datagram"] {
+        for shared in [false, true] {
+            let name = format!("{op}, {}", if shared { "shared receives" } else { "own receives" });
+            let total = survivor.kill_stepping(op, shared, u64::MAX, &name)?;
+            let stride = total.div_ceil(KILLS_PER_SWEEP).max(1);
+            let (mut at, mut count) = (1 + random.below(stride), 0);
+            while at <= total {
+                survivor.kill_stepping(op, shared, at, &format!("{name}, step {at} of {total}"))?;
+                at += stride;
+                count += 1;
+            }
+            kills += count;
+            println!("{name}: {count} kills over the {total} instructions of a post");
+        }
+    }
+    for i in 0..RANDOM_KILLS {
+        let op = ["write-imm", "send", "mixed", "datagram"][random.below(4) as usize];
+        let (shared, delay) = (random.below(2) == 0, Duration::from_micros(random.below(3000)));
+        survivor.kill_after(op, shared, delay, &format!("random kill {i}, {op}, shared {shared}, {delay:?}"))?;
+    }
+    kills += u64::from(RANDOM_KILLS);
+    println!("{RANDOM_KILLS} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
+    Ok(kills)
+}
+
+impl Survivor {
+    fn new() -> Fallible<Survivor> {
+        let device = Device::open(&DeviceSpec::Software)?;
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(&CqConfig { depth: 256 })?;
+        let srq = pd.create_srq(&SrqConfig { max_wr: SRQ_RECEIVES as u32, max_sge: 1 })?;
+        let memory = pd.allocate(1 << 16, Access::ALL)?;
+        let config = QpConfig::default();
+        let mut steady_near = pd.create_rc(&config, &cq, &cq, Some(&srq))?;
+        let mut steady_far = pd.create_rc(&config, &cq, &cq, None)?;
+        steady_near.connect(&steady_far.address(), &ConnectConfig::default())?;
+        steady_far.connect(&steady_near.address(), &ConnectConfig::default())?;
+        let mut survivor = Survivor {
+            device,
+            pd,
+            cq,
+            srq,
+            memory,
+            srq_out: HashSet::new(),
+            next_wr: 0,
+            steady_near,
+            steady_far,
+            slowest: Duration::ZERO,
+        };
+        survivor.refill()?;
+        Ok(survivor)
+    }
+
+    fn refill(&mut self) -> Fallible {
+        while (self.srq_out.len() as u64) < SRQ_RECEIVES {
+            self.next_wr += 1;
+            self.srq.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(0..64)?] })?;
+            self.srq_out.insert(self.next_wr);
+        }
+        Ok(())
+    }
+
+    fn invite(&mut self, op: &str, shared: bool) -> Fallible<Guest> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["victim", op])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let config = QpConfig { max_recv_wr: OWN_RECEIVES as u32, ..QpConfig::default() };
+        let qp = self.pd.create_rc(&config, &self.cq, &self.cq, shared.then_some(&self.srq))?;
+        let ud = self.pd.create_ud(&config, &self.cq, &self.cq, None)?;
+        let input = child.stdin.take().ok_or("no stdin")?;
+        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        let (out, ud_out) = (HashSet::new(), HashSet::new());
+        let mut guest = Guest { child, input, output, shared, qp, out, ud, ud_out };
+        guest.qp.init(Access::ALL)?;
+        guest.ud.activate(QKEY)?;
+        self.refill_own(&mut guest)?;
+        let invitation = Invitation {
+            qp: guest.qp.address(),
+            memory: self.memory.remote(),
+            datagrams: guest.ud.qp_num(),
+            reserved: 0,
+        };
+        guest.input.write_all(invitation.as_bytes())?;
+        let mut theirs = [0; size_of::<QpAddress>()];
+        guest.output.read_exact(&mut theirs)?;
+        let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
+        guest.qp.ready_to_receive(&theirs, &ConnectConfig::default())?;
+        guest.qp.ready_to_send(&ConnectConfig::default())?;
+        Ok(guest)
+    }
+
+    fn refill_own(&mut self, guest: &mut Guest) -> Fallible {
+        while !guest.shared && (guest.out.len() as u64) < OWN_RECEIVES {
+            self.next_wr += 1;
+            guest.qp.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(64..128)?] })?;
+            guest.out.insert(self.next_wr);
+        }
+        while (guest.ud_out.len() as u64) < OWN_RECEIVES {
+            self.next_wr += 1;
+            guest.ud.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(128..256)?] })?;
+            guest.ud_out.insert(self.next_wr);
+        }
+        Ok(())
+    }
+
+    /// Kills a victim after `steps` instructions of a post, or after all of them. Says how many it executed.
+    fn kill_stepping(&mut self, op: &str, shared: bool, steps: u64, name: &str) -> Fallible<u64> {
+        let mut guest = self.invite(op, shared)?;
+        guest.input.write_all(b"step\n")?;
+        let executed = trace::step(guest.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
+        self.bury(guest, name)?;
+        Ok(executed)
+    }
+
+    /// Kills a victim that posts as fast as it can.
+    fn kill_after(&mut self, op: &str, shared: bool, delay: Duration, name: &str) -> Fallible {
+        let mut guest = self.invite(op, shared)?;
+        guest.input.write_all(b"run\n")?;
+        guest.output.read_line(&mut String::new())?;
+        let begun = Instant::now();
+        while begun.elapsed() < delay {
+            self.collect(&mut guest, name, true)?;
+            self.refill()?;
+            self.refill_own(&mut guest)?;
+        }
+        self.bury(guest, name)
+    }
+
+    /// Kills the victim for good and checks everything.
+    fn bury(&mut self, mut guest: Guest, name: &str) -> Fallible {
+        guest.child.kill()?;
+        let killed = Instant::now();
+        guest.child.wait()?;
+        while guest.qp.state() != QpState::Error {
+            if killed.elapsed() > PATIENCE {
+                return Err(format!("{name}: the queue pair did not go to ERR").into());
+            }
+            std::thread::yield_now();
+        }
+        self.slowest = self.slowest.max(killed.elapsed());
+
+        // Every receive of the queue pair's own queue comes back.
+        while !guest.out.is_empty() {
+            if killed.elapsed() > PATIENCE {
+                return Err(format!("{name}: receives {:?} were never flushed", guest.out).into());
+            }
+            self.collect(&mut guest, name, false)?;
+        }
+
+        // The shared queue lost nothing: as many messages as it has receives arrive without a refill. A receive that the
+        // victim had taken comes back flushed, perhaps while the last message already waits for it: that one arrives
+        // after the refill.
+        let begun = Instant::now();
+        let mut under_way = 0;
+        while !self.srq_out.is_empty() || under_way > 0 {
+            if under_way == 0 {
+                self.steady_far.post(&SendWr::new(0, SendOp::SendImm(77), Data::Inline(b"steady")).signaled())?;
+                under_way = 1;
+            }
+            if begun.elapsed() > PATIENCE {
+                let left = &self.srq_out;
+                return Err(format!("{name}: the steady peer hangs; shared receives {left:?} are left").into());
+            }
+            if self.collect(&mut guest, name, false)? {
+                under_way = 0;
+            } else if self.srq_out.is_empty() {
+                break;
+            }
+        }
+        self.refill()?;
+        while under_way > 0 {
+            if begun.elapsed() > PATIENCE {
+                return Err(format!("{name}: the steady peer hangs after the refill").into());
+            }
+            under_way -= i32::from(self.collect(&mut guest, name, false)?);
+        }
+        self.refill()?;
+
+        // The datagram queue pair outlives its sender and lost nothing either.
+        guest.ud.fail()?;
+        let begun = Instant::now();
+        while !guest.ud_out.is_empty() {
+            if begun.elapsed() > PATIENCE {
+                return Err(format!("{name}: datagram receives {:?} were never returned", guest.ud_out).into());
+            }
+            self.collect(&mut guest, name, false)?;
+        }
+        while self.device.wait_event(Duration::ZERO)?.is_some() {}
+        Ok(())
+    }
+
+    /// Polls once and keeps the books. True if a send of the steady peer completed.
+    fn collect(&mut self, guest: &mut Guest, name: &str, alive: bool) -> Fallible<bool> {
+        let mut done = Vec::new();
+        self.cq.poll(16, |c| done.push(*c))?;
+        let mut sent = false;
+        for c in done {
+            let known = if c.qp_num == self.steady_far.qp_num() {
+                sent = true;
+                c.status == Status::Success
+            } else if c.qp_num == self.steady_near.qp_num() {
+                c.status == Status::Success && c.imm == Some(77) && self.srq_out.remove(&c.wr_id)
+            } else if c.qp_num == guest.ud.qp_num() {
+                guest.ud_out.remove(&c.wr_id)
+            } else if c.qp_num == guest.qp.qp_num() && guest.shared {
+                self.srq_out.remove(&c.wr_id)
+            } else {
+                c.qp_num == guest.qp.qp_num() && guest.out.remove(&c.wr_id)
+            };
+            if !known || (alive && c.status != Status::Success) {
+                return Err(format!("{name}: unexpected, or ended twice: {c:?}").into());
+            }
+        }
+        Ok(sent)
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ the victim
+
+fn victim(op: &str) -> Fallible {
+    let mut input = std::io::stdin().lock();
+    let mut bytes = [0; size_of::<Invitation>()];
+    input.read_exact(&mut bytes)?;
+    let to = Invitation::read_from_bytes(&bytes).map_err(|e| e.to_string())?;
+
+    let device = Device::open(&DeviceSpec::Software)?;
+    let pd = device.alloc_pd()?;
+    let mut cq = device.create_cq(&CqConfig::default())?;
+    let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+    let mut ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None)?;
+    ud.activate(QKEY)?;
+    let ah = pd.create_ah(&to.qp.device)?;
+    let memory = pd.allocate(4096, Access::ALL)?;
+    std::io::stdout().write_all(qp.address().as_bytes())?;
+    std::io::stdout().flush()?;
+    qp.connect(&to.qp, &ConnectConfig::default())?;
+    let mut order = String::new();
+    input.read_line(&mut order)?;
+
+    let remote = to.memory.at(4096);
+    let mut post = |i: u64| -> Fallible {
+        let (local, eight) = ([memory.sge(0..64)?], [memory.sge(0..8)?]);
+        let data = if i.is_multiple_of(2) { Data::Inline(b"from the victim") } else { Data::Regions(&local) };
+        let posted = match (op, i % 5) {
+            ("datagram", _) => ud.post(&ah, to.datagrams, QKEY, &SendWr::new(i, SendOp::Send, data).signaled()),
+            ("send", _) | ("mixed", 0) => qp.post(&SendWr::new(i, SendOp::SendImm(1), data).signaled()),
+            ("mixed", 1) => {
+                let add = SendOp::FetchAdd { remote, add: 1 };
+                qp.post(&SendWr::new(i, add, Data::Regions(&eight)).signaled())
+            }
+            ("mixed", 2) => qp.post(&SendWr::new(i, SendOp::Read(remote), Data::Regions(&local)).signaled()),
+            _ => qp.post(&SendWr::new(i, SendOp::WriteImm(remote, 1), data).signaled()),
+        };
+        match posted {
+            Ok(()) | Err(PostError::Full) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    };
+    if order == "step\n" {
+        // The first post maps pages and attaches; the second is the one that is stepped through.
+        post(0)?;
+        trace::stop_here();
+        post(2)?;
+        trace::stop_here();
+    } else {
+        std::io::stdout().write_all(b"running\n")?;
+        std::io::stdout().flush()?;
+        for i in 0.. {
+            post(i)?;
+            cq.poll(64, |_| {})?;
+        }
+    }
+    std::thread::sleep(PATIENCE);
+    Ok(())
+}
+
+mod trace {
+    //! Single-stepping another process.
+
+    use std::io;
+
+    /// Lets the parent trace us, and stops until it goes on.
+    pub(super) fn stop_here() {
+        // SAFETY: plain system calls without memory arguments.
+        unsafe {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGTRAP);
+        }
+    }
+
+    /// Waits for the child's first stop and executes up to `steps` of its instructions, or as many as it has until its
+    /// second stop. Says how many were executed. The child stays stopped.
+    pub(super) fn step(child: u32, steps: u64) -> io::Result<u64> {
+        let child = child as libc::pid_t;
+        wait(child)?;
+        for done in 0..steps {
+            // SAFETY: the child is stopped and ours to trace; no memory arguments.
+            if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            wait(child)?;
+            // SAFETY: all zeros is a valid siginfo.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // SAFETY: the child is stopped; `info` is a valid place for the answer.
+            unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, child, 0, &mut info) };
+            // A trap of the processor is positive; a signal that somebody sent, as `raise` does, is not.
+            if info.si_code <= 0 {
+                return Ok(done);
+            }
+        }
+        Ok(steps)
+    }
+
+    fn wait(child: libc::pid_t) -> io::Result<()> {
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for the answer.
+        if unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if libc::WIFSTOPPED(status) { Ok(()) } else { Err(io::Error::other(format!("the victim ended: {status:#x}"))) }
+    }
+}
