@@ -48,7 +48,9 @@ fn main() {
         after = Footprint::take();
     }
     match outcome {
-        Ok(kills) if after == before => println!("{kills} kills, nothing left: {after:?}\n1 passed, 0 failed"),
+        Ok(kills) if after == before => {
+            println!("{kills} kills, nothing left: {after:?}\n1 passed, 0 failed")
+        }
         Ok(_) => fail(&format!("left behind: {before:?} became {after:?}")),
         Err(e) => fail(&e.to_string()),
     }
@@ -76,7 +78,12 @@ impl Footprint {
             descriptors: count("/proc/self/fd"),
             mappings: maps.lines().filter(|line| line.contains("memfd:crosstie")).count(),
             threads: count("/proc/self/task"),
-            files: std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|e| e.file_name()).collect(),
+            files: std::fs::read_dir("/dev/shm")
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|e| e.file_name())
+                .collect(),
         }
     }
 }
@@ -158,7 +165,12 @@ fn survive(seed: u64) -> Fallible<u64> {
     for i in 0..RANDOM_KILLS {
         let op = ["write-imm", "send", "mixed", "datagram"][random.below(4) as usize];
         let (shared, delay) = (random.below(2) == 0, Duration::from_micros(random.below(3000)));
-        survivor.kill_after(op, shared, delay, &format!("random kill {i}, {op}, shared {shared}, {delay:?}"))?;
+        survivor.kill_after(
+            op,
+            shared,
+            delay,
+            &format!("random kill {i}, {op}, shared {shared}, {delay:?}"),
+        )?;
     }
     kills += u64::from(RANDOM_KILLS);
     println!("{RANDOM_KILLS} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
@@ -298,12 +310,15 @@ impl Survivor {
         let mut under_way = 0;
         while !self.srq_out.is_empty() || under_way > 0 {
             if under_way == 0 {
-                self.steady_far.post(&SendWr::new(0, SendOp::SendImm(77), Data::Inline(b"steady")).signaled())?;
+                self.steady_far
+                    .post(&SendWr::new(0, SendOp::SendImm(77), Data::Inline(b"steady")).signaled())?;
                 under_way = 1;
             }
             if begun.elapsed() > PATIENCE {
                 let left = &self.srq_out;
-                return Err(format!("{name}: the steady peer hangs; shared receives {left:?} are left").into());
+                return Err(
+                    format!("{name}: the steady peer hangs; shared receives {left:?} are left").into()
+                );
             }
             if self.collect(&mut guest, name, false)? {
                 under_way = 0;
@@ -325,7 +340,9 @@ impl Survivor {
         let begun = Instant::now();
         while !guest.ud_out.is_empty() {
             if begun.elapsed() > PATIENCE {
-                return Err(format!("{name}: datagram receives {:?} were never returned", guest.ud_out).into());
+                return Err(
+                    format!("{name}: datagram receives {:?} were never returned", guest.ud_out).into()
+                );
             }
             self.collect(&mut guest, name, false)?;
         }
@@ -386,7 +403,9 @@ fn victim(op: &str) -> Fallible {
         let (local, eight) = ([memory.sge(0..64)?], [memory.sge(0..8)?]);
         let data = if i.is_multiple_of(2) { Data::Inline(b"from the victim") } else { Data::Regions(&local) };
         let posted = match (op, i % 5) {
-            ("datagram", _) => ud.post(&ah, to.datagrams, QKEY, &SendWr::new(i, SendOp::Send, data).signaled()),
+            ("datagram", _) => {
+                ud.post(&ah, to.datagrams, QKEY, &SendWr::new(i, SendOp::Send, data).signaled())
+            }
             ("send", _) | ("mixed", 0) => qp.post(&SendWr::new(i, SendOp::SendImm(1), data).signaled()),
             ("mixed", 1) => {
                 let add = SendOp::FetchAdd { remote, add: 1 };
@@ -461,6 +480,10 @@ mod trace {
         if unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        if libc::WIFSTOPPED(status) { Ok(()) } else { Err(io::Error::other(format!("the victim ended: {status:#x}"))) }
+        if libc::WIFSTOPPED(status) {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("the victim ended: {status:#x}")))
+        }
     }
 }

@@ -10,6 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
 use super::layout::{Header, MAGIC, MAX_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey};
+use super::service::open_process;
 use crate::device::{DeviceError, Status};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
@@ -22,7 +23,8 @@ pub(super) struct Link {
     pub(super) qps: SharedSlice<QpBlock>,
     /// The peer's process; none where it is this one.
     pub(super) pid: Option<Pid>,
-    pub(super) pidfd: OwnedFd,
+    /// Tells when the peer's process ends.
+    pub(super) process: Option<OwnedFd>,
     dead: AtomicBool,
     /// Whether the kernel refused to let us at the peer's memory, so that its service has to copy for us.
     by_proxy: AtomicBool,
@@ -56,8 +58,6 @@ impl Link {
                 if header.magic.load(Relaxed) != MAGIC || header.len.load(Relaxed) != reply.value {
                     return Err(bad());
                 }
-                let pidfd = rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty())
-                    .map_err(|e| unreachable(e.into()))?;
                 let watch = socket.try_clone().map_err(unreachable)?;
                 Ok(Link {
                     gid: to,
@@ -66,7 +66,7 @@ impl Link {
                     qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(bad)?,
                     segment,
                     pid: (peer.pid != rustix::process::getpid()).then_some(peer.pid),
-                    pidfd,
+                    process: open_process(peer.pid),
                     dead: AtomicBool::new(false),
                     by_proxy: AtomicBool::new(false),
                     socket: Mutex::new(Socket(socket)),

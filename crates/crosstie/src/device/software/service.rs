@@ -85,7 +85,10 @@ impl Mailbox {
         let id = self.next_id.fetch_add(1, Relaxed);
         locked(&self.links).insert(id, link.clone());
         add(&self.poll, link.watch(), id << 2 | LINK_SOCKET)?;
-        add(&self.poll, &link.pidfd, id << 2 | LINK_PROCESS)
+        match &link.process {
+            Some(process) => add(&self.poll, process, id << 2 | LINK_PROCESS),
+            None => Ok(()),
+        }
     }
 
     /// Fills what a dead peer left reserved for this queue pair, as far as that can be told now.
@@ -101,10 +104,16 @@ fn add(poll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
     Ok(epoll::add(poll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
 }
 
+/// A descriptor that tells when a process ends, also if a forked child keeps its sockets open. Kernels before 5.3 have
+/// none, and a process that has just ended has none any more: then its sockets tell.
+pub(super) fn open_process(pid: rustix::process::Pid) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
 /// A peer that connected to us.
 struct Peer {
     socket: OwnedFd,
-    process: OwnedFd,
+    process: Option<OwnedFd>,
     same_user: bool,
     /// Known after its first message.
     gid: Option<[u8; 16]>,
@@ -176,11 +185,13 @@ impl Service {
                 continue;
             }
             let Ok(credentials) = control::peer(&socket) else { continue };
-            let none = rustix::process::PidfdFlags::empty();
-            let Ok(process) = rustix::process::pidfd_open(credentials.pid, none) else { continue };
+            let process = open_process(credentials.pid);
             let id = self.inner.service.next_id.fetch_add(1, Relaxed);
-            let watched = add(&self.inner.service.poll, &socket, id << 2 | PEER_SOCKET)
-                .and_then(|()| add(&self.inner.service.poll, &process, id << 2 | PEER_PROCESS));
+            let watched =
+                add(&self.inner.service.poll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
+                    Some(process) => add(&self.inner.service.poll, process, id << 2 | PEER_PROCESS),
+                    None => Ok(()),
+                });
             if watched.is_ok() {
                 let same_user = credentials.uid == rustix::process::geteuid();
                 self.peers.insert(id, Peer { socket, process, same_user, gid: None });
@@ -326,7 +337,7 @@ impl Service {
     /// A peer closed its connection or died: nobody uses its way into our segment any more.
     fn peer_gone(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
-        for source in [&peer.socket, &peer.process] {
+        for source in [Some(&peer.socket), peer.process.as_ref()].into_iter().flatten() {
             // Closing the descriptors, which follows, would do it too.
             epoll::delete(&self.inner.service.poll, source).ok();
         }
@@ -366,7 +377,9 @@ impl Service {
         }
         locked(&self.inner.service.links).remove(&(token >> 2));
         epoll::delete(&self.inner.service.poll, link.watch()).ok();
-        epoll::delete(&self.inner.service.poll, &link.pidfd).ok();
+        if let Some(process) = &link.process {
+            epoll::delete(&self.inner.service.poll, process).ok();
+        }
         link.mark_dead();
         self.inner.forget_link(&link);
         self.break_all(&link.gid);

@@ -11,8 +11,8 @@ use std::time::Instant;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::layout::{
-    HEAP_AT, Header, IN_PLACE, LINES_AT, MAGIC, MAX_LINES, PeerLine, QpNum, REGIONS_AT,
-    RegionEntry, RegionKey,
+    HEAP_AT, Header, IN_PLACE, LINES_AT, MAGIC, MAX_LINES, PeerLine, QpNum, REGIONS_AT, RegionEntry,
+    RegionKey,
 };
 use super::link::Link;
 use super::qp::QpLocal;
