@@ -1,0 +1,48 @@
+//! A job of one rank: every operation is its own answer.
+
+use super::error::Result;
+use super::limits::Limits;
+use super::{Bootstrap, check_count};
+
+/// The only rank of its job. The same limits hold as with company, so that a program does not fail only then.
+#[derive(Debug, Clone, Default)]
+pub struct Alone {
+    limits: Limits,
+}
+
+impl Alone {
+    /// A job of one.
+    pub fn new(limits: Limits) -> Self {
+        Alone { limits }
+    }
+}
+
+impl Bootstrap for Alone {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn size(&self) -> u32 {
+        1
+    }
+
+    fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.limits.check_blob(blob.len())?;
+        Ok(vec![blob.to_vec()])
+    }
+
+    fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+        check_count(blobs, 1)?;
+        blobs.iter().try_for_each(|blob| self.limits.check_blob(blob.len()))?;
+        Ok(blobs.to_vec())
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>> {
+        self.limits.check_message(size_of_val(words))?;
+        Ok(words.to_vec())
+    }
+}

@@ -1,0 +1,110 @@
+//! A byte stream, over the network or inside the machine, with deadlines.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub(super) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_nonblocking(nonblocking),
+            Stream::Unix(stream) => stream.set_nonblocking(nonblocking),
+        }
+    }
+
+    /// Reads at least one byte of `buffer` before the deadline; 0 means that the other side has closed.
+    pub(super) fn read_some(&mut self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        loop {
+            let left = time_left(deadline)?;
+            match self {
+                Stream::Tcp(stream) => stream.set_read_timeout(Some(left))?,
+                Stream::Unix(stream) => stream.set_read_timeout(Some(left))?,
+            }
+            match self.read(buffer) {
+                Err(error) if is_momentary(&error) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Fills `buffer` before the deadline.
+    pub(super) fn read_full(&mut self, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.read_some(&mut buffer[filled..], deadline)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => filled += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes` before the deadline.
+    pub(super) fn write_full(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let left = time_left(deadline)?;
+            match self {
+                Stream::Tcp(stream) => stream.set_write_timeout(Some(left))?,
+                Stream::Unix(stream) => stream.set_write_timeout(Some(left))?,
+            }
+            match self.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if is_momentary(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Not yet: try again.
+pub(super) fn is_momentary(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    match deadline.checked_duration_since(Instant::now()) {
+        // Sockets count in microseconds and take zero for "no limit".
+        Some(left) if left >= Duration::from_micros(1) => Ok(left),
+        _ => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
