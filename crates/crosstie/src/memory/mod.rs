@@ -2,4 +2,5 @@
 
 pub(crate) mod copy;
 pub(crate) mod heap;
+pub(crate) mod prefetch;
 pub(crate) mod segment;

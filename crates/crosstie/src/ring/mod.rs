@@ -2,6 +2,7 @@
 //!
 //! What is here is generic over the words it works on ([`Word`]), so that loom checks the very code that ships.
 
+pub(crate) mod fence;
 pub(crate) mod reservation;
 mod word;
 

@@ -13,6 +13,10 @@
 //!  claim = IDLE       (settle)                                      write a void entry, publish it
 //! ```
 //!
+//! A ring with one producer needs no compare-and-swap, whose price is that all earlier stores must have left the
+//! processor first. So a ring has a *mode*: [`SOLE`] as long as one producer uses it, else [`SHARED`]; the owner of the
+//! ring changes it with [`share`] before it lets a second one in.
+//!
 //! **Promise.** If a producer dies between reserving and publishing, [`abandoned`] recognises its position, and never one
 //! that a live producer may still write. Why it is safe: a producer's claim equals `p` from before its reservation of `p`
 //! until after its publication. Whoever sees `head > p` sees that claim, or a later one of the same producer, which is
@@ -21,10 +25,15 @@
 
 use core::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
-use super::Word;
+use super::{Word, fence};
 
 /// Value of a claim whose producer is not reserving.
 pub(crate) const IDLE: u64 = u64::MAX;
+
+/// Mode of a ring that any number of producers use.
+pub(crate) const SHARED: u64 = 0;
+/// Mode of a ring that one producer uses.
+pub(crate) const SOLE: u64 = 1;
 
 /// Reserves the next position, or says that there is no room at it.
 ///
@@ -32,17 +41,19 @@ pub(crate) const IDLE: u64 = u64::MAX;
 #[inline]
 pub(crate) fn reserve<W: Word, C: Word>(
     head: &W,
+    mode: &W,
     claim: &C,
     has_room: impl FnMut(u64) -> bool,
 ) -> Option<u64> {
     // Release, partner: the Acquire load of `head` in `abandoned`. It makes the claim visible to whoever sees the
     // reservation; later reservations by others continue the release sequence.
-    reserve_ordered(head, claim, has_room, Release)
+    reserve_ordered(head, mode, claim, has_room, Release)
 }
 
 #[inline]
 fn reserve_ordered<W: Word, C: Word>(
     head: &W,
+    mode: &W,
     claim: &C,
     mut has_room: impl FnMut(u64) -> bool,
     order: Ordering,
@@ -55,11 +66,37 @@ fn reserve_ordered<W: Word, C: Word>(
             return None;
         }
         claim.store(position, Relaxed);
+        // Claim before mode: `share` stores the mode, passes a heavy barrier and waits for the claim.
+        fence::light();
+        if mode.load(Relaxed) == SOLE {
+            head.store(position + 1, order);
+            return Some(position);
+        }
         match head.compare_exchange_weak(position, position + 1, order, Relaxed) {
             Ok(_) => return Some(position),
             Err(current) => position = current,
         }
     }
+}
+
+/// Makes a ring fit for a second producer. `moved_on` is asked until the present one, if it was inside [`reserve`], is no
+/// longer: its claim changed, or it is dead.
+pub(crate) fn share<W: Word>(mode: &W, mut moved_on: impl FnMut() -> bool) {
+    mode.store(SHARED, Relaxed);
+    fence::heavy();
+    while !moved_on() {
+        pause();
+    }
+}
+
+#[cfg(not(all(test, loom)))]
+fn pause() {
+    std::thread::yield_now();
+}
+
+#[cfg(all(test, loom))]
+fn pause() {
+    loom::thread::yield_now();
 }
 
 /// Ends a reservation whose slot has been published.
@@ -103,6 +140,7 @@ mod loom_tests {
 
     struct Ring {
         head: AtomicU64,
+        mode: AtomicU64,
         claims: [AtomicU64; 2],
         dead: AtomicBool,
         slots: [Slot; DEPTH as usize],
@@ -113,6 +151,7 @@ mod loom_tests {
             let slot = || Slot { seq: AtomicU64::new(0), value: loom::cell::UnsafeCell::new(0) };
             Arc::new(Ring {
                 head: AtomicU64::new(0),
+                mode: AtomicU64::new(SHARED),
                 claims: [AtomicU64::new(IDLE), AtomicU64::new(IDLE)],
                 dead: AtomicBool::new(false),
                 slots: [slot(), slot()],
@@ -165,7 +204,9 @@ mod loom_tests {
             let survivor = thread::spawn({
                 let ring = ring.clone();
                 move || {
-                    let p = reserve_ordered(&ring.head, &ring.claims[0], |_| true, orders.reserve).unwrap();
+                    let p =
+                        reserve_ordered(&ring.head, &ring.mode, &ring.claims[0], |_| true, orders.reserve)
+                            .unwrap();
                     ring.publish(p, 7);
                     ring.claims[0].store(IDLE, orders.settle);
                 }
@@ -177,7 +218,7 @@ mod loom_tests {
                         Death::BeforeAnnouncing => {}
                         Death::Announced => ring.claims[1].store(ring.head.load(Relaxed), Relaxed),
                         Death::Reserved | Death::Published => {
-                            let p = reserve(&ring.head, &ring.claims[1], |_| true).unwrap();
+                            let p = reserve(&ring.head, &ring.mode, &ring.claims[1], |_| true).unwrap();
                             if death == Death::Published {
                                 ring.publish(p, 8);
                             }
@@ -250,7 +291,7 @@ mod loom_tests {
                 .map(|i| {
                     let ring = ring.clone();
                     thread::spawn(move || {
-                        let p = reserve(&ring.head, &ring.claims[i], |_| true).unwrap();
+                        let p = reserve(&ring.head, &ring.mode, &ring.claims[i], |_| true).unwrap();
                         ring.publish(p, i as u64);
                         settle(&ring.claims[i]);
                     })
@@ -263,5 +304,41 @@ mod loom_tests {
             seen.sort();
             assert_eq!(seen, [0, 1]);
         });
+    }
+
+    /// A second producer is let in while the first works without compare-and-swap. `wait` is what the owner does about it.
+    fn second_producer(wait: impl Fn(&Ring) + Send + Sync + Copy + 'static) {
+        loom::model(move || {
+            let ring = Ring::new();
+            ring.mode.store(SOLE, Relaxed);
+            let first = thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    let p = reserve(&ring.head, &ring.mode, &ring.claims[0], |_| true).unwrap();
+                    ring.publish(p, 0);
+                    settle(&ring.claims[0]);
+                }
+            });
+            wait(&ring);
+            let p = reserve(&ring.head, &ring.mode, &ring.claims[1], |_| true).unwrap();
+            ring.publish(p, 1);
+            settle(&ring.claims[1]);
+            first.join().unwrap();
+            let mut seen: Vec<_> = (0..2).map(|p| ring.read(p).unwrap()).collect();
+            seen.sort();
+            assert_eq!(seen, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn loom_a_second_producer_is_let_in() {
+        second_producer(|ring| share(&ring.mode, || ring.claims[0].load(Acquire) == IDLE));
+    }
+
+    /// A twin that must fail: not waiting for the first producer's claim.
+    #[test]
+    #[should_panic]
+    fn loom_twin_impatient_owner_is_caught() {
+        second_producer(|ring| share(&ring.mode, || true));
     }
 }

@@ -13,9 +13,13 @@ use super::cqring::CqRing;
 use super::layout::{CQES_AT, CqHeader, Cqe, CqeKind, Outcome, QpNum, short_epoch, taker_of_line};
 use super::qp::{QpLocal, Recv, taker};
 use super::recv::SharedQueue;
-use super::setup::{Allocation, Device, Handle, Inner, barrier, limit, locked};
+use super::setup::{Allocation, Device, Handle, Inner, limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
+use crate::ring::{fence, reservation};
+
+/// Pauses of the processor after the last entry of a stream.
+const CATCH_UP_PAUSES: u32 = 4;
 
 /// What of a completion queue its queue pairs share with it.
 #[derive(Debug)]
@@ -27,6 +31,39 @@ pub(super) struct CqShared {
     changes: Mutex<Option<Vec<Change>>>,
     /// Counts `changes`, ever.
     version: AtomicU32,
+    producers: Mutex<Vec<Producer>>,
+}
+
+/// Somebody who pushes.
+#[derive(Debug)]
+struct Producer {
+    qp: Arc<QpLocal>,
+    side: Side,
+}
+
+/// For which of its completions a queue pair uses a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Its own requests: the poster pushes.
+    Send,
+    /// Its receives: the connected peer pushes, or, for datagrams, anybody.
+    Recv,
+}
+
+impl Producer {
+    /// Whether it is outside of a reservation that it began without reckoning with others.
+    fn moved_on(&self) -> bool {
+        // Acquire, partner: the Release store in `reservation::settle`.
+        match self.side {
+            Side::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
+            Side::Recv => match self.qp.requester() {
+                Some((line, gid)) => {
+                    line.claim.load(Acquire) == reservation::IDLE || !self.qp.inner.peer_connected(&gid)
+                }
+                None => true,
+            },
+        }
+    }
 }
 
 /// News for the poller about queue pairs.
@@ -42,12 +79,24 @@ impl CqShared {
         self.memory.at
     }
 
-    pub(super) fn enroll(&self, qp: &Arc<QpLocal>) {
+    /// Lets a queue pair's completions in.
+    pub(super) fn enroll(&self, qp: &Arc<QpLocal>, side: Side) {
         self.change(Change::New(qp.clone()));
+        let mut producers = locked(&self.producers);
+        let mode = &self.ring.header.mode;
+        if producers.is_empty() && !(side == Side::Recv && qp.is_datagram()) {
+            mode.store(reservation::SOLE, Relaxed);
+        } else {
+            reservation::share(mode, || producers.iter().all(Producer::moved_on));
+        }
+        producers.push(Producer { qp: qp.clone(), side });
     }
 
-    /// Nobody may push for the queue pair any more.
-    pub(super) fn dismiss(&self, qp: &Arc<QpLocal>) {
+    /// Takes a queue pair out. Unless `quiet`, its peer may be stuck in the middle of a push.
+    pub(super) fn dismiss(&self, qp: &Arc<QpLocal>, quiet: bool) {
+        if quiet {
+            locked(&self.producers).retain(|producer| !Arc::ptr_eq(&producer.qp, qp));
+        }
         let head = self.ring.header.head.word.load(Acquire);
         self.change(Change::Gone(qp.clone(), head));
     }
@@ -83,6 +132,7 @@ impl Device {
             memory,
             changes: Mutex::new(Some(Vec::new())),
             version: AtomicU32::new(0),
+            producers: Mutex::default(),
         };
         Ok(Cq {
             shared: Arc::new(shared),
@@ -91,6 +141,7 @@ impl Device {
             leaving: VecDeque::new(),
             seen_version: 0,
             flushing: VecDeque::new(),
+            had_some: false,
             handle: self.handle.clone(),
         })
     }
@@ -109,6 +160,8 @@ pub struct Cq {
     seen_version: u32,
     /// Receives to be handed out without an entry of their own.
     flushing: VecDeque<Flush>,
+    /// Whether the last poll found anything.
+    had_some: bool,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<Handle>,
 }
@@ -150,7 +203,15 @@ impl Cq {
         }
         if count == 0 {
             self.idle()?;
+            if self.had_some {
+                // Just caught up with a stream. Looking again at once would take the line from the producer in the middle
+                // of its next entry; an answer to something sent just now takes longer than this anyway.
+                for _ in 0..CATCH_UP_PAUSES {
+                    core::hint::spin_loop();
+                }
+            }
         }
+        self.had_some = count != 0;
         Ok(count)
     }
 
@@ -167,7 +228,7 @@ impl Cq {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn interpret(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
         let outcome = Outcome::from_bits(how as u32);
         let qp_num = what as u32;
@@ -233,7 +294,7 @@ impl Cq {
             self.learn();
             let index = QpNum::from_bits(qp_num).index() as usize;
             if self.qps.get(index).is_some_and(|qp| qp.as_ref().is_some_and(|qp| qp.num == qp_num)) {
-                return self.interpret(wr, what, how);
+                return self.interpret_again(wr, what, how);
             }
         }
         // Of a queue pair that is gone: a shared receive goes back, without a completion.
@@ -244,6 +305,12 @@ impl Cq {
             queue.finish(wr as u32);
         }
         None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn interpret_again(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
+        self.interpret(wr, what, how)
     }
 
     /// Takes in what was said about queue pairs, and lets go of those that have nothing left here.
@@ -365,7 +432,7 @@ impl Cq {
         loop {
             header.asleep.store(1, Relaxed);
             // Our store of `asleep` before our look at the ring, in the eyes of every producer: see `CqRing::publish`.
-            barrier();
+            fence::heavy();
             if !self.flushing.is_empty()
                 || self.shared.ring.published(self.cursor)
                 || header.overrun.load(Relaxed) != 0

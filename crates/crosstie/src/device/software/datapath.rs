@@ -1,8 +1,6 @@
 //! Requests of connected queue pairs, done by the thread that posts them.
 
-use core::sync::atomic::{
-    AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, compiler_fence,
-};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +19,7 @@ use crate::device::{
 };
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
+use crate::ring::fence;
 
 /// Up to here the completion's place is reserved before the bytes are copied: both lines travel at once. Beyond, others
 /// would wait too long behind the reservation.
@@ -273,9 +272,9 @@ impl<'a> Inside<'a> {
     pub(super) fn enter(line: &'a PeerLine) -> Inside<'a> {
         let busy = &line.busy;
         busy.store(busy.load(Relaxed).wrapping_add(1) | 1, Relaxed);
-        // Store of `busy` before the loads that follow: whoever takes something away stores that, then issues a
-        // membarrier, then looks at `busy` (`Inner::quiesce`).
-        compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        // Store of `busy` before the loads that follow: whoever takes something away stores that, then passes a heavy
+        // barrier, then looks at `busy` (`Inner::quiesce`).
+        fence::light();
         Inside { busy }
     }
 }
@@ -324,7 +323,7 @@ fn attach(link: &Link, block: &QpBlock, num: u32, qp: &QpLocal) -> Result<Attach
 }
 
 /// Does one request, now.
-#[inline]
+#[inline(always)]
 fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u32) -> Result<(), Trouble> {
     check_local(qp.pd, op, data)?;
     let PeerQp { link, num, block, attached, .. } = peer;
@@ -436,7 +435,7 @@ fn permit(attached: &Attached, access: Access) -> Result<(), Trouble> {
     if attached.access.contains(access) { Ok(()) } else { Err(both(Status::RemoteInvalidRequest)) }
 }
 
-#[inline]
+#[inline(always)]
 fn take(attached: &mut Attached, block: &QpBlock) -> Result<super::recv::Taken, Trouble> {
     if let Some(slot) = attached.recv.take(block) {
         return Ok(slot);
@@ -450,7 +449,7 @@ fn take(attached: &mut Attached, block: &QpBlock) -> Result<super::recv::Taken, 
     Err(Trouble::NoReceive(attached.rnr_timer))
 }
 
-#[inline]
+#[inline(always)]
 fn received(
     attached: &Attached,
     num: u32,
@@ -515,7 +514,7 @@ pub(super) struct Target<'a> {
 
 impl Target<'_> {
     /// The place that a key and an address name, if they do and it allows `access`. `None` otherwise.
-    #[inline]
+    #[inline(always)]
     fn region(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<Place> {
         let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
         // Acquire, partner: the Release store in `Pd::enter`.
@@ -544,7 +543,7 @@ impl Target<'_> {
     }
 
     /// The place of a WRITE or READ.
-    #[inline]
+    #[inline(always)]
     fn remote(&self, key: u32, addr: u64, len: u32, access: Access) -> Result<Place, Trouble> {
         if len == 0 {
             // As on a NIC, nothing is looked at.
@@ -572,7 +571,7 @@ impl Target<'_> {
     /// # Safety
     ///
     /// `from..from + len` is valid for reads and `to` was checked for `len` bytes.
-    #[inline]
+    #[inline(always)]
     unsafe fn copy_to(&self, to: Place, from: *const u8, len: usize) -> Result<(), Status> {
         match to {
             // SAFETY: the caller's promise. Overlap (a loop to the same memory) yields some mixture, as on a NIC.
@@ -586,7 +585,7 @@ impl Target<'_> {
     }
 
     /// Writes a request's data.
-    #[inline]
+    #[inline(always)]
     fn put(&self, to: Place, data: &Data<'_>) -> Result<(), Trouble> {
         match data {
             // SAFETY: the slice is readable; the place was checked for the whole message.

@@ -121,7 +121,9 @@ pub(super) struct CqHeader {
     pub(super) depth: AtomicU32,
     /// Not zero once a completion was lost. Writer: whoever lost it.
     pub(super) overrun: AtomicU32,
-    pub(super) reserved: [AtomicU64; 7],
+    /// Whether producers have to reckon with each other. Writer: the owner.
+    pub(super) mode: AtomicU64,
+    pub(super) reserved: [AtomicU64; 6],
     /// 1 while the owner sleeps, or is about to; a futex. Writers: owner, and who wakes it.
     pub(super) asleep: AtomicU32,
     pub(super) reserved2: [AtomicU32; 15],

@@ -6,7 +6,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex};
 
-use super::cq::CqShared;
+use super::cq::{CqShared, Side};
 use super::cqring::Entry;
 use super::datapath::{PeerQp, WaitingWr};
 use super::layout::{
@@ -30,6 +30,7 @@ pub(super) struct QpLocal {
     pub(super) inner: Arc<Inner>,
     pub(super) num: u32,
     pub(super) pd: u32,
+    kind: u32,
     pub(super) block: SharedRef<QpBlock>,
     state: AtomicU8,
     /// Connections so far. Changes at reset only.
@@ -95,7 +96,7 @@ impl QpLocal {
     }
 
     pub(super) fn is_datagram(&self) -> bool {
-        matches!(self.recv, Recv::Datagram(_))
+        self.kind == KIND_UD
     }
 
     /// The line of ours that the connected peer writes, and who that is.
@@ -250,6 +251,7 @@ fn create(
             inner: inner.clone(),
             num: key.bits(),
             pd: pd_id,
+            kind,
             block,
             state: AtomicU8::new(QpState::Reset as u8),
             epoch: AtomicU64::new(1),
@@ -262,10 +264,8 @@ fn create(
             peer: Mutex::new(None),
             destroyed: AtomicBool::new(false),
         });
-        qp.send_cq.enroll(&qp);
-        if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
-            qp.recv_cq.enroll(&qp);
-        }
+        qp.send_cq.enroll(&qp, Side::Send);
+        qp.recv_cq.enroll(&qp, Side::Recv);
         Ok(qp)
     })
 }
@@ -276,9 +276,9 @@ fn destroy(qp: &Arc<QpLocal>) {
     qp.destroyed.store(true, Release);
     let quiet = qp.shut();
     qp.inner.service.settle_dead_claims(&qp.inner, qp);
-    qp.send_cq.dismiss(qp);
+    qp.send_cq.dismiss(qp, quiet);
     if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
-        qp.recv_cq.dismiss(qp);
+        qp.recv_cq.dismiss(qp, quiet);
     }
     qp.inner.remove_qp(qp.num, quiet);
     if let (Recv::Own(queue), true) = (&qp.recv, quiet) {
@@ -440,8 +440,11 @@ impl RcQp {
         let local = &self.local;
         self.peer = None;
         self.link = None;
-        // Release: whoever sees RESET sees nothing of what follows; the connection word guards that.
-        local.state.store(QpState::Reset as u8, Release);
+        {
+            // The service pushes the flush marker under this lock, and not after it.
+            let _one_at_a_time = locked(&local.inner.service.healing);
+            local.state.store(QpState::Reset as u8, Release);
+        }
         if !local.shut() {
             local.break_off();
             return Err(DeviceError::Unreachable(

@@ -17,11 +17,11 @@ use super::cqring::{CqRing, Entry};
 use super::layout::{CqeKind, IN_PLACE, LINES_AT, MAX_LINES, PeerLine, RegionKey, short_epoch};
 use super::link::Link;
 use super::qp::{QpLocal, Recv};
-use super::setup::{Inner, barrier, locked};
-use crate::device::{Access, Event, Opcode, Status};
+use super::setup::{Inner, locked};
+use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
-use crate::ring::reservation;
+use crate::ring::{fence, reservation};
 
 /// Connections from peers at most; a device has one per peer device.
 const MAX_PEERS: usize = 4096;
@@ -38,7 +38,7 @@ pub(super) struct Mailbox {
     next_id: AtomicU64,
     /// The claim of whoever holds `healing`.
     claim: AtomicU64,
-    healing: Mutex<()>,
+    pub(super) healing: Mutex<()>,
 }
 
 const LISTENER: u64 = 0;
@@ -414,7 +414,7 @@ fn flushed(inner: &Inner, qp: &Arc<QpLocal>, busy: &mut Option<u64>) -> bool {
         if inner.peer_connected(&gid) {
             let seen = *busy.get_or_insert_with(|| {
                 // The peer has seen that the connection is closed, or we see that it is inside.
-                barrier();
+                fence::heavy();
                 line.busy.load(Acquire)
             });
             // Acquire, partner: the Release store when an operation ends.
@@ -426,6 +426,10 @@ fn flushed(inner: &Inner, qp: &Arc<QpLocal>, busy: &mut Option<u64>) -> bool {
         }
     }
     let _one_at_a_time = locked(&inner.service.healing);
+    // A reset takes the same lock: from here on the queue pair has no peer that could push beside us.
+    if qp.state() != QpState::Error {
+        return true;
+    }
     let done = qp.recv_cq.ring.try_push(&inner.service.claim, &qp.flush_marker());
     if done && matches!(qp.recv, Recv::Shared(_)) {
         inner.emit(Event::LastReceiveTaken(qp.num));
@@ -443,7 +447,7 @@ fn line_cleared(inner: &Inner, index: u32) -> bool {
     {
         return false;
     }
-    for qp in inner.all_qps().into_iter().filter(|qp| qp.block.kind.load(Relaxed) == super::layout::KIND_UD) {
+    for qp in inner.all_qps().into_iter().filter(|qp| qp.is_datagram()) {
         let entry = Entry {
             kind: CqeKind::Reclaim,
             opcode: Opcode::Unspecified,

@@ -8,8 +8,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::thread::{MembarrierCommand, membarrier};
-
 use super::layout::{
     HEAP_AT, Header, IN_PLACE, LINES_AT, MAGIC, MAX_LINES, PeerLine, QpNum, REGIONS_AT, RegionEntry,
     RegionKey,
@@ -20,6 +18,7 @@ use super::{progress, service};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
 use crate::memory::heap::Heap;
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
+use crate::ring::fence;
 
 /// Sizes of a software device.
 #[derive(Clone, Debug)]
@@ -134,8 +133,7 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Device {
     pub(crate) fn open(config: &Config) -> Result<Device, DeviceError> {
-        membarrier(MembarrierCommand::RegisterGlobalExpedited)
-            .map_err(|e| os("membarrier (the software device needs Linux 4.16 or later)")(e.into()))?;
+        fence::register().map_err(os("membarrier (the software device needs Linux 4.16 or later)"))?;
         let mut gid = [0; 16];
         rustix::rand::getrandom(&mut gid, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| os("random name of the device")(e.into()))?;
@@ -371,7 +369,7 @@ impl Inner {
     /// `patience` limits the wait for peers that are alive but do not move (stopped, say); `false` if it ran out.
     pub(super) fn quiesce(&self, patience: Option<Duration>) -> bool {
         // Everybody who did not see our stores has, after this, shown its `busy`.
-        barrier();
+        fence::heavy();
         let mut waiting: Vec<(SharedRef<PeerLine>, u64, [u8; 16])> = Vec::new();
         for qp in self.all_qps() {
             if let Some((line, gid)) = qp.requester() {
@@ -401,14 +399,6 @@ impl Inner {
             std::thread::yield_now();
         }
         true
-    }
-}
-
-/// Makes every running thread of every process with a software device pass a full barrier.
-pub(super) fn barrier() {
-    // Registered at open; it cannot fail after that. If it ever does, the slow global form is as good.
-    if membarrier(MembarrierCommand::GlobalExpedited).is_err() {
-        membarrier(MembarrierCommand::Global).ok();
     }
 }
 
