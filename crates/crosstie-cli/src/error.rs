@@ -51,6 +51,9 @@ pub(crate) enum Error {
         /// What it answered.
         source: std::io::Error,
     },
+    /// Not even the software device works.
+    #[error("the software device does not work here: the table says why")]
+    NoSoftwareDevice,
     /// The figures are there, but some of the data was wrong.
     #[error("{0} messages carried wrong data: report this as a bug, with the command line")]
     WrongData(u64),

@@ -3,7 +3,10 @@
 //! Exit status: 0 done, 1 the work failed, 2 the command line is wrong. Errors are one line on standard error.
 
 mod bench;
+mod doctor;
 mod error;
+mod table;
+mod tour;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -25,6 +28,15 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// What this machine offers, what is missing, and the command that mends it.
+    Doctor {
+        /// Print one JSON object instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// For the doctor's own child: read a word of the parent's memory.
+        #[arg(long, hide = true, value_name = "ADDRESS")]
+        read_parent: Option<usize>,
+    },
     /// One measurement, beside what the machine itself allows.
     #[command(subcommand)]
     Bench(Bench),
@@ -42,7 +54,9 @@ fn main() -> ExitCode {
         Err(error) => return answer(&error),
     };
     let done = match command {
-        None => Ok(()),
+        None => tour::run(),
+        Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
+        Some(Command::Doctor { json, .. }) => doctor::run(json),
         Some(Command::Bench(Bench::Device(arguments))) => bench_device(&arguments),
     };
     match done {
@@ -57,13 +71,14 @@ fn main() -> ExitCode {
 fn bench_device(arguments: &device::Arguments) -> Result<(), Error> {
     let plan = Plan::new(arguments)?;
     let Some(report) = device::run(&plan)? else { return Ok(()) };
-    if arguments.json {
-        let json = serde_json::to_string(&report).map_err(|source| Error::Os { what: "JSON", source: source.into() })?;
-        print(&format!("{json}\n"))?;
-    } else {
-        print(&report.table())?;
-    }
+    print(&if arguments.json { json(&report)? } else { report.table() })?;
     if report.errors > 0 { Err(Error::WrongData(report.errors)) } else { Ok(()) }
+}
+
+/// One object, one line.
+fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    let text = serde_json::to_string(value);
+    text.map(|text| text + "\n").map_err(|source| Error::Os { what: "JSON", source: source.into() })
 }
 
 /// To standard output; a reader that went away is an error, not a panic.
@@ -81,7 +96,9 @@ fn answer(error: &clap::Error) -> ExitCode {
     let told: Vec<&str> = text
         .lines()
         .map(|line| line.trim().trim_start_matches("error: "))
-        .filter(|line| !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| {
+            !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information")
+        })
         .collect();
     eprintln!("crosstie: {} (try --help)", told.join(" "));
     ExitCode::from(2)

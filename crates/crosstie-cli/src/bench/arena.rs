@@ -33,7 +33,9 @@ unsafe impl Sync for Arena {}
 impl Arena {
     /// A new one, which processes started from here inherit.
     pub(crate) fn create(len: usize) -> Result<Arena, Error> {
-        let file = File::from(memfd_create("crosstie-bench", MemfdFlags::empty()).map_err(Error::os("memfd_create"))?);
+        let file = File::from(
+            memfd_create("crosstie-bench", MemfdFlags::empty()).map_err(Error::os("memfd_create"))?,
+        );
         ftruncate(&file, len as u64).map_err(Error::os("sizing the memory for the limits"))?;
         Arena::map(file, len)
     }
@@ -44,7 +46,8 @@ impl Arena {
             return Ok(None);
         };
         let opened = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"));
-        let file = opened.map_err(|source| Error::Os { what: "the parent's memory for the limits", source })?;
+        let file =
+            opened.map_err(|source| Error::Os { what: "the parent's memory for the limits", source })?;
         Arena::map(file, len).map(Some)
     }
 

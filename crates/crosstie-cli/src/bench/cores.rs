@@ -17,7 +17,8 @@ pub(crate) fn pair() -> Result<Option<[usize; 2]>, Error> {
     let allowed = allowed()?;
     let [first, rest @ ..] = allowed.as_slice() else { return Ok(None) };
     let siblings = siblings(*first);
-    let second = rest.iter().find(|cpu| siblings.is_none() || siblings != self::siblings(**cpu)).or(rest.first());
+    let second =
+        rest.iter().find(|cpu| siblings.is_none() || siblings != self::siblings(**cpu)).or(rest.first());
     Ok(second.map(|second| [*first, *second]))
 }
 

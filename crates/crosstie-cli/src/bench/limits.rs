@@ -17,6 +17,8 @@ use core::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
+use crosstie::telemetry::Histogram;
+
 use super::arena::Arena;
 use super::patience::Patience;
 use crate::error::Error;
@@ -44,10 +46,6 @@ pub(crate) struct Pace {
 impl Pace {
     pub(crate) fn per_second(&self) -> f64 {
         self.turns as f64 / self.time.as_secs_f64()
-    }
-
-    pub(crate) fn nanoseconds(&self) -> f64 {
-        1e9 / self.per_second()
     }
 }
 
@@ -82,18 +80,45 @@ impl<'a> Plain<'a> {
 
     pub(crate) fn new(arena: &'a Arena, payload: usize, depth: usize, patience: Patience) -> Plain<'a> {
         let per_look = if payload < 4096 { 64 } else { 1 };
-        Plain { arena, payload, depth, patience, per_look, line: 0, seq: 0, slot: 0, message: vec![1; payload] }
+        Plain {
+            arena,
+            payload,
+            depth,
+            patience,
+            per_look,
+            line: 0,
+            seq: 0,
+            slot: 0,
+            message: vec![1; payload],
+        }
     }
 
-    /// One cache line back and forth.
-    pub(crate) fn lead_line(&mut self, slice: Duration) -> Result<Pace, Error> {
-        self.turns(64, slice, |plain, end| {
-            plain.line += 1;
-            // Release, partner: the Acquire in `follow_line`.
-            plain.arena.word(PING).store(plain.line | end, Release);
-            await_number(plain.arena.word(PONG), plain.line, &mut plain.patience)?;
-            Ok(())
-        })
+    /// Turns of the one-line ping-pong that `lead_line` times together.
+    pub(crate) const LINES: u64 = 64;
+
+    /// One cache line back and forth; records how long every [`Plain::LINES`] turns took.
+    pub(crate) fn lead_line(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
+        let begin = Instant::now();
+        let mut last = begin;
+        loop {
+            for _ in 0..Self::LINES {
+                self.line_turn(0)?;
+            }
+            let now = Instant::now();
+            times.record((now - last).as_nanos() as u64);
+            last = now;
+            if now - begin >= slice {
+                return self.line_turn(END);
+            }
+        }
+    }
+
+    #[inline]
+    fn line_turn(&mut self, end: u64) -> Result<(), Error> {
+        self.line += 1;
+        // Release, partner: the Acquire in `follow_line`.
+        self.arena.word(PING).store(self.line | end, Release);
+        await_number(self.arena.word(PONG), self.line, &mut self.patience).map(drop)
     }
 
     /// The other side of [`Plain::lead_line`].
@@ -101,7 +126,7 @@ impl<'a> Plain<'a> {
         loop {
             self.line += 1;
             let end = await_number(self.arena.word(PING), self.line, &mut self.patience)?;
-            // Release, partner: the Acquire in `lead_line`.
+            // Release, partner: the Acquire in `line_turn`.
             self.arena.word(PONG).store(self.line, Release);
             if end {
                 return Ok(());
@@ -315,7 +340,8 @@ impl Memcpy {
         let begin = Instant::now();
         let mut turns = 0;
         loop {
-            for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload)) {
+            for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload))
+            {
                 black_box(&mut *to).copy_from_slice(from);
                 turns += 1;
             }

@@ -1,7 +1,7 @@
 //! `crosstie bench NAME`: one measurement each.
 
 mod arena;
-mod cores;
+pub(crate) mod cores;
 pub(crate) mod device;
 mod limits;
 mod meeting;

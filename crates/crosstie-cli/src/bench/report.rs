@@ -7,6 +7,7 @@ use crosstie::telemetry::{Counters, Histogram};
 use serde::Serialize;
 
 use super::device::{Op, Plan};
+use crate::table;
 
 /// Everything a benchmark measured.
 pub(crate) struct Figures<'a> {
@@ -131,12 +132,13 @@ impl Report {
         for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
             rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
         }
-        let counters: Vec<String> = self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let counters: Vec<String> =
+            self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
             "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
              limit: the plainest code for the same exchange; for p50, one cache line there and back; for bytes, memcpy\n",
             self.title(),
-            aligned(&rows),
+            table::figures(&rows),
             self.ops,
             self.seconds,
             self.errors,
@@ -146,7 +148,8 @@ impl Report {
 
     /// A row of a table of several benchmarks, see [`Report::HEADER`].
     pub(crate) fn row(&self) -> [String; 9] {
-        let or_none = |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| format!("{figure:.2}"));
+        let or_none =
+            |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| format!("{figure:.2}"));
         [
             self.op.name().into(),
             self.payload.to_string(),
@@ -177,22 +180,6 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Columns of equal width, the first to the left and the others to the right.
-pub(crate) fn aligned<const N: usize, T: Display>(rows: &[[T; N]]) -> String {
-    let cells: Vec<[String; N]> = rows.iter().map(|row| std::array::from_fn(|at| row[at].to_string())).collect();
-    let width = |at: usize| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in &cells {
-        let padded = row.iter().zip(widths).enumerate().map(|(at, (cell, width))| {
-            if at == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") }
-        });
-        text.push_str(padded.collect::<String>().trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 /// A figure with three digits and a unit.
 fn scaled(figure: f64) -> String {
     struct Scaled(f64);
@@ -204,7 +191,13 @@ fn scaled(figure: f64) -> String {
                 x if x >= 1e3 => (x / 1e3, "k"),
                 x => (x, ""),
             };
-            let digits = if figure >= 99.95 { 0 } else if figure >= 9.995 { 1 } else { 2 };
+            let digits = if figure >= 99.95 {
+                0
+            } else if figure >= 9.995 {
+                1
+            } else {
+                2
+            };
             write!(f, "{figure:.digits$} {unit}")
         }
     }

@@ -141,7 +141,10 @@ mod tests {
         for value in telling_values() {
             let reported = middle(bucket(value));
             assert_eq!(bucket(reported), bucket(value), "{value} reported as {reported}");
-            assert!(reported.abs_diff(value) as f64 <= value as f64 / 128.0, "{value} reported as {reported}");
+            assert!(
+                reported.abs_diff(value) as f64 <= value as f64 / 128.0,
+                "{value} reported as {reported}"
+            );
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
@@ -170,7 +173,10 @@ mod tests {
         for q in [0.0, 0.001, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0] {
             let rank = ((q * values.len() as f64).ceil() as usize).max(1);
             let (exact, reported) = (values[rank - 1], histogram.quantile(q).unwrap());
-            assert!(reported.abs_diff(exact) as f64 <= exact as f64 / 128.0, "{q}: {exact} reported as {reported}");
+            assert!(
+                reported.abs_diff(exact) as f64 <= exact as f64 / 128.0,
+                "{q}: {exact} reported as {reported}"
+            );
         }
     }
 
@@ -178,7 +184,11 @@ mod tests {
     fn merging_is_recording_together() {
         let (mut left, mut right, mut both) = (Histogram::new(), Histogram::new(), Histogram::new());
         for value in telling_values() {
-            if value % 2 == 0 { left.record(value) } else { right.record(value) }
+            if value % 2 == 0 {
+                left.record(value)
+            } else {
+                right.record(value)
+            }
             both.record(value);
         }
         left.merge(&right);

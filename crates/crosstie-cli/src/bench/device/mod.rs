@@ -54,7 +54,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
             job.finish()?;
             Ok(report)
         }
-        size => Err(Error::Usage(format!("bench device has two sides, but this job has {size} ranks: start 2"))),
+        size => {
+            Err(Error::Usage(format!("bench device has two sides, but this job has {size} ranks: start 2")))
+        }
     }
 }
 
@@ -79,7 +81,8 @@ fn in_threads(plan: &Plan, arena: &Arena) -> Result<Option<Report>, Error> {
 /// So that pinning ends with the measurement.
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
-    std::thread::scope(|scope| join(scope.spawn(work))).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    std::thread::scope(|scope| join(scope.spawn(work)))
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// What the leading side measured.
@@ -87,7 +90,8 @@ fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 struct Measured {
     latency: Histogram,
     ours: Vec<Pace>,
-    line: Vec<Pace>,
+    /// Of [`Plain::LINES`] turns each.
+    lines: Histogram,
     plain: Vec<Pace>,
     memcpy: Vec<Pace>,
 }
@@ -128,7 +132,8 @@ fn take_part(
     meeting.keep_step(pinned)?;
 
     let mut plain = arena.map(|arena| Plain::new(arena, plan.payload, plan.depth, patience));
-    let mut memcpy = (meeting.leads() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
+    let mut memcpy =
+        (meeting.leads() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
     let (count, slice) = plan.slices();
     let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
     let mut measured = Measured::default();
@@ -167,7 +172,7 @@ fn round(
     memcpy: Option<&mut Memcpy>,
     measured: &mut Measured,
 ) -> Result<(), Error> {
-    let Measured { latency, ours, line, plain: exchanged, memcpy: copied } = measured;
+    let Measured { latency, ours, lines, plain: exchanged, memcpy: copied } = measured;
     let leads = meeting.leads();
     let mine = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
         (true, _, true) => side.lead_ping_pong(slice, latency).map(|pace| ours.push(pace)),
@@ -179,11 +184,7 @@ fn round(
     };
     meeting.keep_step(mine)?;
     let Some(plain) = plain else { return Ok(()) };
-    let mine = if leads {
-        plain.lead_line(slice / 3).map(|pace| line.push(pace))
-    } else {
-        plain.follow_line()
-    };
+    let mine = if leads { plain.lead_line(slice / 3, lines) } else { plain.follow_line() };
     meeting.keep_step(mine)?;
     let slice = slice / 2;
     let mine = match (leads, plan.op, plan.is_ping_pong()) {
@@ -204,8 +205,14 @@ fn round(
     meeting.keep_step(Ok(()))
 }
 
-fn report(plan: &Plan, cores: Option<[usize; 2]>, measured: &Measured, counters: Counters, errors: u64) -> Report {
-    let Measured { latency, ours, line, plain, memcpy } = measured;
+fn report(
+    plan: &Plan,
+    cores: Option<[usize; 2]>,
+    measured: &Measured,
+    counters: Counters,
+    errors: u64,
+) -> Report {
+    let Measured { latency, ours, lines, plain, memcpy } = measured;
     let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
     let bytes = |ops: Option<f64>| ops.filter(|_| plan.payload >= LARGE).map(|ops| ops * plan.payload as f64);
     let ops_per_s = per_second(ours).unwrap_or(0.0);
@@ -216,7 +223,7 @@ fn report(plan: &Plan, cores: Option<[usize; 2]>, measured: &Measured, counters:
         latency,
         errors,
         counters,
-        limit_ns: median(line.iter().map(Pace::nanoseconds)),
+        limit_ns: lines.quantile(0.5).map(|ns| ns as f64 / Plain::LINES as f64),
         limit_ops_per_s: per_second(plain),
         bytes_per_s: bytes(Some(ops_per_s)),
         limit_bytes_per_s: bytes(per_second(memcpy)),

@@ -104,7 +104,10 @@ impl Plan {
             [one] => [one.clone(), one.clone()],
             [left, right] => [left.clone(), right.clone()],
             more => {
-                return usage(format!("--device names {} devices: give one, or one for each side", more.len()));
+                return usage(format!(
+                    "--device names {} devices: give one, or one for each side",
+                    more.len()
+                ));
             }
         };
         if !(duration > 0.0 && duration <= MAX_SECONDS) {
@@ -140,18 +143,24 @@ impl Plan {
         let attr = device.attr();
         let deepest = (attr.max_qp_wr.min(attr.max_cqe) / 2) as usize;
         if self.depth > deepest {
-            return Err(Error::Usage(format!("--queue-depth {}: this device has at most {deepest}", self.depth)));
+            return Err(Error::Usage(format!(
+                "--queue-depth {}: this device has at most {deepest}",
+                self.depth
+            )));
         }
         if self.payload as u64 > attr.max_message {
             let (payload, max) = (self.payload, attr.max_message);
-            return Err(Error::Usage(format!("--payload {payload}: this device carries at most {max} bytes")));
+            return Err(Error::Usage(format!(
+                "--payload {payload}: this device carries at most {max} bytes"
+            )));
         }
         Ok(())
     }
 
     /// Whether requests carry their bytes themselves.
     pub(crate) fn is_inline(&self, device: &Device) -> bool {
-        matches!(self.op, Op::Write | Op::WriteImm | Op::Send) && self.payload <= Plan::max_inline(device) as usize
+        matches!(self.op, Op::Write | Op::WriteImm | Op::Send)
+            && self.payload <= Plan::max_inline(device) as usize
     }
 
     pub(crate) fn max_inline(device: &Device) -> u32 {

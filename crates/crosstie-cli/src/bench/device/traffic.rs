@@ -171,9 +171,11 @@ impl Traffic {
                 let at = step(slot, *depth);
                 let op = match op {
                     Op::Read => SendOp::Read(peer.slot(*payload, at)),
-                    Op::Cas => {
-                        SendOp::CompareSwap { remote: peer.slot(*payload, 0), compare: *sent, swap: *sent + 1 }
-                    }
+                    Op::Cas => SendOp::CompareSwap {
+                        remote: peer.slot(*payload, 0),
+                        compare: *sent,
+                        swap: *sent + 1,
+                    },
                     Op::Faa => SendOp::FetchAdd { remote: peer.slot(*payload, 0), add: 1 },
                     _ => SendOp::Write(peer.slot(*payload, at)),
                 };
