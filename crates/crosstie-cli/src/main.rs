@@ -1,2 +1,105 @@
-//! The program `crosstie`.
-fn main() {}
+//! The program `crosstie`: what this machine offers, and how fast it is.
+//!
+//! Exit status: 0 done, 1 the work failed, 2 the command line is wrong. Errors are one line on standard error.
+
+mod bench;
+mod doctor;
+mod error;
+mod table;
+mod tour;
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use bench::device::{self, Plan};
+use error::Error;
+
+/// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
+///
+/// Without a command: a tour of the benchmarks between two processes on the software device.
+#[derive(Debug, Parser)]
+#[command(name = "crosstie", version)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What this machine offers, what is missing, and the command that mends it.
+    Doctor {
+        /// Print one JSON object instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// For the doctor's own child: read a word of the parent's memory.
+        #[arg(long, hide = true, value_name = "ADDRESS")]
+        read_parent: Option<usize>,
+    },
+    /// One measurement, beside what the machine itself allows.
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Operations of one connected queue pair.
+    Device(device::Arguments),
+}
+
+fn main() -> ExitCode {
+    let command = match CommandLine::try_parse() {
+        Ok(line) => line.command,
+        Err(error) => return answer(&error),
+    };
+    let done = match command {
+        None => tour::run(),
+        Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
+        Some(Command::Doctor { json, .. }) => doctor::run(json),
+        Some(Command::Bench(Bench::Device(arguments))) => bench_device(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crosstie: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+fn bench_device(arguments: &device::Arguments) -> Result<(), Error> {
+    let plan = Plan::new(arguments)?;
+    let Some(report) = device::run(&plan)? else { return Ok(()) };
+    print(&if arguments.json { json(&report)? } else { report.table() })?;
+    if report.errors > 0 { Err(Error::WrongData(report.errors)) } else { Ok(()) }
+}
+
+/// One object, one line.
+fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    let text = serde_json::to_string(value);
+    text.map(|text| text + "\n").map_err(|source| Error::Os { what: "JSON", source: source.into() })
+}
+
+/// To standard output; a reader that went away is an error, not a panic.
+fn print(text: &str) -> Result<(), Error> {
+    let written = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
+    written.map_err(|source| Error::Os { what: "standard output", source })
+}
+
+/// Help as it is; what is wrong with a command line as one line.
+fn answer(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        return print(&error.render().to_string()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    let text = error.render().to_string();
+    let told: Vec<&str> = text
+        .lines()
+        .map(|line| line.trim().trim_start_matches("error: "))
+        .filter(|line| {
+            !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information")
+        })
+        .collect();
+    eprintln!("crosstie: {} (try --help)", told.join(" "));
+    ExitCode::from(2)
+}

@@ -2,9 +2,10 @@
 //! shared memory.
 //!
 //! Start with [`device`]: it explains the contract that everything else stands on. [`bootstrap`] gets the processes of a
-//! job to know each other.
+//! job to know each other, [`telemetry`] counts and times.
 
 pub mod bootstrap;
 pub mod device;
 mod memory;
 mod ring;
+pub mod telemetry;

@@ -1,0 +1,237 @@
+//! `crosstie bench device`: operations of one connected queue pair, beside what the machine allows.
+//!
+//! Two sides, threads or processes, each kept on a core of its own. The run is cut into slices: ours, one cache line there and
+//! back, the plainest code that makes the same exchange, memcpy; then again. So all of them see the same weather, and
+//! the medians over the slices can be compared.
+
+mod outgoing;
+mod plan;
+mod side;
+mod traffic;
+
+use std::time::Duration;
+
+use crosstie::bootstrap::{self, Bootstrap, Limits, local};
+use crosstie::device::Device;
+use crosstie::telemetry::{Counters, Histogram};
+use zerocopy::IntoBytes;
+
+pub(crate) use plan::{Arguments, Op, Plan};
+use side::Side;
+use traffic::Traffic;
+
+use super::arena::{self, Arena};
+use super::cores;
+use super::limits::{Memcpy, Pace, Plain};
+use super::meeting::Meeting;
+use super::patience::Patience;
+use super::progress::Progress;
+use super::report::{Figures, Report, median};
+use crate::error::Error;
+
+/// From this payload on, bytes per second are of interest.
+const LARGE: usize = 4096;
+
+/// Measures, and reports where this process leads.
+pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
+    let mut job = bootstrap::from_env()?;
+    let arena_len = Plain::arena_len(plan.payload, plan.depth);
+    match job.size() {
+        1 if plan.processes => {
+            let arena = Arena::create(arena_len)?;
+            let mut job = local::Launch::new(2)
+                .arguments(plan.command_line())
+                .variable(arena::VARIABLE, arena.descriptor())
+                .start()?;
+            let report = on_own_thread(|| take_part(plan, &mut job, Some(&arena), None))?;
+            job.finish()?;
+            Ok(report)
+        }
+        1 => in_threads(plan, &Arena::create(arena_len)?),
+        2 => {
+            let arena = Arena::inherited(arena_len)?;
+            let report = take_part(plan, job.as_mut(), arena.as_ref(), None)?;
+            job.finish()?;
+            Ok(report)
+        }
+        size => {
+            Err(Error::Usage(format!("bench device has two sides, but this job has {size} ranks: start 2")))
+        }
+    }
+}
+
+/// Both sides in this process, on one device if they name the same.
+fn in_threads(plan: &Plan, arena: &Arena) -> Result<Option<Report>, Error> {
+    let [left, right] = &plan.specs;
+    let first = Device::open(left)?;
+    let second = if left == right { first.clone() } else { Device::open(right)? };
+    let mut members = local::threads(2, Limits::default())?.into_iter();
+    let (Some(mut leader), Some(mut follower)) = (members.next(), members.next()) else {
+        return Err(Error::Protocol);
+    };
+    std::thread::scope(|scope| {
+        let follower = scope.spawn(move || take_part(plan, &mut follower, Some(arena), Some(second)));
+        let report = on_own_thread(|| take_part(plan, &mut leader, Some(arena), Some(first)));
+        let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // What the follower has to complain of, the leader has heard.
+        report.and_then(|report| followed.map(|_| report))
+    })
+}
+
+/// So that pinning ends with the measurement.
+fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
+    std::thread::scope(|scope| join(scope.spawn(work)))
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// What the leading side measured.
+#[derive(Default)]
+struct Measured {
+    latency: Histogram,
+    ours: Vec<Pace>,
+    /// Of [`Plain::LINES`] turns each.
+    lines: Histogram,
+    plain: Vec<Pace>,
+    memcpy: Vec<Pace>,
+}
+
+/// One side, from opening the device to the report.
+fn take_part(
+    plan: &Plan,
+    job: &mut dyn Bootstrap,
+    arena: Option<&Arena>,
+    device: Option<Device>,
+) -> Result<Option<Report>, Error> {
+    let mut meeting = Meeting::new(job);
+    let cores = cores::pair()?;
+    let patience = Patience::new(cores.is_some());
+    let rank = usize::from(!meeting.leads());
+    let opened = || {
+        // Before pinning: threads of the device may run anywhere.
+        let device = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok)?;
+        Side::new(plan, &device, patience)
+    };
+    let opened = opened();
+    let card = opened.as_ref().map(|side| side.card().as_bytes().to_vec());
+    let mut side = match card {
+        Ok(card) => {
+            let theirs = meeting.exchange(Ok(card))?;
+            let mut side = opened?;
+            let connected = side.connect(&theirs);
+            meeting.keep_step(connected)?;
+            Traffic::new(side)
+        }
+        Err(_) => {
+            let error = opened.err().unwrap_or(Error::Protocol);
+            meeting.exchange(Err(error))?;
+            return Err(Error::Protocol);
+        }
+    };
+    let pinned = cores.map_or(Ok(()), |cores| cores::pin(cores[rank]));
+    meeting.keep_step(pinned)?;
+
+    let mut plain = arena.map(|arena| Plain::new(arena, plan.payload, plan.depth, patience));
+    let mut memcpy =
+        (meeting.leads() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
+    let (count, slice) = plan.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
+    let mut measured = Measured::default();
+    for at in 0..=count {
+        if at == 1 {
+            // What came before was to warm up.
+            measured = Measured::default();
+            side.side.out.counters = Counters::default();
+        }
+        round(plan, slice, &mut meeting, &mut side, plain.as_mut(), memcpy.as_mut(), &mut measured)?;
+        progress.show(u64::from(at));
+    }
+    drop(progress);
+
+    let counters = side.side.out.counters;
+    let words: Vec<u64> = counters.words().into_iter().chain([side.side.errors]).collect();
+    let theirs = meeting.exchange(Ok(words.as_bytes().to_vec()))?;
+    if !meeting.leads() {
+        return Ok(None);
+    }
+    let mut both = counters;
+    let theirs: Vec<u64> =
+        theirs.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+    let [words @ .., errors] = theirs.as_slice() else { return Err(Error::Protocol) };
+    both += Counters::from_words(words.try_into().map_err(|_| Error::Protocol)?);
+    Ok(Some(report(plan, cores, &measured, both, side.side.errors + errors)))
+}
+
+/// One slice of everything.
+fn round(
+    plan: &Plan,
+    slice: Duration,
+    meeting: &mut Meeting<'_>,
+    side: &mut Traffic,
+    plain: Option<&mut Plain<'_>>,
+    memcpy: Option<&mut Memcpy>,
+    measured: &mut Measured,
+) -> Result<(), Error> {
+    let Measured { latency, ours, lines, plain: exchanged, memcpy: copied } = measured;
+    let leads = meeting.leads();
+    let mine = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
+        (true, _, true) => side.lead_ping_pong(slice, latency).map(|pace| ours.push(pace)),
+        (true, true, false) => side.lead_stream(slice, latency).map(|pace| ours.push(pace)),
+        (true, false, _) => side.lead_one_sided(slice, latency).map(|pace| ours.push(pace)),
+        (false, _, true) => side.follow_ping_pong(),
+        (false, true, false) => side.follow_stream(),
+        (false, false, _) => Ok(()),
+    };
+    meeting.keep_step(mine)?;
+    let Some(plain) = plain else { return Ok(()) };
+    let mine = if leads { plain.lead_line(slice / 3, lines) } else { plain.follow_line() };
+    meeting.keep_step(mine)?;
+    let slice = slice / 2;
+    let mine = match (leads, plan.op, plan.is_ping_pong()) {
+        (true, _, true) => plain.lead_ping_pong(slice).map(|pace| exchanged.push(pace)),
+        (true, Op::WriteImm | Op::Send, _) => plain.lead_stream(slice).map(|pace| exchanged.push(pace)),
+        (true, Op::Write, _) => plain.write(slice).map(|pace| exchanged.push(pace)),
+        (true, Op::Read, _) => plain.read(slice).map(|pace| exchanged.push(pace)),
+        (true, Op::Cas, _) => plain.compare_swap(slice).map(|pace| exchanged.push(pace)),
+        (true, Op::Faa, _) => plain.fetch_add(slice).map(|pace| exchanged.push(pace)),
+        (false, _, true) => plain.follow_ping_pong(),
+        (false, Op::WriteImm | Op::Send, _) => plain.follow_stream(),
+        (false, ..) => Ok(()),
+    };
+    meeting.keep_step(mine)?;
+    if let Some(memcpy) = memcpy {
+        copied.push(memcpy.run(slice));
+    }
+    meeting.keep_step(Ok(()))
+}
+
+fn report(
+    plan: &Plan,
+    cores: Option<[usize; 2]>,
+    measured: &Measured,
+    counters: Counters,
+    errors: u64,
+) -> Report {
+    let Measured { latency, ours, lines, plain, memcpy } = measured;
+    let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
+    let bytes = |ops: Option<f64>| ops.filter(|_| plan.payload >= LARGE).map(|ops| ops * plan.payload as f64);
+    let ops_per_s = per_second(ours).unwrap_or(0.0);
+    let figures = Figures {
+        ops: ours.iter().map(|pace| pace.turns).sum(),
+        seconds: ours.iter().map(|pace| pace.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s,
+        latency,
+        errors,
+        counters,
+        limit_ns: lines.quantile(0.5).map(|ns| ns as f64 / Plain::LINES as f64),
+        limit_ops_per_s: per_second(plain),
+        bytes_per_s: bytes(Some(ops_per_s)),
+        limit_bytes_per_s: bytes(per_second(memcpy)),
+    };
+    Report::new(plan, cores, &figures)
+}
+
+/// What is measured, in words.
+pub(crate) fn describe(plan: &Plan) -> String {
+    format!("{} {} B depth {}", plan.op.name(), plan.payload, plan.depth)
+}

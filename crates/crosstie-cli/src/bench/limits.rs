@@ -1,0 +1,358 @@
+//! What the machine itself allows: the plainest code that makes the same exchange between the same two cores.
+//!
+//! No checks, no rights, no errors, no death of a peer, one sender, one receiver: what a reader would write to embarrass
+//! the library. Both sides call the function of the same name in the same order; the leading side ends a slice when its
+//! time is over. Words only ever grow, so slices follow each other without a reset.
+//!
+//! ```text
+//! arena   0 ping | 128 pong | 256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
+//! ```
+//!
+//! An entry is a line with the number of its message, published after the payload, as a completion is.
+
+use core::hint::black_box;
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Release, SeqCst},
+};
+use std::time::{Duration, Instant};
+
+use crosstie::telemetry::Histogram;
+
+use super::arena::Arena;
+use super::patience::Patience;
+use crate::error::Error;
+
+const PING: usize = 0;
+const PONG: usize = 128;
+const CONSUMED: usize = 256;
+const WORD: usize = 384;
+const RINGS: usize = 4096;
+const ENTRY: usize = 64;
+
+/// Marks the number of the last message of a slice.
+const END: u64 = 1 << 63;
+
+/// What a receiver reads of a payload: its first line.
+pub(crate) const LOOKED_AT: usize = 64;
+
+/// How often, in how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) turns: u64,
+    pub(crate) time: Duration,
+}
+
+impl Pace {
+    pub(crate) fn per_second(&self) -> f64 {
+        self.turns as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// Which way a message goes.
+#[derive(Clone, Copy)]
+enum Way {
+    There,
+    Back,
+}
+
+/// One side of the plain code.
+pub(crate) struct Plain<'a> {
+    arena: &'a Arena,
+    payload: usize,
+    depth: usize,
+    patience: Patience,
+    /// Turns between looks at the clock.
+    per_look: u64,
+    /// Turns of the one-line ping-pong so far.
+    line: u64,
+    /// Messages so far, and the place of the next one.
+    seq: u64,
+    slot: usize,
+    message: Vec<u8>,
+}
+
+impl<'a> Plain<'a> {
+    /// How much memory it takes.
+    pub(crate) fn arena_len(payload: usize, depth: usize) -> usize {
+        RINGS + 2 * depth * (ENTRY + stride(payload))
+    }
+
+    pub(crate) fn new(arena: &'a Arena, payload: usize, depth: usize, patience: Patience) -> Plain<'a> {
+        let per_look = if payload < 4096 { 64 } else { 1 };
+        Plain {
+            arena,
+            payload,
+            depth,
+            patience,
+            per_look,
+            line: 0,
+            seq: 0,
+            slot: 0,
+            message: vec![1; payload],
+        }
+    }
+
+    /// Turns of the one-line ping-pong that `lead_line` times together.
+    pub(crate) const LINES: u64 = 64;
+
+    /// One cache line back and forth; records how long every [`Plain::LINES`] turns took.
+    pub(crate) fn lead_line(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
+        let begin = Instant::now();
+        let mut last = begin;
+        loop {
+            for _ in 0..Self::LINES {
+                self.line_turn(0)?;
+            }
+            let now = Instant::now();
+            times.record((now - last).as_nanos() as u64);
+            last = now;
+            if now - begin >= slice {
+                return self.line_turn(END);
+            }
+        }
+    }
+
+    #[inline]
+    fn line_turn(&mut self, end: u64) -> Result<(), Error> {
+        self.line += 1;
+        // Release, partner: the Acquire in `follow_line`.
+        self.arena.word(PING).store(self.line | end, Release);
+        await_number(self.arena.word(PONG), self.line, &mut self.patience).map(drop)
+    }
+
+    /// The other side of [`Plain::lead_line`].
+    pub(crate) fn follow_line(&mut self) -> Result<(), Error> {
+        loop {
+            self.line += 1;
+            let end = await_number(self.arena.word(PING), self.line, &mut self.patience)?;
+            // Release, partner: the Acquire in `line_turn`.
+            self.arena.word(PONG).store(self.line, Release);
+            if end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A message there, a message back.
+    pub(crate) fn lead_ping_pong(&mut self, slice: Duration) -> Result<Pace, Error> {
+        self.turns(self.per_look, slice, |plain, end| {
+            plain.seq += 1;
+            plain.send(Way::There, end);
+            plain.receive(Way::Back)?;
+            Ok(())
+        })
+    }
+
+    /// The other side of [`Plain::lead_ping_pong`].
+    pub(crate) fn follow_ping_pong(&mut self) -> Result<(), Error> {
+        loop {
+            self.seq += 1;
+            let end = self.receive(Way::There)?;
+            self.send(Way::Back, 0);
+            if end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Messages one way, no more than the depth ahead of the receiver.
+    pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Pace, Error> {
+        let mut consumed = self.seq;
+        let depth = self.depth as u64;
+        let pace = self.turns(self.per_look, slice, |plain, end| {
+            while plain.seq - consumed >= depth {
+                // Acquire, partner: the Release in `follow_stream`. The places are free.
+                consumed = plain.arena.word(CONSUMED).load(Acquire);
+                plain.patience.idle()?;
+            }
+            plain.patience.reset();
+            plain.seq += 1;
+            plain.send(Way::There, end);
+            plain.advance();
+            Ok(())
+        })?;
+        await_number(self.arena.word(CONSUMED), self.seq, &mut self.patience)?;
+        Ok(pace)
+    }
+
+    /// The other side of [`Plain::lead_stream`]: tells every quarter of the depth what it has consumed.
+    pub(crate) fn follow_stream(&mut self) -> Result<(), Error> {
+        let quarter = (self.depth as u64 / 4).max(1);
+        let mut told = self.seq;
+        loop {
+            self.seq += 1;
+            let end = self.receive(Way::There)?;
+            self.advance();
+            if end || self.seq - told >= quarter {
+                told = self.seq;
+                // Release, partner: the Acquire in `lead_stream`.
+                self.arena.word(CONSUMED).store(told, Release);
+            }
+            if end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Bytes into memory that the other side maps.
+    pub(crate) fn write(&mut self, slice: Duration) -> Result<Pace, Error> {
+        self.turns(self.per_look, slice, |plain, _| {
+            plain.seq += 1;
+            plain.arena.put(plain.payload_at(Way::There), plain.numbered());
+            plain.advance();
+            Ok(())
+        })
+    }
+
+    /// Bytes out of memory that the other side maps.
+    pub(crate) fn read(&mut self, slice: Duration) -> Result<Pace, Error> {
+        self.turns(self.per_look, slice, |plain, _| {
+            plain.arena.get(plain.payload_at(Way::There), &mut plain.message);
+            black_box(&mut plain.message);
+            plain.advance();
+            Ok(())
+        })
+    }
+
+    /// Compare-and-swap on a word that the other side maps.
+    pub(crate) fn compare_swap(&mut self, slice: Duration) -> Result<Pace, Error> {
+        let mut value = self.arena.word(WORD).load(Acquire);
+        self.turns(self.per_look, slice, |plain, _| {
+            if plain.arena.word(WORD).compare_exchange(value, value + 1, SeqCst, SeqCst).is_ok() {
+                value += 1;
+            }
+            Ok(())
+        })
+    }
+
+    /// Fetch-and-add on a word that the other side maps.
+    pub(crate) fn fetch_add(&mut self, slice: Duration) -> Result<Pace, Error> {
+        self.turns(self.per_look, slice, |plain, _| {
+            black_box(plain.arena.word(WORD).fetch_add(1, SeqCst));
+            Ok(())
+        })
+    }
+
+    /// Makes turns until the time is over; the last one is marked.
+    #[inline(always)]
+    fn turns(
+        &mut self,
+        per_look: u64,
+        slice: Duration,
+        mut turn: impl FnMut(&mut Self, u64) -> Result<(), Error>,
+    ) -> Result<Pace, Error> {
+        let begin = Instant::now();
+        let mut turns = 0;
+        loop {
+            for _ in 0..per_look {
+                turn(self, 0)?;
+            }
+            turns += per_look;
+            let time = begin.elapsed();
+            if time >= slice {
+                turn(self, END)?;
+                return Ok(Pace { turns, time });
+            }
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, way: Way, end: u64) {
+        self.arena.put(self.payload_at(way), self.numbered());
+        // Release, partner: the Acquire in `await_number`. The payload is there.
+        self.arena.word(self.entry_at(way)).store(self.seq | end, Release);
+    }
+
+    /// Whether it was the last message.
+    #[inline]
+    fn receive(&mut self, way: Way) -> Result<bool, Error> {
+        let end = await_number(self.arena.word(self.entry_at(way)), self.seq, &mut self.patience)?;
+        let mut seen = [0; LOOKED_AT];
+        let seen = &mut seen[..self.payload.min(LOOKED_AT)];
+        self.arena.get(self.payload_at(way), seen);
+        black_box(seen);
+        Ok(end)
+    }
+
+    #[inline]
+    fn numbered(&mut self) -> &[u8] {
+        if let Some(number) = self.message.first_chunk_mut() {
+            *number = self.seq.to_le_bytes();
+        }
+        &self.message
+    }
+
+    #[inline]
+    fn advance(&mut self) {
+        self.slot += 1;
+        if self.slot == self.depth {
+            self.slot = 0;
+        }
+    }
+
+    #[inline]
+    fn entry_at(&self, way: Way) -> usize {
+        self.ring_at(way) + self.slot * ENTRY
+    }
+
+    #[inline]
+    fn payload_at(&self, way: Way) -> usize {
+        self.ring_at(way) + self.depth * ENTRY + self.slot * stride(self.payload)
+    }
+
+    #[inline]
+    fn ring_at(&self, way: Way) -> usize {
+        match way {
+            Way::There => RINGS,
+            Way::Back => RINGS + self.depth * (ENTRY + stride(self.payload)),
+        }
+    }
+}
+
+/// Spins until a word has this number, and says whether it is marked as the last one.
+#[inline]
+fn await_number(word: &AtomicU64, number: u64, patience: &mut Patience) -> Result<bool, Error> {
+    loop {
+        // Acquire, partner: the Release store of the other side's number.
+        let found = word.load(Acquire);
+        if found & !END == number {
+            patience.reset();
+            return Ok(found != number);
+        }
+        patience.idle()?;
+    }
+}
+
+/// Copies `payload` bytes at a time inside this process, around as many buffers as there are messages in flight.
+pub(crate) struct Memcpy {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    payload: usize,
+}
+
+impl Memcpy {
+    pub(crate) fn new(payload: usize, depth: usize) -> Memcpy {
+        Memcpy { from: vec![1; payload * depth], to: vec![2; payload * depth], payload }
+    }
+
+    pub(crate) fn run(&mut self, slice: Duration) -> Pace {
+        let begin = Instant::now();
+        let mut turns = 0;
+        loop {
+            for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload))
+            {
+                black_box(&mut *to).copy_from_slice(from);
+                turns += 1;
+            }
+            let time = begin.elapsed();
+            if time >= slice {
+                return Pace { turns, time };
+            }
+        }
+    }
+}
+
+fn stride(payload: usize) -> usize {
+    payload.max(1).next_multiple_of(64)
+}

@@ -1,0 +1,49 @@
+//! The software device: opened and used.
+
+use std::time::{Duration, Instant};
+
+use crosstie::device::{
+    Access, ConnectConfig, CqConfig, Data, Device, DeviceSpec, QpConfig, RecvWr, SendOp, SendWr,
+};
+
+use super::Finding;
+use crate::error::Error;
+
+const NAME: &str = "software device";
+
+pub(super) fn device() -> Finding {
+    match talk_to_oneself() {
+        Ok(()) => Finding::ok(NAME, "works: opened one and made a WRITE with immediate (memfd, membarrier)"),
+        Err(error) => Finding::missing(NAME, error.to_string())
+            .needed_for("everything without an RDMA NIC")
+            .mend("use Linux 4.16 or later, and let memfd_create, membarrier and Unix sockets through seccomp filters"),
+    }
+}
+
+fn talk_to_oneself() -> Result<(), Error> {
+    let device = Device::open(&DeviceSpec::Software)?;
+    let pd = device.alloc_pd()?;
+    let mut cq = device.create_cq(&CqConfig::default())?;
+    let mut left = pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+    let mut right = pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+    left.connect(&right.address(), &ConnectConfig::default())?;
+    right.connect(&left.address(), &ConnectConfig::default())?;
+    let target = pd.allocate(4096, Access::ALL)?;
+    right.post_recv(&RecvWr { wr_id: 1, sges: &[] })?;
+    left.post(&SendWr::new(2, SendOp::WriteImm(target.remote().at(0), 99), Data::Inline(b"crosstie")))?;
+    let begin = Instant::now();
+    let mut ended = None;
+    while ended.is_none() {
+        cq.poll(1, |completion| ended = Some(completion.status))?;
+        if begin.elapsed() > Duration::from_secs(5) {
+            return Err(Error::Stuck(5));
+        }
+    }
+    let mut bytes = [0; 8];
+    target.read(0, &mut bytes)?;
+    match ended {
+        Some(status) if !status.is_success() => Err(Error::Request { what: "write", status }),
+        _ if &bytes != b"crosstie" => Err(Error::WrongData(1)),
+        _ => Ok(()),
+    }
+}

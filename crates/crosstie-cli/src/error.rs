@@ -1,0 +1,72 @@
+//! Why a command failed, and the exit status that says so.
+
+use std::process::ExitCode;
+
+use crosstie::bootstrap;
+use crosstie::device::{CqError, DeviceError, OutOfRegion, PostError, Status};
+
+/// Why a command failed. Printed as one line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The command line asks for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A device or an object on it could not be set up.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A request was refused.
+    #[error("request refused: {0}")]
+    Post(#[from] PostError),
+    /// A completion queue broke.
+    #[error(transparent)]
+    Cq(#[from] CqError),
+    /// A range was not inside its region.
+    #[error(transparent)]
+    Region(#[from] OutOfRegion),
+    /// A request failed.
+    #[error("a {what} failed: {status}")]
+    Request {
+        /// Of which kind.
+        what: &'static str,
+        /// Why.
+        status: Status,
+    },
+    /// Nothing came for long.
+    #[error("nothing came from the other side for {0} s: it is stopped, or starved of its core")]
+    Stuck(u64),
+    /// The two sides lost each other.
+    #[error(transparent)]
+    Bootstrap(#[from] bootstrap::Error),
+    /// The other side failed, for this reason.
+    #[error("the other side: {0}")]
+    Peer(String),
+    /// The other side speaks another version.
+    #[error("the other side answered out of protocol: run the same build on both sides")]
+    Protocol,
+    /// The operating system said no.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// What it answered.
+        source: std::io::Error,
+    },
+    /// Not even the software device works.
+    #[error("the software device does not work here: the table says why")]
+    NoSoftwareDevice,
+    /// The figures are there, but some of the data was wrong.
+    #[error("{0} messages carried wrong data: report this as a bug, with the command line")]
+    WrongData(u64),
+}
+
+impl Error {
+    /// 2 where the command line is wrong, 1 where the work failed.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(if matches!(self, Error::Usage(_)) { 2 } else { 1 })
+    }
+
+    /// Makes one of a system call's answer.
+    pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+        move |errno| Error::Os { what, source: errno.into() }
+    }
+}

@@ -1,0 +1,498 @@
+//! The budget of the data path, exactly: no allocation and no system call per operation, and a poll of an empty
+//! completion queue that costs the same however many queue pairs there are.
+//!
+//! The traffic runs between two threads, each with a device of its own, as two processes would. Allocations are counted
+//! by the allocator of this test, per thread. System calls are forbidden to both threads by a seccomp filter in a child
+//! process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a child.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use crosstie::device::*;
+
+/// Operations before anything is counted, so that everything that is set up late is set up.
+const WARM_UP: u64 = 2_000;
+/// Operations that are counted.
+const MEASURED: u64 = 100_000;
+/// Messages in flight in streams.
+const DEPTH: u64 = 64;
+/// Says to a child of this test what it is for.
+const CHILD: &str = "CROSSTIE_BUDGET_CHILD";
+/// How long a child may take; a guard against hanging, nothing else.
+const CHILD_TIME: Duration = Duration::from_secs(300);
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count_allocation() {
+    // A thread that is ending has no counter any more, and is none of ours.
+    ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count_allocation();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count_allocation();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        count_allocation();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, len) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count_allocation();
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What the two threads do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    WriteImmPingPong,
+    SendPingPong,
+    SharedReceivePingPong,
+    WriteImmStream,
+    SendStream,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+}
+
+use Traffic::*;
+
+const ALL: [Traffic; 9] = [
+    WriteImmPingPong,
+    SendPingPong,
+    SharedReceivePingPong,
+    WriteImmStream,
+    SendStream,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+];
+
+/// One side: a queue pair and what belongs to it.
+struct End {
+    qp: RcQp,
+    send_cq: Cq,
+    recv_cq: Cq,
+    srq: Option<Srq>,
+    memory: Mr,
+    peer: RemoteMemory,
+    traffic: Traffic,
+    unsignaled: u32,
+    /// Receives, operations and acknowledgements so far.
+    sent: u64,
+    received: u64,
+}
+
+/// The memory of an end: a word that the peer counts in, a word for atomics, then slots.
+const CONSUMED: usize = 0;
+const WORD: usize = 64;
+const SLOTS: usize = 128;
+const SLOT: usize = 64;
+const LEN: usize = 32;
+const SIGNAL_EVERY: u32 = 32;
+
+fn slot(seq: u64) -> usize {
+    SLOTS + (seq % DEPTH) as usize * SLOT
+}
+
+impl End {
+    fn new(traffic: Traffic) -> (End, QpAddress) {
+        let device = Device::open(&DeviceSpec::Software).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let send_cq = device.create_cq(&CqConfig::default()).unwrap();
+        let recv_cq = device.create_cq(&CqConfig::default()).unwrap();
+        let srq = (traffic == SharedReceivePingPong).then(|| pd.create_srq(&SrqConfig::default()).unwrap());
+        let mut qp = pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, srq.as_ref()).unwrap();
+        qp.init(Access::ALL).unwrap();
+        let memory = pd.allocate(slot(DEPTH - 1) + SLOT, Access::ALL).unwrap();
+        let (address, peer) = (qp.address(), memory.remote());
+        let mut end =
+            End { qp, send_cq, recv_cq, srq, memory, peer, traffic, unsignaled: 0, sent: 0, received: 0 };
+        for seq in 0..DEPTH {
+            end.post_receive(seq);
+        }
+        (end, address)
+    }
+
+    fn post_receive(&mut self, seq: u64) {
+        let at = slot(seq);
+        let sges = [self.memory.sge(at..at + LEN).unwrap()];
+        let wr = RecvWr { wr_id: seq, sges: if self.carries_bytes() { &sges } else { &[] } };
+        match &mut self.srq {
+            Some(srq) => srq.post_recv(&wr).unwrap(),
+            None => self.qp.post_recv(&wr).unwrap(),
+        }
+    }
+
+    fn carries_bytes(&self) -> bool {
+        matches!(self.traffic, SendPingPong | SendStream | SharedReceivePingPong)
+    }
+
+    /// Posts a request; every 32nd is signaled and awaited.
+    fn post(&mut self, op: SendOp, data: Data<'_>, idle: &mut Idle) {
+        self.unsignaled += 1;
+        let signaled = self.unsignaled == SIGNAL_EVERY;
+        self.qp.post(&SendWr { signaled, ..SendWr::new(self.sent, op, data) }).unwrap();
+        if signaled {
+            self.unsignaled = 0;
+            self.await_sent(idle);
+        }
+    }
+
+    fn await_sent(&mut self, idle: &mut Idle) {
+        while self.send_cq.poll(1, |c| assert_eq!(c.status, Status::Success)).unwrap() == 0 {
+            idle.turn();
+        }
+    }
+
+    fn say(&mut self, idle: &mut Idle) {
+        let to = self.peer.at(slot(self.sent) as u64);
+        let op = if self.carries_bytes() { SendOp::Send } else { SendOp::WriteImm(to, self.sent as u32) };
+        self.post(op, Data::Inline(&[7; LEN]), idle);
+        self.sent += 1;
+    }
+
+    fn hear(&mut self, max: usize, idle: &mut Idle) {
+        let mut count = 0;
+        while count == 0 {
+            count = self.recv_cq.poll(max, |c| assert_eq!(c.status, Status::Success)).unwrap();
+            idle.turn();
+        }
+        for _ in 0..count {
+            self.post_receive(self.received);
+            self.received += 1;
+        }
+    }
+
+    fn consumed(&self) -> u64 {
+        let mut word = [0; 8];
+        self.memory.read(CONSUMED, &mut word).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    fn lead(&mut self, count: u64, idle: &mut Idle) {
+        let end = self.sent + count;
+        while self.sent < end {
+            match self.traffic {
+                WriteImmPingPong | SendPingPong | SharedReceivePingPong => {
+                    self.say(idle);
+                    self.hear(1, idle);
+                }
+                WriteImmStream | SendStream => {
+                    while self.sent - self.consumed() >= DEPTH {
+                        idle.turn();
+                    }
+                    self.say(idle);
+                }
+                one_sided => self.operate(one_sided, idle),
+            }
+        }
+        while matches!(self.traffic, WriteImmStream | SendStream) && self.consumed() < end {
+            idle.turn();
+        }
+    }
+
+    fn operate(&mut self, traffic: Traffic, idle: &mut Idle) {
+        let (at, seq) = (slot(self.sent), self.sent);
+        let (to, word) = (self.peer.at(at as u64), self.peer.at(WORD as u64));
+        let (op, len) = match traffic {
+            Read => (SendOp::Read(to), LEN),
+            CompareSwap => (SendOp::CompareSwap { remote: word, compare: seq, swap: seq + 1 }, 8),
+            FetchAdd => (SendOp::FetchAdd { remote: word, add: 1 }, 8),
+            _ => (SendOp::Write(to), LEN),
+        };
+        // The region is borrowed by the request, and the rest of the end by the post.
+        let sges = [self.memory.sge(at..at + len).unwrap()];
+        self.qp.post(&SendWr::new(seq, op, Data::Regions(&sges)).signaled()).unwrap();
+        self.await_sent(idle);
+        self.sent += 1;
+    }
+
+    fn follow(&mut self, count: u64, idle: &mut Idle) {
+        let end = self.received + count;
+        match self.traffic {
+            WriteImmPingPong | SendPingPong | SharedReceivePingPong => {
+                while self.received < end {
+                    self.hear(1, idle);
+                    self.say(idle);
+                }
+            }
+            WriteImmStream | SendStream => {
+                let mut told = self.received;
+                while self.received < end {
+                    self.hear(16, idle);
+                    if self.received - told >= DEPTH / 4 || self.received == end {
+                        told = self.received;
+                        let to = self.peer.at(CONSUMED as u64);
+                        self.post(SendOp::Write(to), Data::Inline(&told.to_ne_bytes()), idle);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Spins, gives the core away where the other thread has none, and fails where the other thread has ended.
+struct Idle(u64);
+
+impl Idle {
+    fn turn(&mut self) {
+        self.0 += 1;
+        if self.0.is_multiple_of(4096) {
+            assert!(self.0 < 1 << 34, "the other side does not answer");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Runs the traffic in two threads; `measure` wraps the measured part of each.
+fn run(traffic: Traffic, measure: impl Fn(Role, &mut dyn FnMut()) + Sync) {
+    let ((mut left, left_at), (mut right, right_at)) = (End::new(traffic), End::new(traffic));
+    std::mem::swap(&mut left.peer, &mut right.peer);
+    left.qp.connect(&right_at, &ConnectConfig::default()).unwrap();
+    right.qp.connect(&left_at, &ConnectConfig::default()).unwrap();
+    let warm = AtomicU32::new(0);
+    let await_warm = || {
+        warm.fetch_add(1, SeqCst);
+        let mut idle = Idle(0);
+        while warm.load(SeqCst) < 2 {
+            idle.turn();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            right.follow(WARM_UP, &mut Idle(0));
+            await_warm();
+            measure(Role::Following, &mut || right.follow(MEASURED, &mut Idle(0)));
+        });
+        left.lead(WARM_UP, &mut Idle(0));
+        await_warm();
+        measure(Role::Leading, &mut || left.lead(MEASURED, &mut Idle(0)));
+    });
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Leading,
+    Following,
+}
+
+#[test]
+fn no_operation_allocates() {
+    for traffic in ALL {
+        run(traffic, |role, work| {
+            let before = ALLOCATIONS.get();
+            work();
+            let count = ALLOCATIONS.get() - before;
+            assert_eq!(count, 0, "{traffic:?}: calls to the allocator in {MEASURED} operations, {role:?}");
+        });
+    }
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
+}
+
+#[test]
+fn no_operation_makes_a_system_call() {
+    const NAME: &str = "no_operation_makes_a_system_call";
+    if let Ok(task) = std::env::var(CHILD) {
+        let traffic = ALL.into_iter().find(|traffic| format!("{traffic:?}") == task);
+        run_without_system_calls(traffic);
+    }
+    for traffic in ALL {
+        let child = child(
+            Command::new(std::env::current_exe().unwrap()).args([NAME, "--exact"]),
+            &format!("{traffic:?}"),
+        );
+        assert!(
+            child.status.success(),
+            "{traffic:?}: a posting or polling thread made a system call, or failed: {}\n{}",
+            child.status,
+            child.text
+        );
+    }
+    let child = child(Command::new(std::env::current_exe().unwrap()).args([NAME, "--exact"]), "guilty");
+    assert_eq!(
+        child.status.signal(),
+        Some(libc::SIGSYS),
+        "the filter kills: {}\n{}",
+        child.status,
+        child.text
+    );
+}
+
+/// Does the traffic, or makes one system call, under a filter that kills the process for any but these:
+/// `sched_yield`, which [`Idle`] makes when it has long waited for the other side, and `exit_group`.
+fn run_without_system_calls(traffic: Option<Traffic>) -> ! {
+    static FINISHED: AtomicU32 = AtomicU32::new(0);
+    let Some(traffic) = traffic else {
+        forbid_system_calls();
+        std::hint::black_box(std::process::id());
+        exit_at_once(0);
+    };
+    run(traffic, |role, work| {
+        forbid_system_calls();
+        work();
+        FINISHED.fetch_add(1, SeqCst);
+        let mut idle = Idle(0);
+        while role == Role::Following || FINISHED.load(SeqCst) < 2 {
+            idle.turn();
+        }
+        exit_at_once(0);
+    });
+    unreachable!("the leading side ends the process");
+}
+
+/// Ends the process with a single system call.
+fn exit_at_once(status: i32) -> ! {
+    // SAFETY: no memory is involved.
+    unsafe { libc::_exit(status) }
+}
+
+/// From here on, this thread may call `sched_yield` and `exit_group`.
+fn forbid_system_calls() {
+    // Classic BPF on `struct seccomp_data`, whose first word is the number of the call.
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+    let mut steps = [
+        step(LOAD, 0, 0),
+        step(JUMP_IF_EQUAL, 2, libc::SYS_sched_yield as u32),
+        step(JUMP_IF_EQUAL, 1, libc::SYS_exit_group as u32),
+        step(RETURN, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: `program` describes `steps`; the kernel copies both during the call.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    assert!(installed, "seccomp filters are needed for this test: {}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn an_empty_poll_costs_the_same_with_any_number_of_queue_pairs() {
+    const NAME: &str = "an_empty_poll_costs_the_same_with_any_number_of_queue_pairs";
+    if let Ok(task) = std::env::var(CHILD) {
+        poll_empty_among(task.parse().unwrap());
+        return;
+    }
+    let counts = [1, 64, 1024].map(|qps| {
+        let mut callgrind = Command::new("valgrind");
+        callgrind
+            .args([
+                "--tool=callgrind",
+                "--callgrind-out-file=/dev/null",
+                "--toggle-collect=crosstie_budget_poll_empty",
+            ])
+            .arg(std::env::current_exe().unwrap())
+            .args([NAME, "--exact"]);
+        let child = child(&mut callgrind, &qps.to_string());
+        assert!(child.status.success(), "{qps} queue pairs: {}\n{}", child.status, child.text);
+        let collected = child.text.lines().find_map(|line| line.split_once("Collected : "));
+        let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&child.text);
+        println!("{qps} queue pairs: {} instructions in {POLLS} empty polls", count);
+        count
+    });
+    assert!(counts[0] > POLLS, "callgrind counted {counts:?}");
+    assert!(counts.iter().all(|count| *count == counts[0]), "instructions in {POLLS} polls: {counts:?}");
+}
+
+const POLLS: u64 = 1000;
+
+fn poll_empty_among(qps: usize) {
+    // Valgrind has little address space to give.
+    let device = Device::open_software(&software::Config { space: 256 << 20 }).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut cq = device.create_cq(&CqConfig::default()).unwrap();
+    let config = QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::default() };
+    let mut ends: Vec<RcQp> = (0..qps).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
+    for end in &mut ends {
+        // Connected to itself: a queue pair is a peer like any other.
+        let address = end.address();
+        end.connect(&address, &ConnectConfig::default()).unwrap();
+    }
+    assert_eq!(cq.poll(16, |_| {}), Ok(0));
+    crosstie_budget_poll_empty(&mut cq);
+}
+
+/// Under this name callgrind finds what to count.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn crosstie_budget_poll_empty(cq: &mut Cq) {
+    for _ in 0..POLLS {
+        assert_eq!(cq.poll(16, |_| {}), Ok(0));
+    }
+}
+
+/// How a child ended, and what it said.
+struct Ended {
+    status: ExitStatus,
+    text: String,
+}
+
+/// Runs a command that starts this test again, for a task.
+fn child(command: &mut Command, task: &str) -> Ended {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let program = command.get_program().to_owned();
+    let spawned = command
+        .env(CHILD, task)
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().unwrap())
+        .stderr(writer)
+        .spawn();
+    let mut child = match spawned {
+        Err(error) if program == "valgrind" => {
+            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
+        }
+        spawned => spawned.unwrap(),
+    };
+    // The command holds the writing end: without it the reader sees when the child is done.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let text = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
+    });
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed() > CHILD_TIME {
+            child.kill().unwrap();
+            panic!("{task}: the child did not end within {CHILD_TIME:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Ended { status, text: text.join().unwrap().unwrap() }
+}
