@@ -237,7 +237,7 @@ impl Plan {
     /// One time in `odds`, a number. Depends on nothing but the arguments and the seed.
     fn draw(&self, kind: u8, k: u64, odds: u64) -> Option<u64> {
         let drawn = splitmix64(splitmix64(self.seed? ^ (u64::from(kind) << 56)).wrapping_add(k));
-        (drawn % odds == 0).then(|| splitmix64(drawn))
+        drawn.is_multiple_of(odds).then(|| splitmix64(drawn))
     }
 }
 

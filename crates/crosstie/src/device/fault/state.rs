@@ -248,12 +248,11 @@ impl State {
         if let Some(ticks) = self.plan.outage(k) {
             self.port_down(Some(ticks));
         }
-        if self.plan.kills(k) {
-            if let Owner::Send(qp_num) = owner {
-                if let Some(peer) = self.qp(qp_num).peer {
-                    self.kill(peer);
-                }
-            }
+        if self.plan.kills(k)
+            && let Owner::Send(qp_num) = owner
+            && let Some(peer) = self.qp(qp_num).peer
+        {
+            self.kill(peer);
         }
         self.plan.refusal(k).map_or(Ok(k), Err)
     }
@@ -375,10 +374,10 @@ impl State {
             // It was checked when it was accepted, so the device is at fault.
             Err(_) => Place::Lost(Status::LocalQpOperation),
         };
-        if sent.is_silent() {
-            if let Some(queue) = self.cqs.get_mut(&send_cq) {
-                queue.silent += 1;
-            }
+        if sent.is_silent()
+            && let Some(queue) = self.cqs.get_mut(&send_cq)
+        {
+            queue.silent += 1;
         }
         true
     }
@@ -425,17 +424,16 @@ impl State {
         }
         if endpoint.broken.is_some() {
             completion.status = if sending { endpoint.next_failure() } else { Status::Flushed };
-        } else if completion.status.is_success() && visible {
-            if let Some(status) = self.plan.failure(self.completions) {
-                let acknowledged = sending && matches!(endpoint.inner, Inner::Rc(_));
-                completion.status = match status {
-                    Status::RetryExceeded | Status::ResponseTimeout if !acknowledged => {
-                        Status::LocalQpOperation
-                    }
-                    status => status,
-                };
-                endpoint.break_with(None);
-            }
+        } else if completion.status.is_success()
+            && visible
+            && let Some(status) = self.plan.failure(self.completions)
+        {
+            let acknowledged = sending && matches!(endpoint.inner, Inner::Rc(_));
+            completion.status = match status {
+                Status::RetryExceeded | Status::ResponseTimeout if !acknowledged => Status::LocalQpOperation,
+                status => status,
+            };
+            endpoint.break_with(None);
         }
         if !completion.status.is_success() {
             completion.opcode = Opcode::Unspecified;
