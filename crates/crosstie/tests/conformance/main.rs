@@ -1,14 +1,16 @@
 //! The device contract in executable form: one suite for every provider.
 //!
 //! ```text
-//! conformance [--device SPEC[,SPEC]] [--mode threads|processes] [--wrapped] [--filter TEXT] [--list]
-//! conformance --mode hosts --role 0|1 --rendezvous HOST:PORT [--device ...]
+//! conformance [--device SPEC[,SPEC]] [--across] [--mode threads|processes] [--wrapped] [--filter TEXT] [--list]
+//! conformance --mode hosts [--role 0|1] [--rendezvous HOST:PORT] [--device ...]
 //! ```
 //!
 //! A case is a function that both sides run, see [`side::Side`]: on two threads, in two processes, or on two hosts, of
-//! which role 0 listens. With `--wrapped` each device is inside a fault device that injects nothing. Without `--device`
-//! the suite runs on what needs nothing installed: software between threads, between processes, and wrapped. The last
-//! line is `N passed, N failed`; the exit status says the same. A case that hangs is a failed case.
+//! which role 0 listens; role and rendezvous come from `HOST` (0 or 1) and `PEER` (the other's address) if not given. Both
+//! sides are on the first device, or with `--across` the right one on the second; cases with two devices use both. With
+//! `--wrapped` each device is inside a fault device that injects nothing. Without `--device` and `--mode` the suite runs
+//! on what needs nothing installed: software between threads, between processes, and wrapped. The last line is
+//! `N passed, N failed`; the exit status says the same. A case that hangs is a failed case.
 //!
 //! It is a plain program, so that it can be carried to a machine where the device is.
 
@@ -34,6 +36,9 @@ use side::{Devices, Side};
 /// A case that takes longer than this hangs.
 const HANG: Duration = Duration::from_secs(60);
 
+/// Where role 0 listens unless told.
+const PORT: u16 = 7077;
+
 /// How long the hosts wait for each other between cases: one may be busy with a case that hangs.
 const RENDEZVOUS: Duration = Duration::from_secs(90);
 
@@ -51,6 +56,10 @@ fn main() -> ExitCode {
             eprintln!("{text}");
         }
     }));
+    if let Some(unknown) = UNSUPPORTED.iter().find(|u| cases::all().all(|c| c.name != u.case)) {
+        eprintln!("conformance: {} is listed as unsupported, but there is no such case", unknown.case);
+        return ExitCode::from(2);
+    }
     let cases = cases::all().filter(|c| options.filters.iter().all(|f| c.name.contains(f.as_str())));
     let cases: Vec<Case> = cases.collect();
     if options.list {
@@ -84,6 +93,7 @@ thread_local! {
 #[derive(Debug, Default)]
 struct Options {
     specs: Vec<DeviceSpec>,
+    across: bool,
     wrapped: bool,
     mode: Option<String>,
     role: usize,
@@ -97,6 +107,7 @@ struct Options {
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         let mut options = Options::default();
+        let mut role = None;
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value"));
             match arg.as_str() {
@@ -106,10 +117,11 @@ impl Options {
                     }
                 }
                 "--mode" => options.mode = Some(value()?),
-                "--role" => options.role = value()?.parse().map_err(|e| format!("--role: {e}"))?,
+                "--role" => role = Some(value()?),
                 "--rendezvous" => options.rendezvous = Some(value()?),
                 "--child" => options.child = Some(value()?),
                 "--filter" => options.filters.push(value()?),
+                "--across" => options.across = true,
                 "--wrapped" => options.wrapped = true,
                 "--list" => options.list = true,
                 "-q" | "--quiet" => options.quiet = true,
@@ -121,18 +133,30 @@ impl Options {
                 filter => options.filters.push(filter.to_owned()),
             }
         }
-        match (options.mode.as_deref(), &options.rendezvous) {
-            (Some("hosts"), None) => Err("--mode hosts needs --rendezvous HOST:PORT".to_owned()),
-            (Some("hosts"), Some(_)) if options.role > 1 => Err("--role is 0 or 1".to_owned()),
-            (Some("hosts"), Some(_)) | (None | Some("threads" | "processes"), None) => Ok(options),
-            (_, Some(_)) => Err("--rendezvous is for --mode hosts".to_owned()),
-            (Some(mode), None) => Err(format!("no mode {mode}: threads, processes or hosts")),
+        match options.mode.as_deref() {
+            None | Some("threads" | "processes") => {}
+            Some("hosts") => options.find_other_host(role)?,
+            Some(mode) => return Err(format!("no mode {mode}: threads, processes or hosts")),
         }
+        Ok(options)
+    }
+
+    fn find_other_host(&mut self, role: Option<String>) -> Result<(), String> {
+        let role = role.or_else(|| std::env::var("HOST").ok()).ok_or("--mode hosts needs --role 0 or 1")?;
+        self.role = role.parse().ok().filter(|r| *r < 2).ok_or(format!("--role is 0 or 1, not {role}"))?;
+        if self.rendezvous.is_none() {
+            let host = match self.role {
+                0 => "0.0.0.0".to_owned(),
+                _ => std::env::var("PEER").map_err(|_| "--mode hosts needs --rendezvous HOST:PORT")?,
+            };
+            self.rendezvous = Some(format!("{host}:{PORT}"));
+        }
+        Ok(())
     }
 
     fn devices(&self) -> Devices {
         let specs = if self.specs.is_empty() { vec![DeviceSpec::Software] } else { self.specs.clone() };
-        Devices { specs, wrapped: self.wrapped }
+        Devices { specs, across: self.across, wrapped: self.wrapped }
     }
 
     fn runs(&self) -> Vec<Run> {
@@ -197,6 +221,7 @@ impl Run {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--child", case.name, "--device", &specs.join(",")]);
         command.args(self.devices.wrapped.then_some("--wrapped"));
+        command.args(self.devices.across.then_some("--across"));
         command.stdin(Stdio::from(std::os::fd::OwnedFd::from(far))).spawn()
     }
 }

@@ -20,6 +20,8 @@ pub(crate) const QUIET: Duration = Duration::from_millis(30);
 #[derive(Clone, Debug)]
 pub(crate) struct Devices {
     pub(crate) specs: Vec<DeviceSpec>,
+    /// Whether the right side's device is the second rather than the first.
+    pub(crate) across: bool,
     /// Whether each is wrapped in a fault device that injects nothing.
     pub(crate) wrapped: bool,
 }
@@ -55,14 +57,14 @@ impl Devices {
 pub(crate) struct Side {
     index: usize,
     devices: Devices,
-    /// This side's device: the first of the run on the left, the second, if there is one, on the right.
+    /// This side's device: the first of the run, or across devices the second on the right.
     pub(crate) device: Device,
     channel: Channel,
 }
 
 impl Side {
     pub(crate) fn new(index: usize, devices: Devices, channel: Channel) -> Side {
-        let device = devices.open(index);
+        let device = devices.open(if devices.across { index } else { 0 });
         Side { index, devices, device, channel }
     }
 
@@ -75,7 +77,12 @@ impl Side {
         self.devices.provider()
     }
 
-    /// Another handle: of this side's device (`index()`), or of the other's.
+    /// Another handle of this side's device.
+    pub(crate) fn open_again(&self) -> Device {
+        self.devices.open(if self.devices.across { self.index } else { 0 })
+    }
+
+    /// A device of the run by its number; the same one again where there is only one.
     pub(crate) fn open(&self, which: usize) -> Device {
         self.devices.open(which)
     }

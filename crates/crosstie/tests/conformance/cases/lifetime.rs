@@ -87,7 +87,7 @@ fn destroy_with_completions_unpolled(side: &mut Side) {
 
 /// Objects keep what they were made from alive, whatever the caller lets go of first.
 fn parents_dropped_first(side: &mut Side) {
-    let device = side.open(usize::from(!side.is_left()));
+    let device = side.open_again();
     let End { mut qp, cq, pd } = End::unconnected(&device, &Shape::default());
     let region = pd.allocate(4096, Access::ALL).unwrap();
     let mut recv_cq = device.create_cq(&CqConfig::default()).unwrap();
@@ -345,7 +345,7 @@ fn connections_come_and_go(side: &mut Side) {
 /// Devices opened and closed do not use anything up, and the last is as good as the first.
 fn devices_come_and_go(side: &mut Side) {
     for round in 0..side.many(40) as u32 {
-        let device = side.open(0);
+        let device = side.open_again();
         let mut end = End::unconnected(&device, &Shape::default());
         side.connect(&mut end.qp, &ConnectConfig::default());
         end.recv(1);

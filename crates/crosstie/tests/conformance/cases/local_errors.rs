@@ -3,12 +3,12 @@
 use crosstie::device::{Access, Data, Mr, QpState, RemoteMemory, SendOp, SendWr, Status};
 
 use super::cases;
-use crate::side::{End, Side, get, until, whole};
+use crate::side::{End, Side, get, quiet, until, whole};
 
 cases!("local_errors":
     send_from_another_domain, write_from_another_domain, read_into_another_domain, read_without_local_write,
     atomic_without_local_write, receive_without_local_write, receive_into_another_domain,
-    reading_local_memory_needs_no_right,
+    reading_local_memory_needs_no_right, region_dropped_while_its_request_waits,
 );
 
 /// The left's request must fail by its own memory, and break only its own connection.
@@ -109,6 +109,24 @@ fn reading_local_memory_needs_no_right(side: &mut Side) {
         end.recv_into(1, &buffer);
         side.meet();
         assert_eq!(end.done(1).byte_len, 64);
+    }
+    side.meet();
+}
+
+/// A region dropped under a request that waits for a receive: the request fails, nothing of the memory is sent.
+fn region_dropped_while_its_request_waits(side: &mut Side) {
+    let mut end = side.end();
+    if side.is_left() {
+        let region = end.region(64);
+        end.post(1, SendOp::Send, &region);
+        drop(region);
+        side.meet();
+        end.ends(1, &[Status::LocalProtection]);
+    } else {
+        let buffer = end.region(64);
+        side.meet();
+        end.recv_into(1, &buffer);
+        quiet(&mut end.cq);
     }
     side.meet();
 }

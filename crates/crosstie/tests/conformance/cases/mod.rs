@@ -35,7 +35,7 @@ pub(crate) struct Unsupported {
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[Unsupported {
     case: "waiting::access_violation_is_an_event",
     provider: Provider::Verbs,
-    reason: "Soft-RoCE raises no event for it; the receives of the queue pair are flushed, which errors:: checks",
+    reason: "Soft-RoCE raises no event for it; flush::receives_of_the_responder_flush sees the queue pair in ERR",
 }];
 
 /// Names the functions of a module as cases.

@@ -240,7 +240,7 @@ fn numbers_differ(side: &mut Side) {
 /// A queue of another device (another open handle) is no queue of this one.
 fn foreign_queues_are_refused(side: &mut Side) {
     let end = End::unconnected(&side.device, &Shape::default());
-    let other = side.open(0);
+    let other = side.open_again();
     let cq = other.create_cq(&Default::default()).unwrap();
     let srq = other.alloc_pd().unwrap().create_srq(&Default::default()).unwrap();
     let config = QpConfig::default();
