@@ -87,6 +87,12 @@ impl Side {
         self.devices.open(which)
     }
 
+    /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.
+    pub(crate) fn endings(&self, exact: Status, verbs: &[Status]) -> Vec<Status> {
+        let also = if self.provider() == Provider::Verbs { verbs } else { &[] };
+        [&[exact], also].concat()
+    }
+
     /// How often to repeat something cheap; every system call of an emulated guest is dear.
     pub(crate) fn many(&self, times: usize) -> usize {
         match self.provider() {

@@ -1,4 +1,5 @@
-//! Requests whose own memory is wrong.
+//! Requests whose own memory is wrong. Soft-RoCE calls some of it a failure of the queue pair
+//! ([`Status::LocalQpOperation`]).
 
 use crosstie::device::{Access, Data, Mr, QpState, RemoteMemory, SendOp, SendWr, Status};
 
@@ -20,7 +21,7 @@ fn fails(side: &mut Side, op: fn(RemoteMemory) -> SendOp, memory: fn(&Side, &End
         let local = memory(side, &end);
         end.qp.post(&SendWr::new(1, op(remote), Data::Regions(&[whole(&local)]))).unwrap();
         end.inline(2, SendOp::Write(remote.at(0)), &[9; 8]);
-        end.ends(1, &[Status::LocalProtection]);
+        end.ends(1, &side.endings(Status::LocalProtection, &[Status::LocalQpOperation]));
         end.ends(2, &[Status::Flushed]);
         assert_eq!(end.qp.state(), QpState::Error);
         assert_eq!(get(&local, 0, 8), [0; 8]);
@@ -62,8 +63,8 @@ fn atomic_without_local_write(side: &mut Side) {
     fails(side, |remote| SendOp::FetchAdd { remote: remote.at(0), add: 1 }, unwritable);
 }
 
-/// A receive that may not be written: the receiver is told of its memory (some devices: of its queue pair), the sender that
-/// the responder failed on its own side.
+/// A receive that may not be written: the receiver is told of its memory, the sender that the responder failed on its own
+/// side.
 fn receive_without_local_write(side: &mut Side) {
     bad_receive(side, |end, _| end.pd.allocate(64, Access::REMOTE_READ).unwrap());
 }
@@ -84,7 +85,7 @@ fn bad_receive(side: &mut Side, memory: fn(&End, &Side) -> Mr) {
         end.recv_into(1, &region);
         end.recv(2);
         side.meet();
-        end.ends(1, &[Status::LocalProtection, Status::LocalQpOperation]);
+        end.ends(1, &side.endings(Status::LocalProtection, &[Status::LocalQpOperation]));
         end.ends(2, &[Status::Flushed]);
         until("ERR", || end.qp.state() == QpState::Error);
         assert_eq!(get(&region, 0, 64), [0; 64]);
@@ -121,7 +122,7 @@ fn region_dropped_while_its_request_waits(side: &mut Side) {
         end.post(1, SendOp::Send, &region);
         drop(region);
         side.meet();
-        end.ends(1, &[Status::LocalProtection]);
+        end.ends(1, &side.endings(Status::LocalProtection, &[Status::LocalQpOperation]));
     } else {
         let buffer = end.region(64);
         side.meet();

@@ -1,7 +1,7 @@
 //! Requests that the responder refuses: the requester is told why, nothing is changed, both queue pairs break.
 //!
-//! Where the right is missing on the queue pair rather than on the region, the responder may say either that the request
-//! ([`Status::RemoteInvalidRequest`]) or that the access is not allowed ([`Status::RemoteAccess`]).
+//! Where the right is missing on the queue pair rather than on the region, it is the request that is not allowed
+//! ([`Status::RemoteInvalidRequest`]); some devices say that it is the access ([`Status::RemoteAccess`]).
 
 use crosstie::device::{
     Access, ConnectConfig, Data, QpState, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Status,
@@ -24,12 +24,10 @@ struct Attempt {
     region: Access,
     queue_pair: Access,
     op: fn(RemoteMemory) -> SendOp,
-    allowed: &'static [Status],
+    status: Status,
+    /// What devices say instead.
+    or: &'static [Status],
 }
-
-const BAD_ACCESS: &[Status] = &[Status::RemoteAccess];
-const NOT_ALLOWED: &[Status] = &[Status::RemoteAccess, Status::RemoteInvalidRequest];
-const BAD_REQUEST: &[Status] = &[Status::RemoteInvalidRequest];
 
 impl Default for Attempt {
     fn default() -> Attempt {
@@ -37,7 +35,8 @@ impl Default for Attempt {
             region: Access::ALL,
             queue_pair: Access::ALL,
             op: |r| SendOp::Write(r.at(0)),
-            allowed: BAD_ACCESS,
+            status: Status::RemoteAccess,
+            or: &[],
         }
     }
 }
@@ -51,7 +50,7 @@ impl Attempt {
         if side.is_left() {
             let remote: RemoteMemory = side.told();
             let op = (self.op)(remote);
-            try_in_vain(&mut end, op, self.allowed);
+            try_in_vain(&mut end, op, &side.endings(self.status, self.or));
             side.meet();
         } else {
             let region = end.pd.allocate(256, self.region).unwrap();
@@ -119,7 +118,7 @@ fn key_of_a_dropped_region(side: &mut Side) {
         end.done(0);
         side.meet();
         side.meet();
-        try_in_vain(&mut end, SendOp::Write(remote.at(0)), BAD_ACCESS);
+        try_in_vain(&mut end, SendOp::Write(remote.at(0)), &[Status::RemoteAccess]);
         side.meet();
     } else {
         let region = end.region(4096);
@@ -177,21 +176,29 @@ fn region_without_remote_atomic(side: &mut Side) {
     Attempt { region, op, ..Attempt::default() }.is_refused(side);
 }
 
+const NOT_ALLOWED: Attempt = Attempt {
+    region: Access::ALL,
+    queue_pair: Access::ALL,
+    op: |r| SendOp::Write(r.at(0)),
+    status: Status::RemoteInvalidRequest,
+    or: &[Status::RemoteAccess],
+};
+
 fn queue_pair_without_remote_write(side: &mut Side) {
     let queue_pair = Access::ALL.difference(Access::REMOTE_WRITE);
-    Attempt { queue_pair, allowed: NOT_ALLOWED, ..Attempt::default() }.is_refused(side);
+    Attempt { queue_pair, ..NOT_ALLOWED }.is_refused(side);
 }
 
 fn queue_pair_without_remote_read(side: &mut Side) {
     let queue_pair = Access::ALL.difference(Access::REMOTE_READ);
     let op = |r: RemoteMemory| SendOp::Read(r.at(0));
-    Attempt { queue_pair, op, allowed: NOT_ALLOWED, ..Attempt::default() }.is_refused(side);
+    Attempt { queue_pair, op, ..NOT_ALLOWED }.is_refused(side);
 }
 
 fn queue_pair_without_remote_atomic(side: &mut Side) {
     let queue_pair = Access::ALL.difference(Access::REMOTE_ATOMIC);
     let op = |r: RemoteMemory| SendOp::FetchAdd { remote: r.at(0), add: 1 };
-    Attempt { queue_pair, op, allowed: NOT_ALLOWED, ..Attempt::default() }.is_refused(side);
+    Attempt { queue_pair, op, ..NOT_ALLOWED }.is_refused(side);
 }
 
 /// A key opens a region only to the queue pairs of its own domain.
@@ -199,7 +206,7 @@ fn region_of_another_domain(side: &mut Side) {
     let mut end = side.end();
     if side.is_left() {
         let remote: RemoteMemory = side.told();
-        try_in_vain(&mut end, SendOp::Write(remote.at(0)), BAD_ACCESS);
+        try_in_vain(&mut end, SendOp::Write(remote.at(0)), &[Status::RemoteAccess]);
         side.meet();
     } else {
         let other = side.device.alloc_pd().unwrap();
@@ -216,16 +223,17 @@ fn region_of_another_domain(side: &mut Side) {
 
 fn misaligned_compare_swap(side: &mut Side) {
     let op = |r: RemoteMemory| SendOp::CompareSwap { remote: r.at(12), compare: 0, swap: 1 };
-    Attempt { op, allowed: BAD_REQUEST, ..Attempt::default() }.is_refused(side);
+    Attempt { op, status: Status::RemoteInvalidRequest, ..Attempt::default() }.is_refused(side);
 }
 
 fn misaligned_fetch_add(side: &mut Side) {
     let op = |r: RemoteMemory| SendOp::FetchAdd { remote: r.at(1), add: 1 };
-    Attempt { op, allowed: BAD_REQUEST, ..Attempt::default() }.is_refused(side);
+    Attempt { op, status: Status::RemoteInvalidRequest, ..Attempt::default() }.is_refused(side);
 }
 
 /// A message longer than its receive: the receiver is told of the length, the sender of the refusal. Some devices tell the
-/// receiver what they told the sender. The receive's own bytes may be filled.
+/// receiver what they told the sender; Soft-RoCE takes it for a failure of the receive. The receive's own bytes may be
+/// filled.
 fn receive_too_small(side: &mut Side) {
     too_small(side, 63);
 }
@@ -242,7 +250,7 @@ fn too_small(side: &mut Side, room: usize) {
         side.meet();
         end.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&[region.sge(0..64).unwrap()]))).unwrap();
         end.inline(2, SendOp::Send, &[]);
-        end.ends(1, BAD_REQUEST);
+        end.ends(1, &side.endings(Status::RemoteInvalidRequest, &[Status::RemoteOperation]));
         end.ends(2, &[Status::Flushed]);
     } else {
         put(&region, 0, &[0x11; 128]);
@@ -250,7 +258,8 @@ fn too_small(side: &mut Side, room: usize) {
         end.qp.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
         end.recv(2);
         side.meet();
-        end.ends(1, &[Status::LocalLength, Status::RemoteInvalidRequest]);
+        let or = &[Status::RemoteInvalidRequest, Status::LocalQpOperation];
+        end.ends(1, &side.endings(Status::LocalLength, or));
         end.ends(2, &[Status::Flushed]);
         until("ERR", || end.qp.state() == QpState::Error);
         assert_eq!(get(&region, room, 128 - room), vec![0x11; 128 - room]);

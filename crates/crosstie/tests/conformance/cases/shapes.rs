@@ -6,7 +6,7 @@ use super::cases;
 use crate::side::{Shape, Side, get, is, pattern, put, quiet, whole};
 
 cases!("shapes":
-    sends_of_all_sizes, writes_of_all_sizes, reads_of_all_sizes, write_of_sixteen_mebibytes, inline_up_to_the_limit,
+    sends_of_all_sizes, writes_of_all_sizes, reads_of_all_sizes, write_of_mebibytes, inline_up_to_the_limit,
     inline_bytes_are_copied_at_once, gather, scatter, read_scatters, unaligned, same_bytes_gathered_twice,
     receive_longer_than_the_message,
 );
@@ -92,9 +92,10 @@ fn reads_of_all_sizes(side: &mut Side) {
     side.meet();
 }
 
-/// One message of 16 MiB.
-fn write_of_sixteen_mebibytes(side: &mut Side) {
-    let len = 16 << 20;
+/// One message of 16 MiB, or as long as the device carries.
+fn write_of_mebibytes(side: &mut Side) {
+    let len = side.device.attr().max_message.min(16 << 20) as usize;
+    assert!(len > LARGEST);
     let mut end = side.end();
     let region = end.region(len);
     let remote: RemoteMemory = side.swap(&region.remote());
