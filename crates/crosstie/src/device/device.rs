@@ -49,6 +49,14 @@ impl Device {
         Device { provider: Provider::Fault(fault::Device::new(self, plan)) }
     }
 
+    /// Controls the faults of a device that was wrapped, see [`Device::with_faults`].
+    pub fn faults(&self) -> Option<fault::Control> {
+        match &self.provider {
+            Provider::Fault(x) => Some(x.control()),
+            _ => None,
+        }
+    }
+
     /// What it can do.
     pub fn attr(&self) -> &DeviceAttr {
         dispatch!(Provider, &self.provider, x => x.attr())

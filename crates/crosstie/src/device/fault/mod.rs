@@ -1,205 +1,96 @@
-//! Faults on purpose: wraps another device.
-use super::*;
-use core::time::Duration;
-/// What shall fail.
+//! Faults on purpose: wraps another device and makes it fail as hardware does.
+//!
+//! A [`Plan`] says what fails and when; [`Control`] breaks things at run time. Every failure is one that real hardware
+//! produces, and each method of [`Plan`] says how hardware comes to it.
+//!
+//! # Promises
+//!
+//! - The device contract holds, faults included: every accepted request ends exactly once, a failed request takes its
+//!   queue pair to ERR, nothing of a queue pair succeeds after one of its completions failed, the completions of one
+//!   queue pair keep their order.
+//! - With [`Plan::none`] the device behaves as the one it wraps.
+//! - The same plan and the same sequence of calls and results of the wrapped device give the same faults.
+//!
+//! # How
+//!
+//! Each request goes to the wrapped device under a number of our own, and signaled, so that each one's end is seen here;
+//! successes that the caller did not ask to see are swallowed. Requests that the wrapped device must not see (yet) wait in
+//! the queue of their queue pair:
+//!
+//! ```text
+//!  sends of one queue pair, oldest first
+//!  +------+------+---------+------+---------+
+//!  | gone | gone | stalled | lost | stalled |      gone: in the wrapped device, which will complete it
+//!  +------+------+---------+------+---------+      stalled: leaves when the port is up
+//!                                                  lost: fails the queue pair when it is the oldest
+//! ```
+//!
+//! Everything is behind one lock per device: this provider is for tests and simulation, not for speed.
+
+mod datapath;
+mod endpoint;
+mod plan;
+mod setup;
+mod state;
+
+pub use plan::Plan;
+pub use setup::{Ah, Cq, Device, Pd, RcQp, Srq, UdQp};
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::DeviceAddress;
+use state::State;
+
+/// Breaks a wrapped device while it runs, and tells what it has done. From
+/// [`Device::faults`](super::Device::faults); clones control the same device, from any thread.
 #[derive(Clone, Debug)]
-pub struct Plan {}
-impl Plan {
-    /// A plan from a seed.
-    pub fn from_seed(_: u64) -> Plan {
-        Plan {}
+pub struct Control {
+    state: Shared,
+}
+
+impl Control {
+    /// Takes the port down until [`Control::port_up`]. See [`Plan::port_down`] for what that means.
+    pub fn port_down(&self) {
+        self.state.lock().port_down(None);
+    }
+
+    /// Takes the port up: what stalled leaves.
+    pub fn port_up(&self) {
+        self.state.lock().port_up();
+    }
+
+    /// Makes a peer vanish for good: every queue pair connected to it goes to ERR. The oldest request of each ends with
+    /// [`Status::RetryExceeded`](super::Status::RetryExceeded), the others are flushed; a queue pair without requests
+    /// tells by [`Event::QpFatal`](super::Event::QpFatal). Datagrams to it are lost, connecting to it is
+    /// [`DeviceError::Unreachable`](super::DeviceError::Unreachable).
+    ///
+    /// Hardware: the peer's machine lost power, or its process died.
+    pub fn kill_peer(&self, peer: &DeviceAddress) {
+        self.state.lock().kill(*peer);
+    }
+
+    /// Posts so far, refused ones included: sends, receives, datagrams.
+    pub fn posts(&self) -> u64 {
+        self.state.lock().posts()
+    }
+
+    /// Completions so far that the caller has seen or could have seen.
+    pub fn completions(&self) -> u64 {
+        self.state.lock().completions()
     }
 }
-/// Wrapped device.
+
+/// The state that all objects of a wrapped device share.
 #[derive(Clone, Debug)]
-pub struct Device {
-    inner: Box<super::Device>,
-}
-/// Wrapped domain.
-#[derive(Debug)]
-pub struct Pd {
-    inner: Box<super::Pd>,
-}
-/// Wrapped queue.
-#[derive(Debug)]
-pub struct Cq {
-    inner: Box<super::Cq>,
-}
-/// Wrapped queue.
-#[derive(Debug)]
-pub struct Srq {
-    inner: Box<super::Srq>,
-}
-/// Wrapped queue pair.
-#[derive(Debug)]
-pub struct RcQp {
-    inner: Box<super::RcQp>,
-}
-/// Wrapped queue pair.
-#[derive(Debug)]
-pub struct UdQp {
-    inner: Box<super::UdQp>,
-}
-/// Wrapped handle.
-#[derive(Debug)]
-pub struct Ah {
-    inner: Box<super::Ah>,
-}
-impl Device {
-    pub(crate) fn new(inner: super::Device, _: Plan) -> Device {
-        Device { inner: Box::new(inner) }
+struct Shared(Arc<Mutex<State>>);
+
+impl Shared {
+    fn new(state: State) -> Shared {
+        Shared(Arc::new(Mutex::new(state)))
     }
-    pub(crate) fn attr(&self) -> &DeviceAttr {
-        self.inner.attr()
-    }
-    pub(crate) fn address(&self) -> DeviceAddress {
-        self.inner.address()
-    }
-    pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
-        Ok(Pd { inner: Box::new(self.inner.alloc_pd()?) })
-    }
-    pub(crate) fn create_cq(&self, c: &CqConfig) -> Result<Cq, DeviceError> {
-        Ok(Cq { inner: Box::new(self.inner.create_cq(c)?) })
-    }
-    pub(crate) fn wait_event(&self, t: Duration) -> Result<Option<Event>, DeviceError> {
-        self.inner.wait_event(t)
-    }
-}
-impl Pd {
-    pub(crate) fn inner(&self) -> &super::Pd {
-        &self.inner
-    }
-    pub(crate) fn create_srq(&self, c: &SrqConfig) -> Result<Srq, DeviceError> {
-        Ok(Srq { inner: Box::new(self.inner.create_srq(c)?) })
-    }
-    pub(crate) fn create_rc(
-        &self,
-        c: &QpConfig,
-        s: &super::Cq,
-        r: &super::Cq,
-        q: Option<&super::Srq>,
-    ) -> Result<RcQp, DeviceError> {
-        Ok(RcQp {
-            inner: Box::new(self.inner.create_rc(
-                c,
-                inner_cq(s)?,
-                inner_cq(r)?,
-                q.map(inner_srq).transpose()?,
-            )?),
-        })
-    }
-    pub(crate) fn create_ud(
-        &self,
-        c: &QpConfig,
-        s: &super::Cq,
-        r: &super::Cq,
-        q: Option<&super::Srq>,
-    ) -> Result<UdQp, DeviceError> {
-        Ok(UdQp {
-            inner: Box::new(self.inner.create_ud(
-                c,
-                inner_cq(s)?,
-                inner_cq(r)?,
-                q.map(inner_srq).transpose()?,
-            )?),
-        })
-    }
-    pub(crate) fn create_ah(&self, a: &DeviceAddress) -> Result<Ah, DeviceError> {
-        Ok(Ah { inner: Box::new(self.inner.create_ah(a)?) })
-    }
-}
-fn inner_cq(cq: &super::Cq) -> Result<&super::Cq, DeviceError> {
-    match &cq.provider {
-        cq::Provider::Fault(x) => Ok(&x.inner),
-        _ => Err(DeviceError::Foreign("the completion queue")),
-    }
-}
-fn inner_srq(srq: &super::Srq) -> Result<&super::Srq, DeviceError> {
-    match &srq.provider {
-        srq::Provider::Fault(x) => Ok(&x.inner),
-        _ => Err(DeviceError::Foreign("the shared receive queue")),
-    }
-}
-impl Ah {
-    pub(crate) fn address(&self) -> DeviceAddress {
-        self.inner.address()
-    }
-}
-impl Cq {
-    pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {
-        self.inner.poll(max, each)
-    }
-    pub(crate) fn wait(&mut self, t: Duration) -> Result<bool, CqError> {
-        self.inner.wait(t)
-    }
-}
-impl Srq {
-    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.inner.post_recv(wr)
-    }
-}
-impl RcQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        self.inner.qp_num()
-    }
-    pub(crate) fn state(&self) -> QpState {
-        self.inner.state()
-    }
-    pub(crate) fn address(&self) -> QpAddress {
-        self.inner.address()
-    }
-    pub(crate) fn init(&mut self, a: Access) -> Result<(), DeviceError> {
-        self.inner.init(a)
-    }
-    pub(crate) fn ready_to_receive(&mut self, p: &QpAddress, c: &ConnectConfig) -> Result<(), DeviceError> {
-        self.inner.ready_to_receive(p, c)
-    }
-    pub(crate) fn ready_to_send(&mut self, c: &ConnectConfig) -> Result<(), DeviceError> {
-        self.inner.ready_to_send(c)
-    }
-    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
-        self.inner.fail()
-    }
-    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
-        self.inner.reset()
-    }
-    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.inner.post(wr)
-    }
-    pub(crate) fn batch_begin(&mut self) {}
-    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.inner.post(wr)
-    }
-    pub(crate) fn batch_submit(&mut self) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.inner.post_recv(wr)
-    }
-    pub(crate) fn breaker(&self) -> Breaker {
-        self.inner.breaker()
-    }
-}
-impl UdQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        self.inner.qp_num()
-    }
-    pub(crate) fn state(&self) -> QpState {
-        self.inner.state()
-    }
-    pub(crate) fn activate(&mut self, q: u32) -> Result<(), DeviceError> {
-        self.inner.activate(q)
-    }
-    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
-        self.inner.fail()
-    }
-    pub(crate) fn post(&mut self, to: &super::Ah, n: u32, k: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
-        match &to.provider {
-            pd::AhProvider::Fault(x) => self.inner.post(&x.inner, n, k, wr),
-            _ => Err(PostError::Invalid("the address handle belongs to another device")),
-        }
-    }
-    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.inner.post_recv(wr)
+
+    /// A caller that panicked inside (in the wrapped device) leaves nothing half-done that another could trip over.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,112 @@
+//! Posting and polling through the faults.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use super::super::{self as device, Completion, CqError, PostError, RecvWr, SendWr, pd};
+use super::setup::{Cq, RcQp, SLICE, Srq, UdQp};
+use super::state::Owner;
+
+/// Ticks that a millisecond of sleep counts.
+const TICKS_PER_SLICE: u64 = 1000;
+
+impl Cq {
+    pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {
+        self.drain(1)?;
+        let mut shown = core::mem::take(&mut self.shown);
+        let whole = self.state.lock().hand_out(self.id, max, &mut shown);
+        // Outside the lock: the caller may post from the closure.
+        shown.iter().for_each(each);
+        let count = shown.len();
+        shown.clear();
+        self.shown = shown;
+        if whole { Ok(count) } else { Err(CqError::Overrun) }
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
+        let deadline = Instant::now() + timeout;
+        self.drain(1)?;
+        loop {
+            let (ready, stalling) = {
+                let state = self.state.lock();
+                (state.has_shown(self.id), state.is_stalling())
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if ready || left.is_zero() {
+                return Ok(ready);
+            }
+            self.inner.wait(left.min(SLICE))?;
+            self.drain(TICKS_PER_SLICE)?;
+            if stalling {
+                // What is held back counts polls; let the caller poll.
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Moves what the wrapped queue has into the state.
+    fn drain(&mut self, ticks: u64) -> Result<(), CqError> {
+        let mut state = self.state.lock();
+        state.tick(ticks);
+        let drained = &mut self.drained;
+        let polled = self.inner.poll(usize::MAX, |c| drained.push(*c));
+        for completion in drained.drain(..) {
+            state.take_in(self.id, completion);
+        }
+        polled.map(drop)
+    }
+}
+
+impl Srq {
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let mut state = self.state.lock();
+        let owner = Owner::Srq(self.id);
+        state.begin_post(owner)?;
+        let id = state.fresh_id();
+        self.inner.post_recv(&RecvWr { wr_id: id, sges: wr.sges })?;
+        state.posted_recv(id, wr.wr_id, owner);
+        Ok(())
+    }
+}
+
+impl RcQp {
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.state.lock().post_rc(self.qp_num, wr)
+    }
+
+    pub(crate) fn batch_begin(&mut self) {}
+
+    /// Each request on its own: a batch may be cut anywhere, on hardware too.
+    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post(wr)
+    }
+
+    pub(crate) fn batch_submit(&mut self) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.state.lock().post_recv(self.qp_num, wr)
+    }
+}
+
+impl UdQp {
+    pub(crate) fn post(
+        &mut self,
+        to: &device::Ah,
+        qp_num: u32,
+        qkey: u32,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        let pd::AhProvider::Fault(to) = &to.provider else {
+            return Err(PostError::Invalid("the address handle belongs to another device"));
+        };
+        self.state
+            .lock()
+            .post_ud(self.qp_num, &to.address(), wr, |qp, wr| qp.post(&to.inner, qp_num, qkey, wr))
+    }
+
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.state.lock().post_recv(self.qp_num, wr)
+    }
+}

@@ -1,0 +1,283 @@
+//! What shall fail, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{PostError, Status};
+
+/// What a wrapped device shall do wrong. Posts and completions are counted from zero over the whole device, see
+/// [`Control::posts`](super::Control::posts) and [`Control::completions`](super::Control::completions); a plan names
+/// them by these numbers, so a test can run once with [`Plan::none`], read the counts, and then fail each in turn.
+///
+/// The same plan and the same sequence of calls give the same faults.
+///
+/// ```
+/// use crosstie::device::{PostError, Status, fault::Plan};
+/// let plan = Plan::none().fail_post(3, PostError::Full).fail_completion(10, Status::RetryExceeded);
+/// # drop(plan);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    seed: Option<u64>,
+    posts: BTreeMap<u64, PostError>,
+    lost: BTreeMap<u64, Status>,
+    dropped: BTreeSet<u64>,
+    completions: BTreeMap<u64, Status>,
+    holds: BTreeMap<u64, Hold>,
+    port_down: BTreeMap<u64, u64>,
+    kills: BTreeSet<u64>,
+    retry_ticks: Option<u64>,
+}
+
+/// Why a completion that is there is not shown yet. The later ones of its queue pair wait behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// For this many polls of its queue.
+    Polls(u32),
+    /// Until one of another queue pair has passed it, at most [`Hold::PATIENCE`] polls.
+    Overtaken,
+}
+
+impl Hold {
+    /// Polls after which a completion that nobody overtakes is shown all the same.
+    pub(super) const PATIENCE: u32 = 64;
+}
+
+/// Faults are drawn with these odds, one in so many, when a plan comes from a seed.
+mod odds {
+    pub(super) const POST: u64 = 256;
+    pub(super) const LOST: u64 = 8192;
+    pub(super) const DROPPED: u64 = 64;
+    pub(super) const COMPLETION: u64 = 8192;
+    pub(super) const HOLD: u64 = 16;
+    pub(super) const PORT_DOWN: u64 = 16384;
+}
+
+impl Plan {
+    /// Ticks (see [`Plan::port_down`]) for which a request stalls on a port that is down before it fails.
+    pub const RETRY_TICKS: u64 = 20_000;
+
+    /// Nothing fails.
+    pub fn none() -> Plan {
+        Plan::default()
+    }
+
+    /// Faults drawn from a seed, rare enough that a workload which reconnects makes progress: refused posts, requests and
+    /// completions that fail, completions that come late or overtake others, lost datagrams, ports that go down for a
+    /// while. A peer's death is never drawn, since nothing comes after it.
+    pub fn from_seed(seed: u64) -> Plan {
+        Plan { seed: Some(seed), ..Plan::default() }
+    }
+
+    /// Refuses post `k` with [`PostError::Full`] or [`PostError::Device`].
+    ///
+    /// Hardware: a work queue whose entries were not reclaimed yet (`ENOMEM`), or a doorbell that the kernel or the
+    /// device refused (any other errno).
+    ///
+    /// # Panics
+    ///
+    /// When `error` is one that depends on the request: hardware does not invent those.
+    pub fn fail_post(mut self, k: u64, error: PostError) -> Plan {
+        assert!(
+            matches!(error, PostError::Full | PostError::Device(_)),
+            "{error:?} is told of a request, not drawn"
+        );
+        self.posts.insert(k, error);
+        self
+    }
+
+    /// Accepts post `k`, if it is an RC send request, but fails it before it has any effect on the peer: when the requests
+    /// before it are done it ends with `status`, the queue pair goes to ERR, and what comes after it is flushed.
+    ///
+    /// Hardware: the request, or every retry of it, never arrived ([`Status::RetryExceeded`]); the peer had no receive
+    /// ([`Status::RnrRetryExceeded`]), refused ([`Status::RemoteAccess`], [`Status::RemoteInvalidRequest`]) or failed
+    /// ([`Status::RemoteOperation`]); the device broke ([`Status::LocalQpOperation`], [`Status::Fatal`],
+    /// [`Status::General`]).
+    ///
+    /// # Panics
+    ///
+    /// When `status` is another.
+    pub fn lose_post(mut self, k: u64, status: Status) -> Plan {
+        use Status::*;
+        let possible = [
+            RetryExceeded,
+            RnrRetryExceeded,
+            RemoteAccess,
+            RemoteInvalidRequest,
+            RemoteOperation,
+            LocalQpOperation,
+            Fatal,
+            General,
+        ];
+        assert!(possible.contains(&status), "a request that never arrived does not end with {status:?}");
+        self.lost.insert(k, status);
+        self
+    }
+
+    /// Loses the datagram of post `k`, if it is one: its sender sees success.
+    ///
+    /// Hardware: unreliable datagrams get lost.
+    pub fn drop_datagram(mut self, k: u64) -> Plan {
+        self.dropped.insert(k);
+        self
+    }
+
+    /// Turns completion `k`, if it is a success, into a failure with `status`. The queue pair goes to ERR; none of its
+    /// later completions is a success. What the request did to the peer is done.
+    ///
+    /// Hardware: the request arrived but no acknowledgement came back ([`Status::RetryExceeded`],
+    /// [`Status::ResponseTimeout`]), or the device broke after it ([`Status::LocalQpOperation`], [`Status::Fatal`],
+    /// [`Status::General`]). Receives and datagrams wait for no acknowledgement; the first two become
+    /// [`Status::LocalQpOperation`] there.
+    ///
+    /// # Panics
+    ///
+    /// When `status` is another.
+    pub fn fail_completion(mut self, k: u64, status: Status) -> Plan {
+        use Status::*;
+        let possible = [RetryExceeded, ResponseTimeout, LocalQpOperation, Fatal, General];
+        assert!(possible.contains(&status), "a request that arrived does not end with {status:?}");
+        self.completions.insert(k, status);
+        self
+    }
+
+    /// Shows completion `k` only `polls` polls of its queue later, and those of the same queue pair behind it. Others
+    /// pass.
+    ///
+    /// Hardware: completions are written by the device when it comes to it.
+    pub fn delay_completion(mut self, k: u64, polls: u32) -> Plan {
+        self.holds.insert(k, Hold::Polls(polls));
+        self
+    }
+
+    /// Shows completion `k` after one of another queue pair in the same queue that came behind it, if there is one soon.
+    ///
+    /// Hardware: completions of different queue pairs have no order.
+    pub fn overtake_completion(mut self, k: u64) -> Plan {
+        self.holds.insert(k, Hold::Overtaken);
+        self
+    }
+
+    /// Takes the port down just before post `k`, and up again `ticks` later. A tick is a post or a poll of any queue of the
+    /// device; sleeping in a wait counts a thousand per millisecond.
+    ///
+    /// What is sent while the port is down stalls; it leaves, in order, if the port comes up in time, or else fails
+    /// with [`Status::RetryExceeded`], see [`Plan::give_up_after`]. Datagrams are lost. What the *peer* sends comes in
+    /// all the same: take its port down as well to part the two.
+    ///
+    /// Hardware: a pulled cable, a switch that restarts.
+    pub fn port_down(mut self, k: u64, ticks: u64) -> Plan {
+        self.port_down.insert(k, ticks);
+        self
+    }
+
+    /// How many ticks a request waits for a port that is down; [`Plan::RETRY_TICKS`] unless said. Stands for
+    /// [`ConnectConfig::timeout`](super::super::ConnectConfig::timeout) and its retries, which count in time and would
+    /// not repeat.
+    pub fn give_up_after(mut self, ticks: u64) -> Plan {
+        self.retry_ticks = Some(ticks);
+        self
+    }
+
+    /// Makes the peer of the queue pair that post `k` goes to vanish just before it: see
+    /// [`Control::kill_peer`](super::Control::kill_peer). Without effect on posts that go to nobody in particular.
+    pub fn kill_peer(mut self, k: u64) -> Plan {
+        self.kills.insert(k);
+        self
+    }
+
+    pub(super) fn refusal(&self, k: u64) -> Option<PostError> {
+        self.posts.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b'p', k, odds::POST)?;
+            Some(if drawn % 8 == 0 { PostError::Device(libc::ENOMEM) } else { PostError::Full })
+        })
+    }
+
+    pub(super) fn loss(&self, k: u64) -> Option<Status> {
+        self.lost.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b'l', k, odds::LOST)?;
+            Some(if drawn % 4 == 0 { Status::RemoteOperation } else { Status::RetryExceeded })
+        })
+    }
+
+    pub(super) fn drops(&self, k: u64) -> bool {
+        self.dropped.contains(&k) || self.draw(b'd', k, odds::DROPPED).is_some()
+    }
+
+    pub(super) fn failure(&self, k: u64) -> Option<Status> {
+        self.completions.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b'c', k, odds::COMPLETION)?;
+            Some([Status::RetryExceeded, Status::LocalQpOperation, Status::Fatal][(drawn % 3) as usize])
+        })
+    }
+
+    pub(super) fn hold(&self, k: u64) -> Option<Hold> {
+        self.holds.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b'h', k, odds::HOLD)?;
+            Some(if drawn % 2 == 0 { Hold::Overtaken } else { Hold::Polls(1 + (drawn >> 8) as u32 % 16) })
+        })
+    }
+
+    /// For how many ticks the port goes down before post `k`.
+    pub(super) fn outage(&self, k: u64) -> Option<u64> {
+        self.port_down.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b'o', k, odds::PORT_DOWN)?;
+            // One outage in five is longer than requests wait.
+            Some(1 + drawn % (self.patience() * 5 / 4))
+        })
+    }
+
+    pub(super) fn kills(&self, k: u64) -> bool {
+        self.kills.contains(&k)
+    }
+
+    pub(super) fn patience(&self) -> u64 {
+        self.retry_ticks.unwrap_or(Plan::RETRY_TICKS).max(1)
+    }
+
+    /// One time in `odds`, a number. Depends on nothing but the arguments and the seed.
+    fn draw(&self, kind: u8, k: u64, odds: u64) -> Option<u64> {
+        let drawn = splitmix64(splitmix64(self.seed? ^ (u64::from(kind) << 56)).wrapping_add(k));
+        drawn.is_multiple_of(odds).then(|| splitmix64(drawn))
+    }
+}
+
+/// The output function of Steele, Lea and Flood's SplitMix64 generator at state `x`.
+fn splitmix64(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splitmix_matches_its_published_sequence() {
+        // First outputs of the reference generator seeded with 1234567.
+        let mut state = 1_234_567_u64;
+        let mut next = || {
+            let out = splitmix64(state);
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            out
+        };
+        assert_eq!([next(), next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn a_seed_draws_the_same_faults_again_and_at_about_the_odds() {
+        let (a, b) = (Plan::from_seed(7), Plan::from_seed(7));
+        let refused = |plan: &Plan| (0..100_000).filter(|k| plan.refusal(*k).is_some()).collect::<Vec<_>>();
+        assert_eq!(refused(&a), refused(&b));
+        assert!((200..800).contains(&refused(&a).len()), "{}", refused(&a).len());
+        assert_ne!(refused(&a), refused(&Plan::from_seed(8)));
+        assert_eq!(refused(&Plan::none()), []);
+    }
+
+    #[test]
+    #[should_panic(expected = "not drawn")]
+    fn only_what_hardware_does_can_be_planned() {
+        drop(Plan::none().fail_post(0, PostError::TooLong(1)));
+    }
+}

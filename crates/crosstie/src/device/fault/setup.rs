@@ -1,0 +1,296 @@
+//! The objects of a wrapped device: each holds the object it wraps, or its number in the shared state.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use super::super::{
+    self as device, Access, Breaker, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event,
+    QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
+};
+use super::endpoint::Inner;
+use super::state::State;
+use super::{Control, Plan, Shared};
+
+/// How long a sleeper sleeps before it looks for faults.
+pub(super) const SLICE: Duration = Duration::from_millis(1);
+
+/// Completions that a wrapped queue has room for beyond what was asked: those of unsignaled requests.
+const HEADROOM: u32 = 4096;
+
+/// A wrapped device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    inner: Box<device::Device>,
+    state: Shared,
+}
+
+impl Device {
+    pub(crate) fn new(inner: device::Device, plan: Plan) -> Device {
+        Device { inner: Box::new(inner), state: Shared::new(State::new(plan)) }
+    }
+
+    pub(crate) fn control(&self) -> Control {
+        Control { state: self.state.clone() }
+    }
+
+    pub(crate) fn attr(&self) -> &DeviceAttr {
+        self.inner.attr()
+    }
+
+    pub(crate) fn address(&self) -> DeviceAddress {
+        self.inner.address()
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        Ok(Pd { inner: Box::new(self.inner.alloc_pd()?), state: self.state.clone() })
+    }
+
+    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
+        let inner_depth = config.depth.max(config.depth.saturating_add(HEADROOM).min(self.attr().max_cqe));
+        let inner = Box::new(self.inner.create_cq(&CqConfig { depth: inner_depth })?);
+        let mut state = self.state.lock();
+        let id = state.fresh_id() as u32;
+        state.add_cq(id, config.depth, inner_depth);
+        drop(state);
+        Ok(Cq { inner, id, drained: Vec::new(), shown: Vec::new(), state: self.state.clone() })
+    }
+
+    pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(event) = self.state.lock().next_event() {
+                return Ok(Some(event));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let event = self.inner.wait_event(left.min(SLICE))?;
+            if event.is_some() || left.is_zero() {
+                return Ok(event);
+            }
+        }
+    }
+}
+
+/// A wrapped protection domain.
+#[derive(Debug)]
+pub struct Pd {
+    inner: Box<device::Pd>,
+    state: Shared,
+}
+
+impl Pd {
+    pub(crate) fn inner(&self) -> &device::Pd {
+        &self.inner
+    }
+
+    pub(crate) fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
+        let inner = Box::new(self.inner.create_srq(config)?);
+        let id = self.state.lock().fresh_id() as u32;
+        Ok(Srq { inner, id, state: self.state.clone() })
+    }
+
+    pub(crate) fn create_rc(
+        &self,
+        config: &QpConfig,
+        send_cq: &device::Cq,
+        recv_cq: &device::Cq,
+        srq: Option<&device::Srq>,
+    ) -> Result<RcQp, DeviceError> {
+        let (send, recv) = (wrapped_cq(send_cq)?, wrapped_cq(recv_cq)?);
+        let srq = srq.map(wrapped_srq).transpose()?;
+        let inner = self.inner.create_rc(config, &send.inner, &recv.inner, srq)?;
+        let qp_num = self.state.lock().add_qp(Inner::Rc(inner), *config, send.id, recv.id);
+        Ok(RcQp { qp_num, state: self.state.clone() })
+    }
+
+    pub(crate) fn create_ud(
+        &self,
+        config: &QpConfig,
+        send_cq: &device::Cq,
+        recv_cq: &device::Cq,
+        srq: Option<&device::Srq>,
+    ) -> Result<UdQp, DeviceError> {
+        let (send, recv) = (wrapped_cq(send_cq)?, wrapped_cq(recv_cq)?);
+        let srq = srq.map(wrapped_srq).transpose()?;
+        let inner = self.inner.create_ud(config, &send.inner, &recv.inner, srq)?;
+        let qp_num = self.state.lock().add_qp(Inner::Ud(inner), *config, send.id, recv.id);
+        Ok(UdQp { qp_num, state: self.state.clone() })
+    }
+
+    pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
+        Ok(Ah { inner: Box::new(self.inner.create_ah(to)?) })
+    }
+}
+
+fn wrapped_cq(queue: &device::Cq) -> Result<&Cq, DeviceError> {
+    match &queue.provider {
+        cq::Provider::Fault(x) => Ok(x),
+        _ => Err(DeviceError::Foreign("the completion queue")),
+    }
+}
+
+fn wrapped_srq(queue: &device::Srq) -> Result<&device::Srq, DeviceError> {
+    match &queue.provider {
+        srq::Provider::Fault(x) => Ok(&x.inner),
+        _ => Err(DeviceError::Foreign("the shared receive queue")),
+    }
+}
+
+/// A wrapped completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    pub(super) inner: Box<device::Cq>,
+    pub(super) id: u32,
+    /// Out of the wrapped queue, on the way into the state.
+    pub(super) drained: Vec<device::Completion>,
+    /// Out of the state, on the way to the caller.
+    pub(super) shown: Vec<device::Completion>,
+    pub(super) state: Shared,
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        self.state.lock().remove_cq(self.id);
+    }
+}
+
+/// A wrapped shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    pub(super) inner: Box<device::Srq>,
+    pub(super) id: u32,
+    pub(super) state: Shared,
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        self.state.lock().remove_srq(self.id);
+    }
+}
+
+/// A wrapped address handle.
+#[derive(Debug)]
+pub struct Ah {
+    pub(super) inner: Box<device::Ah>,
+}
+
+impl Ah {
+    pub(crate) fn address(&self) -> DeviceAddress {
+        self.inner.address()
+    }
+}
+
+/// A wrapped reliable connected queue pair.
+#[derive(Debug)]
+pub struct RcQp {
+    pub(super) qp_num: u32,
+    pub(super) state: Shared,
+}
+
+impl RcQp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.with(|qp| qp.state())
+    }
+
+    pub(crate) fn address(&self) -> QpAddress {
+        self.with(|qp| qp.address())
+    }
+
+    pub(crate) fn init(&mut self, access: Access) -> Result<(), DeviceError> {
+        self.with(|qp| qp.init(access))
+    }
+
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        peer: &QpAddress,
+        config: &ConnectConfig,
+    ) -> Result<(), DeviceError> {
+        if self.state.lock().is_dead(&peer.device) {
+            return Err(DeviceError::Unreachable("its device is dead, by the plan of faults".to_owned()));
+        }
+        self.with(|qp| qp.ready_to_receive(peer, config))?;
+        self.state.lock().qp(self.qp_num).peer = Some(peer.device);
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_send(&mut self, config: &ConnectConfig) -> Result<(), DeviceError> {
+        self.with(|qp| qp.ready_to_send(config))
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.with(|qp| qp.fail())?;
+        self.state.lock().advance(self.qp_num);
+        Ok(())
+    }
+
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        self.with(|qp| qp.reset())?;
+        let mut state = self.state.lock();
+        state.clear_qp(self.qp_num);
+        state.hide_completions(self.qp_num);
+        Ok(())
+    }
+
+    pub(crate) fn breaker(&self) -> Breaker {
+        self.with(|qp| qp.breaker())
+    }
+
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut device::RcQp) -> R) -> R {
+        match &mut self.state.lock().qp(self.qp_num).inner {
+            Inner::Rc(qp) => f(qp),
+            Inner::Ud(_) => unreachable!("an RC handle names an RC queue pair"),
+        }
+    }
+}
+
+impl Drop for RcQp {
+    fn drop(&mut self) {
+        // The wrapped one goes after the lock: closing may take its time.
+        let endpoint = self.state.lock().remove_qp(self.qp_num);
+        drop(endpoint);
+    }
+}
+
+/// A wrapped datagram queue pair.
+#[derive(Debug)]
+pub struct UdQp {
+    pub(super) qp_num: u32,
+    pub(super) state: Shared,
+}
+
+impl UdQp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.with(|qp| qp.state())
+    }
+
+    pub(crate) fn activate(&mut self, qkey: u32) -> Result<(), DeviceError> {
+        self.with(|qp| qp.activate(qkey))
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.with(|qp| qp.fail())?;
+        self.state.lock().advance(self.qp_num);
+        Ok(())
+    }
+
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut device::UdQp) -> R) -> R {
+        match &mut self.state.lock().qp(self.qp_num).inner {
+            Inner::Ud(qp) => f(qp),
+            Inner::Rc(_) => unreachable!("a datagram handle names a datagram queue pair"),
+        }
+    }
+}
+
+impl Drop for UdQp {
+    fn drop(&mut self) {
+        let endpoint = self.state.lock().remove_qp(self.qp_num);
+        drop(endpoint);
+    }
+}

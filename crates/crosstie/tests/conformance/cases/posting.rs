@@ -1,0 +1,252 @@
+//! Posts that are refused, and that a refused post changed nothing.
+
+use crosstie::device::{
+    Access, ConnectConfig, CqConfig, CqError, Data, Event, PostError, QpAddress, QpConfig, QpState, RecvWr,
+    RemoteMemory, SendOp, SendWr, Sge, SrqConfig,
+};
+
+use super::cases;
+use crate::side::{End, Shape, Side, get, quiet, srq_recv, until, whole};
+
+cases!("posting":
+    send_before_ready_to_send, receive_before_init, inline_too_long, too_many_pieces, fetching_into_inline,
+    atomic_result_of_wrong_size, receive_on_a_queue_pair_with_a_shared_queue, full_send_queue, full_receive_queue,
+    full_shared_receive_queue, completion_queue_overrun,
+);
+
+/// RESET, INIT and RTR take no send requests, and say in which state they are.
+fn send_before_ready_to_send(side: &mut Side) {
+    let mut end = End::unconnected(&side.device, &Shape::default());
+    let peer: QpAddress = side.swap(&end.qp.address());
+    let wr = SendWr::new(1, SendOp::Send, Data::Inline(&[1])).signaled();
+    assert_eq!(end.qp.post(&wr), Err(PostError::WrongState(QpState::Reset)));
+    end.qp.init(Access::ALL).unwrap();
+    assert_eq!(end.qp.post(&wr), Err(PostError::WrongState(QpState::Init)));
+    end.qp.ready_to_receive(&peer, &ConnectConfig::default()).unwrap();
+    assert_eq!(end.qp.post(&wr), Err(PostError::WrongState(QpState::ReadyToReceive)));
+    end.qp.ready_to_send(&ConnectConfig::default()).unwrap();
+    side.meet();
+    quiet(&mut end.cq);
+    proves_alive(side, &mut end);
+}
+
+/// RESET takes no receives.
+fn receive_before_init(side: &mut Side) {
+    let mut end = End::unconnected(&side.device, &Shape::default());
+    let wr = RecvWr { wr_id: 1, sges: &[] };
+    assert_eq!(end.qp.post_recv(&wr), Err(PostError::WrongState(QpState::Reset)));
+    side.connect(&mut end.qp, &ConnectConfig::default());
+    proves_alive(side, &mut end);
+}
+
+/// Inline data beyond the queue pair's limit.
+fn inline_too_long(side: &mut Side) {
+    let qp = QpConfig { max_inline: 32, ..QpConfig::default() };
+    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    let bytes = vec![1; 1 << 16];
+    let post = |end: &mut End, len: usize| {
+        end.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&bytes[..len])).signaled())
+    };
+    assert!(
+        matches!(post(&mut end, 1 << 16), Err(PostError::InlineTooLong { len: 0x1_0000, max }) if max >= 32)
+    );
+    if let Err(PostError::InlineTooLong { max, .. }) = post(&mut end, 1 << 16) {
+        assert!(matches!(post(&mut end, max + 1), Err(PostError::InlineTooLong { .. })));
+    }
+    quiet(&mut end.cq);
+    proves_alive(side, &mut end);
+}
+
+/// More pieces than the queue pair's limit, for sends and receives.
+fn too_many_pieces(side: &mut Side) {
+    let mut end = side.end();
+    let region = end.region(64);
+    let sges: Vec<Sge<'_>> = (0..200).map(|_| region.sge(0..1).unwrap()).collect();
+    let sent = end.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled());
+    assert!(matches!(sent, Err(PostError::TooManySges { count: 200, max }) if max >= 4), "{sent:?}");
+    let received = end.qp.post_recv(&RecvWr { wr_id: 1, sges: &sges });
+    assert!(matches!(received, Err(PostError::TooManySges { count: 200, max }) if max >= 4), "{received:?}");
+    quiet(&mut end.cq);
+    proves_alive(side, &mut end);
+}
+
+/// READ and atomics bring bytes, so they need memory to bring them to.
+fn fetching_into_inline(side: &mut Side) {
+    let mut end = side.end();
+    let region = end.region(64);
+    let remote: RemoteMemory = side.swap(&region.remote());
+    for op in [
+        SendOp::Read(remote.at(0)),
+        SendOp::FetchAdd { remote: remote.at(0), add: 1 },
+        SendOp::CompareSwap { remote: remote.at(0), compare: 0, swap: 1 },
+    ] {
+        let posted = end.qp.post(&SendWr::new(1, op, Data::Inline(&[0; 8])).signaled());
+        assert!(matches!(posted, Err(PostError::Invalid(_))), "{op:?}: {posted:?}");
+    }
+    quiet(&mut end.cq);
+    side.meet();
+    assert_eq!(get(&region, 0, 64), [0; 64]);
+    proves_alive(side, &mut end);
+}
+
+/// The result of an atomic is eight bytes.
+fn atomic_result_of_wrong_size(side: &mut Side) {
+    let mut end = side.end();
+    let region = end.region(64);
+    let remote: RemoteMemory = side.swap(&region.remote());
+    for range in [0..0, 0..4, 0..16] {
+        let sges = [region.sge(range).unwrap()];
+        let op = SendOp::FetchAdd { remote: remote.at(0), add: 1 };
+        let posted = end.qp.post(&SendWr::new(1, op, Data::Regions(&sges)).signaled());
+        assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
+    }
+    side.meet();
+    assert_eq!(get(&region, 0, 64), [0; 64]);
+    proves_alive(side, &mut end);
+}
+
+/// A queue pair on a shared receive queue has no receive queue of its own.
+fn receive_on_a_queue_pair_with_a_shared_queue(side: &mut Side) {
+    let end = End::unconnected(&side.device, &Shape::default());
+    let srq = end.pd.create_srq(&SrqConfig::default()).unwrap();
+    let mut qp = end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, Some(&srq)).unwrap();
+    qp.init(Access::ALL).unwrap();
+    let posted = qp.post_recv(&RecvWr { wr_id: 1, sges: &[] });
+    assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
+}
+
+/// A send queue takes at least what was asked for, then says that it is full; polling makes room. Devices may round the
+/// size up.
+fn full_send_queue(side: &mut Side) {
+    let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
+    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    if side.is_left() {
+        // Nobody receives, so they stay.
+        let mut accepted = 0;
+        let refused = loop {
+            let posted = end.qp.post(&SendWr::new(accepted, SendOp::Send, Data::Inline(&[])).signaled());
+            match posted {
+                Ok(()) => accepted += 1,
+                Err(error) => break error,
+            }
+            assert!(accepted < 1000, "16 were asked for");
+        };
+        assert_eq!(refused, PostError::Full);
+        assert!(accepted >= 16, "{accepted}");
+        quiet(&mut end.cq);
+        side.tell(&accepted);
+        end.all_done(0..accepted);
+        for i in 0..16 {
+            end.inline(i, SendOp::Send, &[]);
+        }
+        end.all_done(0..16);
+    } else {
+        let accepted: u64 = side.told();
+        let mut received = 0;
+        until("all messages", || {
+            while end.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).is_ok() {}
+            received += end.cq.poll(64, |c| assert!(c.status.is_success())).unwrap() as u64;
+            received == accepted + 16
+        });
+    }
+    side.meet();
+}
+
+/// A receive queue takes at least what was asked for, then says that it is full; completions make room.
+fn full_receive_queue(side: &mut Side) {
+    let qp = QpConfig { max_recv_wr: 16, ..QpConfig::default() };
+    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    if side.is_left() {
+        side.meet();
+        (0..8).for_each(|i| end.inline(i, SendOp::Send, &[]));
+        end.all_done(0..8);
+    } else {
+        let mut accepted = 0;
+        let refused = loop {
+            match end.qp.post_recv(&RecvWr { wr_id: accepted, sges: &[] }) {
+                Ok(()) => accepted += 1,
+                Err(error) => break error,
+            }
+            assert!(accepted < 1000, "16 were asked for");
+        };
+        assert_eq!(refused, PostError::Full);
+        assert!(accepted >= 16, "{accepted}");
+        side.meet();
+        end.all_done(0..8);
+        (0..8).for_each(|i| end.recv(i));
+        assert_eq!(end.qp.post_recv(&RecvWr { wr_id: 0, sges: &[] }), Err(PostError::Full));
+    }
+    side.meet();
+}
+
+/// The same for a shared receive queue.
+fn full_shared_receive_queue(side: &mut Side) {
+    let mut end = End::unconnected(&side.device, &Shape::default());
+    let mut srq = end.pd.create_srq(&SrqConfig { max_wr: 16, max_sge: 1 }).unwrap();
+    let mut qp = end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, Some(&srq)).unwrap();
+    let mut accepted = 0;
+    let refused = loop {
+        match srq.post_recv(&RecvWr { wr_id: accepted, sges: &[] }) {
+            Ok(()) => accepted += 1,
+            Err(error) => break error,
+        }
+        assert!(accepted < 1000, "16 were asked for");
+    };
+    assert_eq!(refused, PostError::Full);
+    assert!(accepted >= 16, "{accepted}");
+    side.connect(&mut qp, &ConnectConfig::default());
+    if side.is_left() {
+        for i in 0..8 {
+            qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
+            end.done(i);
+        }
+    } else {
+        end.all_done(0..8);
+        (0..8).for_each(|i| srq_recv(&mut srq, i));
+    }
+    side.meet();
+}
+
+/// More completions than a queue holds: the poller is told by [`CqError::Overrun`] or by [`Event::CqOverrun`], never by
+/// silence. Devices may round the depth up, or tell only one way.
+fn completion_queue_overrun(side: &mut Side) {
+    let shape = Shape { cq: CqConfig { depth: 8 }, ..Shape::default() };
+    let mut end = side.end_with(&shape);
+    let region = end.region(8);
+    let remote: RemoteMemory = side.swap(&region.remote());
+    if side.is_left() {
+        for i in 0..200 {
+            end.inline(i, SendOp::Write(remote.at(0)), &[1; 8]);
+        }
+        let mut shown = 0;
+        until("the overrun to be told", || {
+            match end.cq.poll(16, |_| shown += 1) {
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!(error, CqError::Overrun);
+                    return true;
+                }
+            }
+            assert!(shown < 200, "nothing was lost");
+            side.device.wait_event(core::time::Duration::ZERO).unwrap() == Some(Event::CqOverrun)
+        });
+    }
+    side.meet();
+}
+
+/// The queue pair is as good as new: a message goes from left to right.
+fn proves_alive(side: &mut Side, end: &mut End) {
+    if side.is_left() {
+        side.meet();
+        let region = end.region(8);
+        let sges = [whole(&region)];
+        end.qp.post(&SendWr::new(70, SendOp::SendImm(70), Data::Regions(&sges)).signaled()).unwrap();
+        end.done(70);
+    } else {
+        let region = end.region(8);
+        end.recv_into(71, &region);
+        side.meet();
+        assert_eq!(end.done(71).imm, Some(70));
+    }
+    side.meet();
+}

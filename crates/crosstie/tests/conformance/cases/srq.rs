@@ -1,0 +1,257 @@
+//! Shared receive queues.
+
+use crosstie::device::{
+    Cq, CqConfig, Data, Opcode, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig, Status,
+};
+
+use super::cases;
+use crate::side::{End, Shape, Side, done, get, is, next, pattern, put, quiet, srq_recv, take, whole};
+
+cases!("srq":
+    shared_by_many, sends_land_in_order, different_completion_queues, a_broken_queue_pair_leaves_the_receives,
+    a_destroyed_queue_pair_leaves_the_receives, refilled_while_it_runs, starved_connections_all_get_on,
+    receives_may_have_pieces,
+);
+
+/// A shared queue on the right, `count` connections; the left has as many plain ones. One completion queue per side.
+fn fan_in(side: &mut Side, count: usize, config: &SrqConfig) -> (End, Srq, Vec<RcQp>) {
+    let end = End::unconnected(&side.device, &Shape::default());
+    let srq = end.pd.create_srq(config).unwrap();
+    let small = QpConfig { max_send_wr: 64, max_recv_wr: 64, ..QpConfig::default() };
+    let qps = (0..count)
+        .map(|_| {
+            let shared = (!side.is_left()).then_some(&srq);
+            let mut qp = end.pd.create_rc(&small, &end.cq, &end.cq, shared).unwrap();
+            side.connect(&mut qp, &Default::default());
+            qp
+        })
+        .collect();
+    (end, srq, qps)
+}
+
+fn send(qp: &mut RcQp, cq: &mut Cq, op: SendOp, bytes: &[u8]) {
+    qp.post(&SendWr::new(7, op, Data::Inline(bytes)).signaled()).unwrap();
+    done(cq, 7);
+}
+
+/// 32 connections take from one queue; `qp_num` tells whose message a receive holds.
+fn shared_by_many(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 32, &SrqConfig::default());
+    let region = end.region(8 * 32);
+    let remote: RemoteMemory = side.swap(&region.remote());
+    if side.is_left() {
+        side.meet();
+        for round in 0..8u32 {
+            for (i, qp) in qps.iter_mut().enumerate() {
+                let (imm, bytes) = (i as u32 * 100 + round, u64::from(round).to_ne_bytes());
+                send(qp, &mut end.cq, SendOp::WriteImm(remote.at(8 * i as u64), imm), &bytes);
+            }
+        }
+    } else {
+        (0..256).for_each(|i| srq_recv(&mut srq, i));
+        side.meet();
+        let mut rounds = [0; 32];
+        let mut ids = vec![];
+        for completion in take(&mut end.cq, 256) {
+            is(&completion, Opcode::RecvWriteImm);
+            let from = qps.iter().position(|qp| qp.qp_num() == completion.qp_num).expect("one of ours");
+            assert_eq!(completion.imm, Some(from as u32 * 100 + rounds[from]), "{completion:?}");
+            rounds[from] += 1;
+            ids.push(completion.wr_id);
+        }
+        assert_eq!(rounds, [8; 32]);
+        ids.sort_unstable();
+        assert_eq!(ids, (0..256).collect::<Vec<_>>(), "each receive is taken once");
+    }
+    side.meet();
+}
+
+/// Receives are taken in the order they were posted.
+fn sends_land_in_order(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
+    if side.is_left() {
+        side.meet();
+        for i in 0..20u32 {
+            send(&mut qps[i as usize % 2], &mut end.cq, SendOp::SendImm(i), &pattern(30, u64::from(i)));
+        }
+    } else {
+        let buffers: Vec<_> = (0..20).map(|_| end.region(32)).collect();
+        for (i, buffer) in buffers.iter().enumerate() {
+            srq.post_recv(&RecvWr { wr_id: i as u64, sges: &[whole(buffer)] }).unwrap();
+        }
+        side.meet();
+        for i in 0..20 {
+            let received = done(&mut end.cq, i);
+            assert_eq!((received.imm, received.byte_len), (Some(i as u32), 30));
+            assert_eq!(received.qp_num, qps[i as usize % 2].qp_num());
+            assert_eq!(get(&buffers[i as usize], 0, 30), pattern(30, i));
+        }
+    }
+    side.meet();
+}
+
+/// The completion goes to the receive queue of the queue pair that took the receive.
+fn different_completion_queues(side: &mut Side) {
+    let mut end = End::unconnected(&side.device, &Shape::default());
+    let mut srq = end.pd.create_srq(&SrqConfig::default()).unwrap();
+    let mut cqs: Vec<Cq> = (0..4).map(|_| side.device.create_cq(&CqConfig { depth: 64 }).unwrap()).collect();
+    let mut qps: Vec<RcQp> = cqs
+        .iter()
+        .map(|cq| {
+            let mut qp = end.pd.create_rc(&QpConfig::default(), &end.cq, cq, Some(&srq)).unwrap();
+            side.connect(&mut qp, &Default::default());
+            qp
+        })
+        .collect();
+    if side.is_left() {
+        side.meet();
+        for i in 0..40u32 {
+            send(&mut qps[i as usize % 4], &mut end.cq, SendOp::SendImm(i), &[]);
+        }
+    } else {
+        (0..40).for_each(|i| srq_recv(&mut srq, i));
+        side.meet();
+        for i in 0..40u32 {
+            let received = next(&mut cqs[i as usize % 4]);
+            assert_eq!((received.imm, received.qp_num), (Some(i), qps[i as usize % 4].qp_num()));
+        }
+        quiet(&mut end.cq);
+    }
+    side.meet();
+}
+
+/// A queue pair in ERR flushes nothing of the shared queue: its receives wait for the others.
+fn a_broken_queue_pair_leaves_the_receives(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
+    if side.is_left() {
+        side.meet();
+        side.meet();
+        for i in 0..10 {
+            send(&mut qps[1], &mut end.cq, SendOp::SendImm(i), &[]);
+        }
+    } else {
+        (0..10).for_each(|i| srq_recv(&mut srq, i));
+        side.meet();
+        qps[0].fail().unwrap();
+        quiet(&mut end.cq);
+        side.meet();
+        for i in 0..10 {
+            assert_eq!(done(&mut end.cq, i).imm, Some(i as u32));
+        }
+    }
+    side.meet();
+}
+
+/// The same for one that is destroyed.
+fn a_destroyed_queue_pair_leaves_the_receives(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
+    if side.is_left() {
+        side.meet();
+        side.meet();
+        for i in 0..10 {
+            send(&mut qps[1], &mut end.cq, SendOp::SendImm(i), &[]);
+        }
+    } else {
+        (0..10).for_each(|i| srq_recv(&mut srq, i));
+        side.meet();
+        drop(qps.remove(0));
+        side.meet();
+        for i in 0..10 {
+            assert_eq!(done(&mut end.cq, i).imm, Some(i as u32));
+        }
+    }
+    side.meet();
+}
+
+/// A small queue refilled as it empties carries many messages of several connections; each arrives once and whole.
+fn refilled_while_it_runs(side: &mut Side) {
+    const QPS: usize = 4;
+    let each = side.many(1000) as u32;
+    let (mut end, mut srq, mut qps) = fan_in(side, QPS, &SrqConfig { max_wr: 16, max_sge: 1 });
+    let total = each as usize * QPS;
+    if side.is_left() {
+        side.meet();
+        let mut posted = [0; QPS];
+        let mut done = 0;
+        crate::side::until("all sends", || {
+            for (i, qp) in qps.iter_mut().enumerate() {
+                if posted[i] < each {
+                    let bytes = pattern(48, u64::from(posted[i]));
+                    let wr = SendWr::new(1, SendOp::SendImm(posted[i]), Data::Inline(&bytes)).signaled();
+                    // A full queue is tried again in the next turn.
+                    posted[i] += u32::from(qp.post(&wr).is_ok());
+                }
+            }
+            done += end.cq.poll(16, |c| assert_eq!(c.status, Status::Success, "{c:?}")).unwrap();
+            done == total
+        });
+    } else {
+        let buffers = end.region(16 * 64);
+        let mut post = |i: u64| {
+            let at = i as usize * 64;
+            srq.post_recv(&RecvWr { wr_id: i, sges: &[buffers.sge(at..at + 64).unwrap()] }).unwrap();
+        };
+        (0..16).for_each(&mut post);
+        side.meet();
+        let mut expected = [0; QPS];
+        for _ in 0..total {
+            let received = next(&mut end.cq);
+            is(&received, Opcode::Recv);
+            let from = qps.iter().position(|qp| qp.qp_num() == received.qp_num).expect("one of ours");
+            assert_eq!((received.imm, received.byte_len), (Some(expected[from]), 48));
+            let bytes = get(&buffers, received.wr_id as usize * 64, 48);
+            assert_eq!(bytes, pattern(48, u64::from(expected[from])));
+            expected[from] += 1;
+            post(received.wr_id);
+        }
+        assert_eq!(expected, [each; QPS]);
+    }
+    side.meet();
+}
+
+/// Many connections wait on an empty queue; receives that come one by one serve all of them.
+fn starved_connections_all_get_on(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 16, &SrqConfig::default());
+    if side.is_left() {
+        for (i, qp) in qps.iter_mut().enumerate() {
+            qp.post(&SendWr::new(1, SendOp::SendImm(i as u32), Data::Inline(&[])).signaled()).unwrap();
+        }
+        side.meet();
+        assert!(take(&mut end.cq, 16).iter().all(|c| c.status.is_success()));
+    } else {
+        side.meet();
+        let mut seen = vec![];
+        for i in 0..16 {
+            srq_recv(&mut srq, i);
+            let received = done(&mut end.cq, i);
+            assert_eq!(qps[received.imm.unwrap() as usize].qp_num(), received.qp_num);
+            seen.push(received.imm.unwrap());
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..16).collect::<Vec<_>>());
+    }
+    side.meet();
+}
+
+/// Receives of a shared queue scatter like any other.
+fn receives_may_have_pieces(side: &mut Side) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 1, &SrqConfig { max_wr: 16, max_sge: 3 });
+    let region = end.region(1000);
+    if side.is_left() {
+        put(&region, 0, &pattern(200, 1));
+        side.meet();
+        let sges = [region.sge(0..200).unwrap()];
+        qps[0].post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled()).unwrap();
+        done(&mut end.cq, 1);
+    } else {
+        let sges = [500..501, 0..100, 600..1000].map(|r| region.sge(r).unwrap());
+        srq.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
+        side.meet();
+        assert_eq!(done(&mut end.cq, 1).byte_len, 200);
+        let bytes = pattern(200, 1);
+        assert_eq!(get(&region, 500, 1), bytes[..1]);
+        assert_eq!(get(&region, 0, 100), bytes[1..101]);
+        assert_eq!(get(&region, 600, 100), [&bytes[101..], &[0]].concat());
+    }
+    side.meet();
+}

@@ -1,0 +1,93 @@
+//! How the two sides of a case talk beside the device: frames over a stream, the same between threads, processes and
+//! hosts.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Longest frame that is believed.
+const MAX_FRAME: u32 = 1 << 20;
+
+/// One end of a stream to the other side.
+pub(crate) struct Channel {
+    stream: Box<dyn Stream>,
+}
+
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+impl Channel {
+    /// Two ends; the second as a descriptor that can be another process's standard input.
+    pub(crate) fn pair(patience: Duration) -> io::Result<(Channel, UnixStream)> {
+        let (near, far) = UnixStream::pair()?;
+        Ok((Channel::over_unix(near, patience)?, far))
+    }
+
+    pub(crate) fn over_unix(stream: UnixStream, patience: Duration) -> io::Result<Channel> {
+        stream.set_read_timeout(Some(patience))?;
+        Ok(Channel { stream: Box::new(stream) })
+    }
+
+    pub(crate) fn over_descriptor(descriptor: OwnedFd, patience: Duration) -> io::Result<Channel> {
+        Channel::over_unix(UnixStream::from(descriptor), patience)
+    }
+
+    pub(crate) fn over_tcp(stream: TcpStream, patience: Duration) -> io::Result<Channel> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        Ok(Channel { stream: Box::new(stream) })
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        self.stream.write_all(&len.to_le_bytes())?;
+        self.stream.write_all(bytes)
+    }
+
+    pub(crate) fn recv(&mut self) -> io::Result<Vec<u8>> {
+        let mut len = [0; 4];
+        self.stream.read_exact(&mut len)?;
+        let len = u32::from_le_bytes(len);
+        if len > MAX_FRAME {
+            return Err(io::Error::other(format!("a frame of {len} bytes")));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.stream.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Waits for the other host to connect.
+pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> io::Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let deadline = Instant::now() + patience;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::other("the other host never connected"));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Connects to the other host, which may not be there yet.
+pub(crate) fn connect(address: &str, patience: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() >= deadline => return Err(e),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}

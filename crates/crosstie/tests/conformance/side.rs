@@ -1,0 +1,310 @@
+//! What a case works with: its side's device, a way to talk to the other side, and shorthand for the usual objects.
+
+use std::time::{Duration, Instant};
+
+use crosstie::device::{
+    Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceSpec, Mr, Opcode, Pd, QpAddress,
+    QpConfig, RcQp, RecvWr, SendOp, SendWr, Srq, Status, fault,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::channel::Channel;
+
+/// How long anything that should happen may take. Generous: it is only there to end what hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long nothing is watched where nothing should happen.
+pub(crate) const QUIET: Duration = Duration::from_millis(30);
+
+/// The devices that a run is on.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    pub(crate) specs: Vec<DeviceSpec>,
+    /// Whether the right side's device is the second rather than the first.
+    pub(crate) across: bool,
+    /// Whether each is wrapped in a fault device that injects nothing.
+    pub(crate) wrapped: bool,
+}
+
+/// The provider at the bottom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Provider {
+    Software,
+    Verbs,
+}
+
+impl Devices {
+    /// Opens the device number `which`, the last one if there are fewer.
+    pub(crate) fn open(&self, which: usize) -> Device {
+        let spec = &self.specs[which.min(self.specs.len() - 1)];
+        let device = Device::open(spec).unwrap_or_else(|e| panic!("opening {spec}: {e}"));
+        if self.wrapped { device.with_faults(fault::Plan::none()) } else { device }
+    }
+
+    pub(crate) fn provider(&self) -> Provider {
+        fn bottom(spec: &DeviceSpec) -> Provider {
+            match spec {
+                DeviceSpec::Software => Provider::Software,
+                DeviceSpec::Verbs { .. } => Provider::Verbs,
+                DeviceSpec::Fault { inner, .. } => bottom(inner),
+            }
+        }
+        bottom(&self.specs[0])
+    }
+}
+
+/// One side of a case.
+pub(crate) struct Side {
+    index: usize,
+    devices: Devices,
+    /// This side's device: the first of the run, or across devices the second on the right.
+    pub(crate) device: Device,
+    channel: Channel,
+}
+
+impl Side {
+    pub(crate) fn new(index: usize, devices: Devices, channel: Channel) -> Side {
+        let device = devices.open(if devices.across { index } else { 0 });
+        Side { index, devices, device, channel }
+    }
+
+    /// By convention the left side acts and the right side is acted upon.
+    pub(crate) fn is_left(&self) -> bool {
+        self.index == 0
+    }
+
+    pub(crate) fn provider(&self) -> Provider {
+        self.devices.provider()
+    }
+
+    /// Another handle of this side's device.
+    pub(crate) fn open_again(&self) -> Device {
+        self.devices.open(if self.devices.across { self.index } else { 0 })
+    }
+
+    /// A device of the run by its number; the same one again where there is only one.
+    pub(crate) fn open(&self, which: usize) -> Device {
+        self.devices.open(which)
+    }
+
+    /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.
+    pub(crate) fn endings(&self, exact: Status, verbs: &[Status]) -> Vec<Status> {
+        let also = if self.provider() == Provider::Verbs { verbs } else { &[] };
+        [&[exact], also].concat()
+    }
+
+    /// How often to repeat something cheap; every system call of an emulated guest is dear.
+    pub(crate) fn many(&self, times: usize) -> usize {
+        match self.provider() {
+            Provider::Software => times,
+            Provider::Verbs => (times / 20).max(8),
+        }
+    }
+
+    /// Sends a value to the other side.
+    pub(crate) fn tell<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.channel.send(value.as_bytes()).expect("the other side listens");
+    }
+
+    /// Waits for a value of the other side.
+    pub(crate) fn told<T: FromBytes>(&mut self) -> T {
+        let bytes = self.channel.recv().expect("the other side tells (see its own failure)");
+        T::read_from_bytes(&bytes).unwrap_or_else(|_| panic!("{} bytes of another type", bytes.len()))
+    }
+
+    /// Gives one value for another.
+    pub(crate) fn swap<T: IntoBytes + FromBytes + Immutable>(&mut self, mine: &T) -> T {
+        self.tell(mine);
+        self.told()
+    }
+
+    /// Both sides have come this far.
+    pub(crate) fn meet(&mut self) {
+        const HERE: u64 = 0x6865_7265;
+        assert_eq!(self.swap(&HERE), HERE, "the sides are out of step");
+    }
+
+    /// A queue pair connected to the other side's, with the usual sizes.
+    pub(crate) fn end(&mut self) -> End {
+        self.end_with(&Shape::default())
+    }
+
+    pub(crate) fn end_with(&mut self, shape: &Shape) -> End {
+        let mut end = End::unconnected(&self.device, shape);
+        self.connect(&mut end.qp, &shape.connect);
+        end
+    }
+
+    /// Connects a queue pair to the one that the other side connects at the same point.
+    pub(crate) fn connect(&mut self, qp: &mut RcQp, config: &ConnectConfig) {
+        let peer: QpAddress = self.swap(&qp.address());
+        qp.connect(&peer, config).expect("connect");
+        self.meet();
+    }
+}
+
+/// Sizes that a case may want otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shape {
+    pub(crate) qp: QpConfig,
+    pub(crate) cq: CqConfig,
+    pub(crate) connect: ConnectConfig,
+}
+
+/// A queue pair with a domain and a completion queue of its own, which takes sends and receives.
+pub(crate) struct End {
+    pub(crate) qp: RcQp,
+    pub(crate) cq: Cq,
+    pub(crate) pd: Pd,
+}
+
+impl End {
+    pub(crate) fn unconnected(device: &Device, shape: &Shape) -> End {
+        let pd = device.alloc_pd().expect("alloc_pd");
+        let cq = device.create_cq(&shape.cq).expect("create_cq");
+        let qp = pd.create_rc(&shape.qp, &cq, &cq, None).expect("create_rc");
+        End { qp, cq, pd }
+    }
+
+    /// Memory that anybody may do anything with.
+    pub(crate) fn region(&self, len: usize) -> Mr {
+        self.pd.allocate(len, Access::ALL).expect("allocate")
+    }
+
+    /// Posts a receive without memory.
+    pub(crate) fn recv(&mut self, wr_id: u64) {
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[] }).expect("post_recv");
+    }
+
+    /// Posts a receive into a whole region.
+    pub(crate) fn recv_into(&mut self, wr_id: u64, mr: &Mr) {
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[whole(mr)] }).expect("post_recv");
+    }
+
+    /// Posts a signaled request with inline data.
+    pub(crate) fn inline(&mut self, wr_id: u64, op: SendOp, bytes: &[u8]) {
+        self.qp.post(&SendWr::new(wr_id, op, Data::Inline(bytes)).signaled()).expect("post");
+    }
+
+    /// Posts a signaled request with a whole region.
+    pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, mr: &Mr) {
+        self.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[whole(mr)])).signaled()).expect("post");
+    }
+
+    /// The next completion, which must be a success of this request.
+    pub(crate) fn done(&mut self, wr_id: u64) -> Completion {
+        done(&mut self.cq, wr_id)
+    }
+
+    /// The next completions, which must be successes of these requests in this order.
+    pub(crate) fn all_done(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            self.done(wr_id);
+        }
+    }
+
+    /// The next completions, which must be these requests flushed in this order.
+    pub(crate) fn all_flushed(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            self.ends(wr_id, &[Status::Flushed]);
+        }
+    }
+
+    /// The next completion, which must be this request's with one of these statuses.
+    pub(crate) fn ends(&mut self, wr_id: u64, allowed: &[Status]) -> Completion {
+        let completion = next(&mut self.cq);
+        assert_eq!(completion.wr_id, wr_id, "out of order: {completion:?}");
+        assert!(allowed.contains(&completion.status), "{completion:?}, allowed {allowed:?}");
+        assert_eq!(completion.qp_num, self.qp.qp_num(), "{completion:?}");
+        completion
+    }
+}
+
+/// The whole region as a piece.
+pub(crate) fn whole(mr: &Mr) -> crosstie::device::Sge<'_> {
+    mr.sge(0..mr.len()).expect("a region contains itself")
+}
+
+/// The next completion of a queue.
+pub(crate) fn next(cq: &mut Cq) -> Completion {
+    take(cq, 1)[0]
+}
+
+/// The next completion, which must be a success of this request.
+pub(crate) fn done(cq: &mut Cq, wr_id: u64) -> Completion {
+    let completion = next(cq);
+    assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success), "{completion:?}");
+    completion
+}
+
+/// The next `count` completions of a queue, as they come.
+pub(crate) fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
+    let mut taken = Vec::with_capacity(count);
+    until(&format!("{count} completions"), || {
+        let max = count - taken.len();
+        cq.poll(max, |c| taken.push(*c)).expect("poll");
+        assert!(taken.len() <= count, "poll({max}) handed out more");
+        taken.len() == count
+    });
+    taken
+}
+
+/// Nothing completes for a while.
+pub(crate) fn quiet(cq: &mut Cq) {
+    let end = Instant::now() + QUIET;
+    while Instant::now() < end {
+        cq.poll(1, |c| panic!("nothing should complete, yet {c:?}")).expect("poll");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until `ready` says so.
+pub(crate) fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !ready() {
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Fills a region from its beginning.
+pub(crate) fn put(mr: &Mr, offset: usize, bytes: &[u8]) {
+    mr.write(offset, bytes).expect("inside the region");
+}
+
+/// Bytes of a region.
+pub(crate) fn get(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    mr.read(offset, &mut bytes).expect("inside the region");
+    bytes
+}
+
+/// An aligned word of a region.
+pub(crate) fn word(mr: &Mr, offset: usize) -> u64 {
+    u64::from_ne_bytes(get(mr, offset, 8).try_into().expect("eight bytes"))
+}
+
+/// Says that this completion is a success of this kind.
+#[track_caller]
+pub(crate) fn is(completion: &Completion, opcode: Opcode) {
+    assert_eq!((completion.status, completion.opcode), (Status::Success, opcode), "{completion:?}");
+}
+
+/// Posts a receive without memory to a shared queue.
+pub(crate) fn srq_recv(srq: &mut Srq, wr_id: u64) {
+    srq.post_recv(&RecvWr { wr_id, sges: &[] }).expect("post_recv");
+}

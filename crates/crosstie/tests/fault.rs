@@ -1,0 +1,602 @@
+//! The fault device over the software device: each fault is seen with its status and its aftermath, and whatever fails,
+//! every accepted request ends exactly once.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crosstie::device::fault::{Control, Plan};
+use crosstie::device::{
+    Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, DeviceSpec, Event, Mr,
+    Opcode, Pd, PostError, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Status, UdQp,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A wrapped device with one connection to a plain one.
+struct Pair {
+    device: Device,
+    control: Control,
+    pd: Pd,
+    cq: Cq,
+    qp: RcQp,
+    peer: Peer,
+}
+
+/// The plain end.
+struct Peer {
+    device: Device,
+    cq: Cq,
+    qp: RcQp,
+    memory: Mr,
+}
+
+impl Pair {
+    fn new(plan: Plan) -> Pair {
+        let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
+        let control = device.faults().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&CqConfig::default()).unwrap();
+        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+        let peer = Peer::of(&mut qp);
+        Pair { device, control, pd, cq, qp, peer }
+    }
+
+    /// WRITE of `value` to word `value` of the peer.
+    fn write(&mut self, value: u64, signaled: bool) -> Result<(), PostError> {
+        self.qp.post(&write(&self.peer.memory, value, &value.to_ne_bytes(), signaled))
+    }
+
+    fn statuses(&mut self, count: usize) -> Vec<(u64, Status)> {
+        take(&mut self.cq, count).iter().map(|c| (c.wr_id, c.status)).collect()
+    }
+}
+
+impl Peer {
+    fn of(qp: &mut RcQp) -> Peer {
+        let device = Device::open(&DeviceSpec::Software).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&CqConfig::default()).unwrap();
+        let mut own = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+        own.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        qp.connect(&own.address(), &ConnectConfig::default()).unwrap();
+        let memory = pd.allocate(4096, Access::ALL).unwrap();
+        Peer { device, cq, qp: own, memory }
+    }
+
+    /// The words that were written, each its own number.
+    fn written(&self) -> Vec<u64> {
+        (1..512).filter(|n| word(&self.memory, *n as usize * 8) == *n).collect()
+    }
+}
+
+fn write<'a>(memory: &Mr, value: u64, bytes: &'a [u8], signaled: bool) -> SendWr<'a> {
+    let wr = SendWr::new(value, SendOp::Write(memory.remote().at(8 * value)), Data::Inline(bytes));
+    if signaled { wr.signaled() } else { wr }
+}
+
+fn word(memory: &Mr, offset: usize) -> u64 {
+    let mut bytes = [0; 8];
+    memory.read(offset, &mut bytes).unwrap();
+    u64::from_ne_bytes(bytes)
+}
+
+fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
+    let mut taken = vec![];
+    let deadline = Instant::now() + PATIENCE;
+    while taken.len() < count {
+        cq.poll(count - taken.len(), |c| taken.push(*c)).unwrap();
+        assert!(Instant::now() < deadline, "{} of {count} completions: {taken:?}", taken.len());
+    }
+    taken
+}
+
+/// So many polls show nothing.
+fn nothing(cq: &mut Cq, polls: usize) {
+    for _ in 0..polls {
+        cq.poll(16, |c| panic!("{c:?}")).unwrap();
+    }
+}
+
+fn events(device: &Device) -> Vec<Event> {
+    std::iter::from_fn(|| device.wait_event(Duration::ZERO).unwrap()).collect()
+}
+
+use Status::{Fatal, Flushed, LocalQpOperation, RemoteAccess, RetryExceeded, RnrRetryExceeded, Success};
+
+#[test]
+fn a_refused_post_changes_nothing() {
+    let plan = Plan::none().fail_post(1, PostError::Full).fail_post(2, PostError::Device(libc::EIO));
+    let mut pair = Pair::new(plan);
+    assert_eq!(pair.write(1, true), Ok(()));
+    assert_eq!(pair.write(2, true), Err(PostError::Full));
+    assert_eq!(pair.write(3, true), Err(PostError::Device(libc::EIO)));
+    assert_eq!(pair.write(4, true), Ok(()));
+    assert_eq!(pair.statuses(2), [(1, Success), (4, Success)]);
+    assert_eq!(pair.peer.written(), [1, 4]);
+    assert_eq!(pair.qp.state(), QpState::ReadyToSend);
+    assert_eq!((pair.control.posts(), pair.control.completions()), (4, 2));
+    nothing(&mut pair.cq, 10);
+}
+
+#[test]
+fn receives_can_be_refused_too() {
+    let mut pair = Pair::new(Plan::none().fail_post(0, PostError::Full));
+    let wr = RecvWr { wr_id: 1, sges: &[] };
+    assert_eq!(pair.qp.post_recv(&wr), Err(PostError::Full));
+    assert_eq!(pair.qp.post_recv(&wr), Ok(()));
+    pair.peer.qp.post(&SendWr::new(1, SendOp::SendImm(7), Data::Inline(&[]))).unwrap();
+    assert_eq!(take(&mut pair.cq, 1)[0].imm, Some(7));
+}
+
+#[test]
+fn a_failed_completion_breaks_its_queue_pair() {
+    for status in [RetryExceeded, Fatal, LocalQpOperation, Status::ResponseTimeout, Status::General] {
+        let mut pair = Pair::new(Plan::none().fail_completion(2, status));
+        pair.qp.post_recv(&RecvWr { wr_id: 100, sges: &[] }).unwrap();
+        (1..=6).for_each(|n| pair.write(n, n != 5).unwrap());
+        let mut seen = pair.statuses(7);
+        // The receive has no order among the sends.
+        seen.retain(|s| *s != (100, Flushed));
+        assert_eq!(seen, [(1, Success), (2, Success), (3, status), (4, Flushed), (5, Flushed), (6, Flushed)]);
+        assert_eq!(pair.qp.state(), QpState::Error);
+        pair.write(7, false).unwrap();
+        pair.qp.post_recv(&RecvWr { wr_id: 101, sges: &[] }).unwrap();
+        assert_eq!(pair.statuses(2), [(7, Flushed), (101, Flushed)]);
+        nothing(&mut pair.cq, 10);
+        // The request that failed had arrived; what was posted after the error was not sent.
+        let written = pair.peer.written();
+        assert!(written.contains(&3) && !written.contains(&7), "{written:?}");
+    }
+}
+
+#[test]
+fn a_failed_receive_breaks_its_queue_pair() {
+    let mut pair = Pair::new(Plan::none().fail_completion(1, RetryExceeded));
+    (0..4).for_each(|i| pair.qp.post_recv(&RecvWr { wr_id: i, sges: &[] }).unwrap());
+    for i in 0..3 {
+        pair.peer.qp.post(&SendWr::new(i, SendOp::SendImm(i as u32), Data::Inline(&[])).signaled()).unwrap();
+    }
+    let completions = take(&mut pair.cq, 4);
+    let statuses: Vec<_> = completions.iter().map(|c| (c.wr_id, c.status)).collect();
+    // A receive waits for no acknowledgement, so it fails by the device instead.
+    assert_eq!(statuses, [(0, Success), (1, LocalQpOperation), (2, Flushed), (3, Flushed)]);
+    assert!(completions[1..].iter().all(|c| c.opcode == Opcode::Unspecified && c.imm.is_none()));
+    assert_eq!(pair.qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_lost_request_never_arrives() {
+    for status in [RetryExceeded, RnrRetryExceeded, RemoteAccess, Status::RemoteOperation, Fatal] {
+        let mut pair = Pair::new(Plan::none().lose_post(2, status));
+        (1..=5).for_each(|n| pair.write(n, n != 2).unwrap());
+        assert_eq!(pair.statuses(4), [(1, Success), (3, status), (4, Flushed), (5, Flushed)]);
+        assert_eq!(pair.peer.written(), [1, 2]);
+        assert_eq!(pair.qp.state(), QpState::Error);
+        nothing(&mut pair.cq, 10);
+    }
+}
+
+#[test]
+fn a_lost_request_waits_for_those_before_it() {
+    let mut pair = Pair::new(Plan::none().lose_post(1, RetryExceeded));
+    // The peer has no receive, so the first waits; what is lost cannot fail before it.
+    pair.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
+    pair.write(2, true).unwrap();
+    pair.write(3, true).unwrap();
+    nothing(&mut pair.cq, 100);
+    assert_eq!(pair.qp.state(), QpState::ReadyToSend);
+    pair.peer.qp.post_recv(&RecvWr { wr_id: 9, sges: &[] }).unwrap();
+    assert_eq!(pair.statuses(3), [(1, Success), (2, RetryExceeded), (3, Flushed)]);
+    assert_eq!(pair.peer.written(), []);
+}
+
+#[test]
+fn a_delayed_completion_holds_up_its_own_queue_pair_only() {
+    let mut pair = Pair::new(Plan::none().delay_completion(0, 10));
+    let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
+    let peer = Peer::of(&mut other);
+    pair.write(1, true).unwrap();
+    pair.write(2, true).unwrap();
+    other.post(&write(&peer.memory, 3, &[0; 8], true)).unwrap();
+    let mut seen = vec![];
+    for poll in 0..12 {
+        pair.cq.poll(16, |c| seen.push((poll, c.wr_id))).unwrap();
+    }
+    assert_eq!(seen, [(0, 3), (10, 1), (10, 2)]);
+}
+
+#[test]
+fn completions_of_different_queue_pairs_overtake() {
+    let mut pair = Pair::new(Plan::none().overtake_completion(0));
+    let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
+    let peer = Peer::of(&mut other);
+    pair.write(1, true).unwrap();
+    pair.write(2, true).unwrap();
+    other.post(&write(&peer.memory, 3, &[0; 8], true)).unwrap();
+    other.post(&write(&peer.memory, 4, &[0; 8], true)).unwrap();
+    let order: Vec<u64> = take(&mut pair.cq, 4).iter().map(|c| c.wr_id).collect();
+    assert_eq!(order, [3, 4, 1, 2]);
+}
+
+#[test]
+fn a_completion_that_nobody_overtakes_is_shown_all_the_same() {
+    let mut pair = Pair::new(Plan::none().overtake_completion(0));
+    pair.write(1, true).unwrap();
+    assert_eq!(pair.statuses(1), [(1, Success)]);
+}
+
+#[test]
+fn what_is_sent_while_the_port_is_down_leaves_when_it_is_up() {
+    let mut pair = Pair::new(Plan::none());
+    pair.write(1, true).unwrap();
+    assert_eq!(pair.statuses(1), [(1, Success)]);
+    pair.control.port_down();
+    let region = pair.pd.allocate(8, Access::ALL).unwrap();
+    let sges = [region.sge(0..8).unwrap()];
+    pair.write(2, false).unwrap();
+    pair.write(3, true).unwrap();
+    let read = SendOp::Read(pair.peer.memory.remote().at(24));
+    pair.qp.post(&SendWr::new(4, read, Data::Regions(&sges)).signaled()).unwrap();
+    nothing(&mut pair.cq, 100);
+    assert_eq!(pair.peer.written(), [1]);
+    pair.control.port_up();
+    assert_eq!(pair.statuses(2), [(3, Success), (4, Success)]);
+    assert_eq!(pair.peer.written(), [1, 2, 3]);
+    assert_eq!(word(&region, 0), 3);
+    assert_eq!(events(&pair.device), [Event::PortDown, Event::PortUp]);
+    assert_eq!(pair.qp.state(), QpState::ReadyToSend);
+}
+
+#[test]
+fn posts_to_a_port_that_is_down_are_checked_as_ever() {
+    let mut pair = Pair::new(Plan::none());
+    pair.control.port_down();
+    let long = pair.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[0; 221])));
+    assert!(matches!(long, Err(PostError::InlineTooLong { .. })), "{long:?}");
+    let read = SendOp::Read(pair.peer.memory.remote().at(0));
+    let inline = pair.qp.post(&SendWr::new(1, read, Data::Inline(&[0; 8])));
+    assert!(matches!(inline, Err(PostError::Invalid(_))), "{inline:?}");
+    let accepted = (1..).take_while(|_| pair.write(1, true).is_ok()).count();
+    assert_eq!(accepted, QpConfig::default().max_send_wr as usize);
+    assert_eq!(pair.write(1, true), Err(PostError::Full));
+    pair.control.port_up();
+    assert!(pair.statuses(accepted).iter().all(|s| *s == (1, Success)));
+}
+
+#[test]
+fn a_port_that_stays_down_breaks_what_was_sent() {
+    let mut pair = Pair::new(Plan::none().give_up_after(50));
+    pair.qp.post_recv(&RecvWr { wr_id: 100, sges: &[] }).unwrap();
+    pair.control.port_down();
+    pair.write(1, false).unwrap();
+    pair.write(2, true).unwrap();
+    nothing(&mut pair.cq, 40);
+    let mut seen = pair.statuses(3);
+    seen.retain(|s| *s != (100, Flushed));
+    assert_eq!(seen, [(1, RetryExceeded), (2, Flushed)]);
+    assert_eq!(pair.qp.state(), QpState::Error);
+    pair.control.port_up();
+    assert_eq!(pair.peer.written(), []);
+    // A queue pair that sent nothing meanwhile has noticed nothing.
+    let mut pair = Pair::new(Plan::none().give_up_after(50));
+    pair.control.port_down();
+    nothing(&mut pair.cq, 100);
+    pair.control.port_up();
+    pair.write(1, true).unwrap();
+    assert_eq!(pair.statuses(1), [(1, Success)]);
+}
+
+#[test]
+fn outages_can_be_planned() {
+    let mut pair = Pair::new(Plan::none().port_down(1, 30));
+    (1..=3).for_each(|n| pair.write(n, true).unwrap());
+    assert_eq!(pair.peer.written(), [1]);
+    assert_eq!(pair.statuses(3), [(1, Success), (2, Success), (3, Success)]);
+    assert_eq!(events(&pair.device), [Event::PortDown, Event::PortUp]);
+}
+
+#[test]
+fn sleepers_live_through_an_outage() {
+    let mut pair = Pair::new(Plan::none().port_down(0, 5_000));
+    pair.write(1, true).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut done = 0;
+    while done == 0 {
+        assert!(Instant::now() < deadline, "asleep for ever");
+        pair.cq.wait(PATIENCE).unwrap();
+        done = pair.cq.poll(1, |c| assert_eq!(c.status, Success)).unwrap();
+    }
+    // With nothing to wait for, a wait lasts as long as it says.
+    while pair.cq.wait(Duration::from_millis(5)).unwrap() {}
+}
+
+#[test]
+fn a_peer_that_vanishes_takes_its_connections_along() {
+    let mut pair = Pair::new(Plan::none());
+    let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
+    let survivor = Peer::of(&mut other);
+    // A second, idle connection to the one that will vanish.
+    let mut idle = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
+    let pd = pair.peer.device.alloc_pd().unwrap();
+    let mut far = pd.create_rc(&QpConfig::default(), &pair.peer.cq, &pair.peer.cq, None).unwrap();
+    far.connect(&idle.address(), &ConnectConfig::default()).unwrap();
+    idle.connect(&far.address(), &ConnectConfig::default()).unwrap();
+    // Stuck, since nobody receives.
+    for i in 1..=2 {
+        pair.qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
+    }
+    let peer = pair.peer.device.address();
+    pair.control.kill_peer(&peer);
+    assert_eq!(pair.statuses(2), [(1, RetryExceeded), (2, Flushed)]);
+    assert_eq!((pair.qp.state(), idle.state()), (QpState::Error, QpState::Error));
+    assert_eq!(events(&pair.device), [Event::QpFatal(idle.qp_num())]);
+    other.post(&write(&survivor.memory, 5, &5u64.to_ne_bytes(), true)).unwrap();
+    assert_eq!(pair.statuses(1), [(5, Success)]);
+    idle.reset().unwrap();
+    let again = idle.connect(&far.address(), &ConnectConfig::default());
+    assert!(matches!(again, Err(DeviceError::Unreachable(_))), "{again:?}");
+}
+
+#[test]
+fn a_peer_can_vanish_by_plan() {
+    let mut pair = Pair::new(Plan::none().kill_peer(2));
+    (1..=4).for_each(|n| pair.write(n, true).unwrap());
+    let seen = pair.statuses(4);
+    assert_eq!(seen.iter().map(|s| s.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!(seen.iter().filter(|s| s.1 == RetryExceeded).count(), 1, "{seen:?}");
+    assert_eq!(seen[3].1, Flushed);
+    assert_eq!(pair.peer.written(), [1, 2]);
+}
+
+#[test]
+fn datagrams_get_lost() {
+    let plan = Plan::none().drop_datagram(1);
+    let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
+    let control = device.faults().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut cq = device.create_cq(&CqConfig::default()).unwrap();
+    let mut from = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
+    let plain = Device::open(&DeviceSpec::Software).unwrap();
+    let plain_pd = plain.alloc_pd().unwrap();
+    let mut plain_cq = plain.create_cq(&CqConfig::default()).unwrap();
+    let mut to = plain_pd.create_ud(&QpConfig::default(), &plain_cq, &plain_cq, None).unwrap();
+    from.activate(1).unwrap();
+    to.activate(1).unwrap();
+    let region = plain_pd.allocate(64, Access::ALL).unwrap();
+    for i in 0..8 {
+        to.post_recv(&RecvWr { wr_id: i, sges: &[region.sge(0..64).unwrap()] }).unwrap();
+    }
+    let ah = pd.create_ah(&plain.address()).unwrap();
+    let mut send = |from: &mut UdQp, i: u32| {
+        let wr = SendWr::new(i.into(), SendOp::SendImm(i), Data::Inline(&[])).signaled();
+        from.post(&ah, to.qp_num(), 1, &wr).unwrap();
+        assert_eq!(take(&mut cq, 1)[0].status, Success);
+    };
+    (0..3).for_each(|i| send(&mut from, i));
+    control.port_down();
+    send(&mut from, 3);
+    control.port_up();
+    send(&mut from, 4);
+    control.kill_peer(&plain.address());
+    send(&mut from, 5);
+    let arrived: Vec<_> = take(&mut plain_cq, 3).iter().map(|c| c.imm.unwrap()).collect();
+    assert_eq!(arrived, [0, 2, 4]);
+    nothing(&mut plain_cq, 100);
+}
+
+#[test]
+fn reset_forgets_and_leads_out() {
+    let mut pair = Pair::new(Plan::none().fail_completion(0, Fatal));
+    (1..=3).for_each(|n| pair.write(n, true).unwrap());
+    assert_eq!(take(&mut pair.cq, 1)[0].status, Fatal);
+    pair.qp.reset().unwrap();
+    nothing(&mut pair.cq, 100);
+    let mut peer = Peer::of(&mut pair.qp);
+    std::mem::swap(&mut peer, &mut pair.peer);
+    pair.write(9, true).unwrap();
+    assert_eq!(pair.statuses(1), [(9, Success)]);
+    assert_eq!(pair.peer.written(), [9]);
+}
+
+/// What one run of [`ping_pong`] did.
+#[derive(Debug, Default, PartialEq)]
+struct Outcome {
+    /// Immediates that arrived, per end.
+    arrived: [Vec<u32>; 2],
+    /// How each request ended, by its number.
+    ended: BTreeMap<u64, Vec<Status>>,
+    broken: bool,
+}
+
+/// A WRITE+IMM ping-pong of `rounds` between two ends of one wrapped device. Every other request is unsignaled. Whatever
+/// happens, it comes to an end, and every accepted request with it.
+fn ping_pong(plan: Plan, rounds: u32) -> (Outcome, Control) {
+    let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
+    let control = device.faults().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let memory = pd.allocate(64, Access::ALL).unwrap();
+    let mut cqs = [(); 2].map(|()| device.create_cq(&CqConfig::default()).unwrap());
+    let [mut a, mut b] = [0, 1].map(|i| pd.create_rc(&QpConfig::default(), &cqs[i], &cqs[i], None).unwrap());
+    a.connect(&b.address(), &ConnectConfig::default()).unwrap();
+    b.connect(&a.address(), &ConnectConfig::default()).unwrap();
+    let mut qps = [a, b];
+
+    let mut outcome = Outcome::default();
+    // Requests accepted, by number: which end, and whether a success must show.
+    let mut accepted: BTreeMap<u64, bool> = BTreeMap::new();
+    let mut next_id = 0;
+    let mut turn = 0;
+    let mut due = vec![(0, None), (1, None), (0, Some(0))];
+    let deadline = Instant::now() + PATIENCE;
+    // Full is tried again, any other refusal ends the connection, as it would for a careful caller.
+    while !outcome.broken && (turn < rounds || !due.is_empty()) {
+        assert!(Instant::now() < deadline, "stuck at {turn} of {rounds}: {outcome:?}");
+        due.retain(|(end, ping)| {
+            next_id += 1;
+            let (posted, shows) = match ping {
+                None => (qps[*end].post_recv(&RecvWr { wr_id: next_id, sges: &[] }), true),
+                Some(imm) => {
+                    let op = SendOp::WriteImm(memory.remote().at(8), *imm);
+                    let mut wr = SendWr::new(next_id, op, Data::Inline(&[1; 8]));
+                    wr.signaled = imm % 2 == 0;
+                    (qps[*end].post(&wr), wr.signaled)
+                }
+            };
+            match posted {
+                Ok(()) => drop(accepted.insert(next_id, shows)),
+                Err(PostError::Full) => return true,
+                Err(_) => outcome.broken = true,
+            }
+            false
+        });
+        for (end, cq) in cqs.iter_mut().enumerate() {
+            cq.poll(16, |c| {
+                outcome.ended.entry(c.wr_id).or_default().push(c.status);
+                outcome.broken |= c.status != Success;
+                if c.opcode == Opcode::RecvWriteImm {
+                    outcome.arrived[end].push(c.imm.unwrap());
+                    turn += 1;
+                    due.push((end, None));
+                    if turn < rounds {
+                        due.push((end, Some(turn)));
+                    }
+                }
+            })
+            .unwrap();
+        }
+    }
+    qps.iter_mut().for_each(|qp| qp.fail().unwrap());
+    // Every request that must show ends now; a few more polls would show what ends twice.
+    let missing = |outcome: &Outcome| {
+        accepted.iter().filter(|(id, shows)| **shows && !outcome.ended.contains_key(id)).count()
+    };
+    let mut spare = 200;
+    while missing(&outcome) > 0 || spare > 0 {
+        assert!(Instant::now() < deadline, "{} never ended: {accepted:?} {outcome:?}", missing(&outcome));
+        spare -= i32::from(missing(&outcome) == 0);
+        for (end, cq) in cqs.iter_mut().enumerate() {
+            cq.poll(16, |c| {
+                outcome.ended.entry(c.wr_id).or_default().push(c.status);
+                if c.opcode == Opcode::RecvWriteImm {
+                    outcome.arrived[end].push(c.imm.unwrap());
+                }
+            })
+            .unwrap();
+        }
+    }
+    for (id, statuses) in &outcome.ended {
+        assert!(accepted.contains_key(id), "{id} was refused, yet it ended: {statuses:?}");
+        assert_eq!(statuses.len(), 1, "{id} ended more than once: {statuses:?}");
+    }
+    for arrived in &outcome.arrived {
+        assert!(arrived.windows(2).all(|w| w[0] < w[1]), "twice or out of order: {arrived:?}");
+    }
+    (outcome, control)
+}
+
+const ROUNDS: u32 = 12;
+
+#[test]
+fn whichever_post_fails_every_request_ends_once() {
+    let (whole, control) = ping_pong(Plan::none(), ROUNDS);
+    assert!(!whole.broken);
+    assert_eq!(whole.arrived.iter().map(Vec::len).sum::<usize>(), ROUNDS as usize);
+    let posts = control.posts();
+    assert!(posts >= 2 * u64::from(ROUNDS), "{posts}");
+    for k in 0..posts {
+        let (outcome, _) = ping_pong(Plan::none().fail_post(k, PostError::Full), ROUNDS);
+        assert!(!outcome.broken, "post {k}: what was full once is not full for ever");
+        assert_eq!(outcome.arrived, whole.arrived, "post {k}");
+        ping_pong(Plan::none().fail_post(k, PostError::Device(libc::EIO)), ROUNDS);
+        ping_pong(Plan::none().lose_post(k, RetryExceeded), ROUNDS);
+        ping_pong(Plan::none().kill_peer(k), ROUNDS);
+    }
+}
+
+#[test]
+fn whichever_completion_fails_every_request_ends_once() {
+    let (whole, control) = ping_pong(Plan::none(), ROUNDS);
+    let completions = control.completions();
+    assert!(completions >= u64::from(ROUNDS), "{completions}");
+    for k in 0..completions {
+        for status in [RetryExceeded, Fatal] {
+            ping_pong(Plan::none().fail_completion(k, status), ROUNDS);
+        }
+        let (outcome, _) = ping_pong(Plan::none().delay_completion(k, 7), ROUNDS);
+        assert_eq!(outcome.arrived, whole.arrived, "completion {k} came late");
+    }
+}
+
+#[test]
+fn whenever_the_port_goes_down_every_request_ends_once() {
+    let (whole, control) = ping_pong(Plan::none(), ROUNDS);
+    for k in 0..control.posts() {
+        let (outcome, _) = ping_pong(Plan::none().port_down(k, 20), ROUNDS);
+        assert_eq!((outcome.broken, outcome.arrived), (false, whole.arrived.clone()), "post {k}");
+        ping_pong(Plan::none().port_down(k, 1000).give_up_after(100), ROUNDS);
+    }
+}
+
+/// The seed in CROSSTIE_SEED, or a few that are always the same.
+fn seeds() -> Vec<u64> {
+    match std::env::var("CROSSTIE_SEED") {
+        Ok(seed) => vec![seed.parse().expect("CROSSTIE_SEED is a number")],
+        Err(_) => (1..=8).collect(),
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_faults() {
+    for seed in seeds() {
+        println!("seed {seed}");
+        assert_eq!(trace(seed), trace(seed), "seed {seed}");
+    }
+    assert_ne!(trace(1), trace(2));
+}
+
+/// Everything that a caller sees of a fixed sequence of calls, until something breaks.
+fn trace(seed: u64) -> Vec<String> {
+    let mut pair = Pair::new(Plan::from_seed(seed));
+    let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
+    let peer = Peer::of(&mut other);
+    let mut seen = vec![];
+    for n in 1..3000u64 {
+        let posted = pair.write(n % 500, n % 3 == 0);
+        let more = other.post(&write(&peer.memory, n % 500, &[0; 8], n % 2 == 0));
+        seen.push(format!("{n}: {posted:?} {more:?}"));
+        let mut broken = false;
+        let polled = pair.cq.poll(4, |c| {
+            broken |= c.status != Success;
+            seen.push(format!("  {} {:?} {}", c.wr_id, c.status, c.qp_num == other.qp_num()));
+        });
+        polled.unwrap();
+        if broken {
+            break;
+        }
+    }
+    seen
+}
+
+#[test]
+fn workloads_get_on_under_random_faults() {
+    for seed in seeds() {
+        println!("seed {seed}");
+        // A new connection goes on where the broken one stopped.
+        let mut arrived = 0;
+        let mut attempts = 0;
+        while arrived < 2000 {
+            attempts += 1;
+            assert!(attempts < 200, "seed {seed}: only {arrived} arrived");
+            let (outcome, _) = ping_pong(Plan::from_seed(seed.wrapping_add(attempts << 32)), 2000 - arrived);
+            arrived += outcome.arrived.iter().map(Vec::len).sum::<usize>() as u32;
+        }
+    }
+}
+
+#[test]
+fn a_device_says_whether_it_is_wrapped() {
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    assert!(device.faults().is_none());
+    let device = Device::open(&"fault:7:software".parse().unwrap()).unwrap();
+    assert_eq!(device.faults().unwrap().posts(), 0);
+}
