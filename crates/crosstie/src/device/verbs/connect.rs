@@ -186,7 +186,8 @@ impl QpInner {
         check(config)?;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTS);
         attr.timeout = config.timeout;
-        attr.retry_cnt = config.retry_count;
+        // Soft-RoCE takes 7 for ever; a dead peer must be found out.
+        attr.retry_cnt = config.retry_count.min(if self.pd.device.soft_roce { 6 } else { 7 });
         attr.rnr_retry = config.rnr_retry;
         attr.sq_psn = psn;
         attr.max_rd_atomic = config.max_rd_atomic.min(self.pd.device.max_rd_atomic.1);

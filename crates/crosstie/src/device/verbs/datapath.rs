@@ -204,8 +204,9 @@ impl Sender {
         if len > self.max_message {
             return Err(PostError::TooLong(len));
         }
-        if matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) && len != 8 {
-            return Err(PostError::Invalid("an atomic brings 8 bytes: give pieces of 8 bytes in all"));
+        let atomic = matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        if atomic && (len != 8 || !matches!(wr.data, Data::Regions([_]))) {
+            return Err(PostError::Invalid("an atomic brings 8 bytes: give one piece of that size"));
         }
         if self.posted - self.ended >= self.ring.capacity {
             // Acquire: partner is the Release in `SendRing::retire`.

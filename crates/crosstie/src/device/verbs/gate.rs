@@ -202,7 +202,8 @@ mod tests {
                 }
                 for _ in 0..100_000 {
                     // SAFETY: this thread alone enters, one visit after the other.
-                    step(&mut unsafe { gate.enter() });
+                    let mut visit = unsafe { gate.enter() };
+                    step(&mut visit);
                 }
             });
             assert_eq!(gate.value.into_inner(), (100_400, 100_400));

@@ -280,10 +280,11 @@ impl Drop for PdInner {
 
 impl Pd {
     pub(crate) fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
-        let memory = Mapping::new(len)?;
+        // A region without bytes is one byte to the device, which takes no less.
+        let memory = Mapping::new(len.max(1))?;
         // SAFETY: the mapping is as long as asked for and goes into the `Mr`, which takes the registration back first.
-        let mut mr = unsafe { self.register(memory.start, len, access)? };
-        mr.memory = Some(memory);
+        let mut mr = unsafe { self.register(memory.start, memory.len, access)? };
+        (mr.len, mr.memory) = (len, Some(memory));
         Ok(mr)
     }
 
@@ -296,6 +297,11 @@ impl Pd {
         len: usize,
         access: Access,
     ) -> Result<Mr, DeviceError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(DeviceError::BadAddress("remote writes and atomics need local write access"));
+        }
         // SAFETY: the domain is live; the caller vouches for the memory.
         let mr = unsafe { ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, access_flags(access) as i32) };
         if mr.is_null() {
