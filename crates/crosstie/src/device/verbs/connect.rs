@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 use rdma_mummy_sys as ffi;
 
 use super::cq::{Closed, Cq, CqInner};
-use super::datapath::{Doorbell, SendRing};
+use super::datapath::Doorbell;
+use super::send_ring::SendRing;
 use super::setup::{DeviceInner, PdInner, Srq, SrqInner, access_flags, path, refused, unreachable, within};
 use crate::device::{Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState};
 

@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use rdma_mummy_sys as ffi;
 
-use super::datapath::SendRing;
 use super::gate::{Gate, Locked};
+use super::send_ring::SendRing;
 use super::setup::{DeviceInner, nonblocking, readable, refused, within};
 use crate::device::{Completion, CqConfig, CqError, DeviceError};
 

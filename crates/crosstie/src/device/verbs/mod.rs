@@ -31,13 +31,16 @@ mod cq;
 mod datapath;
 mod discovery;
 mod gate;
+mod region;
+mod send_ring;
 mod setup;
 
 pub(crate) use connect::Breaker;
 pub(crate) use cq::Cq;
 pub(crate) use datapath::{RcQp, UdQp};
 pub use discovery::{DeviceInfo, Gid, GidKind, LinkLayer, PortInfo, devices};
-pub(crate) use setup::{Ah, Device, Mr, Pd, Srq};
+pub(crate) use region::Mr;
+pub(crate) use setup::{Ah, Device, Pd, Srq};
 
 use super::DeviceError;
 
