@@ -1,0 +1,542 @@
+//! What runs per message: posting to queue pairs. (Polling is in `cq.rs`, beside what it shares with set-up.)
+
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::Arc;
+
+use rdma_mummy_sys as ffi;
+
+use super::connect::{Breaker, QpInner, Transport};
+use super::cq::Cq;
+use super::random;
+use super::send_ring::SendRing;
+use super::setup::{AhInner, MAX_SGE, PdInner, Srq};
+use crate::device::pd::AhProvider;
+use crate::device::{
+    Access, ConnectConfig, Data, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr, SendOp,
+    SendWr, Sge,
+};
+
+/// How requests get into the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Doorbell {
+    /// `ibv_wr_*`: requests are written in place, one bell for a batch. With whether the driver must be told that data is
+    /// inline and cannot add up lists of pieces (Soft-RoCE).
+    Builder(*mut ffi::ibv_qp_ex, bool),
+    /// `ibv_post_send`, for drivers without the former: one bell per request.
+    Plain,
+}
+
+/// The posting half of a queue pair.
+#[derive(Debug)]
+struct Sender {
+    doorbell: Doorbell,
+    qp: *mut ffi::ibv_qp,
+    /// Requests posted, of which `ended` had ended when last looked.
+    posted: u64,
+    ended: u64,
+    salt: u64,
+    /// `posted` at the beginning of the batch that is being written.
+    batch: Option<u64>,
+    max_inline: usize,
+    max_send_sge: usize,
+    max_recv_sge: usize,
+    max_message: u64,
+    ring: Arc<SendRing>,
+    inner: Arc<QpInner>,
+}
+
+// SAFETY: a queue pair may be used from any thread, one at a time; everything here takes `&mut self`. The pointers keep it
+// from being `Sync`.
+unsafe impl Send for Sender {}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+impl Sender {
+    fn new(inner: Arc<QpInner>, max_message: u64) -> Sender {
+        Sender {
+            doorbell: inner.doorbell,
+            qp: inner.qp,
+            posted: 0,
+            ended: 0,
+            salt: inner.ring.salt.load(Relaxed),
+            batch: None,
+            max_inline: inner.max_inline,
+            max_send_sge: inner.max_send_sge,
+            max_recv_sge: inner.max_recv_sge,
+            max_message,
+            ring: inner.ring.clone(),
+            inner,
+        }
+    }
+
+    /// Refuses what cannot be posted, before anything is written.
+    #[inline]
+    fn admit(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let state = self.ring.state();
+        if !matches!(state, QpState::ReadyToSend | QpState::Error) {
+            return Err(PostError::WrongState(state));
+        }
+        let fetches = matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        let len = match wr.data {
+            Data::Inline(_) if fetches => {
+                return Err(PostError::Invalid(
+                    "READ and atomics bring bytes: give regions, not inline data",
+                ));
+            }
+            Data::Inline(bytes) if bytes.len() > self.max_inline => {
+                return Err(PostError::InlineTooLong { len: bytes.len(), max: self.max_inline });
+            }
+            Data::Inline(bytes) => bytes.len() as u64,
+            Data::Regions(sges) if sges.len() > self.max_send_sge => {
+                return Err(PostError::TooManySges { count: sges.len(), max: self.max_send_sge });
+            }
+            Data::Regions(sges) => sges.iter().map(|s| u64::from(s.len)).sum(),
+        };
+        if len > self.max_message {
+            return Err(PostError::TooLong(len));
+        }
+        let atomic = matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        if atomic && (len != 8 || !matches!(wr.data, Data::Regions([_]))) {
+            return Err(PostError::Invalid("an atomic brings 8 bytes: give one piece of that size"));
+        }
+        if self.posted - self.ended >= self.ring.capacity {
+            // Acquire: partner is the Release in `SendRing::retire`.
+            self.ended = self.ring.ended.load(Acquire);
+            if self.posted - self.ended >= self.ring.capacity {
+                return Err(PostError::Full);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
+        self.abandon();
+        self.add(wr, to)?;
+        self.submit()
+    }
+
+    /// Writes a request into the batch, beginning one if there is none.
+    #[inline]
+    fn add(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
+        self.admit(wr)?;
+        let place = self.posted as usize & (self.ring.wr_ids.len() - 1);
+        self.ring.wr_ids[place].store(wr.wr_id, Relaxed);
+        let tag = self.salt.wrapping_add(self.posted);
+        match self.doorbell {
+            Doorbell::Builder(_, true) if matches!(wr.data, Data::Regions([_, _, ..])) => {
+                self.submit()?;
+                // SAFETY: the queue pair is live and no batch is open; `admit` has checked the request.
+                unsafe { post_plain(self.qp, tag, wr, to)? };
+            }
+            Doorbell::Builder(qp, soft_roce) => {
+                if self.batch.is_none() {
+                    // SAFETY: the queue pair is live and no batch is open on it.
+                    unsafe { ffi::ibv_wr_start(qp) };
+                    self.batch = Some(self.posted);
+                }
+                // SAFETY: a batch is open; `admit` has checked the request against the queue pair's limits.
+                unsafe { write(qp, tag, wr, to, soft_roce) };
+            }
+            // SAFETY: the queue pair is live; `admit` has checked the request.
+            Doorbell::Plain => unsafe { post_plain(self.qp, tag, wr, to)? },
+        }
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Hands the batch to the device.
+    #[inline]
+    fn submit(&mut self) -> Result<(), PostError> {
+        let (Some(before), Doorbell::Builder(qp, _)) = (self.batch.take(), self.doorbell) else {
+            return Ok(());
+        };
+        // SAFETY: a batch is open.
+        match unsafe { ffi::ibv_wr_complete(qp) } {
+            0 => Ok(()),
+            code => {
+                // The device has dropped the whole batch.
+                self.posted = before;
+                Err(refusal(code))
+            }
+        }
+    }
+
+    /// Drops a batch that was begun and never submitted: its caller panicked.
+    #[inline]
+    fn abandon(&mut self) {
+        if let (Some(before), Doorbell::Builder(qp, _)) = (self.batch.take(), self.doorbell) {
+            // SAFETY: a batch is open.
+            unsafe { ffi::ibv_wr_abort(qp) };
+            self.posted = before;
+        }
+    }
+
+    #[inline]
+    fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.inner.srq.is_some() {
+            return Err(PostError::Invalid("its receives come from a shared receive queue: post there"));
+        }
+        if self.ring.state() == QpState::Reset {
+            return Err(PostError::WrongState(QpState::Reset));
+        }
+        with_receive(wr, self.max_recv_sge, |raw, bad| {
+            // SAFETY: the queue pair is live; `raw` and its list live through the call.
+            unsafe { ffi::ibv_post_recv(self.qp, raw, bad) }
+        })?;
+        if self.ring.state() == QpState::Error {
+            self.ring.flush();
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceError> {
+        self.abandon();
+        self.salt = random()?;
+        self.inner.reset(self.salt)?;
+        (self.posted, self.ended) = (0, 0);
+        Ok(())
+    }
+}
+
+/// An RC queue pair.
+#[derive(Debug)]
+pub(crate) struct RcQp {
+    sender: Sender,
+    psn: u32,
+}
+
+impl RcQp {
+    pub(super) fn new(
+        pd: &Arc<PdInner>,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<RcQp, DeviceError> {
+        let inner = QpInner::new(Transport::Rc, pd, config, send_cq, recv_cq, srq)?;
+        Ok(RcQp { sender: Sender::new(inner, pd.device.attr.max_message), psn: first_psn()? })
+    }
+
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.sender.ring.qp_num()
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.sender.inner.state()
+    }
+
+    pub(crate) fn address(&self) -> QpAddress {
+        QpAddress { device: self.sender.inner.pd.device.address, qp_num: self.qp_num(), psn: self.psn }
+    }
+
+    pub(crate) fn init(&mut self, access: Access) -> Result<(), DeviceError> {
+        self.sender.inner.init(access, 0)
+    }
+
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        peer: &QpAddress,
+        config: &ConnectConfig,
+    ) -> Result<(), DeviceError> {
+        self.sender.inner.ready_to_receive(peer, config)
+    }
+
+    pub(crate) fn ready_to_send(&mut self, config: &ConnectConfig) -> Result<(), DeviceError> {
+        self.sender.inner.ready_to_send(self.psn, config)
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.sender.inner.fail()
+    }
+
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        // Packets of the former connection that are still on their way must not fit into the next one.
+        self.psn = first_psn()?;
+        self.sender.reset()
+    }
+
+    #[inline]
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.sender.post(wr, None)
+    }
+
+    #[inline]
+    pub(crate) fn batch_begin(&mut self) {
+        self.sender.abandon();
+    }
+
+    #[inline]
+    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.sender.add(wr, None)
+    }
+
+    #[inline]
+    pub(crate) fn batch_submit(&mut self) -> Result<(), PostError> {
+        self.sender.submit()
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.sender.post_recv(wr)
+    }
+
+    pub(crate) fn breaker(&self) -> Breaker {
+        Breaker::new(&self.sender.inner)
+    }
+}
+
+/// A UD queue pair.
+#[derive(Debug)]
+pub(crate) struct UdQp {
+    sender: Sender,
+    /// The address handle of each outstanding request: Soft-RoCE looks at it when it sends, not when it is posted.
+    handles: Box<[Option<Arc<AhInner>>]>,
+}
+
+impl UdQp {
+    pub(super) fn new(
+        pd: &Arc<PdInner>,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<UdQp, DeviceError> {
+        let inner = QpInner::new(Transport::Ud, pd, config, send_cq, recv_cq, srq)?;
+        let handles = (0..inner.ring.wr_ids.len()).map(|_| None).collect();
+        Ok(UdQp { sender: Sender::new(inner, pd.device.attr.max_datagram.into()), handles })
+    }
+
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.sender.ring.qp_num()
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.sender.inner.state()
+    }
+
+    pub(crate) fn activate(&mut self, qkey: u32) -> Result<(), DeviceError> {
+        self.sender.inner.activate(qkey)
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.sender.inner.fail()
+    }
+
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        to: &crate::device::Ah,
+        qp_num: u32,
+        qkey: u32,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        let AhProvider::Verbs(ah) = &to.provider else {
+            return Err(PostError::Invalid("the address handle is of another device"));
+        };
+        if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
+            return Err(PostError::Invalid("a datagram queue pair can SEND and SEND+IMM"));
+        }
+        let place = self.sender.posted as usize & (self.handles.len() - 1);
+        self.sender.post(wr, Some((&ah.inner, qp_num, qkey)))?;
+        let held = &mut self.handles[place];
+        if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &ah.inner)) {
+            *held = Some(ah.inner.clone());
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.sender.post_recv(wr)
+    }
+}
+
+fn first_psn() -> Result<u32, DeviceError> {
+    Ok(random()? as u32 & 0xff_ffff)
+}
+
+fn flags(wr: &SendWr<'_>) -> u32 {
+    let mut flags = 0;
+    if wr.signaled {
+        flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+    }
+    if wr.fence {
+        flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
+    }
+    flags
+}
+
+fn refusal(code: i32) -> PostError {
+    match code.abs() {
+        libc::ENOMEM | libc::ENOSPC => PostError::Full,
+        code => PostError::Device(code),
+    }
+}
+
+/// The pieces as the device wants them.
+struct SgeList {
+    sges: [MaybeUninit<ffi::ibv_sge>; MAX_SGE],
+    len: usize,
+}
+
+impl SgeList {
+    /// At most `MAX_SGE` pieces; the callers have checked.
+    #[inline]
+    fn new(sges: &[Sge<'_>]) -> SgeList {
+        let mut list =
+            SgeList { sges: [const { MaybeUninit::uninit() }; MAX_SGE], len: sges.len().min(MAX_SGE) };
+        for (to, s) in list.sges.iter_mut().zip(sges) {
+            to.write(ffi::ibv_sge { addr: s.addr, length: s.len, lkey: s.lkey });
+        }
+        list
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut ffi::ibv_sge {
+        self.sges.as_mut_ptr().cast()
+    }
+}
+
+/// Builds a receive for `post`, which returns 0 or an error number.
+#[inline]
+pub(super) fn with_receive(
+    wr: &RecvWr<'_>,
+    max_sge: usize,
+    post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> i32,
+) -> Result<(), PostError> {
+    if wr.sges.len() > max_sge {
+        return Err(PostError::TooManySges { count: wr.sges.len(), max: max_sge });
+    }
+    let mut list = SgeList::new(wr.sges);
+    let mut raw = ffi::ibv_recv_wr {
+        wr_id: wr.wr_id,
+        next: ptr::null_mut(),
+        num_sge: list.len as i32,
+        sg_list: list.as_mut_ptr(),
+    };
+    match post(&mut raw, &mut ptr::null_mut()) {
+        0 => Ok(()),
+        code => Err(refusal(code)),
+    }
+}
+
+/// Writes a request into the open batch of `qp`.
+///
+/// # Safety
+///
+/// A batch must be open on `qp`, and the request within its limits and of a kind it was made for.
+#[inline]
+unsafe fn write(
+    qp: *mut ffi::ibv_qp_ex,
+    tag: u64,
+    wr: &SendWr<'_>,
+    to: Option<(&AhInner, u32, u32)>,
+    soft_roce: bool,
+) {
+    // SAFETY: the caller's promise; pointers into `wr` and the list live through the calls, which copy.
+    unsafe {
+        (*qp).wr_id = tag;
+        (*qp).wr_flags = flags(wr);
+        if soft_roce && matches!(wr.data, Data::Inline(_)) {
+            (*qp).wr_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        match wr.op {
+            SendOp::Send => ffi::ibv_wr_send(qp),
+            SendOp::SendImm(imm) => ffi::ibv_wr_send_imm(qp, imm.to_be()),
+            SendOp::Write(r) => ffi::ibv_wr_rdma_write(qp, r.rkey, r.addr),
+            SendOp::WriteImm(r, imm) => ffi::ibv_wr_rdma_write_imm(qp, r.rkey, r.addr, imm.to_be()),
+            SendOp::Read(r) => ffi::ibv_wr_rdma_read(qp, r.rkey, r.addr),
+            SendOp::CompareSwap { remote: r, compare, swap } => {
+                ffi::ibv_wr_atomic_cmp_swp(qp, r.rkey, r.addr, compare, swap);
+            }
+            SendOp::FetchAdd { remote: r, add } => ffi::ibv_wr_atomic_fetch_add(qp, r.rkey, r.addr, add),
+        }
+        if let Some((ah, qp_num, qkey)) = to {
+            ffi::ibv_wr_set_ud_addr(qp, ah.ah, qp_num, qkey);
+        }
+        // Some drivers finish the request when its data is set, so it is set even where there is none.
+        match wr.data {
+            Data::Inline(bytes) if !bytes.is_empty() => {
+                ffi::ibv_wr_set_inline_data(qp, bytes.as_ptr().cast_mut().cast(), bytes.len());
+            }
+            Data::Inline(_) => ffi::ibv_wr_set_sge_list(qp, 0, ptr::null()),
+            Data::Regions([s]) => ffi::ibv_wr_set_sge(qp, s.lkey, s.addr, s.len),
+            Data::Regions(sges) => {
+                let mut list = SgeList::new(sges);
+                ffi::ibv_wr_set_sge_list(qp, list.len, list.as_mut_ptr());
+            }
+        }
+    }
+}
+
+/// Posts a request by the older call.
+///
+/// # Safety
+///
+/// `qp` must be live, and the request within its limits and of a kind it was made for.
+unsafe fn post_plain(
+    qp: *mut ffi::ibv_qp,
+    tag: u64,
+    wr: &SendWr<'_>,
+    to: Option<(&AhInner, u32, u32)>,
+) -> Result<(), PostError> {
+    use ffi::ibv_wr_opcode as op;
+    // SAFETY: the structure consists of integers, pointers and unions of these, for all of which zero is valid.
+    let mut raw: ffi::ibv_send_wr = unsafe { core::mem::zeroed() };
+    raw.wr_id = tag;
+    raw.send_flags = flags(wr);
+    let rdma = |r: crate::device::RemoteAddr| ffi::rdma_t { remote_addr: r.addr, rkey: r.rkey };
+    let imm = |n: u32| ffi::imm_data_invalidated_rkey_union_t { imm_data: n.to_be() };
+    match wr.op {
+        SendOp::Send => raw.opcode = op::IBV_WR_SEND,
+        SendOp::SendImm(n) => {
+            (raw.opcode, raw.imm_data_invalidated_rkey_union) = (op::IBV_WR_SEND_WITH_IMM, imm(n))
+        }
+        SendOp::Write(r) => (raw.opcode, raw.wr.rdma) = (op::IBV_WR_RDMA_WRITE, rdma(r)),
+        SendOp::WriteImm(r, n) => {
+            (raw.opcode, raw.wr.rdma) = (op::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(r));
+            raw.imm_data_invalidated_rkey_union = imm(n);
+        }
+        SendOp::Read(r) => (raw.opcode, raw.wr.rdma) = (op::IBV_WR_RDMA_READ, rdma(r)),
+        SendOp::CompareSwap { remote, compare, swap } => {
+            raw.opcode = op::IBV_WR_ATOMIC_CMP_AND_SWP;
+            raw.wr.atomic =
+                ffi::atomic_t { remote_addr: remote.addr, compare_add: compare, swap, rkey: remote.rkey };
+        }
+        SendOp::FetchAdd { remote, add } => {
+            raw.opcode = op::IBV_WR_ATOMIC_FETCH_AND_ADD;
+            raw.wr.atomic =
+                ffi::atomic_t { remote_addr: remote.addr, compare_add: add, swap: 0, rkey: remote.rkey };
+        }
+    }
+    if let Some((ah, remote_qpn, remote_qkey)) = to {
+        raw.wr.ud = ffi::ud_t { ah: ah.ah, remote_qpn, remote_qkey };
+    }
+    let mut list = match wr.data {
+        Data::Inline(bytes) => {
+            let mut list = SgeList::new(&[]);
+            raw.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+            list.sges[0].write(ffi::ibv_sge {
+                addr: bytes.as_ptr().expose_provenance() as u64,
+                length: bytes.len() as u32,
+                lkey: 0,
+            });
+            list.len = 1;
+            list
+        }
+        Data::Regions(sges) => SgeList::new(sges),
+    };
+    raw.num_sge = list.len as i32;
+    raw.sg_list = list.as_mut_ptr();
+    // SAFETY: the caller's promise; `raw`, the list and inline bytes live through the call.
+    match unsafe { ffi::ibv_post_send(qp, &mut raw, &mut ptr::null_mut()) } {
+        0 => Ok(()),
+        code => Err(refusal(code)),
+    }
+}

@@ -1,0 +1,136 @@
+//! Regions: registering memory, and memory of our own.
+
+use core::ptr;
+use std::sync::Arc;
+
+use rdma_mummy_sys as ffi;
+
+use super::os;
+use super::setup::{Pd, PdInner, access_flags};
+use crate::device::{Access, DeviceError};
+
+impl Pd {
+    pub(crate) fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
+        // A region without bytes is one byte to the device, which takes no less.
+        let memory = Mapping::new(len.max(1))?;
+        // SAFETY: the mapping is as long as asked for and goes into the `Mr`, which takes the registration back first.
+        let mut mr = unsafe { self.register(memory.start, memory.len, access)? };
+        (mr.len, mr.memory) = (len, Some(memory));
+        Ok(mr)
+    }
+
+    /// # Safety
+    ///
+    /// As [`crate::device::Pd::register`].
+    pub(crate) unsafe fn register(
+        &self,
+        start: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, DeviceError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(DeviceError::BadAddress("remote writes and atomics need local write access"));
+        }
+        // SAFETY: the domain is live; the caller vouches for the memory.
+        let mr = unsafe { ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, access_flags(access) as i32) };
+        if mr.is_null() {
+            return Err(match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::ENOSPC) => DeviceError::Exhausted { what: "regions" },
+                Some(libc::ENOMEM) => {
+                    os("register memory (raise the limit on locked memory, `ulimit -l`)", None)
+                }
+                code => os("register memory", code),
+            });
+        }
+        // SAFETY: the call above filled the structure in; it lives until the region is deregistered.
+        let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
+        Ok(Mr { mr, start, len, lkey, rkey, memory: None, _pd: self.inner.clone() })
+    }
+}
+
+/// A registered region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    mr: *mut ffi::ibv_mr,
+    start: *mut u8,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    /// Dropped after `drop` has taken the registration back.
+    memory: Option<Mapping>,
+    _pd: Arc<PdInner>,
+}
+
+// SAFETY: the handle is used for deregistration alone, which any thread may do; the memory is not touched through it.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    pub(crate) fn addr(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: registered in `register`, deregistered once.
+        let rc = unsafe { ffi::ibv_dereg_mr(self.mr) };
+        debug_assert_eq!(rc, 0, "deregister memory");
+        if rc != 0 {
+            // The device may still reach the pages: keep them for good rather than hand them to somebody else.
+            core::mem::forget(self.memory.take());
+        }
+    }
+}
+
+/// Pages of our own, zeroed.
+#[derive(Debug)]
+struct Mapping {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(len: usize) -> Result<Mapping, DeviceError> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let failed = |e: rustix::io::Errno| DeviceError::Os { what: "map memory", source: e.into() };
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(failed)?;
+        let mapping = Mapping { start: start.cast(), len };
+        // A forked child must not share these pages copy-on-write with the device.
+        // SAFETY: the range is the mapping.
+        unsafe { madvise(start, len, Advice::LinuxDontFork) }.map_err(failed)?;
+        if len >= 2 << 20 {
+            // A kernel without transparent huge pages refuses; small pages do as well.
+            // SAFETY: the range is the mapping.
+            unsafe { madvise(start, len, Advice::LinuxHugepage) }.unwrap_or(());
+        }
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; the region that used it is deregistered.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmap a mapping of our own");
+    }
+}
