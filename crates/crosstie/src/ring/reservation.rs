@@ -70,10 +70,10 @@ fn reserve_ordered<W: Word, C: Word>(
         // Claim before mode: `share` stores the mode, passes a heavy barrier and waits for the claim.
         light_fence();
         if mode.load(Relaxed) == SOLE {
-            head.store(position + 1, order);
+            head.store(position.wrapping_add(1), order);
             return Some(position);
         }
-        match head.compare_exchange_weak(position, position + 1, order, Relaxed) {
+        match head.compare_exchange_weak(position, position.wrapping_add(1), order, Relaxed) {
             Ok(_) => return Some(position),
             Err(current) => position = current,
         }

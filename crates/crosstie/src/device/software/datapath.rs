@@ -501,7 +501,7 @@ impl Place {
     fn at(self, offset: usize) -> Place {
         match self {
             Place::Direct(at) => Place::Direct(at.wrapping_add(offset)),
-            Place::InPlace { addr, key } => Place::InPlace { addr: addr + offset as u64, key },
+            Place::InPlace { addr, key } => Place::InPlace { addr: addr.wrapping_add(offset as u64), key },
         }
     }
 }

@@ -8,7 +8,7 @@
 //! **Who may connect.** Every device answers on a Unix socket with a random name in the abstract namespace and hands its
 //! segment, a sealed memfd, to processes of the same user only. Keys and access rights then guard against mistakes, not
 //! against malice: whoever has mapped the segment can write anywhere in it. What it scribbles there can garble messages and
-//! hang the device, but every number read from a segment is checked before it is used as an address here.
+//! break connections, but every number read from a segment is checked before it is used as an index or an offset here.
 //!
 //! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals
 //! its pidfd. The survivors' service threads then move its connections to ERR, fill the place it may have reserved in a
@@ -33,6 +33,8 @@ mod cq;
 mod cqring;
 mod datagram;
 mod datapath;
+#[cfg(test)]
+mod hostile_tests;
 mod layout;
 mod link;
 mod progress;

@@ -391,7 +391,7 @@ impl RecvTarget {
         match self {
             RecvTarget::Own { mask, taken, .. } => {
                 let slot = (*taken & *mask) as u32;
-                *taken += 1;
+                *taken = taken.wrapping_add(1);
                 block.requester.taken.store(*taken, Relaxed);
                 Some(Taken { slot })
             }
@@ -409,7 +409,11 @@ impl RecvTarget {
                     let word = SrqWord(at.load(Acquire));
                     let advance = || {
                         // Release, partner: the Acquire load above: who sees the count sees the words behind it taken.
-                        header.taken.word.compare_exchange(position, position + 1, Release, Relaxed).ok();
+                        header
+                            .taken
+                            .word
+                            .compare_exchange(position, position.wrapping_add(1), Release, Relaxed)
+                            .ok();
                     };
                     if word.is_at(position) && !word.is_taken() {
                         // The taker signs in the same step in which it takes: if it dies now, the owner knows whose

@@ -1,0 +1,166 @@
+//! Segments full of nonsense and messages out of order: errors at most, never a panic, a hang or a wild access.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes;
+
+use super::control::{self, Request};
+use super::layout::{HEAP_AT, LINES_AT, QPS_AT, REGIONS_AT};
+use crate::device::*;
+
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
+    });
+    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    seed
+}
+
+fn inner(device: &Device) -> &super::setup::Inner {
+    match &device.provider {
+        crate::device::device::Provider::Software(device) => &device.handle.inner,
+        _ => unreachable!("a software device was opened"),
+    }
+}
+
+/// Words that are wrong in interesting ways.
+fn nonsense(state: &mut u64) -> u64 {
+    match random(state) % 8 {
+        0 => 0,
+        1 => u64::MAX,
+        2 => 1 << (random(state) % 64),
+        3 => random(state) % 4096,
+        4 => u64::MAX - random(state) % 64,
+        5 => random(state) & 0xFFFF_FFFF,
+        _ => random(state),
+    }
+}
+
+#[test]
+fn scribbled_segments_do_no_harm() {
+    let mut state = seed();
+    for _ in 0..150 {
+        let near = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let far = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+        let mut near_cq = near.create_cq(&CqConfig { depth: 64 }).unwrap();
+        let mut far_cq = far.create_cq(&CqConfig { depth: 64 }).unwrap();
+        let mut srq = far_pd.create_srq(&SrqConfig { max_wr: 16, max_sge: 2 }).unwrap();
+        let config = QpConfig::default();
+        let quick = ConnectConfig { rnr_retry: 0, timeout: 1, retry_count: 0, ..ConnectConfig::default() };
+        let memory = near_pd.allocate(4096, Access::ALL).unwrap();
+        let target = far_pd.allocate(4096, Access::ALL).unwrap();
+        let mut pairs = Vec::new();
+        for shared in [false, true] {
+            let mut a = near_pd.create_rc(&config, &near_cq, &near_cq, None).unwrap();
+            let mut b = far_pd.create_rc(&config, &far_cq, &far_cq, shared.then_some(&srq)).unwrap();
+            a.connect(&b.address(), &quick).unwrap();
+            b.connect(&a.address(), &quick).unwrap();
+            pairs.push((a, b, shared));
+        }
+        // The near side is the honest one; the far side's segment is what an enemy writes to, before and meanwhile.
+        let segment = &inner(&far).segment;
+        let areas = [
+            (REGIONS_AT, 256),
+            (QPS_AT, 4 * 256),
+            (LINES_AT, 256),
+            (HEAP_AT, 4 * 4096),
+            (HEAP_AT + 3 * 4096, 8 * 4096),
+        ];
+        for round in 0..40 {
+            for (a, b, shared) in &mut pairs {
+                let sges = [target.sge(0..64).unwrap(), target.sge(64..128).unwrap()];
+                let wr = RecvWr { wr_id: round, sges: &sges };
+                let posted = if *shared { srq.post_recv(&wr) } else { b.post_recv(&wr) };
+                assert!(
+                    matches!(posted, Ok(()) | Err(PostError::Full | PostError::WrongState(_))),
+                    "{posted:?}"
+                );
+                let remote = target.remote().at(random(&mut state) % 5000);
+                let local = [memory.sge(0..8).unwrap()];
+                let op = match random(&mut state) % 5 {
+                    0 => SendOp::Send,
+                    1 => SendOp::Write(remote),
+                    2 => SendOp::Read(remote),
+                    3 => SendOp::FetchAdd { remote, add: 1 },
+                    _ => SendOp::WriteImm(remote, 5),
+                };
+                let posted = a.post(&SendWr::new(round, op, Data::Regions(&local)).signaled());
+                assert!(
+                    matches!(posted, Ok(()) | Err(PostError::Full | PostError::WrongState(_))),
+                    "{posted:?}"
+                );
+            }
+            for _ in 0..random(&mut state) % 20 {
+                let (at, len) = areas[(random(&mut state) % areas.len() as u64) as usize];
+                let word = segment.bytes(at + random(&mut state) % len / 8 * 8, 8).unwrap();
+                // SAFETY: an aligned word inside the segment, which everybody reaches by atomics.
+                unsafe { core::sync::atomic::AtomicU64::from_ptr(word.as_ptr().cast()) }
+                    .store(nonsense(&mut state), core::sync::atomic::Ordering::Relaxed);
+            }
+            // Overruns and nothing at all are fine; panics and endless loops are not.
+            for cq in [&mut near_cq, &mut far_cq] {
+                assert!(cq.poll(16, |_| {}).is_ok_and(|n| n <= 16) || cq.poll(16, |_| {}).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn nonsense_on_the_socket_does_no_harm() {
+    let mut state = seed();
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut cq = device.create_cq(&CqConfig::default()).unwrap();
+    let mut a = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+    let mut b = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+    a.connect(&b.address(), &ConnectConfig::default()).unwrap();
+    b.connect(&a.address(), &ConnectConfig::default()).unwrap();
+    let gid = device.address().gid;
+    for _ in 0..200 {
+        let socket = control::connect(&gid).unwrap();
+        let hello = Request { gid: [9; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
+        if random(&mut state).is_multiple_of(2) {
+            control::send(&socket, hello.as_bytes(), &[], None).unwrap();
+        }
+        for _ in 0..random(&mut state) % 4 {
+            let mut request = Request {
+                version: random(&mut state) as u32,
+                gid: [random(&mut state) as u8; 16],
+                qp_num: a.qp_num(),
+                key: nonsense(&mut state) as u32,
+                addr: nonsense(&mut state),
+                a: nonsense(&mut state),
+                b: nonsense(&mut state),
+                kind: random(&mut state) as u32 % 10,
+            };
+            if request.kind == Request::READ {
+                request.a = nonsense(&mut state);
+            }
+            let cut = random(&mut state) as usize % (size_of::<Request>() + 1);
+            let bytes = &request.as_bytes()[..if cut.is_multiple_of(3) { cut } else { size_of::<Request>() }];
+            let mut file = std::fs::File::from(socket.try_clone().unwrap());
+            if file.write_all(bytes).is_err() {
+                break;
+            }
+        }
+    }
+    // The honest connection was not touched by any of it: a stranger may not break somebody else's queue pair.
+    assert_eq!((a.state(), b.state()), (QpState::ReadyToSend, QpState::ReadyToSend));
+    b.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    let target = pd.allocate(64, Access::ALL).unwrap();
+    a.post(&SendWr::new(2, SendOp::WriteImm(target.remote().at(0), 3), Data::Inline(b"still here"))).unwrap();
+    let begun = Instant::now();
+    while cq.poll(1, |c| assert_eq!(c.imm, Some(3))).unwrap() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+}
