@@ -137,8 +137,13 @@ impl Side {
 
     /// Connects a queue pair to the one that the other side connects at the same point.
     pub(crate) fn connect(&mut self, qp: &mut RcQp, config: &ConnectConfig) {
+        let mut config = *config;
+        if self.provider() == Provider::Verbs {
+            // Half a second: emulated machines lose packets and take their time.
+            config.timeout = config.timeout.max(17);
+        }
         let peer: QpAddress = self.swap(&qp.address());
-        qp.connect(&peer, config).expect("connect");
+        qp.connect(&peer, &config).expect("connect");
         self.meet();
     }
 }

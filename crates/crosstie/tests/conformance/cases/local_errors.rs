@@ -27,7 +27,8 @@ fn fails(side: &mut Side, op: fn(RemoteMemory) -> SendOp, memory: fn(&Side, &End
         assert_eq!(get(&local, 0, 8), [0; 8]);
     }
     side.meet();
-    if !matches!(op(remote), SendOp::FetchAdd { .. }) {
+    // What fetches fails when its result comes; by then the atomic, and the WRITE behind it, may have taken effect.
+    if matches!(op(remote), SendOp::Send | SendOp::Write(_)) {
         assert_eq!(get(&region, 0, 64), [0; 64]);
     }
     side.meet();
@@ -58,7 +59,6 @@ fn read_without_local_write(side: &mut Side) {
     fails(side, |remote| SendOp::Read(remote.at(0)), unwritable);
 }
 
-/// Whether the atomic took effect at the target is not said: it is the result that could not be stored.
 fn atomic_without_local_write(side: &mut Side) {
     fails(side, |remote| SendOp::FetchAdd { remote: remote.at(0), add: 1 }, unwritable);
 }
