@@ -56,7 +56,7 @@ pub enum Status {
     LocalQpOperation = 2,
     /// A local piece is outside its region, of another protection domain, or lacks the right.
     LocalProtection = 4,
-    /// Not tried: the queue pair went to ERR first.
+    /// The queue pair went to ERR first. A request behind one that failed may or may not have taken effect.
     Flushed = 5,
     /// The responder answered out of protocol.
     BadResponse = 7,

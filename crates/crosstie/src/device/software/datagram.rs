@@ -150,9 +150,9 @@ impl Target {
         };
         line.ring.store(block.recv_cq.load(Relaxed), Relaxed);
         if to.ring.push(&line.claim, &entry) == Err(Overrun) {
-            link.tell(&Request { qp_num: num, ..Request::new(Request::CQ_OVERRUN) });
+            link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::CQ_OVERRUN) });
         } else if status != Status::Success {
-            link.tell(&Request { qp_num: num, ..Request::new(Request::QP_ERROR) });
+            link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::QP_ERROR) });
         }
         drop(inside);
     }

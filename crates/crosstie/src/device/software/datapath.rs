@@ -220,7 +220,7 @@ fn give_up(qp: &Arc<QpLocal>, peer: &PeerQp, wr_id: u64, position: u64, status: 
     qp.complete_send(wr_id, Opcode::Unspecified, status, 0, position);
     qp.break_off();
     if tell_peer {
-        peer.link.tell(&Request { qp_num: peer.num, ..Request::new(Request::QP_ERROR) });
+        peer.link.tell(&Request { qp_num: peer.num, a: peer.epoch(), ..Request::new(Request::QP_ERROR) });
     }
 }
 
@@ -293,6 +293,11 @@ impl PeerQp {
         let block = SharedRef::new(&link.segment, at)?;
         Some(PeerQp { link: link.clone(), num, block, attached: None, connect: *connect })
     }
+
+    /// Which of the peer's connections this is.
+    fn epoch(&self) -> u64 {
+        self.attached.as_ref().map_or(0, |attached| attached.connection.epoch())
+    }
 }
 
 /// Reads a peer's block. We must be inside.
@@ -349,7 +354,7 @@ fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u
             let slot = take(attached, block)?;
             let entry = received(attached, num, qp.num, slot, Opcode::RecvWriteImm, len, Some(imm));
             let claim = &block.requester.claim;
-            let overrun = |Overrun| overrun(link, num);
+            let overrun = |Overrun| overrun(link, num, connection);
             if let (Place::Direct(_), ..=SMALL) = (place, len) {
                 let position = attached.ring.reserve(claim).map_err(overrun)?;
                 target.put(place, data)?;
@@ -372,7 +377,7 @@ fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u
             match scattered {
                 Err(Status::LocalLength) => return Err(both(Status::RemoteInvalidRequest)),
                 Err(_) => return Err(both(Status::RemoteOperation)),
-                Ok(()) => pushed.map_err(|Overrun| overrun(link, num))?,
+                Ok(()) => pushed.map_err(|Overrun| overrun(link, num, connection))?,
             }
         }
         SendOp::Read(from) => {
@@ -473,8 +478,8 @@ fn received(
 }
 
 #[cold]
-fn overrun(link: &Link, num: u32) -> Trouble {
-    link.tell(&Request { qp_num: num, ..Request::new(Request::CQ_OVERRUN) });
+fn overrun(link: &Link, num: u32, connection: Connection) -> Trouble {
+    link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::CQ_OVERRUN) });
     both(Status::RemoteOperation)
 }
 

@@ -48,7 +48,8 @@ fn nonsense(state: &mut u64) -> u64 {
 #[test]
 fn scribbled_segments_do_no_harm() {
     let mut state = seed();
-    for _ in 0..150 {
+    // Scribbled `busy` words make objects wait for peers before they go, so each round takes a while.
+    for _ in 0..20 {
         let near = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let far = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());

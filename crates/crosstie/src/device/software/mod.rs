@@ -12,7 +12,7 @@
 //!
 //! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals
 //! its pidfd. The survivors' service threads then move its connections to ERR, fill the place it may have reserved in a
-//! completion queue without publishing it ([reservation](crate::ring::reservation)), and put a marker behind everything
+//! completion queue without publishing it (`ring/reservation.rs`), and put a marker behind everything
 //! it did complete; when the poller comes to the marker, it flushes the receives that are left, those of shared queues
 //! that the dead had signed for included. Nothing is left in a file system.
 //!

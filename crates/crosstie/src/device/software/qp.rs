@@ -179,7 +179,8 @@ impl QpLocal {
         DeviceError::WrongState { qp_num: self.num, state: self.state(), step, needs }
     }
 
-    /// Closes the queue pair to its peer and waits for it to leave. False if it did not.
+    /// Closes the queue pair to its peer and waits for it to leave, or clears up behind it if it is dead. False if that
+    /// took too long.
     fn shut(&self) -> bool {
         self.block.connection.store(Connection::NOT_READY.0, Relaxed);
         {
@@ -189,6 +190,7 @@ impl QpLocal {
         }
         self.inner.progress.pause();
         self.inner.quiesce(Some(PATIENCE))
+            && self.inner.service.settle_dead_claim(&self.inner, self, PATIENCE)
     }
 }
 
@@ -275,7 +277,6 @@ fn destroy(qp: &Arc<QpLocal>) {
     // Release, partner: the Acquire load in `Cq::poll`.
     qp.destroyed.store(true, Release);
     let quiet = qp.shut();
-    qp.inner.service.settle_dead_claims(&qp.inner, qp);
     qp.send_cq.dismiss(qp, quiet);
     if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
         qp.recv_cq.dismiss(qp, quiet);
@@ -441,9 +442,11 @@ impl RcQp {
         self.peer = None;
         self.link = None;
         {
-            // The service pushes the flush marker under this lock, and not after it.
+            // Under this lock the service breaks the connection that a peer means, and pushes the flush marker: neither
+            // can hit the next connection.
             let _one_at_a_time = locked(&local.inner.service.healing);
             local.state.store(QpState::Reset as u8, Release);
+            local.epoch.fetch_add(1, Relaxed);
         }
         if !local.shut() {
             local.break_off();
@@ -451,8 +454,6 @@ impl RcQp {
                 "the peer is stuck inside an operation on this queue pair".into(),
             ));
         }
-        local.inner.service.settle_dead_claims(&local.inner, local);
-        local.epoch.fetch_add(1, Relaxed);
         *locked(&local.peer) = None;
         local.block.requester.claim.store(reservation::IDLE, Relaxed);
         if let Recv::Own(queue) = &local.recv {

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
@@ -91,11 +92,22 @@ impl Mailbox {
         }
     }
 
-    /// Fills what a dead peer left reserved for this queue pair, as far as that can be told now.
-    pub(super) fn settle_dead_claims(&self, inner: &Inner, qp: &QpLocal) -> bool {
-        match qp.requester() {
-            Some((line, gid)) if !inner.peer_connected(&gid) => heal(inner, &line, &qp.recv_cq.ring),
-            _ => true,
+    /// Fills what a dead peer left reserved for this queue pair. False if that could not be told in time.
+    pub(super) fn settle_dead_claim(&self, inner: &Inner, qp: &QpLocal, patience: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            match qp.requester() {
+                Some((line, gid)) if !inner.peer_connected(&gid) => {
+                    if heal(inner, &line, &qp.recv_cq.ring) {
+                        return true;
+                    }
+                }
+                _ => return true,
+            }
+            if begun.elapsed() > patience {
+                return false;
+            }
+            std::thread::yield_now();
         }
     }
 }
@@ -243,14 +255,15 @@ impl Service {
         match kind {
             Request::LINE => (Some(self.give_line(gid)), true),
             Request::QP_ERROR | Request::CQ_OVERRUN => {
-                // Only a queue pair's own peer may break it; to datagram queue pairs anybody is a peer.
-                if let Some(qp) = self.inner.qp(request.qp_num)
-                    && (qp.is_connected_to(&gid) || qp.is_datagram())
-                {
-                    let event =
-                        if kind == Request::QP_ERROR { Event::QpAccess(qp.num) } else { Event::CqOverrun };
-                    if qp.break_off() || kind == Request::CQ_OVERRUN {
-                        self.inner.emit(event);
+                // Only a queue pair's own peer may break it, and only the connection that it means; to datagram queue
+                // pairs anybody is a peer.
+                if let Some(qp) = self.inner.qp(request.qp_num) {
+                    let meant = |qp: &QpLocal| {
+                        qp.epoch() == request.a && (qp.is_connected_to(&gid) || qp.is_datagram())
+                    };
+                    if self.break_if(&qp, meant) {
+                        let overrun = kind == Request::CQ_OVERRUN;
+                        self.inner.emit(if overrun { Event::CqOverrun } else { Event::QpAccess(qp.num) });
                     }
                 }
                 (None, true)
@@ -387,10 +400,16 @@ impl Service {
 
     fn break_all(&self, gid: &[u8; 16]) {
         for qp in self.inner.all_qps() {
-            if qp.is_connected_to(gid) && qp.break_off() {
+            if self.break_if(&qp, |qp| qp.is_connected_to(gid) && qp.state() != QpState::Reset) {
                 self.inner.emit(Event::QpFatal(qp.num));
             }
         }
+    }
+
+    /// Breaks a queue pair if `meant` holds for the connection it has now. A reset cannot come between.
+    fn break_if(&self, qp: &Arc<QpLocal>, meant: impl FnOnce(&QpLocal) -> bool) -> bool {
+        let _one_at_a_time = locked(&self.inner.service.healing);
+        meant(qp) && qp.break_off()
     }
 
     /// Takes on what was asked for, and does what can be done.
