@@ -118,12 +118,8 @@ impl QpInner {
         if matches!(known, QpState::Reset | QpState::Error) {
             return known;
         }
-        // SAFETY: both structures consist of integers and pointers, for which zero is valid.
-        let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) = unsafe { core::mem::zeroed() };
-        let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
-        // SAFETY: the queue pair is live and the places valid.
-        let code = unsafe { ffi::ibv_query_qp(self.qp, &mut attr, mask, &mut init) };
-        if code == 0 && attr.qp_state > ffi::ibv_qp_state::IBV_QPS_RTS {
+        // SAFETY: the queue pair is live.
+        if unsafe { has_failed(self.qp) } {
             self.ring.failed();
         }
         self.ring.state()
@@ -296,6 +292,20 @@ impl Breaker {
             qp.fail().unwrap_or(());
         }
     }
+}
+
+/// Whether the device has taken the queue pair out of service: ERR, or what leads there.
+///
+/// # Safety
+///
+/// `qp` must be live.
+pub(super) unsafe fn has_failed(qp: *mut ffi::ibv_qp) -> bool {
+    let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
+    // SAFETY: both structures consist of integers and pointers, for which zero is valid.
+    let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) = unsafe { core::mem::zeroed() };
+    // SAFETY: the caller's promise; the places are valid.
+    let code = unsafe { ffi::ibv_query_qp(qp, &mut attr, mask, &mut init) };
+    code == 0 && attr.qp_state > ffi::ibv_qp_state::IBV_QPS_RTS
 }
 
 /// # Safety

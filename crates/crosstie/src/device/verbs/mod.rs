@@ -11,7 +11,7 @@
 //! - **`wr_id` belongs to the caller.** The device carries a number of ours for send requests, which says which place in
 //!   which queue ended, also in error completions, whose other fields hardware leaves undefined.
 //! - **A failed queue pair is flushed to the end.** Devices differ in how they treat what is posted after the failure, and
-//!   leave datagram queue pairs half alive; the first error completion polled makes ERR complete.
+//!   leave datagram queue pairs half alive; polling its error completions makes ERR complete.
 //! - **Completions of a queue pair that was reset or dropped never appear**, as on hardware that cleans its queues.
 //! - **Old drivers work.** Extended completion queues, `ibv_wr_*`, single-threaded queues and thread domains are used where
 //!   the driver has them; where not, the older calls are. `CROSSTIE_VERBS=plain` in the environment asks for the older

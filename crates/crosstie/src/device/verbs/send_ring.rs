@@ -1,13 +1,13 @@
 //! The outstanding send requests of a queue pair: what its poster and its completion queue share.
 
 use core::sync::atomic::{
-    AtomicU8, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU64,
     Ordering::{Relaxed, Release},
 };
 
 use rdma_mummy_sys as ffi;
 
-use super::connect::modify_to_error;
+use super::connect::{has_failed, modify_to_error};
 use super::random;
 use crate::device::{DeviceError, QpState};
 
@@ -22,6 +22,8 @@ pub(super) struct SendRing {
     qp: *mut ffi::ibv_qp,
     qp_num: u32,
     state: AtomicU8,
+    /// Whether the device was told to flush after the failure.
+    flushed: AtomicBool,
     pub(super) salt: AtomicU64,
     /// Requests that have ended. Written by who holds the send completion queue's gate.
     pub(super) ended: AtomicU64,
@@ -44,6 +46,7 @@ impl SendRing {
             qp,
             qp_num,
             state: AtomicU8::new(QpState::Reset as u8),
+            flushed: AtomicBool::new(false),
             salt: AtomicU64::new(random()?),
             ended: AtomicU64::new(0),
             capacity: capacity.into(),
@@ -76,20 +79,29 @@ impl SendRing {
         self.state.store(state as u8, Relaxed);
     }
 
-    /// Notes that the queue pair has failed, and makes the device flush it.
+    /// Notes that the queue pair has failed, and sees to it that all of it is flushed.
     #[cold]
     pub(super) fn failed(&self) {
-        if self.state.swap(QpState::Error as u8, Relaxed) != QpState::Error as u8 {
+        self.set_state(QpState::Error);
+        if !self.flushed.load(Relaxed) {
             self.flush();
         }
     }
 
     /// Makes the device flush a failed queue pair once more. Soft-RoCE does not look at receives that are posted after the
     /// failure until it is told, and every device leaves a datagram queue pair's receives alone when a send fails.
+    ///
+    /// Not before the device itself has got there: an error completion may come ahead of the refusal that the peer is
+    /// waiting for, and Soft-RoCE would swallow that. What is posted until then is flushed without our help.
     #[cold]
     pub(super) fn flush(&self) {
         // SAFETY: `qp` is valid, see above. A refusal means that the device is going away, and the flush with it.
-        unsafe { modify_to_error(self.qp) }.unwrap_or(());
+        unsafe {
+            if has_failed(self.qp) {
+                modify_to_error(self.qp).unwrap_or(());
+                self.flushed.store(true, Relaxed);
+            }
+        }
     }
 
     /// Frees the places up to request `tag`, and gives its `wr_id`. None if no such request is outstanding.
@@ -107,6 +119,7 @@ impl SendRing {
 
     /// Forgets every request. The caller holds the gate and is the poster.
     pub(super) fn clear(&self, salt: u64) {
+        self.flushed.store(false, Relaxed);
         self.salt.store(salt, Relaxed);
         self.ended.store(0, Relaxed);
     }
