@@ -20,7 +20,7 @@ use crate::packages::Packages;
 use crate::process::{self, Ended};
 use crate::{vm, workspace};
 use counts::Counts;
-use steps::{NOT_YET, STEPS, Step};
+use steps::{STEPS, Step};
 
 /// What to run.
 #[derive(Args, Debug)]
@@ -63,9 +63,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         for step in STEPS {
             println!("{:<14} {}", step.name, step.shows);
         }
-        for step in NOT_YET {
-            println!("{:<14} {} (not part of the whole yet)", step.name, step.shows);
-        }
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = choose(&options.only)?;
@@ -100,7 +97,7 @@ fn choose(only: &[String]) -> Result<Vec<&'static Step>, Error> {
     if only.is_empty() {
         return Ok(STEPS.iter().collect());
     }
-    let named = |name: &String| STEPS.iter().chain(NOT_YET).find(|step| step.name == name);
+    let named = |name: &String| STEPS.iter().find(|step| step.name == name);
     only.iter().map(|name| named(name).ok_or_else(|| Error::NoSuchStep(name.clone()))).collect()
 }
 
@@ -235,10 +232,10 @@ mod tests {
 
     #[test]
     fn names_of_steps_are_unique() {
-        let mut names: Vec<_> = STEPS.iter().chain(NOT_YET).map(|step| step.name).collect();
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), STEPS.len() + NOT_YET.len());
+        assert_eq!(names.len(), STEPS.len());
         assert!(matches!(choose(&["no-such-step".into()]), Err(Error::NoSuchStep(_))));
     }
 

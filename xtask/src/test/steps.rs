@@ -55,7 +55,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
-        packages: &[],
+        packages: &["valgrind"],
         limit: 900,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
@@ -90,10 +90,6 @@ pub(super) const STEPS: &[Step] = &[
         limit: 600,
         work: &[GuestCheck],
     },
-];
-
-/// Steps whose subject is not in the tree yet; `--only` runs them. Each moves to [`STEPS`] with its subject.
-pub(super) const NOT_YET: &[Step] = &[
     Step {
         name: "lint-features",
         shows: "clippy finds nothing with every feature on",
