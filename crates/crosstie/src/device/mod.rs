@@ -64,6 +64,78 @@
 //! assert_eq!(&bytes, b"over there");
 //! # Ok(()) }
 //! ```
+//!
+//! # What does not compile
+//!
+//! Each of these differs from correct code in the one thing that it names; the correct code is compiled above or beside it.
+//!
+//! A region cannot go while its memory is named in a request:
+//!
+//! ```compile_fail,E0505
+//! # use crosstie::device::*;
+//! fn f(qp: &mut RcQp, mr: Mr) -> Result<(), Box<dyn std::error::Error>> {
+//!     let piece = [mr.sge(0..8)?];
+//!     drop(mr);
+//!     qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&piece)))?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A queue pair cannot be used by two threads at once, though it can move to another:
+//!
+//! ```
+//! fn send<T: Send>() {}
+//! send::<crosstie::device::RcQp>();
+//! send::<crosstie::device::UdQp>();
+//! send::<crosstie::device::Cq>();
+//! send::<crosstie::device::Srq>();
+//! ```
+//! ```compile_fail,E0277
+//! fn sync<T: Sync>() {}
+//! sync::<crosstie::device::RcQp>();
+//! ```
+//! ```compile_fail,E0277
+//! fn sync<T: Sync>() {}
+//! sync::<crosstie::device::UdQp>();
+//! ```
+//! ```compile_fail,E0277
+//! fn sync<T: Sync>() {}
+//! sync::<crosstie::device::Cq>();
+//! ```
+//! ```compile_fail,E0277
+//! fn sync<T: Sync>() {}
+//! sync::<crosstie::device::Srq>();
+//! ```
+//!
+//! A completion is lent; it cannot be kept (a copy can):
+//!
+//! ```compile_fail,E0521
+//! # use crosstie::device::*;
+//! fn f<'a>(cq: &mut Cq, kept: &mut Vec<&'a Completion>) -> Result<usize, CqError> {
+//!     cq.poll(1, |c| kept.push(c))
+//! }
+//! ```
+//!
+//! Registering memory in place is `unsafe`: the caller keeps it valid, and keeps off it:
+//!
+//! ```compile_fail,E0133
+//! # use crosstie::device::*;
+//! fn f(pd: &Pd, bytes: &mut [u8]) -> Result<Mr, DeviceError> {
+//!     pd.register(bytes.as_mut_ptr(), bytes.len(), Access::LOCAL_WRITE)
+//! }
+//! ```
+//!
+//! A batch cannot leave its queue pair:
+//!
+//! ```compile_fail,E0521
+//! # use crosstie::device::*;
+//! fn f<'a>(qp: &'a mut RcQp, out: &mut Option<&'a mut Batch<'a>>) -> Result<(), PostError> {
+//!     qp.post_batch(|batch| {
+//!         *out = Some(batch);
+//!         Ok(())
+//!     })
+//! }
+//! ```
 
 mod address;
 mod completion;
