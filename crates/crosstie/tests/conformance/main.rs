@@ -9,13 +9,16 @@
 //! which role 0 listens; role and rendezvous come from `HOST` (0 or 1) and `PEER` (the other's address) if not given. Both
 //! sides are on the first device, or with `--across` the right one on the second; cases with two devices use both. With
 //! `--wrapped` each device is inside a fault device that injects nothing. Without `--device` and `--mode` the suite runs
-//! on what needs nothing installed: software between threads, between processes, and wrapped. The last line is
+//! on what needs nothing installed: software between threads, between processes, and wrapped; and once more what concerns
+//! memory registered in place, with `process_vm_readv` and `process_vm_writev` refused. The last line is
 //! `N passed, N failed`; the exit status says the same. A case that hangs is a failed case.
 //!
 //! It is a plain program, so that it can be carried to a machine where the device is.
 
 mod cases;
 mod channel;
+#[path = "../seccomp/mod.rs"]
+mod seccomp;
 mod side;
 
 use std::cell::RefCell;
@@ -165,10 +168,15 @@ impl Options {
             Some(mode) => vec![mode == "processes"],
             None => vec![false, true],
         };
-        let mut runs: Vec<Run> =
-            processes.into_iter().map(|processes| Run { devices: devices.clone(), processes }).collect();
+        let mut runs: Vec<Run> = processes
+            .into_iter()
+            .map(|processes| Run { devices: devices.clone(), processes, proxy: false })
+            .collect();
         if self.specs.is_empty() && self.mode.is_none() && !self.wrapped {
-            runs.push(Run { devices: Devices { wrapped: true, ..devices }, processes: false });
+            let wrapped = Devices { wrapped: true, ..devices.clone() };
+            runs.push(Run { devices: wrapped, processes: false, proxy: false });
+            // The last: what it forbids stays forbidden.
+            runs.push(Run { devices, processes: true, proxy: true });
         }
         runs
     }
@@ -178,13 +186,20 @@ impl Options {
 struct Run {
     devices: Devices,
     processes: bool,
+    /// Whether the kernel shall refuse to let one process at another's memory, so that the owner has to copy.
+    proxy: bool,
 }
 
 impl Run {
     fn play(&self, cases: &[Case], tally: &mut Tally) {
-        let title = title(&self.devices, if self.processes { "processes" } else { "threads" });
+        let mut title = title(&self.devices, if self.processes { "processes" } else { "threads" });
+        if self.proxy {
+            let calls = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
+            seccomp::filter(&calls, seccomp::Verdict::RefuseThese);
+            title.push_str(", process_vm_readv and process_vm_writev refused");
+        }
         tally.begin(&title);
-        for case in cases {
+        for case in cases.iter().filter(|case| !self.proxy || case.name.contains("in_place")) {
             if tally.skips(case, &self.devices) {
                 continue;
             }
