@@ -62,7 +62,10 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("crosstie: {error}");
+            // What a child has to complain of, its parent hears and tells.
+            if !bench::is_child() {
+                eprintln!("crosstie: {error}");
+            }
             error.exit_code()
         }
     }

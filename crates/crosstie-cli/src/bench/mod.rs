@@ -8,3 +8,8 @@ mod meeting;
 mod patience;
 mod progress;
 pub(crate) mod report;
+
+/// Whether this process is the other side of a benchmark that its parent runs.
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(arena::VARIABLE).is_some()
+}

@@ -6,6 +6,8 @@ use crate::error::Error;
 
 /// How long nothing may happen.
 const LIMIT: Duration = Duration::from_secs(5);
+/// What one turn of giving way counts for at most: a side that was itself kept from running has not waited.
+const TURN: Duration = Duration::from_millis(10);
 
 /// Counts idle turns of a spinning loop: gives the core away now and then, and ends the wait when it is hopeless.
 ///
@@ -14,13 +16,15 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Patience {
     idle: u32,
     yield_every: u32,
-    since: Option<Instant>,
+    last: Option<Instant>,
+    waited: Duration,
 }
 
 impl Patience {
     /// For sides that have a core each, or share one.
     pub(crate) fn new(own_core: bool) -> Patience {
-        Patience { idle: 0, yield_every: if own_core { 1 << 14 } else { 1 << 5 }, since: None }
+        let yield_every = if own_core { 1 << 14 } else { 1 << 5 };
+        Patience { idle: 0, yield_every, last: None, waited: Duration::ZERO }
     }
 
     /// Something came.
@@ -39,15 +43,15 @@ impl Patience {
     #[cold]
     fn give_way(&mut self) -> Result<bool, Error> {
         let now = Instant::now();
-        if self.idle == self.yield_every {
-            self.since = Some(now);
-        }
-        let since = *self.since.get_or_insert(now);
-        if now - since > LIMIT {
+        let first = self.idle == self.yield_every;
+        let turn = self.last.filter(|_| !first).map_or(Duration::ZERO, |last| now - last);
+        self.last = Some(now);
+        self.waited = if first { Duration::ZERO } else { self.waited + turn.min(TURN) };
+        if self.waited > LIMIT {
             return Err(Error::Stuck(LIMIT.as_secs()));
         }
-        // So that the count never wraps to zero and restarts the clock.
-        self.idle = self.idle.min(u32::MAX / 2 / self.yield_every * self.yield_every);
+        // Anything but the first, and never zero again.
+        self.idle = 2 * self.yield_every;
         std::thread::yield_now();
         Ok(true)
     }

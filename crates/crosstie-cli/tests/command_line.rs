@@ -1,0 +1,122 @@
+//! The program as scripts see it: exit statuses, one JSON object, one line for an error.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn crosstie(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_crosstie")).args(arguments).output().expect("the program starts")
+}
+
+/// The JSON object of a command that succeeds.
+fn json(arguments: &[&str]) -> Value {
+    let output = crosstie(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}: {errors}", output.status);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+}
+
+#[test]
+fn every_operation_is_measured_at_every_depth_in_both_ways() {
+    for op in ["write", "write-imm", "read", "send", "cas", "faa"] {
+        for depth in ["1", "3", "64"] {
+            for way in [&[][..], &["--processes"]] {
+                let line =
+                    ["bench", "device", "--json", "--duration", "0.02", "--op", op, "--queue-depth", depth];
+                let found = json(&[&line, way].concat());
+                let context = format!("{op} depth {depth} {way:?}: {found}");
+                assert_eq!(found["bench"], "device", "{context}");
+                assert_eq!(found["device"], "software", "{context}");
+                assert_eq!(found["errors"], 0, "{context}");
+                let ops = found["ops"].as_u64().expect(&context);
+                let messages = found["counters"]["messages"].as_u64().expect(&context);
+                let ping_pong = depth == "1" && ["write-imm", "send"].contains(&op);
+                assert_eq!(messages, if ping_pong { 2 * ops } else { ops }, "{context}");
+                for name in [
+                    "ops",
+                    "seconds",
+                    "ops_per_s",
+                    "p50_ns",
+                    "p99_ns",
+                    "p999_ns",
+                    "limit_ns",
+                    "limit_ops_per_s",
+                    "ratio_to_limit",
+                ] {
+                    assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+                }
+                for name in ["work_requests", "receives", "completions", "bytes", "batches"] {
+                    assert!(found["counters"][name].is_u64(), "{name} of {context}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn large_payloads_have_bytes_per_second() {
+    for way in
+        [&[][..], &["--processes"], &["--registered-in-place"], &["--processes", "--registered-in-place"]]
+    {
+        for op in ["write", "read", "send", "write-imm"] {
+            let line = ["bench", "device", "--json", "--duration", "0.02", "--payload", "65536", "--op", op];
+            let found = json(&[&line, way].concat());
+            for name in ["bytes_per_s", "limit_bytes_per_s"] {
+                assert!(
+                    found[name].as_f64().is_some_and(|figure| figure > 0.0),
+                    "{name} of {op} {way:?}: {found}"
+                );
+            }
+        }
+    }
+    let small = json(&["bench", "device", "--json", "--duration", "0.02", "--payload", "0"]);
+    assert_eq!(small["bytes_per_s"], Value::Null);
+}
+
+#[test]
+fn a_wrong_command_line_is_one_line_and_status_2() {
+    let wrong: [&[&str]; 12] = [
+        &["bench"],
+        &["bench", "nothing"],
+        &["bench", "device", "--op", "fly"],
+        &["bench", "device", "--queue-depth", "0"],
+        &["bench", "device", "--queue-depth", "1000000"],
+        &["bench", "device", "--payload", "2000000000"],
+        &["bench", "device", "--payload", "-1"],
+        &["bench", "device", "--op", "cas", "--payload", "16"],
+        &["bench", "device", "--duration", "0"],
+        &["bench", "device", "--device", "hardware"],
+        &["bench", "device", "--device", "software,software,software"],
+        &["doctor", "--loudly"],
+    ];
+    for arguments in wrong {
+        let output = crosstie(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+        assert_eq!(errors.lines().count(), 1, "{arguments:?}: {errors}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn work_that_fails_is_one_line_and_status_1() {
+    for way in [&[][..], &["--processes"]] {
+        let output = crosstie(&[&["bench", "device", "--device", "verbs:no_such_device"], way].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+#[test]
+fn the_doctor_finds_the_software_device() {
+    let found = json(&["doctor", "--json"]);
+    assert_eq!(found["usable"], true);
+    let findings = found["findings"].as_array().expect("a list");
+    assert!(findings.iter().any(|finding| finding["name"] == "software device" && finding["state"] == "ok"));
+    for finding in findings {
+        assert!(finding["state"] != "missing" || finding["needed_for"].is_string(), "{finding}");
+    }
+    let table = crosstie(&["doctor"]);
+    assert!(table.status.success() && table.stdout.starts_with(b"software device"));
+}
