@@ -5,6 +5,9 @@
 //! by the allocator of this test, per thread. System calls are forbidden to both threads by a seccomp filter in a child
 //! process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a child.
 
+#[path = "seccomp/mod.rs"]
+mod seccomp;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Read as _;
@@ -379,25 +382,7 @@ fn exit_at_once(status: i32) -> ! {
 
 /// From here on, this thread may call `sched_yield` and `exit_group`.
 fn forbid_system_calls() {
-    // Classic BPF on `struct seccomp_data`, whose first word is the number of the call.
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
-    let mut steps = [
-        step(LOAD, 0, 0),
-        step(JUMP_IF_EQUAL, 2, libc::SYS_sched_yield as u32),
-        step(JUMP_IF_EQUAL, 1, libc::SYS_exit_group as u32),
-        step(RETURN, 0, libc::SECCOMP_RET_KILL_PROCESS),
-        step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: `program` describes `steps`; the kernel copies both during the call.
-    let installed = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
-    };
-    assert!(installed, "seccomp filters are needed for this test: {}", std::io::Error::last_os_error());
+    seccomp::filter(&[libc::SYS_sched_yield, libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
 }
 
 #[test]

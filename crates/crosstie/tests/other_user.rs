@@ -52,11 +52,8 @@ fn is_refused_in_both_directions() {
         return;
     }
     // SAFETY: a plain system call.
-    assert_eq!(
-        unsafe { libc::geteuid() },
-        0,
-        "this test needs root, to become another user: run it with sudo"
-    );
+    let user = unsafe { libc::geteuid() };
+    assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(&CqConfig::default()).unwrap();

@@ -1,11 +1,11 @@
 //! System calls that a thread, and whatever it starts from then on, may not make. There is no way back.
 
 /// What becomes of the calls that a filter names.
+#[allow(dead_code, reason = "each test program uses one of the two")]
 pub(crate) enum Verdict {
     /// Only these are allowed; any other kills the process.
     OnlyThese,
     /// These fail with EPERM; any other is allowed.
-    #[allow(dead_code, reason = "each test program uses one of the two")]
     RefuseThese,
 }
 
