@@ -192,7 +192,16 @@ impl Service {
 
     fn accept(&mut self) {
         let flags = rustix::net::SocketFlags::CLOEXEC;
-        while let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
+        loop {
+            let socket = match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    // The peer stays in the queue and would wake us at once: wait for descriptors to come free.
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+                Err(_) => return,
+            };
             if self.peers.len() >= MAX_PEERS {
                 continue;
             }
