@@ -9,3 +9,8 @@ pub mod device;
 mod memory;
 mod ring;
 pub mod telemetry;
+
+/// Runs the README's example with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

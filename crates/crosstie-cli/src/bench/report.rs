@@ -101,6 +101,7 @@ impl Report {
         let sides = if self.processes { "processes" } else { "threads" };
         let cores = match self.cores {
             Some([left, right]) => format!("on cores {left} and {right}"),
+            None if self.limit_ns.is_none() => "where their launcher put them".into(),
             None => "on one core".into(),
         };
         let place = if self.registered_in_place { ", target registered in place" } else { "" };

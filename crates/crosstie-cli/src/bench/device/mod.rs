@@ -50,7 +50,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
         1 => in_threads(plan, &Arena::create(arena_len)?),
         2 => {
             let arena = Arena::inherited(arena_len)?;
-            let report = take_part(plan, job.as_mut(), arena.as_ref(), None)?;
+            let plan = Plan { processes: true, ..plan.clone() };
+            let report = take_part(&plan, job.as_mut(), arena.as_ref(), None)?;
             job.finish()?;
             Ok(report)
         }
@@ -104,8 +105,9 @@ fn take_part(
     device: Option<Device>,
 ) -> Result<Option<Report>, Error> {
     let mut meeting = Meeting::new(job);
-    let cores = cores::pair()?;
-    let patience = Patience::new(cores.is_some());
+    // Sides that share no memory were started by others, who know where they should run.
+    let cores = if arena.is_some() { cores::pair()? } else { None };
+    let patience = Patience::new(cores.is_some() || arena.is_none());
     let rank = usize::from(!meeting.leads());
     let opened = || {
         // Before pinning: threads of the device may run anywhere.
