@@ -5,7 +5,7 @@
 //! time is over. Words only ever grow, so slices follow each other without a reset.
 //!
 //! ```text
-//! arena   0 ping | 128 pong | 256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
+//! arena   0 line | 256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
 //! ```
 //!
 //! An entry is a line with the number of its message, published after the payload, as a completion is.
@@ -23,8 +23,7 @@ use super::arena::Arena;
 use super::patience::Patience;
 use crate::error::Error;
 
-const PING: usize = 0;
-const PONG: usize = 128;
+const LINE: usize = 0;
 const CONSUMED: usize = 256;
 const WORD: usize = 384;
 const RINGS: usize = 4096;
@@ -115,19 +114,19 @@ impl<'a> Plain<'a> {
 
     #[inline]
     fn line_turn(&mut self, end: u64) -> Result<(), Error> {
-        self.line += 1;
+        self.line += 2;
         // Release, partner: the Acquire in `follow_line`.
-        self.arena.word(PING).store(self.line | end, Release);
-        await_number(self.arena.word(PONG), self.line, &mut self.patience).map(drop)
+        self.arena.word(LINE).store((self.line - 1) | end, Release);
+        await_number(self.arena.word(LINE), self.line, &mut self.patience).map(drop)
     }
 
     /// The other side of [`Plain::lead_line`].
     pub(crate) fn follow_line(&mut self) -> Result<(), Error> {
         loop {
-            self.line += 1;
-            let end = await_number(self.arena.word(PING), self.line, &mut self.patience)?;
+            self.line += 2;
+            let end = await_number(self.arena.word(LINE), self.line - 1, &mut self.patience)?;
             // Release, partner: the Acquire in `line_turn`.
-            self.arena.word(PONG).store(self.line, Release);
+            self.arena.word(LINE).store(self.line, Release);
             if end {
                 return Ok(());
             }

@@ -41,7 +41,7 @@ impl Card {
 /// One side.
 ///
 /// ```text
-/// slots    what the other side aims at: as many messages as there are receives, each from a new line
+/// slots    what the other side aims at: one for each message in flight, or, for SEND, for each receive; each from a new line
 /// source   (in `out`) where requests take their bytes from, or READs and atomics put them: the same shape
 /// control  the number of messages that the other side has consumed
 /// ```
@@ -65,12 +65,17 @@ pub(super) struct Side {
     _pd: Pd,
 }
 
+/// Receives that a side keeps posted, if its messages are small.
+const IN_STOCK: usize = 256;
+
 impl Side {
     pub(super) fn new(plan: &Plan, device: &Device, patience: Patience) -> Result<Side, Error> {
         plan.check(device)?;
         let Plan { op, payload, depth, .. } = *plan;
         let pd = device.alloc_pd()?;
-        let receives = depth + 1;
+        // Receives in stock, as anybody would have who expects messages; large ones only as many as there can be.
+        let receives = if payload <= 4096 { IN_STOCK.max(depth + 1) } else { depth + 1 };
+        let places = if op == Op::Send { receives } else { depth + 1 };
         let signals = Signals::new(depth);
         let config = QpConfig {
             max_send_wr: signals.queue(),
@@ -83,7 +88,7 @@ impl Side {
         let recv_cq = device.create_cq(&CqConfig { depth: config.max_recv_wr + 1 })?;
         let mut qp = pd.create_rc(&config, &cq, &recv_cq, None)?;
         qp.init(Access::ALL)?;
-        let memory = receives * stride(payload);
+        let memory = places * stride(payload);
         let mut in_place = plan.in_place.then(|| vec![0u64; memory / 8]);
         let slots = match &mut in_place {
             // SAFETY: the vector is kept beside the region and outlives it (field order), its memory never moves, and

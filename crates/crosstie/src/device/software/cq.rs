@@ -15,6 +15,7 @@ use super::qp::{QpLocal, Recv, taker};
 use super::recv::SharedQueue;
 use super::setup::{Allocation, Device, Handle, Inner, limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
+use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
 use crate::ring::{fence, reservation};
 
@@ -192,6 +193,11 @@ impl Cq {
             }
             let (wr, what, how) = (cqe.wr.load(Relaxed), cqe.what.load(Relaxed), cqe.how.load(Relaxed));
             self.cursor = self.cursor.wrapping_add(1);
+            if count > 0 {
+                // A stream: have the line after the next one brought. After a single entry that would only take it
+                // from a producer who has just fetched it for the next.
+                prefetch::for_read(self.shared.ring.cqes.ring(self.cursor.wrapping_add(4)));
+            }
             if let Some(completion) = self.interpret(wr, what, how) {
                 each(&completion);
                 count += 1;

@@ -54,6 +54,12 @@ impl CqRing {
         Some(CqRing { header, cqes, depth: depth.into(), seen_consumed: AtomicU64::new(0) })
     }
 
+    /// Has the line of the next entry fetched: it arrives while the request is still being looked at.
+    #[inline(always)]
+    pub(super) fn expect_push(&self) {
+        prefetch::for_write(self.cqes.ring(self.header.head.word.load(Relaxed)));
+    }
+
     /// A place, to be filled by [`CqRing::publish`] at once: everybody else's completions queue behind it.
     #[inline(always)]
     pub(super) fn reserve(&self, claim: &AtomicU64) -> Result<u64, Overrun> {

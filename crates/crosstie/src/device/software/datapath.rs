@@ -18,12 +18,17 @@ use crate::device::{
     Access, ConnectConfig, Data, Opcode, PostError, QpState, SendOp, SendWr, Sge, Status, rnr_delay,
 };
 use crate::memory::copy::copy;
+use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
 use crate::ring::fence;
 
 /// Up to here the completion's place is reserved before the bytes are copied: both lines travel at once. Beyond, others
 /// would wait too long behind the reservation.
 const SMALL: u32 = 256;
+
+/// How many messages ahead the line of a payload is asked for, where payloads follow each other at a constant distance,
+/// as in a ring. A store that waits for its line holds up all stores behind it.
+const AHEAD: usize = 2;
 
 /// How long a request spins for a receive before it waits its turn.
 const RNR_SPINS: u32 = 64;
@@ -47,6 +52,8 @@ struct Attached {
     pd: u32,
     access: Access,
     rnr_timer: u8,
+    /// Where the last WRITE+IMM went.
+    last_at: usize,
 }
 
 /// A request that waits, with its own copy of everything.
@@ -324,6 +331,7 @@ fn attach(link: &Link, block: &QpBlock, num: u32, qp: &QpLocal) -> Result<Attach
         pd: block.pd.load(Relaxed),
         access: Access::from_bits_truncate(block.access.load(Relaxed)),
         rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
+        last_at: 0,
     })
 }
 
@@ -349,8 +357,16 @@ fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u
             target.put(place, data)?;
         }
         SendOp::WriteImm(to, imm) => {
+            attached.ring.expect_push();
             permit(attached, Access::REMOTE_WRITE)?;
             let place = target.remote(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
+            if let Place::Direct(at) = place {
+                prefetch::for_write(at);
+                let stride = at.addr().wrapping_sub(attached.last_at);
+                attached.last_at = at.addr();
+                // A wrong guess asks for a line in vain; addresses that are none are no harm.
+                prefetch::for_write(at.wrapping_add(stride.wrapping_mul(AHEAD)));
+            }
             let slot = take(attached, block)?;
             let entry = received(attached, num, qp.num, slot, Opcode::RecvWriteImm, len, Some(imm));
             let claim = &block.requester.claim;
@@ -359,6 +375,9 @@ fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u
                 let position = attached.ring.reserve(claim).map_err(overrun)?;
                 target.put(place, data)?;
                 attached.ring.publish(claim, position, &entry);
+                if let Place::Direct(at) = place {
+                    prefetch::demote(at);
+                }
             } else {
                 target.put(place, data)?;
                 attached.ring.push(claim, &entry).map_err(overrun)?;
