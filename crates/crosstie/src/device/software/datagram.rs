@@ -6,10 +6,11 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::control::Request;
 use super::cqring::{CqRing, Entry, Overrun};
-use super::datapath::{Inside, Trouble, check_data, check_local};
+use super::datapath::{Trouble, check_data, check_local};
 use super::layout::{Connection, CqeKind, KIND_UD, LINES_AT, PeerLine, QpNum, short_epoch, taker_of_line};
 use super::link::Link;
 use super::qp::{QpLocal, UdQp};
+use super::reach::Inside;
 use super::recv::RecvTarget;
 use crate::device::pd::AhProvider;
 use crate::device::{
@@ -135,7 +136,7 @@ impl Target {
         grh[4..6].copy_from_slice(&(len as u16).to_be_bytes());
         grh[8..24].copy_from_slice(&from.inner.gid);
         grh[24..40].copy_from_slice(&link.gid);
-        let target = super::datapath::Target { link, pd: to.pd };
+        let target = super::reach::Target { link, pd: to.pd };
         let status = target.scatter(to.recv.pieces(slot), &grh, data).err().unwrap_or(Status::Success);
         let entry = Entry {
             kind: CqeKind::SharedRecv,

@@ -1,26 +1,23 @@
 //! Requests of connected queue pairs, done by the thread that posts them.
 
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use core::time::Duration;
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::control::Request;
 use super::cqring::{CqRing, Entry, Overrun};
-use super::layout::{
-    Connection, CqeKind, IN_PLACE, KIND_RC, PeerLine, QPS_AT, QpBlock, QpNum, RegionKey, short_epoch,
-};
+use super::layout::{Connection, CqeKind, KIND_RC, QPS_AT, QpBlock, QpNum, short_epoch};
 use super::link::Link;
 use super::qp::{QpLocal, RcQp, Waiting, gid_words, taker};
-use super::recv::{Piece, RECV_ACCESS, RecvTarget};
+use super::reach::{Inside, Place, Target, bring};
+use super::recv::RecvTarget;
 use super::setup::locked;
+use super::waiting::{NOT_READY_PAUSE, WaitingWr};
 use crate::device::{
-    Access, ConnectConfig, Data, Opcode, PostError, QpState, SendOp, SendWr, Sge, Status, rnr_delay,
+    Access, ConnectConfig, Data, Opcode, PostError, QpState, SendOp, SendWr, Status, rnr_delay,
 };
-use crate::memory::copy::copy;
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::ring::fence;
 
 /// Up to here the completion's place is reserved before the bytes are copied: both lines travel at once. Beyond, others
 /// would wait too long behind the reservation.
@@ -40,7 +37,7 @@ pub(super) struct PeerQp {
     num: u32,
     block: SharedRef<QpBlock>,
     attached: Option<Attached>,
-    connect: ConnectConfig,
+    pub(super) connect: ConnectConfig,
 }
 
 /// What a ready peer's block said. Valid as long as its connection word does not change.
@@ -56,28 +53,6 @@ struct Attached {
     last_at: usize,
 }
 
-/// A request that waits, with its own copy of everything.
-#[derive(Debug)]
-pub(super) struct WaitingWr {
-    wr_id: u64,
-    op: SendOp,
-    data: WaitingData,
-    len: u32,
-    signaled: bool,
-    position: u64,
-    /// When to try again.
-    due: Instant,
-    /// When to give up on a peer that is not ready.
-    deadline: Option<Instant>,
-    rnr_left: u8,
-}
-
-#[derive(Debug)]
-enum WaitingData {
-    Inline(Box<[u8]>),
-    Regions(Box<[Sge<'static>]>),
-}
-
 /// Why a request was not done.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
@@ -90,12 +65,12 @@ pub(super) enum Trouble {
 }
 
 /// A failure that is ours alone.
-fn local(status: Status) -> Trouble {
+pub(super) fn local(status: Status) -> Trouble {
     Trouble::Failed { status, tell_peer: false }
 }
 
 /// A failure in which a NIC takes both sides to ERR.
-fn both(status: Status) -> Trouble {
+pub(super) fn both(status: Status) -> Trouble {
     Trouble::Failed { status, tell_peer: true }
 }
 
@@ -219,11 +194,15 @@ impl RcQp {
     }
 }
 
-/// Pause between looks at a peer that is not ready.
-const NOT_READY_PAUSE: Duration = Duration::from_micros(200);
-
 /// Ends a request in failure: completion, ERR, word to the peer.
-fn give_up(qp: &Arc<QpLocal>, peer: &PeerQp, wr_id: u64, position: u64, status: Status, tell_peer: bool) {
+pub(super) fn give_up(
+    qp: &Arc<QpLocal>,
+    peer: &PeerQp,
+    wr_id: u64,
+    position: u64,
+    status: Status,
+    tell_peer: bool,
+) {
     qp.complete_send(wr_id, Opcode::Unspecified, status, 0, position);
     qp.break_off();
     if tell_peer {
@@ -259,38 +238,13 @@ pub(super) fn check_data(
 }
 
 #[inline]
-fn opcode(op: &SendOp) -> Opcode {
+pub(super) fn opcode(op: &SendOp) -> Opcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) => Opcode::Send,
         SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
         SendOp::Read(_) => Opcode::Read,
         SendOp::CompareSwap { .. } => Opcode::CompareSwap,
         SendOp::FetchAdd { .. } => Opcode::FetchAdd,
-    }
-}
-
-/// Marks us as being inside an operation on a peer's segment, so that nothing there goes away under us.
-pub(super) struct Inside<'a> {
-    busy: &'a AtomicU64,
-}
-
-impl<'a> Inside<'a> {
-    #[inline]
-    pub(super) fn enter(line: &'a PeerLine) -> Inside<'a> {
-        let busy = &line.busy;
-        busy.store(busy.load(Relaxed).wrapping_add(1) | 1, Relaxed);
-        // Store of `busy` before the loads that follow: whoever takes something away stores that, then passes a heavy
-        // barrier, then looks at `busy` (`Inner::quiesce`).
-        fence::light();
-        Inside { busy }
-    }
-}
-
-impl Drop for Inside<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // Release, partner: the Acquire loads in `Inner::quiesce`. All our accesses are over.
-        self.busy.store(self.busy.load(Relaxed).wrapping_add(1), Release);
     }
 }
 
@@ -337,7 +291,13 @@ fn attach(link: &Link, block: &QpBlock, num: u32, qp: &QpLocal) -> Result<Attach
 
 /// Does one request, now.
 #[inline(always)]
-fn execute(peer: &mut PeerQp, qp: &QpLocal, op: &SendOp, data: &Data<'_>, len: u32) -> Result<(), Trouble> {
+pub(super) fn execute(
+    peer: &mut PeerQp,
+    qp: &QpLocal,
+    op: &SendOp,
+    data: &Data<'_>,
+    len: u32,
+) -> Result<(), Trouble> {
     check_local(qp.pd, op, data)?;
     let PeerQp { link, num, block, attached, .. } = peer;
     let (link, num, block): (&Link, u32, &QpBlock) = (link, *num, block);
@@ -500,293 +460,4 @@ fn received(
 fn overrun(link: &Link, num: u32, connection: Connection) -> Trouble {
     link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::CQ_OVERRUN) });
     both(Status::RemoteOperation)
-}
-
-/// Puts the former value where an atomic's data goes.
-fn bring(data: &Data<'_>, former: u64) {
-    if let Data::Regions([sge, ..]) = data {
-        let to = core::ptr::with_exposed_provenance_mut(sge.addr as usize);
-        // SAFETY: the piece is 8 bytes (checked when posted) of a live region with local write access.
-        unsafe { copy(former.to_ne_bytes().as_ptr(), to, 8) };
-    }
-}
-
-/// Memory of a peer, checked.
-#[derive(Clone, Copy)]
-pub(super) enum Place {
-    /// Mapped here.
-    Direct(*mut u8),
-    /// Registered in place by another process.
-    InPlace { addr: u64, key: u32 },
-}
-
-impl Place {
-    /// The place `offset` bytes further on, inside what was checked.
-    fn at(self, offset: usize) -> Place {
-        match self {
-            Place::Direct(at) => Place::Direct(at.wrapping_add(offset)),
-            Place::InPlace { addr, key } => Place::InPlace { addr: addr.wrapping_add(offset as u64), key },
-        }
-    }
-}
-
-/// The memory side of a peer, for one operation.
-pub(super) struct Target<'a> {
-    pub(super) link: &'a Link,
-    pub(super) pd: u32,
-}
-
-impl Target<'_> {
-    /// The place that a key and an address name, if they do and it allows `access`. `None` otherwise.
-    #[inline(always)]
-    fn region(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<Place> {
-        let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
-        // Acquire, partner: the Release store in `Pd::enter`.
-        if entry.key.load(Acquire) != key || key == 0 {
-            return None;
-        }
-        let offset = addr.wrapping_sub(entry.addr.load(Relaxed));
-        let size = entry.len.load(Relaxed);
-        if offset > size
-            || u64::from(len) > size - offset
-            || entry.pd.load(Relaxed) != self.pd
-            || !Access::from_bits_truncate(entry.access.load(Relaxed)).contains(access)
-        {
-            return None;
-        }
-        match entry.offset.load(Relaxed) {
-            IN_PLACE if self.link.pid.is_none() => {
-                Some(Place::Direct(core::ptr::with_exposed_provenance_mut(addr as usize)))
-            }
-            IN_PLACE => Some(Place::InPlace { addr, key }),
-            start => {
-                let at = self.link.segment.bytes(start.checked_add(offset)?, len.into())?;
-                Some(Place::Direct(at.as_ptr()))
-            }
-        }
-    }
-
-    /// The place of a WRITE or READ.
-    #[inline(always)]
-    fn remote(&self, key: u32, addr: u64, len: u32, access: Access) -> Result<Place, Trouble> {
-        if len == 0 {
-            // As on a NIC, nothing is looked at.
-            return Ok(Place::Direct(core::ptr::dangling_mut()));
-        }
-        self.region(key, addr, len, access).ok_or(both(Status::RemoteAccess))
-    }
-
-    /// The place of an atomic.
-    fn atomic(&self, key: u32, addr: u64) -> Result<Place, Trouble> {
-        if !addr.is_multiple_of(8) {
-            return Err(both(Status::RemoteInvalidRequest));
-        }
-        match self.region(key, addr, 8, Access::REMOTE_ATOMIC) {
-            Some(Place::Direct(at)) if !at.cast::<u64>().is_aligned() => {
-                Err(both(Status::RemoteInvalidRequest))
-            }
-            Some(place) => Ok(place),
-            None => Err(both(Status::RemoteAccess)),
-        }
-    }
-
-    /// Copies `len` bytes from local memory.
-    ///
-    /// # Safety
-    ///
-    /// `from..from + len` is valid for reads and `to` was checked for `len` bytes.
-    #[inline(always)]
-    unsafe fn copy_to(&self, to: Place, from: *const u8, len: usize) -> Result<(), Status> {
-        match to {
-            // SAFETY: the caller's promise. Overlap (a loop to the same memory) yields some mixture, as on a NIC.
-            Place::Direct(to) => unsafe { copy(from, to, len) },
-            // SAFETY: the caller's promise; the memory is only read.
-            Place::InPlace { addr, key } => unsafe {
-                self.link.copy_in_place(true, key, addr, from.cast_mut(), len)?;
-            },
-        }
-        Ok(())
-    }
-
-    /// Writes a request's data.
-    #[inline(always)]
-    fn put(&self, to: Place, data: &Data<'_>) -> Result<(), Trouble> {
-        match data {
-            // SAFETY: the slice is readable; the place was checked for the whole message.
-            Data::Inline(bytes) => unsafe { self.copy_to(to, bytes.as_ptr(), bytes.len()) }.map_err(both),
-            Data::Regions(sges) => {
-                let mut offset = 0;
-                for sge in *sges {
-                    let from = core::ptr::with_exposed_provenance(sge.addr as usize);
-                    // SAFETY: the piece is inside a live region; the place was checked for the whole message.
-                    unsafe { self.copy_to(to.at(offset), from, sge.len as usize) }.map_err(both)?;
-                    offset += sge.len as usize;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Reads into a request's data.
-    fn get(&self, from: Place, data: &Data<'_>) -> Result<(), Trouble> {
-        let Data::Regions(sges) = data else { return Ok(()) };
-        let mut offset = 0;
-        for sge in *sges {
-            let to = core::ptr::with_exposed_provenance_mut::<u8>(sge.addr as usize);
-            match from.at(offset) {
-                // SAFETY: the piece is inside a live region with local write access; the place was checked.
-                Place::Direct(from) => unsafe { copy(from, to, sge.len as usize) },
-                // SAFETY: as above.
-                Place::InPlace { addr, key } => unsafe {
-                    self.link.copy_in_place(false, key, addr, to, sge.len as usize).map_err(both)?;
-                },
-            }
-            offset += sge.len as usize;
-        }
-        Ok(())
-    }
-
-    /// Spreads `head` and then a request's data over the pieces of a receive. The status is the receiver's.
-    pub(super) fn scatter(
-        &self,
-        mut pieces: impl Iterator<Item = Piece>,
-        head: &[u8],
-        data: &Data<'_>,
-    ) -> Result<(), Status> {
-        let mut room: Option<(Place, usize)> = None;
-        let mut put = |mut from: *const u8, mut len: usize| -> Result<(), Status> {
-            while len > 0 {
-                let (place, left) = match room.take() {
-                    Some((place, left)) if left > 0 => (place, left),
-                    _ => {
-                        let piece = pieces.next().ok_or(Status::LocalLength)?;
-                        let place = self
-                            .region(piece.lkey, piece.addr, piece.len, RECV_ACCESS)
-                            .ok_or(Status::LocalProtection)?;
-                        (place, piece.len as usize)
-                    }
-                };
-                let now = len.min(left);
-                // SAFETY: `from` is inside the source; the place was checked for `left` bytes.
-                unsafe { self.copy_to(place, from, now)? };
-                room = Some((place.at(now), left - now));
-                from = from.wrapping_add(now);
-                len -= now;
-            }
-            Ok(())
-        };
-        put(head.as_ptr(), head.len())?;
-        match data {
-            Data::Inline(bytes) => put(bytes.as_ptr(), bytes.len()),
-            Data::Regions(sges) => sges.iter().try_for_each(|sge| {
-                put(core::ptr::with_exposed_provenance(sge.addr as usize), sge.len as usize)
-            }),
-        }
-    }
-}
-
-impl WaitingWr {
-    fn new(wr: &SendWr<'_>, len: u32, position: u64, due: Instant, connect: &ConnectConfig) -> WaitingWr {
-        let data = match wr.data {
-            Data::Inline(bytes) => WaitingData::Inline(bytes.into()),
-            // The borrow ends here; before these are used again their keys are looked up, as a NIC does.
-            Data::Regions(sges) => WaitingData::Regions(
-                sges.iter().map(|sge| Sge { region: core::marker::PhantomData, ..*sge }).collect(),
-            ),
-        };
-        let tries = u32::from(connect.retry_count) + 1;
-        let timeout = Duration::from_nanos(4096u64 << connect.timeout.min(31)) * tries;
-        WaitingWr {
-            wr_id: wr.wr_id,
-            op: wr.op,
-            data,
-            len,
-            signaled: wr.signaled,
-            position,
-            due,
-            deadline: (connect.timeout != 0).then(|| Instant::now() + timeout),
-            rnr_left: connect.rnr_retry,
-        }
-    }
-}
-
-/// Tries what waits on a queue pair. Says when to try again, or that nothing waits any more.
-///
-/// Called by the progress thread alone, which holds off the deregistration of regions meanwhile.
-pub(super) fn resume(qp: &Arc<QpLocal>) -> Option<Instant> {
-    let mut waiting = locked(&qp.waiting);
-    let Waiting { peer, queue } = &mut *waiting;
-    loop {
-        let peer = peer.as_deref_mut()?;
-        let request = queue.front_mut()?;
-        if qp.state() != QpState::ReadyToSend {
-            // The request that was being tried when the peer died got no answer; the rest was never tried.
-            let mut status = if peer.link.is_dead() { Status::RetryExceeded } else { Status::Flushed };
-            for request in queue.drain(..) {
-                qp.complete_send(request.wr_id, Opcode::Unspecified, status, 0, request.position);
-                status = Status::Flushed;
-            }
-            return None;
-        }
-        let now = Instant::now();
-        if request.due > now {
-            return Some(request.due);
-        }
-        let outcome = if still_registered(qp, &request.data) {
-            let data = match &request.data {
-                WaitingData::Inline(bytes) => Data::Inline(bytes),
-                WaitingData::Regions(sges) => Data::Regions(sges),
-            };
-            execute(peer, qp, &request.op, &data, request.len)
-        } else {
-            Err(local(Status::LocalProtection))
-        };
-        let failed = match outcome {
-            Ok(()) => {
-                if request.signaled {
-                    let opcode = opcode(&request.op);
-                    qp.complete_send(request.wr_id, opcode, Status::Success, request.len, request.position);
-                }
-                queue.pop_front();
-                // The next one waited for this one only: its time begins now.
-                if let Some(next) = queue.front_mut() {
-                    let connect = &peer.connect;
-                    let tries = u32::from(connect.retry_count) + 1;
-                    let timeout = Duration::from_nanos(4096u64 << connect.timeout.min(31)) * tries;
-                    next.deadline = (connect.timeout != 0).then(|| now + timeout);
-                }
-                continue;
-            }
-            Err(Trouble::NoReceive(timer)) => {
-                if peer.connect.rnr_retry == 7 || request.rnr_left > 0 {
-                    request.rnr_left = request.rnr_left.saturating_sub(1);
-                    request.due = now + rnr_delay(timer);
-                    return Some(request.due);
-                }
-                (Status::RnrRetryExceeded, false)
-            }
-            Err(Trouble::NotReady) => {
-                let late = request.deadline.is_some_and(|deadline| now >= deadline);
-                if !late && !peer.link.is_dead() {
-                    request.due = now + NOT_READY_PAUSE;
-                    return Some(request.due);
-                }
-                (Status::RetryExceeded, false)
-            }
-            Err(Trouble::Failed { status, tell_peer }) => (status, tell_peer),
-        };
-        let (status, tell_peer) = failed;
-        let (wr_id, position) = (request.wr_id, request.position);
-        queue.pop_front();
-        give_up(qp, peer, wr_id, position, status, tell_peer);
-    }
-}
-
-fn still_registered(qp: &QpLocal, data: &WaitingData) -> bool {
-    let WaitingData::Regions(sges) = data else { return true };
-    sges.iter().all(|sge| {
-        let entry = &qp.inner.regions[RegionKey::from_bits(sge.lkey).index() as usize];
-        // Acquire, partner: the Release store in `Pd::enter`.
-        entry.key.load(Acquire) == sge.lkey
-    })
 }

@@ -23,9 +23,9 @@
 //! | --- | --- |
 //! | `layout.rs` | what lies in a segment |
 //! | `setup.rs`, `qp.rs` | opening, domains, regions, queue pairs |
-//! | `datapath.rs`, `datagram.rs` | requests |
+//! | `datapath.rs`, `datagram.rs`, `reach.rs` | requests; the peer's memory |
 //! | `recv.rs`, `cqring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
-//! | `progress.rs` | requests that wait |
+//! | `progress.rs`, `waiting.rs` | requests that wait |
 //! | `link.rs`, `control.rs`, `service.rs` | peers: connecting, dying |
 
 mod control;
@@ -39,9 +39,11 @@ mod layout;
 mod link;
 mod progress;
 mod qp;
+mod reach;
 mod recv;
 mod service;
 mod setup;
+mod waiting;
 
 use std::sync::Arc;
 

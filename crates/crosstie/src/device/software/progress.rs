@@ -6,9 +6,9 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::datapath;
 use super::qp::QpLocal;
 use super::setup::{Inner, locked};
+use super::waiting;
 
 /// Queue pairs that wait.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ fn run(inner: &Arc<Inner>) {
         for qp in &qps {
             let due = {
                 let trying = locked(&inner.progress.trying);
-                let due = datapath::resume(qp);
+                let due = waiting::resume(qp);
                 drop(trying);
                 due
             };

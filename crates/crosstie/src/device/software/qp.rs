@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::cq::{CqShared, Side};
 use super::cqring::Entry;
-use super::datapath::{PeerQp, WaitingWr};
+use super::datapath::PeerQp;
 use super::layout::{
     Connection, CqeKind, KIND_RC, KIND_UD, PeerLine, QPS_AT, QpBlock, QpNum, short_epoch, taker_of_qp,
 };
@@ -16,6 +16,7 @@ use super::link::Link;
 use super::progress::Stalled;
 use super::recv::{OwnQueue, PostCursor, SharedQueue};
 use super::setup::{Handle, Inner, PATIENCE, Pd, limit, locked};
+use super::waiting::WaitingWr;
 use super::{Cq, Srq};
 use crate::device::{
     Access, ConnectConfig, DeviceAddress, DeviceError, Event, Opcode, PostError, QpAddress, QpConfig,
