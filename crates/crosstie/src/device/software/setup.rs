@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -72,8 +72,6 @@ pub(super) struct Inner {
     pub(super) service: service::Mailbox,
     pub(super) progress: progress::Stalled,
     pub(super) closing: AtomicBool,
-    /// Operations that peers did not leave in time while an object went away; its memory is never used again.
-    pub(super) quarantined: AtomicU64,
 }
 
 /// Memory of the segment.
@@ -169,7 +167,6 @@ impl Device {
             service: mailbox,
             progress: progress::Stalled::default(),
             closing: AtomicBool::new(false),
-            quarantined: AtomicU64::new(0),
         });
         let thread = std::thread::Builder::new()
             .name("crosstie-service".into())
@@ -281,8 +278,6 @@ impl Inner {
         // Memory that cannot be zeroed is not handed out again.
         if self.segment.discard(memory.at, memory.len).is_ok() {
             locked(&self.heap).free(memory.at, memory.len);
-        } else {
-            self.quarantined.fetch_add(1, Relaxed);
         }
     }
 
@@ -512,8 +507,7 @@ impl Drop for Mr {
                 inner.free(memory);
             }
             locked(&inner.region_keys).give_back(self.key.index());
-        } else {
-            inner.quarantined.fetch_add(1, Relaxed);
         }
+        // Otherwise neither memory nor index is ever used again.
     }
 }

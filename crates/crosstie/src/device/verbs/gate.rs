@@ -3,16 +3,18 @@
 //! A completion queue is polled by one thread for ever and touched by others only when a queue pair on it is made, reset
 //! or destroyed. Drivers clean the queue while they destroy, so the two must exclude each other; with the driver's own lock
 //! switched off (single-threaded queues) that is our task. The poller pays two plain stores and one load per visit. The
-//! others pay a `membarrier` system call, which stands in for the fence that the poller leaves out.
+//! others pay for the heavy half of [`fence`], which stands in for what the poller leaves out. The device registers for it
+//! when it is opened.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{
     AtomicBool,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
-    compiler_fence, fence,
+    Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::ring::fence;
 
 /// Guards a `T` between one owner ([`Gate::enter`]) and rare others ([`Gate::lock`]).
 #[derive(Debug)]
@@ -22,7 +24,6 @@ pub(super) struct Gate<T> {
     /// Somebody else is, or is about to be, inside.
     closed: AtomicBool,
     others: Mutex<()>,
-    barrier: Barrier,
     value: UnsafeCell<T>,
 }
 
@@ -35,7 +36,6 @@ impl<T> Gate<T> {
             inside: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             others: Mutex::new(()),
-            barrier: Barrier::of_this_process(),
             value: UnsafeCell::new(value),
         }
     }
@@ -49,11 +49,8 @@ impl<T> Gate<T> {
     pub(super) unsafe fn enter(&self) -> Entered<'_, T> {
         loop {
             self.inside.store(true, Relaxed);
-            // This store and the load below must not change places; the partner is `Barrier::meet` in `lock`.
-            match self.barrier {
-                Barrier::Asymmetric => compiler_fence(SeqCst),
-                Barrier::Fence => fence(SeqCst),
-            }
+            // This store and the load below must not change places; the partner is the heavy barrier in `lock`.
+            fence::light();
             // Acquire: partner is the Release in `Locked::drop`.
             if !self.closed.load(Acquire) {
                 return Entered { gate: self };
@@ -73,7 +70,7 @@ impl<T> Gate<T> {
     pub(super) fn lock(&self) -> Locked<'_, T> {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Relaxed);
-        self.barrier.meet();
+        fence::heavy();
         // Acquire: partners are the Releases in `Entered::drop` and `step_aside`.
         while self.inside.load(Acquire) {
             std::thread::yield_now();
@@ -142,44 +139,6 @@ impl<T> DerefMut for Locked<'_, T> {
     }
 }
 
-/// How the rare side makes the owner's store visible before it looks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Barrier {
-    /// `membarrier` makes every running thread of the process pass a full fence.
-    Asymmetric,
-    /// The kernel does not offer it: both sides use a fence.
-    Fence,
-}
-
-const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
-const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
-
-fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: the call takes three integers and touches no memory of ours.
-    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-}
-
-impl Barrier {
-    fn of_this_process() -> Barrier {
-        static CHOICE: OnceLock<Barrier> = OnceLock::new();
-        *CHOICE.get_or_init(|| {
-            if membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED) {
-                Barrier::Asymmetric
-            } else {
-                Barrier::Fence
-            }
-        })
-    }
-
-    fn meet(self) {
-        fence(SeqCst);
-        if self == Barrier::Asymmetric {
-            // It worked when the choice was made; only a sandbox that was put on since could refuse it now.
-            assert!(membarrier(PRIVATE_EXPEDITED), "membarrier worked before and is refused now");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,26 +146,24 @@ mod tests {
     /// Two plain counters that are equal whenever the gate is free: any overlap of the two sides tears them apart.
     #[test]
     fn owner_and_others_exclude_each_other() {
-        for barrier in [Barrier::of_this_process(), Barrier::Fence] {
-            let mut gate = Gate::new((0u64, 0u64));
-            gate.barrier = barrier;
-            let step = |pair: &mut (u64, u64)| {
-                assert_eq!(pair.0, pair.1);
-                pair.0 += 1;
-                core::hint::black_box(&mut *pair);
-                pair.1 += 1;
-            };
-            std::thread::scope(|s| {
-                for _ in 0..2 {
-                    s.spawn(|| (0..200).for_each(|_| step(&mut gate.lock())));
-                }
-                for _ in 0..100_000 {
-                    // SAFETY: this thread alone enters, one visit after the other.
-                    let mut visit = unsafe { gate.enter() };
-                    step(&mut visit);
-                }
-            });
-            assert_eq!(gate.value.into_inner(), (100_400, 100_400));
-        }
+        fence::register().unwrap();
+        let gate = Gate::new((0u64, 0u64));
+        let step = |pair: &mut (u64, u64)| {
+            assert_eq!(pair.0, pair.1);
+            pair.0 += 1;
+            core::hint::black_box(&mut *pair);
+            pair.1 += 1;
+        };
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| (0..200).for_each(|_| step(&mut gate.lock())));
+            }
+            for _ in 0..100_000 {
+                // SAFETY: this thread alone enters, one visit after the other.
+                let mut visit = unsafe { gate.enter() };
+                step(&mut visit);
+            }
+        });
+        assert_eq!(gate.value.into_inner(), (100_400, 100_400));
     }
 }

@@ -61,6 +61,8 @@ impl Drop for DeviceInner {
 
 impl Device {
     pub(crate) fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Device, DeviceError> {
+        crate::ring::fence::register()
+            .map_err(|source| DeviceError::Os { what: "membarrier (Linux 4.16 or later)", source })?;
         let context = discovery::open(name)?;
         // From here on `inner` closes the device if anything fails.
         let mut inner = DeviceInner {
