@@ -1,8 +1,11 @@
-//! Rings that many write and one reads, in memory that outlives its writers.
+//! Rings and lanes in memory that outlives its writers: many write and one reads ([`reservation`]), or one calls and one
+//! answers ([`lane`], [`outstanding`]).
 //!
 //! What is here is generic over the words it works on ([`Word`]), so that loom checks the very code that ships.
 
 pub(crate) mod fence;
+pub(crate) mod lane;
+pub(crate) mod outstanding;
 pub(crate) mod reservation;
 mod word;
 

@@ -1,0 +1,123 @@
+//! The word in front of every slot of a lane: whose turn the slot is, for which call, and how long the message is.
+//!
+//! A lane is a few slots that a caller and a callee use in turn: the caller writes a request into a slot, the callee the
+//! response into the same slot. The request's word also names the slot of the caller's next call, so that the callee
+//! knows where to look although answers free the slots in any order.
+//!
+//! ```text
+//!  63          33   32      31      21  20       0
+//! +--------------+--------+-----------+----------+
+//! | call number  | answer | next slot |  length  |
+//! +--------------+--------+-----------+----------+
+//! ```
+
+/// Longest message that a word can describe.
+pub const MAX_LEN: usize = 1 << 20;
+/// Most slots of a lane.
+pub const MAX_SLOTS: usize = 1 << 11;
+
+const LEN_BITS: u32 = 21;
+const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
+const ANSWER: u32 = 1;
+
+/// Counts calls of a lane, modulo 2^31. Zero never appears before 2^31 calls, so zeroed memory is no call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallNumber(u32);
+
+impl CallNumber {
+    /// The number of a lane's first call.
+    pub const FIRST: CallNumber = CallNumber(1);
+
+    /// The number of the call after this one.
+    #[must_use]
+    #[inline]
+    pub const fn next(self) -> CallNumber {
+        CallNumber(self.0.wrapping_add(1) & (u32::MAX >> 1))
+    }
+
+    /// The number as an integer of 31 bits.
+    #[inline]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// A request's word, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes.
+    pub len: usize,
+    /// Where the caller's next request will be. Unchecked: as a peer wrote it.
+    pub next: usize,
+}
+
+/// The word of a request.
+///
+/// ```
+/// use crosstie_protocol::lane::{self, CallNumber, Request};
+/// let call = CallNumber::FIRST;
+/// let word = lane::request(call, Request { len: 32, next: 7 });
+/// assert_eq!(lane::as_request(word, call), Some(Request { len: 32, next: 7 }));
+/// assert_eq!(lane::as_answer(word, call), None);
+/// assert_eq!(lane::as_answer(lane::answer(call, 16), call), Some(16));
+/// ```
+#[inline]
+pub const fn request(call: CallNumber, request: Request) -> u64 {
+    debug_assert!(request.len <= MAX_LEN && request.next < MAX_SLOTS);
+    (call.0 as u64) << 33 | (request.next as u64) << LEN_BITS | request.len as u64
+}
+
+/// The word of an answer.
+#[inline]
+pub const fn answer(call: CallNumber, len: usize) -> u64 {
+    debug_assert!(len <= MAX_LEN);
+    ((call.0 << 1 | ANSWER) as u64) << 32 | len as u64
+}
+
+/// What a word says, if it is the request of this call. The length may be anything up to 2^21 - 1.
+#[inline]
+pub const fn as_request(word: u64, call: CallNumber) -> Option<Request> {
+    if (word >> 32) as u32 != call.0 << 1 {
+        return None;
+    }
+    let low = word as u32;
+    Some(Request { len: (low & LEN_MASK) as usize, next: (low >> LEN_BITS) as usize })
+}
+
+/// The answer's length, if the word is the answer to this call. It may be anything up to 2^21 - 1.
+#[inline]
+pub const fn as_answer(word: u64, call: CallNumber) -> Option<usize> {
+    if (word >> 32) as u32 != call.0 << 1 | ANSWER {
+        return None;
+    }
+    Some((word as u32 & LEN_MASK) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_come_back() {
+        let last = CallNumber(u32::MAX >> 1);
+        for call in [CallNumber::FIRST, last, last.next()] {
+            for len in [0, 1, 56, MAX_LEN] {
+                for next in [0, 1, MAX_SLOTS - 1] {
+                    let word = request(call, Request { len, next });
+                    assert_eq!(as_request(word, call), Some(Request { len, next }));
+                    assert_eq!(as_request(word, call.next()), None);
+                    assert_eq!(as_answer(word, call), None);
+                }
+                assert_eq!(as_answer(answer(call, len), call), Some(len));
+                assert_eq!(as_answer(answer(call, len), call.next()), None);
+                assert_eq!(as_request(answer(call, len), call), None);
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_are_no_call() {
+        assert_eq!(as_request(0, CallNumber::FIRST), None);
+        assert_eq!(as_answer(0, CallNumber::FIRST), None);
+    }
+}
