@@ -7,8 +7,11 @@
 pub mod bootstrap;
 pub mod device;
 mod memory;
+mod message;
 mod ring;
 pub mod telemetry;
+
+pub use message::Message;
 
 /// Runs the README's example with the documentation tests.
 #[cfg(doctest)]
