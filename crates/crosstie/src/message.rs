@@ -38,8 +38,10 @@ pub(crate) mod sealed {
         fn inbox(limit: usize) -> Self::Inbox;
         /// Room for the bytes of a message of `len` bytes; `None` if there is no message of this length.
         fn room(inbox: &mut Self::Inbox, len: usize) -> Option<&mut [u8]>;
-        /// The message of `len` bytes that was copied into the room, if the bytes are one.
-        fn arrived(inbox: &mut Self::Inbox, len: usize) -> Option<&Self>;
+        /// Whether the `len` bytes that were copied into the room are a message.
+        fn accept(inbox: &mut Self::Inbox, len: usize) -> bool;
+        /// The message of `len` bytes that was accepted last.
+        fn accepted(inbox: &Self::Inbox, len: usize) -> Option<&Self>;
         fn bytes(&self) -> &[u8];
     }
 
@@ -64,8 +66,13 @@ pub(crate) mod sealed {
         }
 
         #[inline]
-        fn arrived(inbox: &mut Typed<T>, _: usize) -> Option<&T> {
+        fn accept(inbox: &mut Typed<T>, _: usize) -> bool {
             inbox.value = T::try_read_from_bytes(&inbox.bytes).ok();
+            inbox.value.is_some()
+        }
+
+        #[inline]
+        fn accepted(inbox: &Typed<T>, _: usize) -> Option<&T> {
             inbox.value.as_ref()
         }
 
@@ -89,7 +96,12 @@ pub(crate) mod sealed {
         }
 
         #[inline]
-        fn arrived(inbox: &mut Box<[u8]>, len: usize) -> Option<&[u8]> {
+        fn accept(inbox: &mut Box<[u8]>, len: usize) -> bool {
+            len <= inbox.len()
+        }
+
+        #[inline]
+        fn accepted(inbox: &Box<[u8]>, len: usize) -> Option<&[u8]> {
             inbox.get(..len)
         }
 
@@ -114,7 +126,8 @@ mod tests {
 
     fn deliver<M: Message + ?Sized>(inbox: &mut M::Inbox, bytes: &[u8]) -> Option<Vec<u8>> {
         M::room(inbox, bytes.len())?.copy_from_slice(bytes);
-        M::arrived(inbox, bytes.len()).map(|message| message.bytes().to_vec())
+        let good = M::accept(inbox, bytes.len());
+        M::accepted(inbox, bytes.len()).filter(|_| good).map(|message| message.bytes().to_vec())
     }
 
     #[test]
