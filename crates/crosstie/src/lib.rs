@@ -8,10 +8,12 @@ pub mod bootstrap;
 pub mod device;
 mod memory;
 mod message;
+mod neighbor;
 mod ring;
 pub mod telemetry;
 
 pub use message::Message;
+pub use neighbor::bell::Waiting;
 
 /// Runs the README's example with the documentation tests.
 #[cfg(doctest)]
