@@ -6,6 +6,7 @@
 
 pub mod bootstrap;
 pub mod device;
+pub mod ipc;
 mod memory;
 mod message;
 mod neighbor;

@@ -18,6 +18,8 @@
 
 #[allow(dead_code)]
 pub(crate) mod bell;
+pub(crate) mod error;
+pub(crate) mod greeting;
 // The modules that stand on these three come later.
 #[allow(dead_code)]
 pub(crate) mod host;

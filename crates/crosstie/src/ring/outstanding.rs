@@ -85,6 +85,11 @@ impl<T> Outstanding<T> {
         if slot + 1 == self.entries.len() { 0 } else { slot + 1 }
     }
 
+    /// The slot that the next call will use, if it may begin.
+    pub(crate) fn next(&self) -> usize {
+        self.next
+    }
+
     /// Whether another call may begin.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {

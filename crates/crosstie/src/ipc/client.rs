@@ -1,0 +1,266 @@
+//! The side that asks.
+
+use core::fmt;
+use core::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use zerocopy::FromBytes;
+
+use super::lane::{Board, Lane, MAGIC, Shape, VERSION};
+use super::{CallError, ConnectError, Disconnected, KIND};
+use crate::Waiting;
+use crate::message::Message;
+use crate::neighbor::bell;
+use crate::neighbor::greeting::{self, Greeting};
+use crate::neighbor::member::Member;
+use crate::ring::outstanding::Outstanding;
+use crate::ring::{fence, lane};
+
+/// Looks at the answer that is due before waiting looks at all of them.
+const LOOKS_AT_FIRST: u32 = 64;
+
+/// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super).
+pub struct Client<Req: Message + ?Sized, Resp: Message + ?Sized, Token = ()> {
+    name: String,
+    waiting: Waiting,
+    line: Line,
+    calls: Outstanding<Token>,
+    inbox: Resp::Inbox,
+    /// The connection is over; nothing of the lane is believed any more.
+    broken: Option<Disconnected>,
+    messages: PhantomData<fn(&Req)>,
+}
+
+/// The connection.
+struct Line {
+    lane: Lane,
+    board: Board,
+    member: Member,
+    shape: Shape,
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Token> {
+    /// Connects to the server of that name.
+    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+        let line = Line::connect::<Req, Resp>(name)?;
+        Ok(Client {
+            name: name.to_owned(),
+            waiting: Waiting::default(),
+            calls: Outstanding::new(line.shape.queue_depth as usize),
+            inbox: Resp::inbox(line.shape.response_limit as usize),
+            line,
+            broken: None,
+            messages: PhantomData,
+        })
+    }
+
+    /// Sets how [`wait`](Client::wait) and [`exchange`](Client::exchange) wait.
+    #[must_use]
+    pub fn with_waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
+    /// Connects to the server of the same name again, which may be another one by now. Calls that are under way are over:
+    /// their tokens are dropped, unless they were [taken](Client::abandon) before.
+    pub fn reconnect(&mut self) -> Result<(), ConnectError> {
+        *self = Client::connect(&self.name)?.with_waiting(self.waiting);
+        Ok(())
+    }
+
+    /// Begins a call. Never waits.
+    #[inline]
+    pub fn call(&mut self, request: &Req, token: Token) -> Result<(), CallError<Token>> {
+        let bytes = request.bytes();
+        if let Err(cause) = self.alive() {
+            return Err(CallError::Disconnected { token, cause });
+        }
+        let limit = self.line.shape.request_limit as usize;
+        if bytes.len() > limit {
+            return Err(CallError::TooLong { token, len: bytes.len(), limit });
+        }
+        let begun = self.calls.begin(token).map_err(CallError::Full)?;
+        self.line.lane.put(begun.slot, bytes);
+        lane::request(self.line.lane.word(begun.slot), begun, bytes.len());
+        self.line.board.bell().ring();
+        Ok(())
+    }
+
+    /// Hands the answers that are there to `each`; says how many. Never waits. An error comes when all answers have been
+    /// handed out that ever came.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let mut count = 0;
+        while let Some((slot, call)) = self.calls.due() {
+            let Some(len) = lane::answered(self.line.lane.word(slot), call) else {
+                if self.calls.fruitless() {
+                    count += self.search(&mut each)?;
+                }
+                break;
+            };
+            self.deliver(slot, len, &mut each)?;
+            count += 1;
+        }
+        if count == 0 && self.alive().is_err() {
+            return self.last_poll(each);
+        }
+        Ok(count)
+    }
+
+    /// Waits until an answer is there, at most for `timeout`; says whether one is. At once if no call is under way.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Disconnected> {
+        if let Some(cause) = self.broken {
+            return Err(cause);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if self.calls.in_flight() > 0 {
+            let mut looks = 0;
+            let (calls, line) = (&self.calls, &self.line);
+            let is_there = |(slot, call)| lane::answered(line.lane.word(slot), call).is_some();
+            bell::wait(line.lane.bell(), self.waiting, deadline, || {
+                looks += 1;
+                line.member.gone()
+                    || calls.due().is_some_and(is_there)
+                    || (looks > LOOKS_AT_FIRST && calls.all().any(is_there))
+            });
+        }
+        let there = self.is_answer_there();
+        if !there {
+            self.alive()?;
+        }
+        Ok(there)
+    }
+
+    /// Calls, waits and hands the answer to `read`. Answers to other calls stay where they are.
+    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>>
+    where
+        Token: Default,
+    {
+        let slot = self.calls.next();
+        self.call(request, Token::default()).map_err(CallError::without_token)?;
+        let disconnected = |cause| CallError::Disconnected { token: (), cause };
+        let Some(call) = self.calls.call(slot) else { return Err(disconnected(Disconnected::Nonsense)) };
+        let line = &self.line;
+        let answer = || lane::answered(line.lane.word(slot), call);
+        bell::wait(line.lane.bell(), self.waiting, None, || line.member.gone() || answer().is_some());
+        let len = answer();
+        // The token is worth nothing to anybody.
+        drop(self.calls.end(slot));
+        let len = len.ok_or(disconnected(Disconnected::ServerGone))?;
+        let answer = self.accept(slot, len).map_err(disconnected)?;
+        Ok(read(answer))
+    }
+
+    /// Calls that are unanswered.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.calls.in_flight()
+    }
+
+    /// Calls that may be unanswered at a time.
+    pub fn queue_depth(&self) -> usize {
+        self.calls.limit()
+    }
+
+    /// Gives up the connection, and hands out the tokens of all calls that are unanswered.
+    pub fn abandon(&mut self, each: impl FnMut(Token)) {
+        // Answers may still come, into slots that would be used again.
+        self.broken.get_or_insert(Disconnected::ServerGone);
+        self.calls.abandon(each);
+    }
+
+    #[inline]
+    fn alive(&self) -> Result<(), Disconnected> {
+        match self.broken {
+            Some(cause) => Err(cause),
+            None if self.line.member.gone() => Err(Disconnected::ServerGone),
+            None => Ok(()),
+        }
+    }
+
+    fn is_answer_there(&self) -> bool {
+        self.calls.all().any(|(slot, call)| lane::answered(self.line.lane.word(slot), call).is_some())
+    }
+
+    /// Copies an answer out and checks it.
+    #[inline]
+    fn accept(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
+        if let Some(room) = Resp::room(&mut self.inbox, len) {
+            self.line.lane.get(slot, room);
+            if Resp::accept(&mut self.inbox, len)
+                && let Some(answer) = Resp::accepted(&self.inbox, len)
+            {
+                return Ok(answer);
+            }
+        }
+        Err(*self.broken.insert(Disconnected::Nonsense))
+    }
+
+    #[inline]
+    fn deliver(
+        &mut self,
+        slot: usize,
+        len: usize,
+        each: &mut impl FnMut(Token, &Resp),
+    ) -> Result<(), Disconnected> {
+        self.accept(slot, len)?;
+        if let (Some(token), Some(answer)) = (self.calls.end(slot), Resp::accepted(&self.inbox, len)) {
+            each(token, answer);
+        }
+        Ok(())
+    }
+
+    /// Looks at all calls under way.
+    #[cold]
+    fn search(&mut self, each: &mut impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let mut count = 0;
+        for slot in 0..self.line.lane.slots() {
+            let Some(call) = self.calls.call(slot) else { continue };
+            if let Some(len) = lane::answered(self.line.lane.word(slot), call) {
+                self.deliver(slot, len, each)?;
+                count += 1;
+            }
+        }
+        if count > 0 {
+            self.calls.expect_disorder();
+        }
+        Ok(count)
+    }
+
+    /// The server is gone; what it answered before is visible now.
+    #[cold]
+    fn last_poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        if let Some(cause) = self.broken {
+            return Err(cause);
+        }
+        match self.search(&mut each)? {
+            0 => Err(Disconnected::ServerGone),
+            count => Ok(count),
+        }
+    }
+}
+
+impl Line {
+    fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(name: &str) -> Result<Line, ConnectError> {
+        fence::register()?;
+        let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);
+        let (member, reply, files) = greeting::join(KIND, name, &greeting)?;
+        let nonsense = || ConnectError::Nonsense { name: name.to_owned() };
+        let shape = Shape::read_from_bytes(&reply).map_err(|_| nonsense())?;
+        let fits = |size: Option<usize>, limit: u32| size.is_none_or(|size| size == limit as usize);
+        let Ok([lane, board]) = <[_; 2]>::try_from(files) else { return Err(nonsense()) };
+        let lane = Lane::open(lane, &shape)?.ok_or_else(nonsense)?;
+        if !fits(Req::SIZE, shape.request_limit) || !fits(Resp::SIZE, shape.response_limit) {
+            return Err(nonsense());
+        }
+        member.ring_when_gone(lane.bell().clone());
+        Ok(Line { lane, board: Board::open(board)?, member, shape })
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> fmt::Debug for Client<Req, Resp, Token> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut client = f.debug_struct("Client");
+        client.field("server", &self.name).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}

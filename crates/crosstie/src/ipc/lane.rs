@@ -1,0 +1,239 @@
+//! A mapped lane: where its slots are, and copying in and out of them. All that this module does unsafely is in here.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crosstie_protocol::lane::MAX_SLOTS;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Config, MAX_MESSAGE};
+use crate::memory::copy::copy;
+use crate::memory::segment::{Segment, Shared, SharedRef};
+use crate::neighbor::bell::Bell;
+use crate::ring::outstanding::Outstanding;
+
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIELANE");
+/// Version of everything that client and server must agree on.
+pub(super) const VERSION: u32 = 1;
+
+const BELL_AT: u64 = 64;
+const SLOTS_AT: u64 = 128;
+/// The payload's place in a slot.
+const PAYLOAD_AT: usize = 8;
+const LINE: usize = 64;
+
+/// The first line of a lane. For people with a debugger; nobody acts on it.
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    slots: AtomicU32,
+    stride: AtomicU32,
+}
+
+// SAFETY: atomics only; the four bytes behind the last one are nobody's.
+unsafe impl Shared for Header {}
+
+/// The shape of a lane, as the server tells its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Shape {
+    pub(super) queue_depth: u32,
+    pub(super) request_limit: u32,
+    pub(super) response_limit: u32,
+}
+
+impl Shape {
+    /// Of a server with this configuration; sizes of fixed messages take the place of limits.
+    pub(super) fn new(config: &Config, request: Option<usize>, response: Option<usize>) -> Shape {
+        Shape {
+            queue_depth: config.queue_depth as u32,
+            request_limit: request.unwrap_or(config.request_limit) as u32,
+            response_limit: response.unwrap_or(config.response_limit) as u32,
+        }
+    }
+
+    fn slots(&self) -> usize {
+        Outstanding::<()>::slots(self.queue_depth as usize)
+    }
+
+    fn stride(&self) -> usize {
+        (PAYLOAD_AT + self.request_limit.max(self.response_limit) as usize).next_multiple_of(LINE)
+    }
+
+    fn is_sane(&self) -> bool {
+        self.queue_depth > 0
+            && (self.queue_depth as usize) < MAX_SLOTS
+            && self.request_limit as usize <= MAX_MESSAGE
+            && self.response_limit as usize <= MAX_MESSAGE
+    }
+
+    fn bytes(&self) -> u64 {
+        SLOTS_AT + (self.slots() * self.stride()) as u64
+    }
+}
+
+/// A lane, mapped.
+#[derive(Debug)]
+pub(super) struct Lane {
+    first: NonNull<u8>,
+    slots: usize,
+    stride: usize,
+    /// What fits into a slot.
+    room: usize,
+    bell: SharedRef<Bell>,
+    /// Keeps `first` mapped.
+    segment: Arc<Segment>,
+}
+
+// SAFETY: `first` points into the segment, which is `Send`; what is there is reached through atomics and copies that
+// tolerate races.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    /// A new one, for a client that is about to get it.
+    pub(super) fn create(shape: &Shape) -> io::Result<Lane> {
+        let segment = Arc::new(Segment::create(shape.bytes())?);
+        let lane = Lane::new(segment.clone(), shape).ok_or(io::ErrorKind::InvalidInput)?;
+        let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        header.magic.store(MAGIC, Relaxed);
+        header.version.store(VERSION, Relaxed);
+        header.slots.store(lane.slots as u32, Relaxed);
+        header.stride.store(lane.stride as u32, Relaxed);
+        Ok(lane)
+    }
+
+    /// The one that a server handed over.
+    pub(super) fn open(file: OwnedFd, shape: &Shape) -> io::Result<Option<Lane>> {
+        if !shape.is_sane() {
+            return Ok(None);
+        }
+        let segment = Arc::new(Segment::open(file, shape.bytes())?);
+        let sane = SharedRef::<Header>::new(&segment, 0).is_some_and(|header| {
+            header.magic.load(Relaxed) == MAGIC && header.version.load(Relaxed) == VERSION
+        });
+        Ok(Lane::new(segment, shape).filter(|_| sane))
+    }
+
+    fn new(segment: Arc<Segment>, shape: &Shape) -> Option<Lane> {
+        let (slots, stride) = (shape.slots(), shape.stride());
+        let first = segment.bytes(SLOTS_AT, (slots * stride) as u64)?;
+        let bell = SharedRef::new(&segment, BELL_AT)?;
+        Some(Lane { first, slots, stride, room: stride - PAYLOAD_AT, bell, segment })
+    }
+
+    pub(super) fn file(&self) -> io::Result<OwnedFd> {
+        self.segment.fd().try_clone_to_owned()
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The client's.
+    #[inline]
+    pub(super) fn bell(&self) -> &SharedRef<Bell> {
+        &self.bell
+    }
+
+    /// A slot's word.
+    #[inline]
+    pub(super) fn word(&self, slot: usize) -> &AtomicU64 {
+        assert!(slot < self.slots);
+        // SAFETY: the slot is inside the segment, which `self` keeps mapped, and starts on a line, so the word is
+        // aligned; any bits are a word, and everybody reaches it atomically.
+        unsafe { AtomicU64::from_ptr(self.first.add(slot * self.stride).cast().as_ptr()) }
+    }
+
+    /// Copies a payload into a slot. The other side may be doing the same if it breaks the rules.
+    #[inline]
+    pub(super) fn put(&self, slot: usize, bytes: &[u8]) {
+        assert!(slot < self.slots && bytes.len() <= self.room);
+        // SAFETY: both ends are in bounds: the slot has `room` bytes behind its word. `bytes` is no part of the segment,
+        // of which no Rust reference to bytes exists.
+        unsafe {
+            let to = self.first.add(slot * self.stride + PAYLOAD_AT);
+            copy(bytes.as_ptr(), to.as_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies a payload out of a slot.
+    #[inline]
+    pub(super) fn get(&self, slot: usize, bytes: &mut [u8]) {
+        assert!(slot < self.slots && bytes.len() <= self.room);
+        // SAFETY: as in `put`.
+        unsafe {
+            let from = self.first.add(slot * self.stride + PAYLOAD_AT);
+            copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+}
+
+/// The page that all clients of a server map.
+#[derive(Debug)]
+pub(super) struct Board {
+    segment: Arc<Segment>,
+    bell: SharedRef<Bell>,
+}
+
+impl Board {
+    const LEN: u64 = 64;
+
+    pub(super) fn create() -> io::Result<Board> {
+        Board::new(Segment::create(Board::LEN)?)
+    }
+
+    pub(super) fn open(file: OwnedFd) -> io::Result<Board> {
+        Board::new(Segment::open(file, Board::LEN)?)
+    }
+
+    fn new(segment: Segment) -> io::Result<Board> {
+        let segment = Arc::new(segment);
+        let bell = SharedRef::new(&segment, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Board { segment, bell })
+    }
+
+    pub(super) fn file(&self) -> io::Result<OwnedFd> {
+        self.segment.fd().try_clone_to_owned()
+    }
+
+    /// The server's.
+    #[inline]
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_calls_take_one_line() {
+        let shape = Shape { queue_depth: 32, request_limit: 32, response_limit: 56 };
+        assert_eq!(shape.stride(), 64);
+        let shape = Shape { response_limit: 57, ..shape };
+        assert_eq!(shape.stride(), 128);
+    }
+
+    #[test]
+    fn shapes_that_make_no_sense_open_nothing() {
+        let good = Shape { queue_depth: 2, request_limit: 8, response_limit: 8 };
+        let lane = Lane::create(&good).unwrap();
+        for bad in [
+            Shape { queue_depth: 0, ..good },
+            Shape { queue_depth: MAX_SLOTS as u32, ..good },
+            Shape { queue_depth: u32::MAX, ..good },
+            Shape { request_limit: u32::MAX, ..good },
+            Shape { response_limit: MAX_MESSAGE as u32 + 1, ..good },
+        ] {
+            assert!(Lane::open(lane.file().unwrap(), &bad).unwrap().is_none(), "{bad:?}");
+        }
+        // The segment has another size.
+        assert!(Lane::open(lane.file().unwrap(), &Shape { queue_depth: 3, ..good }).is_err());
+        assert!(Lane::open(lane.file().unwrap(), &good).unwrap().is_some());
+    }
+}

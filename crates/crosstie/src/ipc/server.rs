@@ -1,0 +1,405 @@
+//! The side that answers.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::key::Key;
+use crosstie_protocol::lane::CallNumber;
+
+use super::admission::Door;
+use super::lane::{Board, Lane, MAGIC, Shape, VERSION};
+use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, ReplyError};
+use crate::message::Message;
+use crate::neighbor::bell;
+use crate::neighbor::greeting::{self, Greeting};
+use crate::neighbor::host::{GuestId, Host};
+use crate::ring::{fence, lane};
+
+/// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
+/// looking for it would only take its line away from the client.
+const CATCH_UP_PAUSES: u32 = 4;
+/// An idle client is looked at every so many rounds at least, see [`Server::poll_with_skip`].
+const MAX_SKIP: u32 = 32;
+
+type ClientKey = Key<12>;
+
+/// Answers the calls of many clients. See the [module](super).
+pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
+    core: Core,
+    inbox: Req::Inbox,
+    messages: PhantomData<fn(&Req) -> Resp::Inbox>,
+}
+
+/// What does not depend on the messages' types.
+struct Core {
+    // Dropped before anything else: no more guests.
+    host: Host,
+    door: Arc<Door>,
+    seen_version: u32,
+    /// Tells this server's tickets from those of others.
+    nonce: u32,
+    queue_depth: u32,
+    response_limit: usize,
+    waiting: crate::Waiting,
+    clients: Vec<Entry>,
+    /// Indices of the clients that are there.
+    present: Vec<u32>,
+    /// Indices of those that had a request when last looked at, and which of them is served.
+    ready: Vec<u32>,
+    turn: usize,
+    /// Requests that may still be taken from that one before it is another's turn.
+    left_in_turn: u32,
+    round: u32,
+    had_some: bool,
+    counters: Counters,
+}
+
+struct Entry {
+    key: ClientKey,
+    client: Option<Connected>,
+}
+
+struct Connected {
+    guest: GuestId,
+    lane: Lane,
+    cursor: lane::Cursor,
+    unanswered: u32,
+    /// Looked at in every round that is a multiple of this power of two.
+    skip: u32,
+}
+
+/// What a server has seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Requests handed out.
+    pub requests: u64,
+    /// Clients that came.
+    pub arrived: u64,
+    /// Clients that left, died or were cut off.
+    pub left: u64,
+    /// Clients that were cut off because they broke the rules.
+    pub cut_off: u64,
+}
+
+/// The right to answer one request, at any later time. Answer with [`Server::reply`].
+///
+/// A ticket that is dropped leaves its call unanswered until the client or the server ends.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the client waits for an answer"]
+pub struct Ticket {
+    nonce: u32,
+    client: ClientKey,
+    slot: u32,
+    call: CallNumber,
+}
+
+impl Ticket {
+    /// Which client asked. No two clients of a server at the same time have the same.
+    pub fn client(&self) -> u32 {
+        self.client.bits()
+    }
+}
+
+/// A request, to be answered now or [later](Request::defer).
+#[must_use = "the client waits for an answer"]
+pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
+    core: &'s mut Core,
+    message: &'s Req,
+    ticket: Ticket,
+    answer: PhantomData<fn(&Resp)>,
+}
+
+impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
+    /// What the client wrote, copied and checked.
+    #[inline]
+    pub fn message(&self) -> &'s Req {
+        self.message
+    }
+
+    /// Which client asked, see [`Ticket::client`].
+    #[inline]
+    pub fn client(&self) -> u32 {
+        self.ticket.client()
+    }
+
+    /// Answers.
+    #[inline]
+    pub fn reply(self, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.core.reply(self.ticket, answer.bytes())
+    }
+
+    /// Keeps the right to answer, so that other requests can be received before.
+    #[inline]
+    pub fn defer(self) -> Ticket {
+        self.ticket
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
+    /// Creates the server of that name. A live one of the same user must not exist.
+    pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
+        let limit = |what, value, limit| match value {
+            0 => Err(CreateError::Limit { what, value, limit }),
+            _ if value > limit => Err(CreateError::Limit { what, value, limit }),
+            _ => Ok(()),
+        };
+        limit("max_clients", config.max_clients, MAX_CLIENTS)?;
+        limit("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
+        // Types without content have no bytes, which is fine.
+        limit("request_limit", Req::SIZE.map_or(config.request_limit, |size| size.max(1)), MAX_MESSAGE)?;
+        limit("response_limit", Resp::SIZE.map_or(config.response_limit, |size| size.max(1)), MAX_MESSAGE)?;
+        fence::register()?;
+        let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
+        let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);
+        let door = Arc::new(Door::new(Board::create()?, shape, greeting, config.max_clients));
+        static NONCE: AtomicU32 = AtomicU32::new(1);
+        let core = Core {
+            host: greeting::open(KIND, name, door.clone())?,
+            door,
+            seen_version: 0,
+            nonce: NONCE.fetch_add(1, Relaxed),
+            queue_depth: shape.queue_depth,
+            response_limit: shape.response_limit as usize,
+            waiting: config.waiting,
+            clients: Vec::new(),
+            present: Vec::new(),
+            ready: Vec::new(),
+            turn: 0,
+            left_in_turn: 0,
+            round: 0,
+            had_some: false,
+            counters: Counters::default(),
+        };
+        Ok(Server { core, inbox: Req::inbox(shape.request_limit as usize), messages: PhantomData })
+    }
+
+    /// Looks at every client; says how many have a request. [`recv`](Server::recv) hands those out.
+    #[inline]
+    pub fn poll(&mut self) -> usize {
+        self.core.poll(|_, _| true)
+    }
+
+    /// As [`poll`](Server::poll), but leaves clients that have been idle alone for a while: the longer they were, the more
+    /// rounds, up to 32. For servers with many clients of which few are busy.
+    #[inline]
+    pub fn poll_with_skip(&mut self) -> usize {
+        self.core.poll(|client, round| round & (client.skip - 1) == 0)
+    }
+
+    /// The next request of those that [`poll`](Server::poll) found and, as long as they keep coming, of the same clients.
+    /// None when a new look is due.
+    #[inline]
+    pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
+        let core = &mut self.core;
+        loop {
+            let &index = core.ready.get(core.turn)?;
+            let Entry { key, client: Some(client) } = &mut core.clients[index as usize] else {
+                core.next_turn();
+                continue;
+            };
+            let key = *key;
+            match client.take::<Req>(&mut self.inbox, core.queue_depth) {
+                Ok(Some((slot, call, len))) => {
+                    core.left_in_turn -= 1;
+                    if core.left_in_turn == 0 {
+                        core.next_turn();
+                    }
+                    core.counters.requests += 1;
+                    let ticket = Ticket { nonce: core.nonce, client: key, slot, call };
+                    let message = Req::accepted(&self.inbox, len)?;
+                    return Some(Request { core, message, ticket, answer: PhantomData });
+                }
+                Ok(None) => core.next_turn(),
+                Err(Nonsense) => {
+                    core.cut_off(index);
+                    core.next_turn();
+                }
+            }
+        }
+    }
+
+    /// Answers a request that was deferred.
+    #[inline]
+    pub fn reply(&mut self, ticket: Ticket, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.core.reply(ticket, answer.bytes())
+    }
+
+    /// Waits until there is a request or a client comes or goes, at most for `timeout`. Says whether something happened:
+    /// then [poll](Server::poll).
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let core = &self.core;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        bell::wait(core.door.board.bell(), core.waiting, deadline, || {
+            core.door.version() != core.seen_version || core.connected().any(Connected::is_waiting)
+        })
+    }
+
+    /// Clients that are connected, as of the last [`poll`](Server::poll).
+    pub fn clients(&self) -> usize {
+        self.core.present.len()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.core.counters
+    }
+}
+
+/// A client broke the rules.
+struct Nonsense;
+
+impl Connected {
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        lane::requested(self.lane.word(self.cursor.slot), self.cursor.call).is_some()
+    }
+
+    /// Takes the next request out of the lane: its slot, call and length. Believes nothing that the client wrote.
+    #[inline]
+    fn take<Req: Message + ?Sized>(
+        &mut self,
+        inbox: &mut Req::Inbox,
+        queue_depth: u32,
+    ) -> Result<Option<(u32, CallNumber, usize)>, Nonsense> {
+        let (slot, call) = (self.cursor.slot, self.cursor.call);
+        let Some(request) = lane::requested(self.lane.word(slot), call) else { return Ok(None) };
+        let room = Req::room(inbox, request.len).ok_or(Nonsense)?;
+        self.lane.get(slot, room);
+        if self.unanswered == queue_depth
+            || !Req::accept(inbox, request.len)
+            || !self.cursor.advance(request.next, self.lane.slots())
+        {
+            return Err(Nonsense);
+        }
+        self.unanswered += 1;
+        Ok(Some((slot as u32, call, request.len)))
+    }
+}
+
+impl Core {
+    fn connected(&self) -> impl Iterator<Item = &Connected> {
+        self.present.iter().filter_map(|index| self.clients[*index as usize].client.as_ref())
+    }
+
+    #[inline]
+    fn poll(&mut self, mut looked_at: impl FnMut(&Connected, u32) -> bool) -> usize {
+        if self.door.version() != self.seen_version {
+            self.learn();
+        }
+        self.ready.clear();
+        self.turn = 0;
+        self.left_in_turn = self.queue_depth;
+        self.round = self.round.wrapping_add(1);
+        for index in &self.present {
+            let Some(client) = &mut self.clients[*index as usize].client else { continue };
+            if !looked_at(client, self.round) {
+                continue;
+            }
+            if client.is_waiting() {
+                client.skip = 1;
+                self.ready.push(*index);
+            } else {
+                client.skip = (client.skip * 2).min(MAX_SKIP);
+            }
+        }
+        if self.ready.is_empty() && core::mem::take(&mut self.had_some) {
+            for _ in 0..CATCH_UP_PAUSES {
+                core::hint::spin_loop();
+            }
+        }
+        self.had_some |= !self.ready.is_empty();
+        self.ready.len()
+    }
+
+    #[inline]
+    fn next_turn(&mut self) {
+        self.turn += 1;
+        self.left_in_turn = self.queue_depth;
+    }
+
+    #[inline]
+    fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
+        if ticket.nonce != self.nonce {
+            return Err(ReplyError::Foreign(ticket));
+        }
+        if answer.len() > self.response_limit {
+            return Err(ReplyError::TooLong { ticket, len: answer.len(), limit: self.response_limit });
+        }
+        let Entry { key, client } = &mut self.clients[ticket.client.index() as usize];
+        let Some(client) = client.as_mut().filter(|_| *key == ticket.client) else {
+            return Err(ReplyError::ClientGone);
+        };
+        client.lane.put(ticket.slot as usize, answer);
+        lane::answer(client.lane.word(ticket.slot as usize), ticket.call, answer.len());
+        client.unanswered -= 1;
+        client.lane.bell().ring();
+        Ok(())
+    }
+
+    /// Hears who came and went.
+    #[cold]
+    fn learn(&mut self) {
+        self.seen_version = self.door.version();
+        let (arrived, left) = self.door.take_news();
+        for guest in left {
+            let index = self.present.iter().copied().find(|index| {
+                self.clients[*index as usize].client.as_ref().is_some_and(|client| client.guest == guest)
+            });
+            if let Some(index) = index {
+                self.remove(index);
+            }
+        }
+        for (guest, lane) in arrived {
+            let client = Connected { guest, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
+            let free = self.clients.iter().position(|entry| entry.client.is_none());
+            let index = free.unwrap_or(self.clients.len());
+            match self.clients.get_mut(index) {
+                Some(entry) => *entry = Entry { key: entry.key.next(), client: Some(client) },
+                None => {
+                    let key = ClientKey::first(index as u32);
+                    self.clients.push(Entry { key, client: Some(client) });
+                }
+            }
+            self.present.push(index as u32);
+            self.counters.arrived += 1;
+        }
+        // So that polling never allocates.
+        self.ready.clear();
+        self.ready.reserve(self.present.len());
+    }
+
+    fn remove(&mut self, index: u32) {
+        self.clients[index as usize].client = None;
+        self.present.retain(|present| *present != index);
+        self.counters.left += 1;
+    }
+
+    #[cold]
+    fn cut_off(&mut self, index: u32) {
+        if let Some(client) = &self.clients[index as usize].client {
+            self.host.dismiss(client.guest);
+            self.counters.cut_off += 1;
+        }
+        self.remove(index);
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized> fmt::Debug for Server<Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut server = f.debug_struct("Server");
+        server
+            .field("clients", &self.clients())
+            .field("counters", &self.core.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<Req: Message + ?Sized + fmt::Debug, Resp: Message + ?Sized> fmt::Debug for Request<'_, Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("message", &self.message).field("ticket", &self.ticket).finish()
+    }
+}
