@@ -298,14 +298,14 @@ fn strangers_that_talk_nonsense_are_cut_off() {
     let name = name("nonsense");
     let log = Log::hospitable();
     let _host = Host::open(KIND, &name, log.clone()).unwrap();
-    let hello = Head::new(Head::HELLO);
+    let (hello, answer) = (Head::new(Head::HELLO), Head::new(Head::WELCOME));
     let oversized = vec![0; MAX_HELLO + 1];
     let messages: [(&[u8], &[u8]); 5] = [
         (hello.as_bytes(), &oversized),
         (b"GET / HTTP/1.1", b""),
         (b"x", b""),
         (b"", b""),
-        (Head::new(Head::WELCOME).as_bytes(), b""),
+        (answer.as_bytes(), b""),
     ];
     for (head, payload) in messages {
         let socket = raw(&name);

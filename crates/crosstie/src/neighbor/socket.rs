@@ -156,7 +156,8 @@ pub(crate) fn send(
 ) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+    let fits = files.len() <= MAX_FILES;
+    if !fits || !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files for one message"));
     }
     let parts = [IoSlice::new(head), IoSlice::new(payload)];
@@ -192,6 +193,8 @@ pub(crate) fn receive(
             files.extend(sent);
         }
     }
+    // Alignment leaves room for one file more than was asked for.
+    files.truncate(MAX_FILES);
     match got.bytes {
         0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
         bytes if bytes < head_len || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
