@@ -16,11 +16,9 @@
 //! thread per process, started by the first [`host::Host`] or [`member::Member`], which sleeps unless something happens
 //! and never waits for a peer.
 
-#[allow(dead_code)]
 pub(crate) mod bell;
 pub(crate) mod error;
 pub(crate) mod greeting;
-// The modules that stand on these three come later.
 #[allow(dead_code)]
 pub(crate) mod host;
 #[allow(dead_code)]

@@ -3,16 +3,14 @@
 //! The socket's name is the device's random name, so nothing lies in a file system. Both sides check the other's user before
 //! they believe or give anything: a device serves its own user only.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, UCred, sockopt,
-};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::link::hex;
+use crate::neighbor::socket::{self, Address};
 
 /// Version of everything that two devices must agree on: these messages and the segment's layout.
 pub(super) const VERSION: u32 = 1;
@@ -76,80 +74,16 @@ impl Reply {
     }
 }
 
-fn name(gid: &[u8; 16]) -> io::Result<SocketAddrUnix> {
-    let mut text = *b"crosstie-00000000000000000000000000000000";
-    for (i, byte) in gid.iter().enumerate() {
-        let digits = b"0123456789abcdef";
-        text[9 + 2 * i] = digits[usize::from(byte >> 4)];
-        text[10 + 2 * i] = digits[usize::from(byte & 15)];
-    }
-    Ok(SocketAddrUnix::new_abstract_name(&text)?)
+fn address(gid: &[u8; 16]) -> io::Result<Address> {
+    Address::new(format!("crosstie-{}", hex(gid)).as_bytes())
 }
 
 /// The socket that a device with this name answers on. Not blocking.
 pub(super) fn listen(gid: &[u8; 16]) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::bind(&socket, &name(gid)?)?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(socket)
+    socket::listen(&address(gid)?)
 }
 
 /// A connection to the device with this name.
 pub(super) fn connect(gid: &[u8; 16]) -> io::Result<OwnedFd> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
-    rustix::net::connect(&socket, &name(gid)?)?;
-    Ok(socket)
-}
-
-/// Who is at the other end.
-pub(super) fn peer(socket: impl AsFd) -> io::Result<UCred> {
-    Ok(sockopt::socket_peercred(socket)?)
-}
-
-/// Sends one message: a fixed head, a payload, perhaps a file.
-pub(super) fn send(
-    socket: impl AsFd,
-    head: &[u8],
-    payload: &[u8],
-    file: Option<rustix::fd::BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<_> = file.into_iter().collect();
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(io::Error::from(io::ErrorKind::OutOfMemory));
-    }
-    let parts = [IoSlice::new(head), IoSlice::new(payload)];
-    let sent = rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
-    if sent == head.len() + payload.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
-}
-
-/// Receives one message into `head` and `payload`; says how many payload bytes came, and the file if there was one.
-pub(super) fn receive(
-    socket: impl AsFd,
-    head: &mut [u8],
-    payload: &mut [u8],
-) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let head_len = head.len();
-    let got = {
-        let mut parts = [IoSliceMut::new(head), IoSliceMut::new(payload)];
-        rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes
-    };
-    let mut file = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            file = files.last().or(file);
-        }
-    }
-    match got {
-        0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-        _ if got < head_len => Err(io::Error::from(io::ErrorKind::InvalidData)),
-        _ => Ok((got - head_len, file)),
-    }
+    socket::connect(&address(gid)?, PATIENCE)
 }

@@ -6,9 +6,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::thread::futex;
-use rustix::time::Timespec;
-
 use super::cqring::CqRing;
 use super::layout::{CQES_AT, CqHeader, Cqe, CqeKind, Outcome, QpNum, short_epoch, taker_of_line};
 use super::qp::{QpLocal, Recv, taker};
@@ -17,7 +14,8 @@ use super::setup::{Allocation, Device, Handle, Inner, limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::ring::{fence, reservation};
+use crate::neighbor::bell::{self, Waiting};
+use crate::ring::reservation;
 
 /// Pauses of the processor after the last entry of a stream.
 const CATCH_UP_PAUSES: u32 = 4;
@@ -434,33 +432,10 @@ impl Cq {
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
-        let header = &*self.shared.ring.header;
-        loop {
-            header.asleep.store(1, Relaxed);
-            // Our store of `asleep` before our look at the ring, in the eyes of every producer: see `CqRing::publish`.
-            fence::heavy();
-            if !self.flushing.is_empty()
-                || self.shared.ring.published(self.cursor)
-                || header.overrun.load(Relaxed) != 0
-            {
-                header.asleep.store(0, Relaxed);
-                return Ok(true);
-            }
-            let left = match deadline {
-                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
-                None => Duration::from_secs(3600),
-            };
-            if left.is_zero() {
-                header.asleep.store(0, Relaxed);
-                return Ok(false);
-            }
-            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match futex::wait(&header.asleep, futex::Flags::empty(), 1, Some(&left)) {
-                Ok(())
-                | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::TIMEDOUT) => {}
-                Err(e) => return Err(CqError::Device(e.raw_os_error())),
-            }
-        }
+        let ring = &self.shared.ring;
+        Ok(bell::wait(&ring.header.bell, Waiting::Park, deadline, || {
+            !self.flushing.is_empty() || ring.published(self.cursor) || ring.header.overrun.load(Relaxed) != 0
+        }))
     }
 }
 

@@ -3,13 +3,11 @@
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::Arc;
 
-use rustix::thread::futex;
-
 use super::layout::{CQES_AT, CqHeader, Cqe, CqeKind, Outcome};
 use crate::device::{Opcode, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
-use crate::ring::{fence, reservation};
+use crate::ring::reservation;
 
 /// A ring somewhere, ready to be pushed to.
 #[derive(Debug)]
@@ -75,7 +73,7 @@ impl CqRing {
             Some(position) => Ok(position),
             None => {
                 self.header.overrun.store(1, Relaxed);
-                self.wake();
+                self.header.bell.wake();
                 Err(Overrun)
             }
         }
@@ -101,12 +99,7 @@ impl CqRing {
         // Release, partner: the Acquire load of `seq` in `Cq::poll`. Entry and payload are visible with it.
         cqe.seq.store(position.wrapping_add(1), Release);
         reservation::settle(claim);
-        // Store of `seq` before load of `asleep`: the sleeper's barrier between its store of `asleep` and its look
-        // at `seq` stands in for the fence that is missing here.
-        fence::light();
-        if self.header.asleep.load(Relaxed) != 0 {
-            self.wake();
-        }
+        self.header.bell.ring();
     }
 
     #[inline(always)]
@@ -143,13 +136,6 @@ impl CqRing {
         cqe.how.store(u64::from(Outcome::VOID.to_bits()), Relaxed);
         // Release, partner: as in `publish`.
         cqe.seq.store(position.wrapping_add(1), Release);
-        self.wake();
-    }
-
-    #[cold]
-    pub(super) fn wake(&self) {
-        self.header.asleep.store(0, Relaxed);
-        // Waking nobody, or a word that is gone with its owner, is no failure.
-        futex::wake(&self.header.asleep, futex::Flags::empty(), 1).ok();
+        self.header.bell.wake();
     }
 }

@@ -131,7 +131,7 @@ fn nonsense_on_the_socket_does_no_harm() {
         let socket = control::connect(&gid).unwrap();
         let hello = Request { gid: [9; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
         if random(&mut state).is_multiple_of(2) {
-            control::send(&socket, hello.as_bytes(), &[], None).unwrap();
+            crate::neighbor::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         }
         for _ in 0..random(&mut state) % 4 {
             let mut request = Request {

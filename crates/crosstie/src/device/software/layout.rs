@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use crosstie_protocol::key::Key;
 
 use crate::memory::segment::Shared;
+use crate::neighbor::bell::Bell;
 
 /// A region's lkey and rkey.
 pub(super) type RegionKey = Key<18>;
@@ -124,8 +125,8 @@ pub(super) struct CqHeader {
     /// Whether producers have to reckon with each other. Writer: the owner.
     pub(super) mode: AtomicU64,
     pub(super) reserved: [AtomicU64; 6],
-    /// 1 while the owner sleeps, or is about to; a futex. Writers: owner, and who wakes it.
-    pub(super) asleep: AtomicU32,
+    /// Where the owner sleeps. Writers: owner, and who wakes it.
+    pub(super) bell: Bell,
     pub(super) reserved2: [AtomicU32; 15],
 }
 
@@ -196,7 +197,7 @@ const _: () = {
     assert!(core::mem::offset_of!(QpBlock, line1) == 64);
     assert!(core::mem::offset_of!(QpBlock, requester) == 128);
     assert!(size_of::<CqHeader>() == 256);
-    assert!(core::mem::offset_of!(CqHeader, asleep) == 192);
+    assert!(core::mem::offset_of!(CqHeader, bell) == 192);
     assert!(size_of::<Cqe>() == 32);
     assert!(size_of::<SrqHeader>() == 192);
     assert!(HEAP_AT.is_multiple_of(4096));

@@ -10,9 +10,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
 use super::layout::{Header, MAGIC, MAX_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey};
-use super::service::open_process;
 use crate::device::{DeviceError, Status};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
+use crate::neighbor::socket::{self, Peer};
 
 /// A peer device. Lasts until the peer is gone or this device is closed.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Link {
     pub(super) qps: SharedSlice<QpBlock>,
     /// The peer's process; none where it is this one.
     pub(super) pid: Option<Pid>,
-    /// Tells when the peer's process ends.
+    /// Tells when the peer's process ends, see [`Peer::process`].
     pub(super) process: Option<OwnedFd>,
     dead: AtomicBool,
     /// Whether the kernel refused to let us at the peer's memory, so that its service has to copy for us.
@@ -42,15 +42,19 @@ impl Link {
         let unreachable =
             |e: io::Error| DeviceError::Unreachable(format!("software device {}: {e}", hex(&to)));
         let socket = control::connect(&to).map_err(unreachable)?;
-        let peer = control::peer(&socket).map_err(unreachable)?;
-        if peer.uid != rustix::process::geteuid() {
-            return Err(DeviceError::Refused(format!("it runs as user {}, not ours", peer.uid.as_raw())));
+        let peer = Peer::of(&socket).map_err(unreachable)?;
+        if !peer.is_our_user() {
+            return Err(DeviceError::Refused(format!("it runs as user {}, not ours", peer.uid)));
         }
+        let Some(pid) = peer.pid else {
+            return Err(DeviceError::Refused("it runs in a container whose processes we cannot see".into()));
+        };
+        let process = peer.process().map_err(unreachable)?;
         let hello = Request { gid: from, a: MAGIC, ..Request::new(Request::HELLO) };
-        control::send(&socket, hello.as_bytes(), &[], None).map_err(unreachable)?;
+        socket::send(&socket, hello.as_bytes(), &[], &[]).map_err(unreachable)?;
         let mut reply = Reply::new_zeroed();
-        let (_, file) = control::receive(&socket, reply.as_mut_bytes(), &mut []).map_err(unreachable)?;
-        match (reply.status, file) {
+        let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).map_err(unreachable)?;
+        match (reply.status, files.pop()) {
             (Reply::OK, Some(file)) => {
                 let segment = Arc::new(Segment::open(file, reply.value).map_err(unreachable)?);
                 let bad = || DeviceError::Refused("its segment makes no sense".into());
@@ -65,8 +69,8 @@ impl Link {
                         .ok_or_else(bad)?,
                     qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(bad)?,
                     segment,
-                    pid: (peer.pid != rustix::process::getpid()).then_some(peer.pid),
-                    process: open_process(peer.pid),
+                    pid: (!peer.is_this_process()).then_some(pid),
+                    process,
                     dead: AtomicBool::new(false),
                     by_proxy: AtomicBool::new(false),
                     socket: Mutex::new(Socket(socket)),
@@ -108,7 +112,7 @@ impl Link {
     /// Tells the peer something that needs no answer. A peer that cannot be told is dying, and its death tells all.
     pub(super) fn tell(&self, request: &Request) {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if control::send(&socket.0, request.as_bytes(), &[], None).is_err() {
+        if socket::send(&socket.0, request.as_bytes(), &[], &[]).is_err() {
             self.mark_dead();
         }
     }
@@ -190,8 +194,8 @@ impl Link {
     fn ask(&self, request: &Request, payload: &[u8], answer: &mut [u8]) -> io::Result<Reply> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reply = Reply::new_zeroed();
-        let asked = control::send(&socket.0, request.as_bytes(), payload, None)
-            .and_then(|()| control::receive(&socket.0, reply.as_mut_bytes(), answer));
+        let asked = socket::send(&socket.0, request.as_bytes(), payload, &[])
+            .and_then(|()| socket::receive(&socket.0, reply.as_mut_bytes(), answer));
         match asked {
             Ok((got, _)) if reply.status != Reply::OK || got == answer.len() => Ok(reply),
             Ok(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),

@@ -22,6 +22,7 @@ use super::setup::{Inner, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
+use crate::neighbor::socket::{self, Peer};
 use crate::ring::{fence, reservation};
 
 /// Connections from peers at most; a device has one per peer device.
@@ -116,14 +117,8 @@ fn add(poll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
     Ok(epoll::add(poll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
 }
 
-/// A descriptor that tells when a process ends, also if a forked child keeps its sockets open. Kernels before 5.3 have
-/// none, and a process that has just ended has none any more: then its sockets tell.
-pub(super) fn open_process(pid: rustix::process::Pid) -> Option<OwnedFd> {
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-}
-
 /// A peer that connected to us.
-struct Peer {
+struct Visitor {
     socket: OwnedFd,
     process: Option<OwnedFd>,
     same_user: bool,
@@ -168,7 +163,7 @@ pub(super) fn run(inner: &Arc<Inner>, listener: OwnedFd) {
 struct Service {
     inner: Arc<Inner>,
     listener: OwnedFd,
-    peers: HashMap<u64, Peer>,
+    peers: HashMap<u64, Visitor>,
     unfinished: Vec<Unfinished>,
     payload: Vec<u8>,
 }
@@ -205,8 +200,8 @@ impl Service {
             if self.peers.len() >= MAX_PEERS {
                 continue;
             }
-            let Ok(credentials) = control::peer(&socket) else { continue };
-            let process = open_process(credentials.pid);
+            let Ok(peer) = Peer::of(&socket) else { continue };
+            let Ok(process) = peer.process() else { continue };
             let id = self.inner.service.next_id.fetch_add(1, Relaxed);
             let watched =
                 add(&self.inner.service.poll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
@@ -214,8 +209,8 @@ impl Service {
                     None => Ok(()),
                 });
             if watched.is_ok() {
-                let same_user = credentials.uid == rustix::process::geteuid();
-                self.peers.insert(id, Peer { socket, process, same_user, gid: None });
+                let same_user = peer.is_our_user();
+                self.peers.insert(id, Visitor { socket, process, same_user, gid: None });
             }
         }
     }
@@ -224,7 +219,7 @@ impl Service {
     fn serve(&mut self, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut request = Request::new_zeroed();
-        let Ok((len, _)) = control::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
+        let Ok((len, _)) = socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
             return self.peer_gone(id);
         };
         let (reply, keep) = match (peer.gid, request.kind) {
@@ -238,7 +233,7 @@ impl Service {
             let file = welcome.then(|| self.inner.segment.fd());
             let wants = request.kind == Request::READ && reply.status == Reply::OK;
             let bytes = if wants { &self.payload[..request.a as usize] } else { &[] };
-            if control::send(&peer.socket, reply.as_bytes(), bytes, file).is_err() {
+            if socket::send(&peer.socket, reply.as_bytes(), bytes, file.as_slice()).is_err() {
                 return self.peer_gone(id);
             }
         }
