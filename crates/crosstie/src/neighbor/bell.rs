@@ -268,11 +268,24 @@ mod loom_tests {
 
     use super::*;
 
-    /// A futex whose sleeps never end by themselves: a lost wake-up is a deadlock, which loom reports.
+    /// A futex whose sleeps never end by themselves. To sleep when the last ringer is done is a lost wake-up.
     struct Model {
         word: AtomicU32,
-        wakes: Mutex<u32>,
+        wakes: Mutex<Wakes>,
         queue: Condvar,
+    }
+
+    #[derive(Default)]
+    struct Wakes {
+        count: u32,
+        over: bool,
+    }
+
+    impl Model {
+        fn over(&self) {
+            self.wakes.lock().unwrap().over = true;
+            self.queue.notify_all();
+        }
     }
 
     impl Futex for Model {
@@ -286,16 +299,17 @@ mod loom_tests {
 
         fn sleep(&self, _: Duration) {
             let mut wakes = self.wakes.lock().unwrap();
-            let before = *wakes;
+            let before = wakes.count;
             if self.word.load(Relaxed) == 1 {
-                while *wakes == before {
+                while wakes.count == before {
+                    assert!(!wakes.over, "a wake-up was lost");
                     wakes = self.queue.wait(wakes).unwrap();
                 }
             }
         }
 
         fn wake(&self) {
-            *self.wakes.lock().unwrap() += 1;
+            self.wakes.lock().unwrap().count += 1;
             self.queue.notify_all();
         }
     }
@@ -313,7 +327,8 @@ mod loom_tests {
     /// One side publishes and rings, or wakes at once; the other parks until it sees it.
     fn check(barriers: Barriers, always: bool) {
         loom::model(move || {
-            let word = Model { word: AtomicU32::new(0), wakes: Mutex::new(0), queue: Condvar::new() };
+            let word =
+                Model { word: AtomicU32::new(0), wakes: Mutex::new(Wakes::default()), queue: Condvar::new() };
             let shared = Arc::new((word, AtomicBool::new(false)));
             let ringer = thread::spawn({
                 let shared = shared.clone();
@@ -323,6 +338,7 @@ mod loom_tests {
                     if always || sleeps(word, barriers.light) {
                         rouse(word, barriers.full);
                     }
+                    word.over();
                 }
             });
             let (word, news) = &*shared;
@@ -345,21 +361,21 @@ mod loom_tests {
 
     /// A twin that must fail: an owner that looks before others can see that it is about to sleep.
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "a wake-up was lost")]
     fn loom_twin_owner_without_barrier_is_caught() {
         check(Barriers { heavy: || (), ..SHIPPED }, false);
     }
 
     /// A twin that must fail: a ringer that looks for sleepers before it has published.
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "a wake-up was lost")]
     fn loom_twin_ringer_without_barrier_is_caught() {
         check(Barriers { light: || (), ..SHIPPED }, false);
     }
 
     /// A twin that must fail: a wake whose store of 0 overtakes the news.
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "a wake-up was lost")]
     fn loom_twin_wake_without_barrier_is_caught() {
         check(Barriers { full: || (), ..SHIPPED }, true);
     }

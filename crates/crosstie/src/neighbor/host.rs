@@ -35,6 +35,8 @@ pub(crate) const MAX_GUESTS: usize = 4096;
 const MAX_STRANGERS: usize = 64;
 /// How long a connection may be silent before its hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a name may be held by what its dead server left behind.
+const LEFTOVER_PATIENCE: Duration = Duration::from_millis(200);
 /// How often what could not be done yet is tried.
 const RECHECK: Duration = Duration::from_millis(1);
 
@@ -75,6 +77,8 @@ pub(crate) enum Admission {
 pub(crate) enum OpenError {
     #[error("{name:?} is taken: a live process serves it already; end that one, or choose another name")]
     NameTaken { name: String },
+    #[error("{name:?} is still held by a forked child of a server that is gone: end that child")]
+    NameKept { name: String },
     #[error("opening {name:?}: {source}")]
     Os { name: String, source: io::Error },
 }
@@ -87,15 +91,30 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn open(kind: &'static str, name: &Name, guests: Arc<dyn Guests>) -> Result<Host, OpenError> {
-        Host::listen(kind, name, guests).map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => OpenError::NameTaken { name: name.to_string() },
-            _ => OpenError::Os { name: name.to_string(), source },
-        })
+        let failed = |source| OpenError::Os { name: name.to_string(), source };
+        let address = Address::of_service(kind, name).map_err(failed)?;
+        let taken = || OpenError::NameTaken { name: name.to_string() };
+        let mut probed = None;
+        let listener = loop {
+            match socket::listen(&address) {
+                Ok(listener) => break listener,
+                Err(e) if e.kind() != io::ErrorKind::AddrInUse => return Err(failed(e)),
+                Err(_) => {}
+            }
+            match probed {
+                // A process that is just being started holds its parent's descriptors for a moment.
+                Some(when) if Instant::now() < when + LEFTOVER_PATIENCE => std::thread::sleep(RECHECK),
+                // Each look leaves its trace in the queue of a listener that nobody serves, so look twice at most.
+                _ if is_served(&address) => return Err(taken()),
+                Some(_) => return Err(OpenError::NameKept { name: name.to_string() }),
+                None => probed = Some(Instant::now()),
+            }
+        };
+        Host::serve(listener, guests).map_err(failed)
     }
 
-    fn listen(kind: &'static str, name: &Name, guests: Arc<dyn Guests>) -> io::Result<Host> {
+    fn serve(listener: OwnedFd, guests: Arc<dyn Guests>) -> io::Result<Host> {
         let watcher = Watcher::of_process()?;
-        let listener = socket::listen(&Address::of_service(kind, name)?)?;
         let door = watcher.number();
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
@@ -136,6 +155,8 @@ impl Drop for Host {
         if inner.watcher.is_of_this_process() {
             if let Some(listener) = &listener {
                 inner.watcher.forget(inner.door, listener.as_fd(), None);
+                // A process that is just being started may hold it too: nobody shall find it alive.
+                socket::hang_up(listener);
             }
             for (id, guest) in &guests {
                 if let Some(line) = &guest.line {
@@ -398,6 +419,18 @@ impl Inner {
 
     fn unwatch(&self, id: u64, line: &Line) {
         self.watcher.forget(id, line.socket.as_fd(), line.process.as_ref().map(AsFd::as_fd));
+    }
+}
+
+/// Whether somebody alive listens there. False: nobody, or only descriptors are left that a forked child keeps.
+fn is_served(address: &Address) -> bool {
+    match socket::connect(address, RECHECK) {
+        Ok(socket) => match Peer::of(&socket).and_then(|peer| peer.process()) {
+            Ok(_) => true,
+            Err(e) => e.kind() != io::ErrorKind::NotFound,
+        },
+        // Anything else, as a queue of guests that is full, means that there is somebody.
+        Err(e) => e.kind() != io::ErrorKind::ConnectionRefused,
     }
 }
 

@@ -440,6 +440,8 @@ fn a_killed_host_is_noticed_and_its_name_is_free() {
         if keeper == 0 {
             drop(Host::open(KIND, &name, Log::hospitable()).unwrap());
         } else {
+            let kept = Host::open(KIND, &name, Log::hospitable());
+            assert!(matches!(kept, Err(OpenError::NameKept { .. })), "{kept:?}");
             assert!(end(keeper), "the one who keeps the descriptors was still there");
             eventually("the name is free", || Host::open(KIND, &name, Log::hospitable()).is_ok());
         }
