@@ -88,6 +88,9 @@ pub(crate) fn open(kind: &'static str, name: &str, guests: Arc<dyn Guests>) -> R
     let name = Name::new(name).map_err(|_| CreateError::BadName { name: name.to_owned() })?;
     Host::open(kind, &name, guests).map_err(|error| match error {
         OpenError::NameTaken { name } => CreateError::NameTaken { name },
+        kept @ OpenError::NameKept { .. } => {
+            CreateError::Os(std::io::Error::new(std::io::ErrorKind::AddrInUse, kept.to_string()))
+        }
         OpenError::Os { source, .. } => CreateError::Os(source),
     })
 }

@@ -69,6 +69,7 @@ pub(crate) enum Admission {
         reply: Vec<u8>,
     },
     /// Ask again in a millisecond.
+    #[allow(dead_code)]
     Later,
 }
 

@@ -19,13 +19,9 @@
 pub(crate) mod bell;
 pub(crate) mod error;
 pub(crate) mod greeting;
-#[allow(dead_code)]
 pub(crate) mod host;
-#[allow(dead_code)]
 pub(crate) mod member;
-#[allow(dead_code)]
 pub(crate) mod socket;
-#[allow(dead_code)]
 mod watcher;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
