@@ -62,12 +62,14 @@ pub(crate) mod sealed {
 
         #[inline]
         fn room(inbox: &mut Typed<T>, len: usize) -> Option<&mut [u8]> {
-            (len == size_of::<T>()).then_some(&mut inbox.bytes)
+            // Cut to a length that the compiler knows, so that the copy is a few moves.
+            inbox.bytes.get_mut(..size_of::<T>()).filter(|_| len == size_of::<T>())
         }
 
         #[inline]
         fn accept(inbox: &mut Typed<T>, _: usize) -> bool {
-            inbox.value = T::try_read_from_bytes(&inbox.bytes).ok();
+            inbox.value =
+                inbox.bytes.get(..size_of::<T>()).and_then(|bytes| T::try_read_from_bytes(bytes).ok());
             inbox.value.is_some()
         }
 

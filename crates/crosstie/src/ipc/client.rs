@@ -80,8 +80,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             return Err(CallError::TooLong { token, len: bytes.len(), limit });
         }
         let begun = self.calls.begin(token).map_err(CallError::Full)?;
-        self.line.lane.put(begun.slot, bytes);
-        lane::request(self.line.lane.word(begun.slot), begun, bytes.len());
+        let slot = self.line.lane.slot(begun.slot);
+        slot.put(bytes);
+        lane::request(slot.word(), begun, bytes.len());
         self.line.board.bell().ring();
         Ok(())
     }
@@ -92,7 +93,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
         let mut count = 0;
         while let Some((slot, call)) = self.calls.due() {
-            let Some(len) = lane::answered(self.line.lane.word(slot), call) else {
+            let Some(len) = lane::answered(self.line.lane.slot(slot).word(), call) else {
                 if self.calls.fruitless() {
                     count += self.search(&mut each)?;
                 }
@@ -116,7 +117,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         if self.calls.in_flight() > 0 {
             let mut looks = 0;
             let (calls, line) = (&self.calls, &self.line);
-            let is_there = |(slot, call)| lane::answered(line.lane.word(slot), call).is_some();
+            let is_there = |(slot, call)| lane::answered(line.lane.slot(slot).word(), call).is_some();
             bell::wait(line.lane.bell(), self.waiting, deadline, || {
                 looks += 1;
                 line.member.gone()
@@ -141,7 +142,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         let disconnected = |cause| CallError::Disconnected { token: (), cause };
         let Some(call) = self.calls.call(slot) else { return Err(disconnected(Disconnected::Nonsense)) };
         let line = &self.line;
-        let answer = || lane::answered(line.lane.word(slot), call);
+        let answer = || lane::answered(line.lane.slot(slot).word(), call);
         bell::wait(line.lane.bell(), self.waiting, None, || line.member.gone() || answer().is_some());
         let len = answer();
         // The token is worth nothing to anybody.
@@ -179,14 +180,14 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 
     fn is_answer_there(&self) -> bool {
-        self.calls.all().any(|(slot, call)| lane::answered(self.line.lane.word(slot), call).is_some())
+        self.calls.all().any(|(slot, call)| lane::answered(self.line.lane.slot(slot).word(), call).is_some())
     }
 
     /// Copies an answer out and checks it.
     #[inline]
     fn accept(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
         if let Some(room) = Resp::room(&mut self.inbox, len) {
-            self.line.lane.get(slot, room);
+            self.line.lane.slot(slot).get(room);
             if Resp::accept(&mut self.inbox, len)
                 && let Some(answer) = Resp::accepted(&self.inbox, len)
             {
@@ -216,7 +217,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         let mut count = 0;
         for slot in 0..self.line.lane.slots() {
             let Some(call) = self.calls.call(slot) else { continue };
-            if let Some(len) = lane::answered(self.line.lane.word(slot), call) {
+            if let Some(len) = lane::answered(self.line.lane.slot(slot).word(), call) {
                 self.deliver(slot, len, each)?;
                 count += 1;
             }

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_MESSAGE};
 use crate::memory::copy::copy;
+use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
 use crate::neighbor::bell::Bell;
 use crate::ring::outstanding::Outstanding;
@@ -139,36 +140,52 @@ impl Lane {
         &self.bell
     }
 
-    /// A slot's word.
+    /// A slot.
     #[inline]
-    pub(super) fn word(&self, slot: usize) -> &AtomicU64 {
+    pub(super) fn slot(&self, slot: usize) -> Slot<'_> {
         assert!(slot < self.slots);
-        // SAFETY: the slot is inside the segment, which `self` keeps mapped, and starts on a line, so the word is
-        // aligned; any bits are a word, and everybody reaches it atomically.
-        unsafe { AtomicU64::from_ptr(self.first.add(slot * self.stride).cast().as_ptr()) }
+        // SAFETY: inside the segment.
+        Slot { at: unsafe { self.first.add(slot * self.stride) }, lane: self }
     }
 
-    /// Copies a payload into a slot. The other side may be doing the same if it breaks the rules.
+    /// Has the line of a slot fetched that will be looked at soon.
     #[inline]
-    pub(super) fn put(&self, slot: usize, bytes: &[u8]) {
-        assert!(slot < self.slots && bytes.len() <= self.room);
-        // SAFETY: both ends are in bounds: the slot has `room` bytes behind its word. `bytes` is no part of the segment,
-        // of which no Rust reference to bytes exists.
-        unsafe {
-            let to = self.first.add(slot * self.stride + PAYLOAD_AT);
-            copy(bytes.as_ptr(), to.as_ptr(), bytes.len());
-        }
+    pub(super) fn expect(&self, slot: usize) {
+        let slot = if slot < self.slots { slot } else { slot - self.slots };
+        prefetch::for_read(self.first.as_ptr().wrapping_add(slot * self.stride));
+    }
+}
+
+/// A slot of a lane.
+#[derive(Clone, Copy)]
+pub(super) struct Slot<'l> {
+    /// The word, on a line of its own, and `room` bytes behind it.
+    at: NonNull<u8>,
+    lane: &'l Lane,
+}
+
+impl<'l> Slot<'l> {
+    #[inline]
+    pub(super) fn word(&self) -> &'l AtomicU64 {
+        // SAFETY: inside the segment, which the lane keeps mapped, and aligned; any bits are a word, and everybody
+        // reaches it atomically.
+        unsafe { AtomicU64::from_ptr(self.at.cast().as_ptr()) }
     }
 
-    /// Copies a payload out of a slot.
+    /// Copies a payload in. The other side may be doing the same if it breaks the rules.
     #[inline]
-    pub(super) fn get(&self, slot: usize, bytes: &mut [u8]) {
-        assert!(slot < self.slots && bytes.len() <= self.room);
+    pub(super) fn put(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.lane.room);
+        // SAFETY: both ends are in bounds. `bytes` is no part of the segment, of which no Rust reference to bytes exists.
+        unsafe { copy(bytes.as_ptr(), self.at.add(PAYLOAD_AT).as_ptr(), bytes.len()) };
+    }
+
+    /// Copies a payload out.
+    #[inline]
+    pub(super) fn get(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.lane.room);
         // SAFETY: as in `put`.
-        unsafe {
-            let from = self.first.add(slot * self.stride + PAYLOAD_AT);
-            copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len());
-        }
+        unsafe { copy(self.at.add(PAYLOAD_AT).as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
     }
 }
 

@@ -107,9 +107,10 @@ impl Ticket {
 /// A request, to be answered now or [later](Request::defer).
 #[must_use = "the client waits for an answer"]
 pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
-    core: &'s mut Core,
     message: &'s Req,
+    client: &'s mut Connected,
     ticket: Ticket,
+    response_limit: usize,
     answer: PhantomData<fn(&Resp)>,
 }
 
@@ -129,7 +130,7 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     /// Answers.
     #[inline]
     pub fn reply(self, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(self.ticket, answer.bytes())
+        self.client.reply(self.ticket, answer.bytes(), self.response_limit)
     }
 
     /// Keeps the right to answer, so that other requests can be received before.
@@ -194,32 +195,36 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     /// None when a new look is due.
     #[inline]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        let core = &mut self.core;
-        loop {
+        let (index, slot, call, len) = loop {
+            let core = &mut self.core;
             let &index = core.ready.get(core.turn)?;
-            let Entry { key, client: Some(client) } = &mut core.clients[index as usize] else {
-                core.next_turn();
-                continue;
+            let taken = match &mut core.clients[index as usize].client {
+                Some(client) => client.take::<Req>(&mut self.inbox, core.queue_depth),
+                None => Ok(None),
             };
-            let key = *key;
-            match client.take::<Req>(&mut self.inbox, core.queue_depth) {
-                Ok(Some((slot, call, len))) => {
-                    core.left_in_turn -= 1;
-                    if core.left_in_turn == 0 {
-                        core.next_turn();
-                    }
-                    core.counters.requests += 1;
-                    let ticket = Ticket { nonce: core.nonce, client: key, slot, call };
-                    let message = Req::accepted(&self.inbox, len)?;
-                    return Some(Request { core, message, ticket, answer: PhantomData });
-                }
+            match taken {
+                Ok(Some((slot, call, len))) => break (index, slot, call, len),
                 Ok(None) => core.next_turn(),
                 Err(Nonsense) => {
                     core.cut_off(index);
                     core.next_turn();
                 }
             }
+        };
+        let core = &mut self.core;
+        core.counters.requests += 1;
+        core.left_in_turn -= 1;
+        if core.left_in_turn == 0 {
+            core.next_turn();
         }
+        let Entry { key, client } = &mut core.clients[index as usize];
+        Some(Request {
+            message: Req::accepted(&self.inbox, len)?,
+            client: client.as_mut()?,
+            ticket: Ticket { nonce: core.nonce, client: *key, slot, call },
+            response_limit: core.response_limit,
+            answer: PhantomData,
+        })
     }
 
     /// Answers a request that was deferred.
@@ -255,7 +260,7 @@ struct Nonsense;
 impl Connected {
     #[inline]
     fn is_waiting(&self) -> bool {
-        lane::requested(self.lane.word(self.cursor.slot), self.cursor.call).is_some()
+        lane::requested(self.lane.slot(self.cursor.slot).word(), self.cursor.call).is_some()
     }
 
     /// Takes the next request out of the lane: its slot, call and length. Believes nothing that the client wrote.
@@ -265,10 +270,11 @@ impl Connected {
         inbox: &mut Req::Inbox,
         queue_depth: u32,
     ) -> Result<Option<(u32, CallNumber, usize)>, Nonsense> {
-        let (slot, call) = (self.cursor.slot, self.cursor.call);
-        let Some(request) = lane::requested(self.lane.word(slot), call) else { return Ok(None) };
+        let (number, call) = (self.cursor.slot, self.cursor.call);
+        let slot = self.lane.slot(number);
+        let Some(request) = lane::requested(slot.word(), call) else { return Ok(None) };
         let room = Req::room(inbox, request.len).ok_or(Nonsense)?;
-        self.lane.get(slot, room);
+        slot.get(room);
         if self.unanswered == queue_depth
             || !Req::accept(inbox, request.len)
             || !self.cursor.advance(request.next, self.lane.slots())
@@ -276,7 +282,20 @@ impl Connected {
             return Err(Nonsense);
         }
         self.unanswered += 1;
-        Ok(Some((slot as u32, call, request.len)))
+        Ok(Some((number as u32, call, request.len)))
+    }
+
+    #[inline]
+    fn reply(&mut self, ticket: Ticket, answer: &[u8], limit: usize) -> Result<(), ReplyError<Ticket>> {
+        if answer.len() > limit {
+            return Err(ReplyError::TooLong { ticket, len: answer.len(), limit });
+        }
+        let slot = self.lane.slot(ticket.slot as usize);
+        slot.put(answer);
+        lane::answer(slot.word(), ticket.call, answer.len());
+        self.unanswered -= 1;
+        self.lane.bell().ring();
+        Ok(())
     }
 }
 
@@ -326,18 +345,11 @@ impl Core {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::Foreign(ticket));
         }
-        if answer.len() > self.response_limit {
-            return Err(ReplyError::TooLong { ticket, len: answer.len(), limit: self.response_limit });
-        }
         let Entry { key, client } = &mut self.clients[ticket.client.index() as usize];
-        let Some(client) = client.as_mut().filter(|_| *key == ticket.client) else {
-            return Err(ReplyError::ClientGone);
-        };
-        client.lane.put(ticket.slot as usize, answer);
-        lane::answer(client.lane.word(ticket.slot as usize), ticket.call, answer.len());
-        client.unanswered -= 1;
-        client.lane.bell().ring();
-        Ok(())
+        match client {
+            Some(client) if *key == ticket.client => client.reply(ticket, answer, self.response_limit),
+            _ => Err(ReplyError::ClientGone),
+        }
     }
 
     /// Hears who came and went.

@@ -73,9 +73,20 @@ impl Cursor {
     /// Goes on behind a request. False if the caller names a slot that does not exist.
     #[inline]
     pub(crate) fn advance(&mut self, next: usize, slots: usize) -> bool {
-        self.slot = next;
+        // Nearly always the slot behind this one. A branch, and not a value that comes out of the slot: so the processor
+        // can fetch the next slots before this one has arrived.
+        self.slot = if self.slot + 1 == slots { 0 } else { self.slot + 1 };
+        if next != self.slot {
+            self.jump(next);
+        }
         self.call = self.call.next();
-        next < slots
+        self.slot < slots
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn jump(&mut self, next: usize) {
+        self.slot = next;
     }
 }
 

@@ -103,24 +103,36 @@ impl<T> Outstanding<T> {
             return Err(token);
         }
         let (slot, call) = (self.next, self.call);
-        self.call = call.next();
         let next = if self.in_flight == 0 {
             self.front = slot;
             self.fruitless = 0;
             // One call at a time swings between two slots: lines that are at hand.
             self.last
         } else {
-            let mut next = self.after(slot);
-            while self.entries[next].token.is_some() && next != slot {
-                next = self.after(next);
-            }
-            next
+            self.first_after(slot, |entry| entry.token.is_none())
         };
         self.entries[slot] = Entry { token: Some(token), call, next };
+        self.call = call.next();
         self.in_flight += 1;
         self.last = slot;
         self.next = next;
         Ok(Begun { slot, next, call })
+    }
+
+    /// The first slot behind this one that is as wanted; there is one.
+    #[inline]
+    fn first_after(&self, slot: usize, wanted: impl Fn(&Entry<T>) -> bool) -> usize {
+        let next = self.after(slot);
+        if wanted(&self.entries[next]) { next } else { self.search_after(next, wanted) }
+    }
+
+    #[cold]
+    fn search_after(&self, slot: usize, wanted: impl Fn(&Entry<T>) -> bool) -> usize {
+        let mut next = self.after(slot);
+        while !wanted(&self.entries[next]) && next != slot {
+            next = self.after(next);
+        }
+        next
     }
 
     /// The number of the call that uses a slot.
@@ -143,11 +155,9 @@ impl<T> Outstanding<T> {
         self.in_flight -= 1;
         self.fruitless = 0;
         if self.in_flight > 0 {
-            let mut front = self.entries[slot].next;
-            while self.entries[front].token.is_none() {
-                front = self.after(front);
-            }
-            self.front = front;
+            let next = self.entries[slot].next;
+            let in_order = self.entries[next].token.is_some();
+            self.front = if in_order { next } else { self.search_after(next, |entry| entry.token.is_some()) };
         }
         Some(token)
     }
