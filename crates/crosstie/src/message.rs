@@ -36,45 +36,50 @@ pub(crate) mod sealed {
         const SIZE: Option<usize>;
 
         fn inbox(limit: usize) -> Self::Inbox;
-        /// Room for the bytes of a message of `len` bytes; `None` if there is no message of this length.
-        fn room(inbox: &mut Self::Inbox, len: usize) -> Option<&mut [u8]>;
-        /// Whether the `len` bytes that were copied into the room are a message.
-        fn accept(inbox: &mut Self::Inbox, len: usize) -> bool;
-        /// The message of `len` bytes that was accepted last.
-        fn accepted(inbox: &Self::Inbox, len: usize) -> Option<&Self>;
+        /// Takes in a message of `len` bytes, which `read` copies into the place that it is given. False if the length or
+        /// the bytes make no message.
+        fn receive(inbox: &mut Self::Inbox, len: usize, read: impl FnOnce(&mut [u8])) -> bool;
+        /// The message of `len` bytes that was received last.
+        fn received(inbox: &Self::Inbox, len: usize) -> Option<&Self>;
         fn bytes(&self) -> &[u8];
     }
 
-    /// Bytes first, then the value.
+    /// The last message, and where the bytes of large ones arrive.
     #[derive(Debug)]
     pub struct Typed<T> {
-        bytes: Box<[u8]>,
         value: Option<T>,
+        bytes: Box<[u8]>,
     }
+
+    /// Messages up to a cache line go through registers.
+    const SMALL: usize = 64;
 
     impl<T: TryFromBytes + IntoBytes + Immutable + KnownLayout + Send> Message for T {
         type Inbox = Typed<T>;
         const SIZE: Option<usize> = Some(size_of::<T>());
 
         fn inbox(_: usize) -> Typed<T> {
-            Typed { bytes: vec![0; size_of::<T>()].into(), value: None }
+            let large = if size_of::<T>() <= SMALL { 0 } else { size_of::<T>() };
+            Typed { value: None, bytes: vec![0; large].into() }
         }
 
-        #[inline]
-        fn room(inbox: &mut Typed<T>, len: usize) -> Option<&mut [u8]> {
-            // Cut to a length that the compiler knows, so that the copy is a few moves.
-            inbox.bytes.get_mut(..size_of::<T>()).filter(|_| len == size_of::<T>())
-        }
-
-        #[inline]
-        fn accept(inbox: &mut Typed<T>, _: usize) -> bool {
-            inbox.value =
-                inbox.bytes.get(..size_of::<T>()).and_then(|bytes| T::try_read_from_bytes(bytes).ok());
+        #[inline(always)]
+        fn receive(inbox: &mut Typed<T>, len: usize, read: impl FnOnce(&mut [u8])) -> bool {
+            if len != size_of::<T>() {
+                return false;
+            }
+            let mut words = [0u64; SMALL / 8];
+            let bytes = match words.as_mut_bytes().get_mut(..size_of::<T>()) {
+                Some(small) => small,
+                None => &mut inbox.bytes,
+            };
+            read(bytes);
+            inbox.value = T::try_read_from_bytes(bytes).ok();
             inbox.value.is_some()
         }
 
         #[inline]
-        fn accepted(inbox: &Typed<T>, _: usize) -> Option<&T> {
+        fn received(inbox: &Typed<T>, _: usize) -> Option<&T> {
             inbox.value.as_ref()
         }
 
@@ -92,18 +97,13 @@ pub(crate) mod sealed {
             vec![0; limit].into()
         }
 
-        #[inline]
-        fn room(inbox: &mut Box<[u8]>, len: usize) -> Option<&mut [u8]> {
-            inbox.get_mut(..len)
+        #[inline(always)]
+        fn receive(inbox: &mut Box<[u8]>, len: usize, read: impl FnOnce(&mut [u8])) -> bool {
+            inbox.get_mut(..len).map(read).is_some()
         }
 
         #[inline]
-        fn accept(inbox: &mut Box<[u8]>, len: usize) -> bool {
-            len <= inbox.len()
-        }
-
-        #[inline]
-        fn accepted(inbox: &Box<[u8]>, len: usize) -> Option<&[u8]> {
+        fn received(inbox: &Box<[u8]>, len: usize) -> Option<&[u8]> {
             inbox.get(..len)
         }
 
@@ -127,9 +127,16 @@ mod tests {
     }
 
     fn deliver<M: Message + ?Sized>(inbox: &mut M::Inbox, bytes: &[u8]) -> Option<Vec<u8>> {
-        M::room(inbox, bytes.len())?.copy_from_slice(bytes);
-        let good = M::accept(inbox, bytes.len());
-        M::accepted(inbox, bytes.len()).filter(|_| good).map(|message| message.bytes().to_vec())
+        let good = M::receive(inbox, bytes.len(), |place| place.copy_from_slice(bytes));
+        M::received(inbox, bytes.len()).filter(|_| good).map(|message| message.bytes().to_vec())
+    }
+
+    #[test]
+    fn large_types_arrive_whole() {
+        let large: [u64; 40] = core::array::from_fn(|i| i as u64 * 3);
+        let mut inbox = <[u64; 40]>::inbox(0);
+        assert_eq!(deliver::<[u64; 40]>(&mut inbox, large.as_bytes()), Some(large.as_bytes().to_vec()));
+        assert_eq!(deliver::<[u64; 40]>(&mut inbox, &[0; 319]), None);
     }
 
     #[test]

@@ -89,8 +89,12 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 
     /// Hands the answers that are there to `each`; says how many. Never waits. An error comes when all answers have been
     /// handed out that ever came.
+    ///
+    /// At most half of the calls under way end at a time, so that a caller that makes new ones for them keeps the server
+    /// busy with the other half: without this, both sides soon wait for each other's whole queue in turn.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let most = self.calls.in_flight().div_ceil(2);
         let mut count = 0;
         while let Some((slot, call)) = self.calls.due() {
             let Some(len) = lane::answered(self.line.lane.slot(slot).word(), call) else {
@@ -101,6 +105,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             };
             self.deliver(slot, len, &mut each)?;
             count += 1;
+            if count == most {
+                break;
+            }
         }
         if count == 0 && self.alive().is_err() {
             return self.last_poll(each);
@@ -186,13 +193,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     /// Copies an answer out and checks it.
     #[inline]
     fn accept(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
-        if let Some(room) = Resp::room(&mut self.inbox, len) {
-            self.line.lane.slot(slot).get(room);
-            if Resp::accept(&mut self.inbox, len)
-                && let Some(answer) = Resp::accepted(&self.inbox, len)
-            {
-                return Ok(answer);
-            }
+        let slot = self.line.lane.slot(slot);
+        if Resp::receive(&mut self.inbox, len, |place| slot.get(place))
+            && let Some(answer) = Resp::received(&self.inbox, len)
+        {
+            return Ok(answer);
         }
         Err(*self.broken.insert(Disconnected::Nonsense))
     }
@@ -205,7 +210,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         each: &mut impl FnMut(Token, &Resp),
     ) -> Result<(), Disconnected> {
         self.accept(slot, len)?;
-        if let (Some(token), Some(answer)) = (self.calls.end(slot), Resp::accepted(&self.inbox, len)) {
+        if let (Some(token), Some(answer)) = (self.calls.end(slot), Resp::received(&self.inbox, len)) {
             each(token, answer);
         }
         Ok(())

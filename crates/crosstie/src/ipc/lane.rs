@@ -10,8 +10,7 @@ use crosstie_protocol::lane::MAX_SLOTS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_MESSAGE};
-use crate::memory::copy::copy;
-use crate::memory::prefetch;
+use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef};
 use crate::neighbor::bell::Bell;
 use crate::ring::outstanding::Outstanding;
@@ -147,13 +146,6 @@ impl Lane {
         // SAFETY: inside the segment.
         Slot { at: unsafe { self.first.add(slot * self.stride) }, lane: self }
     }
-
-    /// Has the line of a slot fetched that will be looked at soon.
-    #[inline]
-    pub(super) fn expect(&self, slot: usize) {
-        let slot = if slot < self.slots { slot } else { slot - self.slots };
-        prefetch::for_read(self.first.as_ptr().wrapping_add(slot * self.stride));
-    }
 }
 
 /// A slot of a lane.
@@ -176,8 +168,9 @@ impl<'l> Slot<'l> {
     #[inline]
     pub(super) fn put(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.lane.room);
-        // SAFETY: both ends are in bounds. `bytes` is no part of the segment, of which no Rust reference to bytes exists.
-        unsafe { copy(bytes.as_ptr(), self.at.add(PAYLOAD_AT).as_ptr(), bytes.len()) };
+        // SAFETY: the payload's room is aligned to 8 and, like `room`, a multiple of 8 long. `bytes` is no part of the
+        // segment, of which no Rust reference to bytes exists.
+        unsafe { copy_in(bytes, self.at.add(PAYLOAD_AT).as_ptr()) };
     }
 
     /// Copies a payload out.
@@ -185,7 +178,7 @@ impl<'l> Slot<'l> {
     pub(super) fn get(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= self.lane.room);
         // SAFETY: as in `put`.
-        unsafe { copy(self.at.add(PAYLOAD_AT).as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { copy_out(self.at.add(PAYLOAD_AT).as_ptr(), bytes) };
     }
 }
 

@@ -219,7 +219,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         }
         let Entry { key, client } = &mut core.clients[index as usize];
         Some(Request {
-            message: Req::accepted(&self.inbox, len)?,
+            message: Req::received(&self.inbox, len)?,
             client: client.as_mut()?,
             ticket: Ticket { nonce: core.nonce, client: *key, slot, call },
             response_limit: core.response_limit,
@@ -273,10 +273,8 @@ impl Connected {
         let (number, call) = (self.cursor.slot, self.cursor.call);
         let slot = self.lane.slot(number);
         let Some(request) = lane::requested(slot.word(), call) else { return Ok(None) };
-        let room = Req::room(inbox, request.len).ok_or(Nonsense)?;
-        slot.get(room);
         if self.unanswered == queue_depth
-            || !Req::accept(inbox, request.len)
+            || !Req::receive(inbox, request.len, |place| slot.get(place))
             || !self.cursor.advance(request.next, self.lane.slots())
         {
             return Err(Nonsense);

@@ -4,6 +4,8 @@
 //! the compiler may assume nothing; elsewhere they are relaxed atomic accesses. A concurrent writer makes the bytes an
 //! arbitrary mixture, never undefined behaviour.
 
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 /// Copies `len` bytes between memories of which either may be shared.
 ///
 /// # Safety
@@ -13,6 +15,64 @@
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise is the one each of these asks for.
     unsafe { arch::copy(from, to, len) }
+}
+
+/// From here on [`copy`] is used: its setting up is worth it.
+const SMALL: usize = 128;
+
+/// Copies private bytes into shared words. Small ones go word by word, from where the program has them, often registers:
+/// a load that spans several recent stores would wait until all of those have left the processor.
+///
+/// # Safety
+///
+/// `to` is aligned to 8, and valid for writes of `from.len()` bytes rounded up to a multiple of 8. No Rust reference to
+/// those bytes exists.
+#[inline(always)]
+pub(crate) unsafe fn copy_in(from: &[u8], to: *mut u8) {
+    if from.len() > SMALL {
+        // SAFETY: the caller's promise.
+        unsafe { copy(from.as_ptr(), to, from.len()) };
+        return;
+    }
+    let (words, rest) = from.as_chunks::<8>();
+    for (i, word) in words.iter().enumerate() {
+        // SAFETY: inside what the caller vouches for, and aligned.
+        unsafe { AtomicU64::from_ptr(to.add(8 * i).cast()) }.store(u64::from_ne_bytes(*word), Relaxed);
+    }
+    if !rest.is_empty() {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        // SAFETY: as above; the last word is inside the length rounded up.
+        unsafe { AtomicU64::from_ptr(to.add(8 * words.len()).cast()) }
+            .store(u64::from_ne_bytes(word), Relaxed);
+    }
+}
+
+/// Copies shared words into private bytes, as [`copy_in`] does.
+///
+/// # Safety
+///
+/// `from` is aligned to 8, and valid for reads of `to.len()` bytes rounded up to a multiple of 8. No Rust reference to
+/// those bytes exists.
+#[inline(always)]
+pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
+    if to.len() > SMALL {
+        // SAFETY: the caller's promise.
+        unsafe { copy(from, to.as_mut_ptr(), to.len()) };
+        return;
+    }
+    let from = from.cast_mut();
+    let (words, rest) = to.as_chunks_mut::<8>();
+    let whole = words.len();
+    for (i, word) in words.iter_mut().enumerate() {
+        // SAFETY: inside what the caller vouches for, and aligned.
+        *word = unsafe { AtomicU64::from_ptr(from.add(8 * i).cast()) }.load(Relaxed).to_ne_bytes();
+    }
+    if !rest.is_empty() {
+        // SAFETY: as above; the last word is inside the length rounded up.
+        let word = unsafe { AtomicU64::from_ptr(from.add(8 * whole).cast()) }.load(Relaxed).to_ne_bytes();
+        rest.copy_from_slice(&word[..rest.len()]);
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -125,6 +185,23 @@ mod arch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_and_large_in_and_out() {
+        let from: Vec<u8> = (0..300u32).map(|i| (i * 7 + 3) as u8).collect();
+        for len in 0..300 {
+            let mut shared = [0xAAAA_AAAA_AAAA_AAAAu64; 40];
+            let mut back = vec![0; len];
+            // SAFETY: `shared` is aligned, longer than `len` rounded up, and reached through this pointer only.
+            unsafe {
+                let at = shared.as_mut_ptr().cast::<u8>();
+                copy_in(&from[..len], at);
+                copy_out(at, &mut back);
+            }
+            assert_eq!(back, from[..len]);
+            assert_eq!(shared[len.div_ceil(8)], 0xAAAA_AAAA_AAAA_AAAA, "{len}");
+        }
+    }
 
     #[test]
     fn every_length_and_alignment() {
