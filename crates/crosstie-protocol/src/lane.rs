@@ -20,7 +20,7 @@ const LEN_BITS: u32 = 21;
 const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
 const ANSWER: u32 = 1;
 
-/// Counts calls of a lane, modulo 2^31. Zero never appears before 2^31 calls, so zeroed memory is no call.
+/// Counts calls of a lane in 31 bits. Never zero, so zeroed memory is no call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallNumber(u32);
 
@@ -32,7 +32,8 @@ impl CallNumber {
     #[must_use]
     #[inline]
     pub const fn next(self) -> CallNumber {
-        CallNumber(self.0.wrapping_add(1) & (u32::MAX >> 1))
+        let next = (self.0 + 1) & (u32::MAX >> 1);
+        CallNumber(next + (next == 0) as u32)
     }
 
     /// The number as an integer of 31 bits.

@@ -19,6 +19,9 @@ use crate::ring::{fence, lane};
 /// Looks at the answer that is due before waiting looks at all of them.
 const LOOKS_AT_FIRST: u32 = 64;
 
+/// Answers whose slots are fetched together, if the first of them is there.
+const FETCHED: usize = 16;
+
 /// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super).
 pub struct Client<Req: Message + ?Sized, Resp: Message + ?Sized, Token = ()> {
     name: String,
@@ -103,6 +106,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
                 }
                 break;
             };
+            if count == 0 && most > 1 {
+                self.line.lane.fetch(slot, most.min(FETCHED));
+            }
             self.deliver(slot, len, &mut each)?;
             count += 1;
             if count == most {

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_MESSAGE};
 use crate::memory::copy::{copy_in, copy_out};
+use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
 use crate::neighbor::bell::Bell;
 use crate::ring::outstanding::Outstanding;
@@ -137,6 +138,16 @@ impl Lane {
     #[inline]
     pub(super) fn bell(&self) -> &SharedRef<Bell> {
         &self.bell
+    }
+
+    /// Has the lines of `count` slots fetched for writing. For slots that the other side is done with: they are about to be
+    /// read, and written soon after, which would ask the other side's core twice.
+    #[inline]
+    pub(super) fn fetch(&self, mut slot: usize, count: usize) {
+        for _ in 0..count {
+            prefetch::for_write(self.first.as_ptr().wrapping_add(slot * self.stride));
+            slot = if slot + 1 == self.slots { 0 } else { slot + 1 };
+        }
     }
 
     /// A slot.
