@@ -1,0 +1,64 @@
+//! Daemons that split a key space: each owns the keys of its shard, and asks the others for theirs.
+//!
+//! Run it with `cargo run -p crosstie --example flux_shards [DAEMONS]`.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use crosstie::flux::{Config, Node, network};
+
+enum Request {
+    Put(u64, String),
+    Get(u64),
+}
+/// What was found under the key, or was there before.
+type Response = Option<String>;
+/// What to expect of the response.
+type Token = Response;
+
+const KEYS_EACH: u64 = 1000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let daemons = std::env::args().nth(1).map_or(Ok(3), |count| count.parse())?;
+    let nodes = network::<Request, Response, Token>(daemons, &Config::default())?;
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        nodes.into_iter().for_each(|node| drop(scope.spawn(|| daemon(node, &finished))))
+    });
+    Ok(())
+}
+
+fn daemon(mut node: Node<Request, Response, Token>, finished: &AtomicUsize) {
+    let (me, nodes) = (node.id() as u64, node.nodes());
+    let mut shard = HashMap::new();
+    let value = |key: u64| format!("value {key} of daemon {me}");
+    // Keys that no other daemon writes, spread over all shards; each is put, then read back.
+    let keys = move || {
+        (0..KEYS_EACH).map(move |i| i * nodes as u64 * nodes as u64 + me * nodes as u64 + i % nodes as u64)
+    };
+    let puts = keys().map(|key| (key, Request::Put(key, value(key)), None));
+    let mut work = puts.chain(keys().map(|key| (key, Request::Get(key), Some(value(key))))).peekable();
+    let (mut answered, mut served) = (0, 0);
+    while finished.load(SeqCst) < nodes {
+        while let Some((key, request, expected)) = work.next_if(|_| node.in_flight() < 32) {
+            node.call(key as usize % nodes, request, expected)
+                .expect("room for 32 calls, and nobody leaves early");
+        }
+        while let Some((_from, request, ticket)) = node.try_recv() {
+            let response = match request {
+                Request::Put(key, value) => shard.insert(key, value),
+                Request::Get(key) => shard.get(&key).cloned(),
+            };
+            node.reply(ticket, response).expect("nobody leaves before all are answered");
+            served += 1;
+        }
+        answered += node.poll(|expected, response| assert_eq!(response, expected)) as u64;
+        if answered == 2 * KEYS_EACH && work.next().is_none() {
+            answered += 1; // Told once.
+            println!("daemon {me}: {} keys in the shard, {served} requests served so far", shard.len());
+            finished.fetch_add(1, SeqCst);
+        }
+        node.wait(Some(Duration::from_millis(1)));
+    }
+}
