@@ -1,6 +1,5 @@
 //! Daemons that split a key space: each owns the keys of its shard, and asks the others for theirs.
-//!
-//! Run it with `cargo run -p crosstie --example flux_shards [DAEMONS]`.
+//! `cargo run -p crosstie --example flux_shards`
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -34,9 +33,8 @@ fn daemon(mut node: Node<Request, Response, Token>, finished: &AtomicUsize) {
     let mut shard = HashMap::new();
     let value = |key: u64| format!("value {key} of daemon {me}");
     // Keys that no other daemon writes, spread over all shards; each is put, then read back.
-    let keys = move || {
-        (0..KEYS_EACH).map(move |i| i * nodes as u64 * nodes as u64 + me * nodes as u64 + i % nodes as u64)
-    };
+    let keys =
+        || (0..KEYS_EACH).map(|i| i * nodes as u64 + me).map(|i| i * nodes as u64 + i / 7 % nodes as u64);
     let puts = keys().map(|key| (key, Request::Put(key, value(key)), None));
     let mut work = puts.chain(keys().map(|key| (key, Request::Get(key), Some(value(key))))).peekable();
     let (mut answered, mut served) = (0, 0);
@@ -55,7 +53,7 @@ fn daemon(mut node: Node<Request, Response, Token>, finished: &AtomicUsize) {
         }
         answered += node.poll(|expected, response| assert_eq!(response, expected)) as u64;
         if answered == 2 * KEYS_EACH && work.next().is_none() {
-            answered += 1; // Told once.
+            answered += 1; // Said once.
             println!("daemon {me}: {} keys in the shard, {served} requests served so far", shard.len());
             finished.fetch_add(1, SeqCst);
         }

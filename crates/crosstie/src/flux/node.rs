@@ -82,7 +82,9 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
         match caller.call(request, token) {
             Ok(()) => {
                 self.in_flight += 1;
-                self.busy[target / 64] |= 1 << (target % 64);
+                if caller.in_flight() == 1 {
+                    self.busy[target / 64] |= 1 << (target % 64);
+                }
                 Ok(())
             }
             Err((Refusal::Full, request, token)) => Err(CallError::Full { target, request, token }),
