@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use super::error::{CallError, Lost, ReplyError};
-use super::slots::{Callees, Caller, Refusal, Ticket, Undeliverable};
+use super::slots::{Callees, Caller, Halves, Refusal, Ticket, Undeliverable};
 use crate::neighbor::bell::Waiting;
 
 /// Looks at what is due before [`Node::wait`] looks at everything. Looking takes lines from who is about to write them.
@@ -32,7 +32,7 @@ pub struct Node<Req, Resp, Token> {
 impl<Req, Resp, Token> Node<Req, Resp, Token> {
     pub(super) fn new(
         id: usize,
-        (callers, callees): (Box<[Caller<Req, Resp, Token>]>, Callees<Req, Resp>),
+        (callers, callees): Halves<Req, Resp, Token>,
         max_in_flight: usize,
         waiting: Waiting,
     ) -> Self {

@@ -138,12 +138,15 @@ impl Door {
     }
 }
 
+/// What a node holds of the lanes: of those on which it calls, by target, and of those on which it is called.
+pub(super) type Halves<Req, Resp, Token> = (Box<[Caller<Req, Resp, Token>]>, Callees<Req, Resp>);
+
 /// Lanes between all nodes, and for each node its halves. Lane `i` of them all has the key `first_key + i`.
 pub(super) fn lay<Req, Resp, Token>(
     nodes: usize,
     capacity: usize,
     first_key: u64,
-) -> Vec<(Box<[Caller<Req, Resp, Token>]>, Callees<Req, Resp>)> {
+) -> Vec<Halves<Req, Resp, Token>> {
     let doors: Arc<[Door]> = sync::collect((0..nodes).map(|_| Door::default()));
     let slots = Outstanding::<Token>::slots(capacity);
     let lanes: Vec<Lane<Req, Resp>> =
