@@ -447,7 +447,7 @@ fn a_busy_caller_does_not_keep_others_waiting() {
 /// Spins a little, then lets others run: more threads than cores must get on.
 fn idle(round: &mut u32) {
     *round += 1;
-    if *round % 64 == 0 { std::thread::yield_now() } else { core::hint::spin_loop() }
+    if round.is_multiple_of(64) { std::thread::yield_now() } else { core::hint::spin_loop() }
 }
 
 /// All call all, themselves too; replies come out of order; every response is its call's.
