@@ -94,6 +94,31 @@ pub const fn as_answer(word: u64, call: CallNumber) -> Option<usize> {
     Some((word as u32 & LEN_MASK) as usize)
 }
 
+/// What a word says, of whichever call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The callee's: the request of this call is in the slot.
+    Callee(CallNumber),
+    /// The caller's: the answer to this call, of so many bytes, is in the slot.
+    Caller(CallNumber, usize),
+}
+
+/// Whose turn it is. A word of zeros reads as a request.
+///
+/// ```
+/// use crosstie_protocol::lane::{self, CallNumber, Turn};
+/// assert_eq!(lane::turn(lane::answer(CallNumber::FIRST, 3)), Turn::Caller(CallNumber::FIRST, 3));
+/// ```
+#[inline]
+pub const fn turn(word: u64) -> Turn {
+    let call = CallNumber((word >> 33) as u32);
+    if (word >> 32) as u32 & ANSWER == 0 {
+        Turn::Callee(call)
+    } else {
+        Turn::Caller(call, (word as u32 & LEN_MASK) as usize)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,7 +133,9 @@ mod tests {
                     assert_eq!(as_request(word, call), Some(Request { len, next }));
                     assert_eq!(as_request(word, call.next()), None);
                     assert_eq!(as_answer(word, call), None);
+                    assert_eq!(turn(word), Turn::Callee(call));
                 }
+                assert_eq!(turn(answer(call, len)), Turn::Caller(call, len));
                 assert_eq!(as_answer(answer(call, len), call), Some(len));
                 assert_eq!(as_answer(answer(call, len), call.next()), None);
                 assert_eq!(as_request(answer(call, len), call), None);

@@ -2,10 +2,11 @@
 //! shared memory.
 //!
 //! Start with [`device`]: it explains the contract that everything else stands on. [`bootstrap`] gets the processes of a
-//! job to know each other, [`telemetry`] counts and times.
+//! job to know each other, [`telemetry`] counts and times. Inside one process, [`flux`] lets threads call each other.
 
 pub mod bootstrap;
 pub mod device;
+pub mod flux;
 pub mod ipc;
 mod memory;
 mod message;

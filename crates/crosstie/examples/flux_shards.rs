@@ -1,0 +1,59 @@
+//! Daemons that split a key space: each owns the keys of its shard, and asks the others for theirs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use crosstie::flux::{Config, Node, network};
+
+enum Request {
+    Put(u64, String),
+    Get(u64),
+}
+/// What was found under the key, or was there before. Each call's token is what to expect.
+type Response = Option<String>;
+
+const KEYS_EACH: u64 = 1000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let nodes = network::<Request, Response, Response>(3, &Config::default())?;
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for node in nodes {
+            scope.spawn(|| daemon(node, &finished));
+        }
+    });
+    Ok(())
+}
+
+fn daemon(mut node: Node<Request, Response, Response>, finished: &AtomicUsize) {
+    let (me, nodes) = (node.id() as u64, node.nodes() as u64);
+    let mut shard = HashMap::new();
+    let value = |key: u64| format!("value {key} of daemon {me}");
+    // Keys that no other daemon writes, spread over all shards; each is put, then read back.
+    let keys = || (0..KEYS_EACH).map(|i| (i * nodes + me) * nodes + i % nodes);
+    let puts = keys().map(|key| (key, Request::Put(key, value(key)), None));
+    let mut work = puts.chain(keys().map(|key| (key, Request::Get(key), Some(value(key))))).peekable();
+    let (mut answered, mut served) = (0, 0);
+    while finished.load(SeqCst) < node.nodes() {
+        while let Some((key, request, expected)) = work.next_if(|_| node.in_flight() < 32) {
+            node.call((key % nodes) as usize, request, expected)
+                .expect("room for 32, and nobody leaves early");
+        }
+        while let Some((_from, request, ticket)) = node.try_recv() {
+            let response = match request {
+                Request::Put(key, value) => shard.insert(key, value),
+                Request::Get(key) => shard.get(&key).cloned(),
+            };
+            node.reply(ticket, response).expect("nobody leaves before all are answered");
+            served += 1;
+        }
+        if node.poll(|expected, response| answered += u64::from(response == expected)) > 0
+            && answered == 2 * KEYS_EACH
+        {
+            println!("daemon {me}: {} keys in the shard, {served} requests served so far", shard.len());
+            finished.fetch_add(1, SeqCst);
+        }
+        node.wait(Some(Duration::from_millis(1)));
+    }
+}

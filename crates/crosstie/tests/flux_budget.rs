@@ -1,0 +1,134 @@
+//! The budget of calls between threads: no allocation and no system call per call, however deep, in order or not.
+//!
+//! One thread drives both nodes, so that what is counted is exact. System calls are forbidden by a seccomp filter in a
+//! child process, which the first one kills.
+
+#[path = "seccomp/mod.rs"]
+mod seccomp;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use crosstie::flux::{Config, Node, Ticket, network};
+
+const WARM_UP: u64 = 2_000;
+const MEASURED: u64 = 100_000;
+/// Says to a child of this test what it is for.
+const CHILD: &str = "CROSSTIE_FLUX_BUDGET_CHILD";
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter any more, and is none of ours.
+        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+type Message = [u64; 4];
+
+/// Two nodes in one thread's hands.
+struct Pair {
+    caller: Node<Message, Message, u64>,
+    callee: Node<Message, Message, u64>,
+    held: VecDeque<(Message, Ticket)>,
+    made: u64,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let mut nodes = network(2, &Config::default()).unwrap();
+        let (callee, caller) = (nodes.pop().unwrap(), nodes.pop().unwrap());
+        Pair { caller, callee, held: VecDeque::with_capacity(64), made: 0 }
+    }
+
+    /// Makes calls with `depth` under way at a time, answered in order or in reverse, until all are answered.
+    fn exchange(&mut self, calls: u64, depth: usize, in_order: bool) {
+        let end = self.made + calls;
+        while self.made < end || self.caller.in_flight() > 0 {
+            while self.made < end && self.caller.in_flight() < depth {
+                self.caller.call(1, [self.made; 4], self.made).unwrap();
+                self.made += 1;
+            }
+            while let Some((from, request, ticket)) = self.callee.try_recv() {
+                assert_eq!(from, 0);
+                self.held.push_back((request, ticket));
+            }
+            while let Some((request, ticket)) =
+                if in_order { self.held.pop_front() } else { self.held.pop_back() }
+            {
+                self.callee.reply(ticket, request).unwrap();
+            }
+            self.caller.poll(|token, response| assert_eq!(response, [token; 4]));
+            self.caller.take_lost(|_| unreachable!());
+        }
+    }
+}
+
+const PATTERNS: [(usize, bool); 4] = [(1, true), (32, true), (64, true), (32, false)];
+
+#[test]
+fn no_call_allocates() {
+    let mut pair = Pair::new();
+    for (depth, in_order) in PATTERNS {
+        pair.exchange(WARM_UP, depth, in_order);
+        let before = ALLOCATIONS.get();
+        pair.exchange(MEASURED, depth, in_order);
+        let count = ALLOCATIONS.get() - before;
+        assert_eq!(
+            count, 0,
+            "depth {depth}, in order {in_order}: calls to the allocator in {MEASURED} calls"
+        );
+    }
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
+}
+
+#[test]
+fn no_call_makes_a_system_call() {
+    const NAME: &str = "no_call_makes_a_system_call";
+    if let Ok(task) = std::env::var(CHILD) {
+        let mut pair = Pair::new();
+        pair.exchange(WARM_UP, 1, true);
+        seccomp::filter(&[libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
+        for (depth, in_order) in PATTERNS {
+            pair.exchange(MEASURED, depth, in_order);
+        }
+        if task == "guilty" {
+            std::hint::black_box(std::process::id());
+        }
+        // SAFETY: no memory is involved.
+        unsafe { libc::_exit(0) }
+    }
+    let child = |task: &str| {
+        Command::new(std::env::current_exe().unwrap())
+            .args([NAME, "--exact"])
+            .env(CHILD, task)
+            .output()
+            .unwrap()
+    };
+    let innocent = child("innocent");
+    assert!(innocent.status.success(), "a call made a system call, or failed: {innocent:?}");
+    let guilty = child("guilty");
+    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+}
