@@ -95,7 +95,8 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     /// Takes the responses that have come, each with its call's token, and says how many there were.
     ///
     /// Responses of one target come in the order of the calls, if the target replies in that order. Others may be seen a
-    /// few polls later.
+    /// few polls later. At most half of the calls to one target end at a time: who calls anew for each of them keeps the
+    /// target busy with the other half, instead of each waiting for the other's whole queue in turn.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, Resp)) -> usize {
         if self.in_flight == 0 {
@@ -109,15 +110,22 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
                 left &= left - 1;
                 let caller = &mut self.callers[index * 64 + bit as usize];
                 let in_flight = &mut self.in_flight;
-                while let Some((token, response)) = caller.take_due() {
+                let most = caller.in_flight().div_ceil(2);
+                for taken in 1..=most {
+                    let Some((token, response)) = caller.take_due() else {
+                        if caller.suspects_disorder() {
+                            caller.take_any(|token, response| {
+                                *in_flight -= 1;
+                                each(token, response);
+                            });
+                        }
+                        break;
+                    };
+                    if taken == 1 {
+                        caller.fetch(most - 1);
+                    }
                     *in_flight -= 1;
                     each(token, response);
-                }
-                if caller.suspects_disorder() {
-                    caller.take_any(|token, response| {
-                        *in_flight -= 1;
-                        each(token, response);
-                    });
                 }
                 if caller.in_flight() == 0 {
                     *busy &= !(1 << bit);

@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 use crosstie_protocol::lane::{CallNumber, Turn, answer, turn};
 
 use super::error::Lost;
+use crate::memory::prefetch;
 use crate::neighbor::bell::{self, Bell, Waiting};
 use crate::ring::lane::{self, Cursor};
 use crate::ring::outstanding::Outstanding;
@@ -32,12 +33,14 @@ use sync::{Arc, AtomicU32, AtomicU64, UnsafeCell};
 const FULL: usize = 1;
 /// The "length" of an answer that holds nothing.
 const EMPTY: usize = 0;
-/// A slot that was never used. (Zeros would read as a request, of the call whose number is 0.)
+/// A slot that was never used.
 const FRESH: u64 = answer(CallNumber::FIRST, EMPTY);
 
 /// Pauses of the processor after the last request of a burst. Looking again at once would take the line from the caller in
 /// the middle of its next request.
 const CATCH_UP_PAUSES: u32 = 4;
+/// Slots that are fetched together.
+const FETCHED: usize = 16;
 /// Requests that are received from one caller before it is another one's turn.
 const TURN: u32 = 32;
 
@@ -228,6 +231,17 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     pub(super) fn take_due(&mut self) -> Option<(Token, Resp)> {
         let (slot, call) = self.book.due()?;
         self.take(slot, call)
+    }
+
+    /// Has the lines of the next slots fetched for writing: they are about to be read, and written soon after, which would
+    /// ask the callee's core twice.
+    #[inline(always)]
+    pub(super) fn fetch(&self, count: usize) {
+        let Some((mut slot, _)) = self.book.due() else { return };
+        for _ in 0..count.min(FETCHED) {
+            prefetch::for_write(&raw const self.slots[slot]);
+            slot = if slot + 1 == self.slots.len() { 0 } else { slot + 1 };
+        }
     }
 
     /// After [`take_due`](Self::take_due) gave none: whether to look everywhere, with [`take_any`](Self::take_any).
