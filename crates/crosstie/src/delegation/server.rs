@@ -331,12 +331,13 @@ impl Core {
     #[inline]
     fn idle(&mut self) {
         self.publish_tail();
-        self.found_by_search();
         if core::mem::take(&mut self.had_some) {
+            self.looks = 0;
             for _ in 0..CATCH_UP_PAUSES {
                 core::hint::spin_loop();
             }
         }
+        self.found_by_search();
     }
 
     /// Tells clients which places are free.
