@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use zerocopy::IntoBytes;
 
@@ -15,16 +15,21 @@ use crate::ring::{fence, reservation};
 /// What the watcher's thread and the server share. None of it is in the segment: clients cannot write it.
 #[derive(Debug)]
 pub(super) struct Door {
-    map: Arc<Map>,
+    map: Map,
     greeting: Greeting,
     places: Box<[Place]>,
     /// Key of the client whom an answer is being written to, see [`lease`].
-    pub(super) answering: AtomicU64,
+    pub(super) answering: Apart<AtomicU64>,
     pub(super) arrived: AtomicU64,
     /// Clients that are gone; everything that they wrote is visible to whoever sees them counted.
     pub(super) left: AtomicU64,
     register: Mutex<Register>,
 }
+
+/// On cache lines of its own, two of them, which processors fetch together: nobody else's work shares them by chance.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(128))]
+pub(super) struct Apart<T>(pub(super) T);
 
 #[derive(Debug)]
 pub(super) struct Place {
@@ -45,7 +50,7 @@ struct Register {
 }
 
 impl Door {
-    pub(super) fn new(map: Arc<Map>, greeting: Greeting) -> Door {
+    pub(super) fn new(map: Map, greeting: Greeting) -> Door {
         let indices = 0..map.shape.max_clients;
         let place = |_| Place { holder: AtomicU64::new(lease::NOBODY), guest: AtomicU64::new(0) };
         let register = Register {
@@ -58,7 +63,7 @@ impl Door {
             places: indices.map(place).collect(),
             map,
             greeting,
-            answering: AtomicU64::new(lease::NOBODY),
+            answering: Apart(AtomicU64::new(lease::NOBODY)),
             arrived: AtomicU64::new(0),
             left: AtomicU64::new(0),
             register: Mutex::new(register),
@@ -154,10 +159,9 @@ impl Guests for Door {
         register.free.pop_front();
         register.present.insert(guest, key);
         let index = key.index() as usize;
-        let resp_depth = self.map.shape.resp_depth();
-        for slot in 0..resp_depth {
+        for slot in 0..self.map.resp_depth {
             // Nobody answers into them: the last holder's lease has ended. Its successor finds no old answers.
-            self.map.responses.word(index * resp_depth + slot).store(0, Relaxed);
+            self.map.response(index, slot).word().store(0, Relaxed);
         }
         self.map.clients[index].claim.store(reservation::IDLE, Relaxed);
         // Release, partner: the Acquire load in `guest`.
@@ -175,7 +179,7 @@ impl Guests for Door {
         let mut register = self.register();
         let Some(&key) = register.present.get(&guest) else { return true };
         let index = key.index() as usize;
-        if !lease::end(&self.answering, &self.places[index].holder, key.bits().into()) {
+        if !lease::end(&self.answering.0, &self.places[index].holder, key.bits().into()) {
             return false;
         }
         // What it still has in the ring is known by its generation to be of somebody who is gone; a place that it

@@ -2,18 +2,21 @@
 
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
 
-use super::layout::{ClientKey, MAGIC, Map, ResponseKey, VERSION, Welcome, commit_word};
+use super::layout::{
+    ClientKey, MAGIC, Map, RESPONSE_PAYLOAD_AT, ResponseKey, Slot, VERSION, Welcome, commit_word,
+};
 use super::{CallError, ConnectError, Disconnected, KIND};
 use crate::Waiting;
 use crate::memory::prefetch;
+use crate::memory::segment::SharedRef;
 use crate::message::Message;
-use crate::neighbor::bell;
+use crate::neighbor::bell::{self, Bell};
 use crate::neighbor::greeting::{self, Greeting};
 use crate::neighbor::member::Member;
 use crate::ring::outstanding::{Begun, Outstanding};
@@ -21,6 +24,10 @@ use crate::ring::{fence, reservation};
 
 /// Looks at the answer that is due before waiting looks at all of them. Fewer than waiting makes before it sleeps.
 const LOOKS_AT_FIRST: u32 = 32;
+
+/// How far ahead of the request that is written its successors' lines are fetched, if we are the only client: that many
+/// are on their way while the caller goes on. Far enough from where the server looks.
+const REQUESTS_AHEAD: u64 = 8;
 
 /// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super).
 pub struct Client<Req: Message + ?Sized, Resp: Message + ?Sized, Token = ()> {
@@ -39,8 +46,8 @@ pub(super) struct Line {
     pub(super) map: Map,
     member: Member,
     key: ClientKey,
-    /// The first of our response slots.
-    first_response: usize,
+    claim: SharedRef<AtomicU64>,
+    bell: SharedRef<Bell>,
     request_limit: usize,
     /// What `tail` was when last looked at: it is read again only when this says full.
     seen_tail: u64,
@@ -99,8 +106,12 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 
     /// Hands the answers that are there to `each`; says how many. Never waits. An error comes when all answers have been
     /// handed out that ever came.
+    ///
+    /// At most half of the calls under way end at a time, so that a caller that makes new ones for them keeps the server
+    /// busy with the other half.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let most = self.calls.in_flight().div_ceil(2);
         let mut count = 0;
         while let Some((slot, call)) = self.calls.due() {
             let Some(len) = self.line.answered(slot, call) else {
@@ -111,6 +122,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             };
             self.deliver(slot, len, &mut each)?;
             count += 1;
+            if count == most {
+                break;
+            }
         }
         if count == 0 && self.alive().is_err() {
             return self.last_poll(each);
@@ -128,7 +142,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             let mut looks = 0;
             let (calls, line) = (&self.calls, &self.line);
             let is_there = |(slot, call)| line.answered(slot, call).is_some();
-            bell::wait(line.bell(), self.waiting, deadline, || {
+            bell::wait(&line.bell, self.waiting, deadline, || {
                 looks += 1;
                 line.member.gone()
                     || calls.due().is_some_and(is_there)
@@ -160,7 +174,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         let Some(call) = self.calls.call(slot) else { return Err(disconnected(Disconnected::Nonsense)) };
         let line = &self.line;
         let answer = || line.answered(slot, call);
-        bell::wait(line.bell(), self.waiting, None, || line.member.gone() || answer().is_some());
+        bell::wait(&line.bell, self.waiting, None, || line.member.gone() || answer().is_some());
         let len = answer();
         // The token is worth nothing to anybody.
         drop(self.calls.end(slot));
@@ -197,20 +211,18 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 
     /// Copies an answer out and checks it.
-    #[inline]
+    #[inline(always)]
     fn accept(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
-        if let Some(room) = Resp::room(&mut self.inbox, len) {
-            self.line.map.responses.get(self.line.first_response + slot, room);
-            if Resp::accept(&mut self.inbox, len)
-                && let Some(answer) = Resp::accepted(&self.inbox, len)
-            {
-                return Ok(answer);
-            }
+        let slot = self.line.answer(slot);
+        if Resp::receive(&mut self.inbox, len, |place| slot.get(place))
+            && let Some(answer) = Resp::received(&self.inbox, len)
+        {
+            return Ok(answer);
         }
         Err(*self.broken.insert(Disconnected::Nonsense))
     }
 
-    #[inline]
+    #[inline(always)]
     fn deliver(
         &mut self,
         slot: usize,
@@ -218,7 +230,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         each: &mut impl FnMut(Token, &Resp),
     ) -> Result<(), Disconnected> {
         self.accept(slot, len)?;
-        if let (Some(token), Some(answer)) = (self.calls.end(slot), Resp::accepted(&self.inbox, len)) {
+        if let (Some(token), Some(answer)) = (self.calls.end(slot), Resp::received(&self.inbox, len)) {
             each(token, answer);
         }
         Ok(())
@@ -227,6 +239,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     /// Looks at all calls under way.
     #[cold]
     fn search(&mut self, each: &mut impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let due = self.calls.due();
         let mut count = 0;
         for slot in 0..Outstanding::<Token>::slots(self.calls.limit()) {
             let Some(call) = self.calls.call(slot) else { continue };
@@ -235,7 +248,8 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
                 count += 1;
             }
         }
-        if count > 0 {
+        // Others, but not the one that was due first.
+        if count > 0 && due.is_some_and(|(slot, call)| self.calls.call(slot) == Some(call)) {
             self.calls.expect_disorder();
         }
         Ok(count)
@@ -281,35 +295,31 @@ impl Line {
         {
             return Err(nonsense());
         }
-        let line = Line {
-            first_response: key.index() as usize * shape.resp_depth(),
+        let (claim, bell) = map.lines_of(key).ok_or_else(nonsense)?;
+        member.ring_when_gone(bell.clone());
+        Ok(Line {
+            claim,
+            bell,
             request_limit: shape.request_limit as usize,
             seen_tail: map.top.tail.load(Acquire),
             map,
             member,
             key,
-        };
-        line.member.ring_when_gone(line.map.client_bell(key).ok_or_else(nonsense)?);
-        Ok(line)
+        })
     }
 
     #[cfg(all(test, not(loom)))]
-    pub(super) fn claim(&self) -> &core::sync::atomic::AtomicU64 {
-        &self.lines().claim
+    pub(super) fn claim(&self) -> &AtomicU64 {
+        &self.claim
     }
 
-    #[inline]
-    fn lines(&self) -> &super::layout::ClientLines {
-        &self.map.clients[self.key.index() as usize]
-    }
-
-    #[inline]
-    fn bell(&self) -> &bell::Bell {
-        &self.lines().bell
+    #[inline(always)]
+    fn answer(&self, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
+        self.map.response(self.key.index() as usize, slot)
     }
 
     /// A place in the ring, to be filled by [`Line::publish`] at once: everybody else's requests queue behind it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reserve(&mut self) -> Option<u64> {
         let top = &self.map.top;
         let depth = u64::from(self.map.shape.ring_depth);
@@ -321,30 +331,31 @@ impl Line {
                 position.wrapping_sub(*seen_tail) < depth
             }
         };
-        let claim = &self.map.clients[self.key.index() as usize].claim;
-        reservation::reserve(&top.head, &top.mode, claim, has_room)
+        reservation::reserve(&top.head, &top.mode, &*self.claim, has_room)
     }
 
     /// Fills a reserved place and lets the server see it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish(&self, position: u64, begun: Begun, bytes: &[u8]) {
-        let (requests, slot) = (&self.map.requests, self.map.ring_slot(position));
+        let slot = self.map.request(position);
         let response = ResponseKey::new(begun.slot, begun.call);
-        requests.second_word(slot).store(response.word(bytes.len()), Relaxed);
-        requests.put(slot, bytes);
+        slot.second_word().store(response.word(bytes.len()), Relaxed);
+        slot.put(bytes);
         // Release, partner: the Acquire load in `Core::look`. The request is visible with it.
-        requests.word(slot).store(commit_word(position, self.key), Release);
-        reservation::settle(&self.lines().claim);
-        // On its way while the caller prepares the next request.
-        prefetch::for_write(requests.word(self.map.ring_slot(position.wrapping_add(1))));
+        slot.word().store(commit_word(position, self.key), Release);
+        reservation::settle(&*self.claim);
+        // With others, it is as likely theirs.
+        if self.map.top.mode.load(Relaxed) == reservation::SOLE {
+            prefetch::for_write(self.map.request(position.wrapping_add(REQUESTS_AHEAD)).word());
+        }
         self.map.top.bell.ring();
     }
 
     /// The length of the answer to this call, if it is there. As the server wrote it, or whoever else can.
-    #[inline]
+    #[inline(always)]
     fn answered(&self, slot: usize, call: CallNumber) -> Option<usize> {
         // Acquire, partner: the Release store in `Core::reply`. The answer is visible with it.
-        let word = self.map.responses.word(self.first_response + slot).load(Acquire);
+        let word = self.answer(slot).word().load(Acquire);
         let (key, len) = ResponseKey::parse(word);
         (key == ResponseKey::new(slot, call)).then_some(len)
     }

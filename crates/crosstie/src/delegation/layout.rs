@@ -2,6 +2,7 @@
 //!
 //! The first 256 bytes and the slots are those of the delegation architecture §2.1; the module above draws them.
 
+use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -14,7 +15,7 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, MAX_RING_DEPTH};
-use crate::memory::copy::copy;
+use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
 use crate::neighbor::bell::Bell;
 use crate::ring::outstanding::Outstanding;
@@ -28,7 +29,7 @@ pub(super) const VERSION: u32 = 2;
 const LINE: usize = 64;
 const REQUESTS_AT: u64 = 256;
 const REQUEST_PAYLOAD_AT: usize = 16;
-const RESPONSE_PAYLOAD_AT: usize = 8;
+pub(super) const RESPONSE_PAYLOAD_AT: usize = 8;
 
 /// Which client: an index with a generation.
 pub(super) type ClientKey = Key<12>;
@@ -166,12 +167,14 @@ impl Shape {
 }
 
 /// The segment, mapped.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Map {
     pub(super) shape: Shape,
+    /// As [`Shape::resp_depth`].
+    pub(super) resp_depth: usize,
     pub(super) top: SharedRef<Top>,
-    pub(super) requests: Slots<REQUEST_PAYLOAD_AT>,
-    pub(super) responses: Slots<RESPONSE_PAYLOAD_AT>,
+    requests: Slots<REQUEST_PAYLOAD_AT>,
+    responses: Slots<RESPONSE_PAYLOAD_AT>,
     pub(super) clients: SharedSlice<ClientLines>,
     pub(super) segment: Arc<Segment>,
 }
@@ -218,6 +221,7 @@ impl Map {
         let slots = shape.max_clients as usize * shape.resp_depth();
         Some(Map {
             shape,
+            resp_depth: shape.resp_depth(),
             top: SharedRef::new(&segment, 0)?,
             requests: Slots::new(&segment, REQUESTS_AT, shape.ring_depth as usize, shape.request_stride())?,
             responses: Slots::new(&segment, shape.responses_at(), slots, shape.response_stride())?,
@@ -226,22 +230,28 @@ impl Map {
         })
     }
 
-    /// A client's bell, for others to ring.
-    pub(super) fn client_bell(&self, key: ClientKey) -> Option<SharedRef<Bell>> {
-        let lines = u64::from(key.index()) * size_of::<ClientLines>() as u64;
-        let at = self.shape.clients_at() + lines + offset_of!(ClientLines, bell) as u64;
-        SharedRef::new(&self.segment, at)
+    /// A client's own claim and bell.
+    pub(super) fn lines_of(&self, client: ClientKey) -> Option<(SharedRef<AtomicU64>, SharedRef<Bell>)> {
+        let lines = self.shape.clients_at() + u64::from(client.index()) * size_of::<ClientLines>() as u64;
+        let bell = lines + offset_of!(ClientLines, bell) as u64;
+        Some((SharedRef::new(&self.segment, lines)?, SharedRef::new(&self.segment, bell)?))
     }
 
-    /// Which request slot a position is in.
-    #[inline]
-    pub(super) fn ring_slot(&self, position: u64) -> usize {
-        position as usize & (self.shape.ring_depth as usize - 1)
+    /// A client's response slot.
+    #[inline(always)]
+    pub(super) fn response(&self, client: usize, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
+        self.responses.slot(client * self.resp_depth + slot)
+    }
+
+    /// The slot that a position is in.
+    #[inline(always)]
+    pub(super) fn request(&self, position: u64) -> Slot<'_, REQUEST_PAYLOAD_AT> {
+        self.requests.slot(position as usize & (self.requests.count - 1))
     }
 }
 
 /// Slots of one size, one behind the other, each on lines of its own: words, then a payload.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Slots<const PAYLOAD_AT: usize> {
     first: NonNull<u8>,
     count: usize,
@@ -267,46 +277,60 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
         })
     }
 
-    /// A slot's first word.
-    #[inline]
-    pub(super) fn word(&self, slot: usize) -> &AtomicU64 {
+    /// One of them.
+    #[inline(always)]
+    pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
-        // SAFETY: the slot is inside the segment, which `self` keeps mapped, and starts on a line, so the word is
-        // aligned; any bits are a word, and everybody reaches it atomically.
-        unsafe { AtomicU64::from_ptr(self.first.add(slot * self.stride).cast().as_ptr()) }
-    }
-
-    /// Copies a payload into a slot. Others may be doing the same if they break the rules.
-    #[inline]
-    pub(super) fn put(&self, slot: usize, bytes: &[u8]) {
-        assert!(slot < self.count && bytes.len() <= self.stride - PAYLOAD_AT);
-        // SAFETY: both ends are in bounds: the slot has `stride` bytes. `bytes` is no part of the segment, of which no
-        // Rust reference to bytes exists.
-        unsafe {
-            let to = self.first.add(slot * self.stride + PAYLOAD_AT);
-            copy(bytes.as_ptr(), to.as_ptr(), bytes.len());
-        }
-    }
-
-    /// Copies a payload out of a slot.
-    #[inline]
-    pub(super) fn get(&self, slot: usize, bytes: &mut [u8]) {
-        assert!(slot < self.count && bytes.len() <= self.stride - PAYLOAD_AT);
-        // SAFETY: as in `put`.
-        unsafe {
-            let from = self.first.add(slot * self.stride + PAYLOAD_AT);
-            copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: inside the segment, which `self` keeps mapped.
+        Slot {
+            at: unsafe { self.first.add(slot * self.stride) },
+            room: self.stride - PAYLOAD_AT,
+            of: PhantomData,
         }
     }
 }
 
-impl Slots<REQUEST_PAYLOAD_AT> {
-    /// A slot's second word.
+/// A slot.
+#[derive(Clone, Copy)]
+pub(super) struct Slot<'s, const PAYLOAD_AT: usize> {
+    /// The start of `PAYLOAD_AT + room` mapped bytes; on a line of its own.
+    at: NonNull<u8>,
+    room: usize,
+    of: PhantomData<&'s Slots<PAYLOAD_AT>>,
+}
+
+impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
+    /// Its first word.
     #[inline]
-    pub(super) fn second_word(&self, slot: usize) -> &AtomicU64 {
-        assert!(slot < self.count);
+    pub(super) fn word(&self) -> &'s AtomicU64 {
+        // SAFETY: mapped as long as `'s`, aligned; any bits are a word, and everybody reaches it atomically.
+        unsafe { AtomicU64::from_ptr(self.at.cast().as_ptr()) }
+    }
+
+    /// Copies a payload in. Others may be doing the same if they break the rules.
+    #[inline(always)]
+    pub(super) fn put(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.room);
+        // SAFETY: the payload's room is aligned to 8 and, as the slot and what is before it, a multiple of 8 long. `bytes`
+        // is no part of the segment, of which no Rust reference to bytes exists.
+        unsafe { copy_in(bytes, self.at.add(PAYLOAD_AT).as_ptr()) };
+    }
+
+    /// Copies a payload out.
+    #[inline(always)]
+    pub(super) fn get(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.room);
+        // SAFETY: as in `put`.
+        unsafe { copy_out(self.at.add(PAYLOAD_AT).as_ptr(), bytes) };
+    }
+}
+
+impl<'s> Slot<'s, REQUEST_PAYLOAD_AT> {
+    /// Its second word.
+    #[inline]
+    pub(super) fn second_word(&self) -> &'s AtomicU64 {
         // SAFETY: as in `word`; the payload begins behind 16 bytes.
-        unsafe { AtomicU64::from_ptr(self.first.add(slot * self.stride + 8).cast().as_ptr()) }
+        unsafe { AtomicU64::from_ptr(self.at.add(8).cast().as_ptr()) }
     }
 }
 

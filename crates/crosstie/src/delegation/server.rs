@@ -38,7 +38,7 @@ struct Core {
     // Dropped before anything else: no more guests.
     host: Host,
     door: Arc<Door>,
-    map: Arc<Map>,
+    map: Map,
     /// Tells this server's tickets from those of others.
     nonce: u32,
     waiting: crate::Waiting,
@@ -59,6 +59,7 @@ struct Core {
 
 /// What the server knows of the client with an index.
 #[derive(Clone, Copy)]
+#[repr(align(128))]
 struct Account {
     key: ClientKey,
     unanswered: u32,
@@ -156,7 +157,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         limit("response_limit", Resp::SIZE.map_or(config.response_limit, |size| size.max(1)), MAX_MESSAGE)?;
         fence::register()?;
         let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
-        let map = Arc::new(Map::create(shape)?);
+        let map = Map::create(shape)?;
         let door = Arc::new(Door::new(map.clone(), Greeting::new::<Req, Resp>(MAGIC, VERSION)));
         static NONCE: AtomicU32 = AtomicU32::new(1);
         let nobody = Account { key: ClientKey::from_bits(0), unanswered: 0 };
@@ -195,7 +196,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             let Some(client) = core.look() else { break };
             if let Some((response, len)) = core.take::<Req>(client, &mut self.inbox) {
                 let ticket = Ticket { nonce: core.nonce, client, response };
-                let message = Req::accepted(&self.inbox, len)?;
+                let message = Req::received(&self.inbox, len)?;
                 return Some(Request { core, message, ticket, answer: PhantomData });
             }
         }
@@ -235,15 +236,15 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
 impl Core {
     /// Whose the next request is, if it is there. Looks at its own stamp and at nothing that other requests change.
-    #[inline]
+    #[inline(always)]
     fn look(&self) -> Option<ClientKey> {
         self.look_at(self.cursor)
     }
 
-    #[inline]
+    #[inline(always)]
     fn look_at(&self, position: u64) -> Option<ClientKey> {
         // Acquire, partner: the Release store in `Line::publish`. The request is visible with it.
-        committed(self.map.requests.word(self.map.ring_slot(position)).load(Acquire), position)
+        committed(self.map.request(position).word().load(Acquire), position)
     }
 
     #[inline]
@@ -259,17 +260,15 @@ impl Core {
 
     /// Takes the request at the cursor out of the ring, if it is one: where its answer goes, and its length. Believes
     /// nothing that the client wrote.
-    #[inline]
+    #[inline(always)]
     fn take<Req: Message + ?Sized>(
         &mut self,
         client: ClientKey,
         inbox: &mut Req::Inbox,
     ) -> Option<(ResponseKey, usize)> {
-        let slot = self.map.ring_slot(self.cursor);
-        let (response, len) = ResponseKey::parse(self.map.requests.second_word(slot).load(Relaxed));
-        // The limit is in the room that there is.
-        let fits = len <= self.map.shape.request_limit as usize
-            && Req::room(inbox, len).map(|room| self.map.requests.get(slot, room)).is_some();
+        let slot = self.map.request(self.cursor);
+        let (response, len) = ResponseKey::parse(slot.second_word().load(Relaxed));
+        let is_message = Req::receive(inbox, len, |place| slot.get(place));
         self.cursor = self.cursor.wrapping_add(1);
         self.had_some = true;
         if self.cursor.wrapping_sub(self.told_tail) >= self.batch {
@@ -286,10 +285,9 @@ impl Core {
             }
             *account = Account { key: client, unanswered: 0 };
         }
-        if !fits
+        if !is_message
             || account.unanswered >= self.map.shape.queue_depth
-            || response.slot() >= self.map.shape.resp_depth()
-            || !Req::accept(inbox, len)
+            || response.slot() >= self.map.resp_depth
         {
             self.cut_off(client);
             return None;
@@ -299,7 +297,7 @@ impl Core {
         Some((response, len))
     }
 
-    #[inline]
+    #[inline(always)]
     fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::Foreign(ticket));
@@ -314,14 +312,14 @@ impl Core {
         if account.key == client && account.unanswered != CUT_OFF {
             account.unanswered = account.unanswered.saturating_sub(1);
         }
-        let answering = &self.door.answering;
+        let answering = &self.door.answering.0;
         if !lease::answer(answering, &place.holder, client.bits().into()) {
             return Err(ReplyError::ClientGone);
         }
-        let slot = index * self.map.shape.resp_depth() + ticket.response.slot();
-        self.map.responses.put(slot, answer);
+        let slot = self.map.response(index, ticket.response.slot());
+        slot.put(answer);
         // Release, partner: the Acquire load in `Line::answered`. The answer is visible with it.
-        self.map.responses.word(slot).store(ticket.response.word(answer.len()), Release);
+        slot.word().store(ticket.response.word(answer.len()), Release);
         lease::answered(answering);
         self.map.clients[index].bell.ring();
         Ok(())
