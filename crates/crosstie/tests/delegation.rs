@@ -55,7 +55,7 @@ fn serve_until(server: &mut Server<u64, u64>, stop: &AtomicBool) {
         server.wait(Some(Duration::from_millis(5)));
         while let Some(request) = server.recv() {
             let response = answer(*request.message());
-            if response % 2 == 0 {
+            if response.is_multiple_of(2) {
                 request.reply(&response).unwrap();
             } else {
                 later.push((request.defer(), response));

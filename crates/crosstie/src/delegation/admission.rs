@@ -94,6 +94,9 @@ impl Door {
     }
 
     /// Makes the ring ready for one more client than there are now. False: not yet.
+    ///
+    /// A client that is stopped within the few instructions of a reservation, and alone, keeps others out until it goes
+    /// on: what it will store into `head` then would undo their reservations. They hear that nobody answers.
     fn make_way(&self, register: &mut Register) -> bool {
         let top = &self.map.top;
         if register.present.is_empty() {
@@ -192,7 +195,7 @@ impl Guests for Door {
         if register.present.len() == 1 {
             self.set_sole(&mut register);
         }
-        // Release, partner: the Acquire load in `Core::look_for_holes`.
+        // Release, partner: the Acquire load in `Core::found_by_search`.
         self.left.fetch_add(1, Release);
         self.map.top.bell.wake();
         true

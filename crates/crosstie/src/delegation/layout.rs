@@ -282,11 +282,8 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
     pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
         // SAFETY: inside the segment, which `self` keeps mapped.
-        Slot {
-            at: unsafe { self.first.add(slot * self.stride) },
-            room: self.stride - PAYLOAD_AT,
-            of: PhantomData,
-        }
+        let at = unsafe { self.first.add(slot * self.stride) };
+        Slot { at, room: self.stride - PAYLOAD_AT, of: PhantomData }
     }
 }
 
