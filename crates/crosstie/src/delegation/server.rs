@@ -11,6 +11,7 @@ use super::layout::{ClientKey, MAGIC, Map, ResponseKey, Shape, VERSION, committe
 use super::{
     Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease,
 };
+use crate::memory::prefetch;
 use crate::message::Message;
 use crate::neighbor::bell;
 use crate::neighbor::greeting::{self, Greeting};
@@ -294,6 +295,8 @@ impl Core {
         }
         account.unanswered += 1;
         self.counters.requests += 1;
+        // The line of the answer is on its way while the request is served.
+        prefetch::for_write(self.map.response(client.index() as usize, response.slot()).word());
         Some((response, len))
     }
 
