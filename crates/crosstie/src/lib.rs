@@ -5,6 +5,7 @@
 //! job to know each other, [`telemetry`] counts and times. Inside one process, [`flux`] lets threads call each other.
 
 pub mod bootstrap;
+pub mod delegation;
 pub mod device;
 pub mod flux;
 pub mod ipc;

@@ -121,6 +121,9 @@ pub enum CallError<Token> {
     /// As many calls as the server allows are unanswered: poll, then try again.
     #[error("as many calls as the server allows are unanswered: poll, then try again")]
     Full(Token),
+    /// The ring that all clients share is full: let the server run, then try again.
+    #[error("the ring that all clients share is full: let the server run, then try again")]
+    RingFull(Token),
     /// The request is longer than the server allows.
     #[error("the request has {len} bytes, the server allows {limit}")]
     TooLong {
@@ -145,6 +148,7 @@ impl<Token> CallError<Token> {
     pub(crate) fn without_token(self) -> CallError<()> {
         match self {
             CallError::Full(_) => CallError::Full(()),
+            CallError::RingFull(_) => CallError::RingFull(()),
             CallError::TooLong { len, limit, .. } => CallError::TooLong { token: (), len, limit },
             CallError::Disconnected { cause, .. } => CallError::Disconnected { token: (), cause },
         }

@@ -15,7 +15,8 @@
 //!
 //! A ring with one producer needs no compare-and-swap, whose price is that all earlier stores must have left the
 //! processor first. So a ring has a *mode*: [`SOLE`] as long as one producer uses it, else [`SHARED`]; the owner of the
-//! ring changes it with [`share`] before it lets a second one in.
+//! ring changes it with [`share`] before it lets a second one in, and may store [`SOLE`] again, with Release, when all
+//! producers but one are known to be gone.
 //!
 //! **Promise.** If a producer dies between reserving and publishing, [`abandoned`] recognises its position, and never one
 //! that a live producer may still write. Why it is safe: a producer's claim equals `p` from before its reservation of `p`
@@ -47,7 +48,9 @@ pub(crate) fn reserve<W: Word, C: Word>(
 ) -> Option<u64> {
     // Release, partner: the Acquire load of `head` in `abandoned`. It makes the claim visible to whoever sees the
     // reservation; later reservations by others continue the release sequence.
-    reserve_ordered(head, mode, claim, has_room, Release, fence::light)
+    // Acquire, partner: the Release store of SOLE by the owner. It makes the last reservations of those who are gone
+    // visible to the one who is left.
+    reserve_ordered(head, mode, claim, has_room, (Release, Acquire), fence::light)
 }
 
 #[inline]
@@ -56,7 +59,7 @@ fn reserve_ordered<W: Word, C: Word>(
     mode: &W,
     claim: &C,
     mut has_room: impl FnMut(u64) -> bool,
-    order: Ordering,
+    (order, mode_order): (Ordering, Ordering),
     light_fence: impl Fn(),
 ) -> Option<u64> {
     let mut position = head.load(Relaxed);
@@ -69,9 +72,15 @@ fn reserve_ordered<W: Word, C: Word>(
         claim.store(position, Relaxed);
         // Claim before mode: `share` stores the mode, passes a heavy barrier and waits for the claim.
         light_fence();
-        if mode.load(Relaxed) == SOLE {
-            head.store(position.wrapping_add(1), order);
-            return Some(position);
+        if mode.load(mode_order) == SOLE {
+            // The others may have reserved after our look at `head`, and before they were gone.
+            let current = head.load(Relaxed);
+            if current == position {
+                head.store(position.wrapping_add(1), order);
+                return Some(position);
+            }
+            position = current;
+            continue;
         }
         match head.compare_exchange_weak(position, position.wrapping_add(1), order, Relaxed) {
             Ok(_) => return Some(position),
@@ -166,7 +175,8 @@ mod loom_tests {
         /// Reserves in a shared ring without the light fence: that is for changes of mode, and as the full fence which
         /// loom makes of it it would hide a wrong order.
         fn reserve(&self, producer: usize, order: Ordering) -> u64 {
-            reserve_ordered(&self.head, &self.mode, &self.claims[producer], |_| true, order, || ()).unwrap()
+            let orders = (order, Acquire);
+            reserve_ordered(&self.head, &self.mode, &self.claims[producer], |_| true, orders, || ()).unwrap()
         }
 
         fn publish(&self, position: u64, value: u64) {
@@ -345,5 +355,50 @@ mod loom_tests {
     #[should_panic]
     fn loom_twin_impatient_owner_is_caught() {
         second_producer(|ring| share(&ring.mode, || true));
+    }
+
+    /// One of two producers ends, and the owner lets the other do without compare-and-swap.
+    fn first_producer_again(mode_order: Ordering) {
+        loom::model(move || {
+            let ring = Ring::new();
+            let stays = thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    let orders = (Release, mode_order);
+                    let p = reserve_ordered(&ring.head, &ring.mode, &ring.claims[0], |_| true, orders, || ())
+                        .unwrap();
+                    ring.publish(p, 0);
+                    settle(&ring.claims[0]);
+                }
+            });
+            let leaves = thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    let p = ring.reserve(1, Release);
+                    ring.publish(p, 1);
+                    ring.dead.store(true, Release);
+                }
+            });
+            if ring.dead.load(Acquire) {
+                ring.mode.store(SOLE, Release);
+            }
+            stays.join().unwrap();
+            leaves.join().unwrap();
+            let mut seen: Vec<_> = (0..2).map(|p| ring.read(p).expect("a position taken twice")).collect();
+            seen.sort();
+            assert_eq!(seen, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn loom_the_first_producer_is_alone_again() {
+        first_producer_again(Acquire);
+    }
+
+    /// A twin that must fail: without the Acquire the one who stays may miss the other's last reservation.
+    #[test]
+    #[should_panic]
+    fn loom_twin_relaxed_mode_is_caught() {
+        first_producer_again(Relaxed);
     }
 }

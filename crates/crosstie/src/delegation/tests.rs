@@ -1,0 +1,425 @@
+//! What needs a look, or a hand, inside: any interleaving against an oracle, holes, and clients that break the rules.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::memory::copy::copy;
+use crate::ring::reservation;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn fresh_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("delegation-unit-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "hangs");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+type TestServer = Server<u64, u64>;
+type TestClient = Client<u64, u64, u64>;
+
+fn small() -> Config {
+    Config { max_clients: 3, queue_depth: 3, ring_depth: 8, ..Config::default() }
+}
+
+/// Answers what is there.
+fn serve(server: &mut TestServer) -> usize {
+    let mut served = 0;
+    while let Some(request) = server.recv() {
+        let answer = !*request.message();
+        match request.reply(&answer) {
+            Ok(()) | Err(ReplyError::ClientGone) => served += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    served
+}
+
+fn leave(server: &TestServer, client: TestClient) {
+    let left = server.counters().left;
+    drop(client);
+    until(|| server.counters().left > left);
+}
+
+fn exchange(server: &mut TestServer, client: &mut TestClient, value: u64) {
+    client.call(&value, value).unwrap();
+    let mut answers = Vec::new();
+    until(|| {
+        serve(server);
+        client.poll(|token, answer| answers.push((token, *answer))).unwrap();
+        !answers.is_empty()
+    });
+    assert_eq!(answers, [(value, !value)]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Connect,
+    Leave(prop::sample::Index),
+    Call(prop::sample::Index),
+    Poll(prop::sample::Index),
+    Receive,
+    Reply(prop::sample::Index),
+    ServerPoll,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = any::<prop::sample::Index>;
+    prop_oneof![
+        2 => Just(Step::Connect),
+        1 => which().prop_map(Step::Leave),
+        12 => which().prop_map(Step::Call),
+        8 => which().prop_map(Step::Poll),
+        10 => Just(Step::Receive),
+        8 => which().prop_map(Step::Reply),
+        2 => Just(Step::ServerPoll),
+    ]
+}
+
+/// A client, and the calls of it that are unanswered, by token.
+struct Caller {
+    client: TestClient,
+    calls: HashMap<u64, u64>,
+    number: u64,
+}
+
+impl Caller {
+    fn poll(&mut self) {
+        let calls = &mut self.calls;
+        self.client
+            .poll(|token, answer| {
+                let request = calls.remove(&token).expect("an answer to a call that is not under way");
+                assert_eq!(*answer, !request, "an answer to another call");
+            })
+            .unwrap();
+        assert_eq!(self.client.in_flight(), self.calls.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Any interleaving of everything, answers in any order, clients that leave with calls under way, indices used again:
+    /// no answer is lost, given twice, or given to somebody else.
+    #[test]
+    fn answers_reach_who_asked(
+        queue_depth in 1usize..5,
+        ring_depth in prop::sample::select(vec![1usize, 2, 4, 8]),
+        steps in prop::collection::vec(step(), 0..150),
+    ) {
+        let config = Config { max_clients: 3, queue_depth, ring_depth, ..Config::default() };
+        let name = fresh_name();
+        let mut server = TestServer::create(&name, &config).unwrap();
+        let mut callers: Vec<Caller> = Vec::new();
+        // Who left, by number.
+        let (mut tickets, mut gone, mut next) = (Vec::<(Ticket, u64)>::new(), Vec::new(), 0u64);
+        let mut unread = 0;
+        for step in steps {
+            match step {
+                Step::Connect => match TestClient::connect(&name) {
+                    Ok(client) => {
+                        prop_assert!(callers.len() < config.max_clients);
+                        next += 1;
+                        callers.push(Caller { client, calls: HashMap::new(), number: next << 32 });
+                    }
+                    Err(ConnectError::Full { limit: 3 }) => prop_assert_eq!(callers.len(), 3),
+                    Err(error) => panic!("{error}"),
+                },
+                Step::Leave(which) if !callers.is_empty() => {
+                    let caller = callers.swap_remove(which.index(callers.len()));
+                    gone.push(caller.number);
+                    leave(&server, caller.client);
+                }
+                Step::Call(which) if !callers.is_empty() => {
+                    let index = which.index(callers.len());
+                    let caller = &mut callers[index];
+                    next += 1;
+                    let request = caller.number | (next & 0xFFFF_FFFF);
+                    match caller.client.call(&request, next) {
+                        Ok(()) => {
+                            caller.calls.insert(next, request);
+                            unread += 1;
+                        }
+                        Err(CallError::Full(token)) => {
+                            prop_assert_eq!(token, next);
+                            prop_assert_eq!(caller.calls.len(), queue_depth);
+                        }
+                        Err(CallError::RingFull(token)) => {
+                            prop_assert_eq!(token, next);
+                            prop_assert!(caller.calls.len() < queue_depth);
+                            // The server has told of the places of all but one batch.
+                            prop_assert!(unread + ring_depth.div_ceil(4) > ring_depth, "{unread} of {ring_depth}");
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                Step::Poll(which) if !callers.is_empty() => {
+                    let index = which.index(callers.len());
+                    callers[index].poll();
+                }
+                Step::Receive => match server.recv() {
+                    Some(request) => {
+                        let value = *request.message();
+                        tickets.push((request.defer(), value));
+                        unread = unread.saturating_sub(1);
+                    }
+                    // What is left are requests of clients that are gone.
+                    None => unread = 0,
+                },
+                Step::Reply(which) if !tickets.is_empty() => {
+                    let (ticket, request) = tickets.swap_remove(which.index(tickets.len()));
+                    let left = gone.contains(&(request & !0xFFFF_FFFF));
+                    match server.reply(ticket, &!request) {
+                        Ok(()) => prop_assert!(!left),
+                        Err(ReplyError::ClientGone) => prop_assert!(left),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                Step::ServerPoll => {
+                    server.poll();
+                }
+                _ => {}
+            }
+        }
+        // Nothing is lost.
+        for (ticket, request) in tickets {
+            match server.reply(ticket, &!request) {
+                Ok(()) => {}
+                Err(ReplyError::ClientGone) => prop_assert!(gone.contains(&(request & !0xFFFF_FFFF))),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        until(|| {
+            serve(&mut server);
+            callers.iter_mut().for_each(Caller::poll);
+            callers.iter().all(|caller| caller.calls.is_empty())
+        });
+        let counters = server.counters();
+        prop_assert_eq!((counters.nonsense, counters.voids, counters.cut_off), (0, 0, 0));
+        prop_assert_eq!(server.clients(), callers.len());
+    }
+}
+
+#[test]
+fn a_hole_is_skipped_when_its_owner_is_gone_and_not_before() {
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &small()).unwrap();
+    let mut steady = TestClient::connect(&name).unwrap();
+    let mut victim = TestClient::connect(&name).unwrap();
+    for round in 0..20 {
+        exchange(&mut server, &mut victim, round);
+        victim.line_mut().reserve().unwrap();
+        steady.call(&round, round).unwrap();
+        for _ in 0..3000 {
+            assert_eq!(serve(&mut server), 0, "behind a place that its owner may still fill");
+        }
+        assert!(!server.wait(Some(Duration::from_millis(1))));
+        assert_eq!(server.counters().voids, round);
+        leave(&server, victim);
+        assert!(server.wait(Some(PATIENCE)), "a parked server is told of the death");
+        assert_eq!(serve(&mut server), 1);
+        assert_eq!(server.counters().voids, round + 1);
+        until(|| steady.poll(|_, answer| assert_eq!(*answer, !round)).unwrap() == 1);
+        victim = TestClient::connect(&name).unwrap();
+    }
+}
+
+#[test]
+fn what_a_dead_client_asked_is_dropped_when_its_index_is_another_s() {
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &Config { max_clients: 1, ..small() }).unwrap();
+    for round in 0..50 {
+        let mut first = TestClient::connect(&name).unwrap();
+        exchange(&mut server, &mut first, round);
+        first.call(&1, 0).unwrap();
+        let ticket = server.recv().unwrap().defer();
+        first.call(&2, 0).unwrap();
+        leave(&server, first);
+        let mut second = TestClient::connect(&name).unwrap();
+        assert!(matches!(server.reply(ticket, &7), Err(ReplyError::ClientGone)));
+        second.call(&3, 3).unwrap();
+        // The first one's second request may still be handed out, but not be answered.
+        serve(&mut server);
+        until(|| second.poll(|token, answer| assert_eq!((token, *answer), (3, !3))).unwrap() == 1);
+        leave(&server, second);
+    }
+    assert_eq!(server.counters().nonsense, 0);
+}
+
+#[test]
+fn one_client_needs_no_compare_and_swap() {
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &small()).unwrap();
+    let mut first = TestClient::connect(&name).unwrap();
+    let mode = |client: &TestClient| client.line().map.top.mode.load(Relaxed);
+    assert_eq!(mode(&first), reservation::SOLE);
+    let second = TestClient::connect(&name).unwrap();
+    assert_eq!(mode(&first), reservation::SHARED);
+    leave(&server, second);
+    assert_eq!(mode(&first), reservation::SOLE);
+    exchange(&mut server, &mut first, 1);
+    // In the middle of a call that is stopped before its reservation is seen: others are put off, not let in.
+    let top = &first.line().map.top;
+    first.line().claim().store(top.head.load(Relaxed), Relaxed);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| TestClient::connect(&name));
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(server.clients(), 1);
+        first.line().claim().store(reservation::IDLE, Relaxed);
+        let mut second = second.join().unwrap().unwrap();
+        exchange(&mut server, &mut second, 2);
+    });
+}
+
+/// Clients come and go as fast as they can while another calls: the ring changes its mode all the time.
+#[test]
+fn calls_go_on_while_others_come_and_go() {
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &small()).unwrap();
+    let end = Instant::now() + Duration::from_secs(2);
+    std::thread::scope(|scope| {
+        let steady = scope.spawn(|| {
+            let mut client = TestClient::connect(&name).unwrap();
+            let mut count = 0;
+            while Instant::now() < end {
+                assert_eq!(client.exchange(&count, |answer| *answer).unwrap(), !count);
+                count += 1;
+            }
+            count
+        });
+        let others = scope.spawn(|| {
+            let mut count = 0;
+            while Instant::now() < end {
+                let mut client = TestClient::connect(&name).unwrap();
+                for value in 0..3 {
+                    assert_eq!(client.exchange(&value, |answer| *answer).unwrap(), !value);
+                }
+                count += 1;
+            }
+            count
+        });
+        while !steady.is_finished() || !others.is_finished() {
+            if server.wait(Some(Duration::from_millis(10))) {
+                serve(&mut server);
+            }
+        }
+        let (calls, comings): (u64, u64) = (steady.join().unwrap(), others.join().unwrap());
+        println!("{calls} calls while {comings} clients came and went");
+        assert!(calls > 0 && comings > 0);
+    });
+    let counters = server.counters();
+    assert_eq!((counters.nonsense, counters.voids, counters.cut_off), (0, 0, 0));
+}
+
+#[test]
+fn more_calls_than_allowed_and_slots_that_do_not_exist_end_the_connection() {
+    for bad in 0..4 {
+        let name = fresh_name();
+        let mut server = Server::<bool, u64>::create(&name, &small()).unwrap();
+        let mut steady = Client::<bool, u64, ()>::connect(&name).unwrap();
+        let mut client = Client::<bool, u64, ()>::connect(&name).unwrap();
+        let publish = |client: &mut Client<bool, u64, ()>, slot, bytes: &[u8]| {
+            let call = crosstie_protocol::lane::CallNumber::FIRST;
+            let position = client.line_mut().reserve().unwrap();
+            client.line().publish(position, crate::ring::outstanding::Begun { slot, next: 0, call }, bytes);
+        };
+        match bad {
+            // One more than `queue_depth`.
+            0 => (0..4).for_each(|slot| publish(&mut client, slot, &[1])),
+            // No such slot.
+            1 => publish(&mut client, 4, &[1]),
+            // No `bool`.
+            2 => publish(&mut client, 0, &[2]),
+            // Too long.
+            _ => publish(&mut client, 0, &[1, 1]),
+        }
+        let mut received = 0;
+        for _ in 0..10 {
+            if let Some(request) = server.recv() {
+                received += 1;
+                drop(request.defer());
+            }
+        }
+        assert_eq!(received, if bad == 0 { 3 } else { 0 });
+        until(|| client.wait(Some(Duration::ZERO)) == Err(Disconnected::ServerGone));
+        until(|| server.clients() == 1);
+        let counters = server.counters();
+        assert_eq!((counters.nonsense, counters.cut_off), (1, 1));
+        // The others go on.
+        steady.call(&true, ()).unwrap();
+        server.recv().unwrap().reply(&5).unwrap();
+        assert_eq!(steady.poll(|(), answer| assert_eq!(*answer, 5)), Ok(1));
+    }
+}
+
+/// A client writes random words to random places of the segment, all of it or one region, while another one calls. The
+/// ring may stop; the server must not, and it serves again when the segment is a new one.
+#[test]
+fn a_server_survives_any_scribbling() {
+    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
+    });
+    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    let mut state = seed;
+    let mut random = move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    };
+    let mut served = 0;
+    for round in 0..60 {
+        let name = fresh_name();
+        let config = Config { max_clients: 4, ring_depth: 16, request_limit: 100, ..small() };
+        let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
+        let mut hostile = Client::<[u8], [u8], ()>::connect(&name).unwrap();
+        let mut honest = Client::<[u8], [u8], ()>::connect(&name).unwrap();
+        let segment = hostile.line().map.segment.clone();
+        let (from, to) = match round % 6 {
+            0 => (0, segment.len()),
+            1 => (64, 128),
+            2 => (128, 136),
+            3 => (192, 200),
+            4 => (256, 256 + 16 * 128),
+            _ => (segment.len() - 4 * 128, segment.len()),
+        };
+        for step in 0..3000u64 {
+            let small = random() % 40;
+            let word = if random() % 2 == 0 { small | small << 32 } else { random() };
+            let at = (from + random() % (to - from)) & !7;
+            let place = segment.bytes(at, 8).unwrap();
+            // SAFETY: eight bytes inside the segment, which nobody reaches but by atomics and racy copies.
+            unsafe { copy((&raw const word).cast(), place.as_ptr(), 8) };
+            for client in [&mut hostile, &mut honest] {
+                // Nonsense or no room is all that can come of it.
+                client.call(&step.to_le_bytes(), ()).ok();
+                client.poll(|(), _| ()).ok();
+            }
+            server.poll();
+            while let Some(request) = server.recv() {
+                served += 1;
+                let bytes = request.message().to_vec();
+                match request.reply(&bytes) {
+                    Ok(()) | Err(ReplyError::ClientGone) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        server.wait(Some(Duration::from_millis(1)));
+        // Leaving works whatever the segment says.
+        drop((hostile, honest));
+        until(|| server.clients() == 0);
+    }
+    println!("{served} requests served in between");
+}

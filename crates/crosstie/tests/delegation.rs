@@ -1,0 +1,298 @@
+//! The shared ring from outside: threads and processes, errors, life and death.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crosstie::Waiting;
+use crosstie::delegation::*;
+
+/// After this long something hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROLE: &str = "CROSSTIE_DELEGATION_ROLE";
+
+fn fresh_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("delegation-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "hangs");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn answer(request: u64) -> u64 {
+    request.rotate_left(17) ^ 0x5555
+}
+
+/// Keeps `depth` calls under way until `end`; returns how many were answered, all of them correctly.
+fn call_until(name: &str, depth: usize, waiting: Waiting, end: Instant) -> u64 {
+    let mut client = Client::<u64, u64, u64>::connect(name).unwrap().with_waiting(waiting);
+    let mut count = 0u64;
+    let mut next = u64::from(std::process::id()) << 40;
+    while Instant::now() < end || client.in_flight() > 0 {
+        while client.in_flight() < depth && Instant::now() < end {
+            match client.call(&next, next) {
+                Ok(()) => next += 1,
+                Err(CallError::RingFull(_)) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(client.wait(Some(PATIENCE)).unwrap() || client.in_flight() == 0, "no answer");
+        count += client.poll(|token, response| assert_eq!(*response, answer(token))).unwrap() as u64;
+    }
+    count
+}
+
+/// Answers until told to stop; every other request later, and the latest first.
+fn serve_until(server: &mut Server<u64, u64>, stop: &AtomicBool) {
+    let mut later = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        server.wait(Some(Duration::from_millis(5)));
+        while let Some(request) = server.recv() {
+            let response = answer(*request.message());
+            if response.is_multiple_of(2) {
+                request.reply(&response).unwrap();
+            } else {
+                later.push((request.defer(), response));
+            }
+        }
+        while let Some((ticket, response)) = later.pop() {
+            server.reply(ticket, &response).unwrap();
+        }
+    }
+}
+
+#[test]
+fn threads_get_their_own_answers() {
+    for waiting in [Waiting::Adaptive, Waiting::Park] {
+        // A small ring, so that it is full at times.
+        let config = Config { max_clients: 4, queue_depth: 8, ring_depth: 16, waiting, ..Config::default() };
+        let name = fresh_name();
+        let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
+        let end = Instant::now() + Duration::from_secs(2);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let name = &name;
+            let clients: Vec<_> =
+                [1, 3, 8, 8].map(|depth| scope.spawn(move || call_until(name, depth, waiting, end))).into();
+            let serving = scope.spawn(|| serve_until(&mut server, &stop));
+            let counts: Vec<u64> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+            stop.store(true, Ordering::Relaxed);
+            serving.join().unwrap();
+            println!("{waiting:?}: {counts:?} answers");
+            assert!(counts.iter().all(|count| *count > 0));
+        });
+        let counters = server.counters();
+        assert_eq!((counters.voids, counters.stale, counters.nonsense, counters.cut_off), (0, 0, 0, 0));
+    }
+}
+
+/// This program again, as one of the roles of [`process`].
+fn start(role: &str, name: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "process", "--nocapture"])
+        .env(ROLE, format!("{role} {name}"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// The value that a process printed.
+fn outcome(child: Child) -> u64 {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("outcome ")).expect("an outcome");
+    line.parse().unwrap()
+}
+
+/// What other processes do. On its own, nothing.
+#[test]
+fn process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (role, name) = role.split_once(' ').unwrap();
+    match role {
+        "call" => {
+            let end = Instant::now() + Duration::from_secs(2);
+            println!("\noutcome {}", call_until(name, 8, Waiting::Adaptive, end));
+        }
+        "serve" => {
+            let mut server = Server::<u64, u64>::create(name, &Config::default()).unwrap();
+            println!("\nready");
+            serve_until(&mut server, &AtomicBool::new(false));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn processes_get_their_own_answers() {
+    let name = fresh_name();
+    let mut server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
+    let clients = [start("call", &name), start("call", &name)];
+    let stop = AtomicBool::new(false);
+    let counts: Vec<u64> = std::thread::scope(|scope| {
+        scope.spawn(|| serve_until(&mut server, &stop));
+        let counts = clients.map(outcome).into();
+        stop.store(true, Ordering::Relaxed);
+        counts
+    });
+    println!("{counts:?} answers");
+    assert!(counts.iter().all(|count| *count > 0));
+    until(|| server.clients() == 0);
+    let counters = server.counters();
+    assert_eq!((counters.arrived, counters.requests), (2, counts.iter().sum()));
+}
+
+fn start_server(name: &str) -> Child {
+    let mut child = start("serve", name);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"));
+    child
+}
+
+#[test]
+fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
+    for waiting in [Waiting::Spin, Waiting::Adaptive, Waiting::Park] {
+        let name = fresh_name();
+        let mut child = start_server(&name);
+        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap().with_waiting(waiting);
+        assert_eq!(client.exchange(&7, |response| *response).unwrap(), answer(7));
+        let taken = Server::<u64, u64>::create(&name, &Config::default());
+        assert!(matches!(taken, Err(CreateError::NameTaken { .. })), "{taken:?}");
+
+        // Stopped, it is alive: calls are made, and wait.
+        let (pid, mut status) = (child.id() as i32, 0);
+        // SAFETY: a signal to our own child, and waiting until it has stopped.
+        unsafe {
+            libc::kill(pid, libc::SIGSTOP);
+            assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
+        }
+        for token in 0..3 {
+            client.call(&token, token).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let begun = Instant::now();
+                let end = client.wait(None);
+                (end, begun.elapsed())
+            });
+            std::thread::sleep(Duration::from_millis(150));
+            child.kill().unwrap();
+            let (end, after) = waiter.join().unwrap();
+            println!("{waiting:?}: told after {after:?}");
+            assert_eq!(end, Err(Disconnected::ServerGone));
+        });
+        child.wait().unwrap();
+        assert_eq!(client.poll(|_, _| panic!("nobody answered")), Err(Disconnected::ServerGone));
+        let refused = client.call(&1, 99);
+        assert!(matches!(
+            refused,
+            Err(CallError::Disconnected { token: 99, cause: Disconnected::ServerGone })
+        ));
+        assert!(matches!(client.reconnect(), Err(ConnectError::NoServer { .. })));
+
+        let mut child = start_server(&name);
+        let mut lost = Vec::new();
+        client.abandon(|token| lost.push(token));
+        lost.sort();
+        assert_eq!(lost, [0, 1, 2]);
+        client.reconnect().unwrap();
+        assert_eq!(client.exchange(&8, |response| *response).unwrap(), answer(8));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn answers_given_before_the_end_still_arrive() {
+    let name = fresh_name();
+    let mut server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
+    let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
+    for token in 0..3 {
+        client.call(&token, token).unwrap();
+    }
+    // The last one only.
+    drop(server.recv().unwrap().defer());
+    drop(server.recv().unwrap().defer());
+    server.recv().unwrap().reply(&5).unwrap();
+    drop(server);
+    let mut answers = Vec::new();
+    until(|| client.poll(|token, response| answers.push((token, *response))).is_err());
+    assert_eq!(answers, [(2, 5)]);
+    assert_eq!(client.in_flight(), 2);
+}
+
+#[test]
+fn errors_say_what_is_wrong_and_hand_back() {
+    let name = fresh_name();
+    assert!(matches!(Client::<u64, u64>::connect(&name), Err(ConnectError::NoServer { .. })));
+    assert!(matches!(Client::<u64, u64>::connect("a b"), Err(ConnectError::BadName { .. })));
+    for config in [
+        Config { max_clients: 0, ..Config::default() },
+        Config { queue_depth: MAX_QUEUE_DEPTH + 1, ..Config::default() },
+        Config { ring_depth: 0, ..Config::default() },
+        Config { request_limit: MAX_MESSAGE + 1, ..Config::default() },
+    ] {
+        let created = Server::<[u8], [u8]>::create(&name, &config);
+        assert!(matches!(created, Err(CreateError::Limit { .. })), "{created:?}");
+    }
+
+    let config = Config {
+        max_clients: 2,
+        queue_depth: 3,
+        ring_depth: 4,
+        request_limit: 10,
+        response_limit: 20,
+        ..Config::default()
+    };
+    let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
+    let typed = Client::<u64, [u8]>::connect(&name);
+    assert!(matches!(typed, Err(ConnectError::Mismatch { .. })), "{typed:?}");
+    let mut first = Client::<[u8], [u8], u32>::connect(&name).unwrap();
+    let mut second = Client::<[u8], [u8], u32>::connect(&name).unwrap();
+    let third = Client::<[u8], [u8], u32>::connect(&name);
+    assert!(matches!(third, Err(ConnectError::Full { limit: 2 })), "{third:?}");
+
+    let long = first.call(&[0; 11], 1);
+    assert!(matches!(long, Err(CallError::TooLong { token: 1, len: 11, limit: 10 })), "{long:?}");
+    for token in 0..3 {
+        first.call(b"hello", token).unwrap();
+    }
+    assert!(matches!(first.call(b"", 4), Err(CallError::Full(4))));
+    second.call(b"", 5).unwrap();
+    assert!(matches!(second.call(b"", 6), Err(CallError::RingFull(6))));
+
+    let ticket = server.recv().unwrap().defer();
+    let Err(ReplyError::TooLong { ticket, len: 21, limit: 20 }) = server.reply(ticket, &[0; 21]) else {
+        panic!("too long")
+    };
+    let mut other = Server::<[u8], [u8]>::create(&fresh_name(), &config).unwrap();
+    let Err(ReplyError::Foreign(ticket)) = other.reply(ticket, b"") else { panic!("another server's") };
+    server.reply(ticket, b"world").unwrap();
+    assert_eq!(first.poll(|token, response| assert_eq!((token, response), (0, &b"world"[..]))), Ok(1));
+    // Received, so that there is room.
+    second.call(b"", 6).unwrap();
+}
+
+#[test]
+fn long_messages_travel_whole() {
+    let name = fresh_name();
+    let config = Config { request_limit: 70_000, response_limit: 70_000, ring_depth: 4, ..Config::default() };
+    let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
+    let mut client = Client::<[u8], [u8]>::connect(&name).unwrap();
+    for len in [0, 1, 47, 48, 49, 1000, 1024, 4097, 70_000] {
+        let request: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+        client.call(&request, ()).unwrap();
+        let received = server.recv().unwrap();
+        assert_eq!(received.message(), request);
+        let response: Vec<u8> = received.message().iter().map(|byte| !byte).collect();
+        received.reply(&response).unwrap();
+        assert_eq!(client.poll(|(), answer| assert_eq!(answer, response)), Ok(1));
+    }
+}
