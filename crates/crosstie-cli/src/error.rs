@@ -31,6 +31,14 @@ pub(crate) enum Error {
         /// Why.
         status: Status,
     },
+    /// What carries requests and responses failed.
+    #[error("{what}: {source}")]
+    Exchange {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Nothing came for long.
     #[error("nothing came from the other side for {0} s: it is stopped, or starved of its core")]
     Stuck(u64),
