@@ -73,6 +73,13 @@ impl Error {
         ExitCode::from(if matches!(self, Error::Usage(_)) { 2 } else { 1 })
     }
 
+    /// Makes one of what the library answered.
+    pub(crate) fn exchange<E: std::error::Error + Send + Sync + 'static>(
+        what: &'static str,
+    ) -> impl Fn(E) -> Error {
+        move |source| Error::Exchange { what, source: source.into() }
+    }
+
     /// Makes one of a system call's answer.
     pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
         move |errno| Error::Os { what, source: errno.into() }

@@ -68,7 +68,7 @@ pub(crate) struct Figures<'a> {
     pub(crate) ops_per_s: f64,
     pub(crate) latency: &'a Histogram,
     pub(crate) errors: u64,
-    pub(crate) counters: BTreeMap<&'static str, u64>,
+    pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) limits: Limits,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Report {
     pub(crate) errors: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_s: Option<f64>,
-    counters: BTreeMap<&'static str, u64>,
+    counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -225,7 +225,7 @@ fn report(
         ops_per_s: per_second(ours).unwrap_or(0.0),
         latency,
         errors,
-        counters: Counters::NAMES.into_iter().zip(counters.words()).collect(),
+        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.words()).collect(),
         limits: report::Limits {
             line_ns: Line::median(lines),
             ops_per_s: per_second(plain),

@@ -36,6 +36,10 @@ pub(super) trait Answering {
     fn serve(&mut self) -> Result<usize, Error>;
     /// Waits until there may be a request.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
+    /// What the library has counted since it was opened.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 }
 
 /// The number of the response to the request with this number.
@@ -168,6 +172,10 @@ pub(super) struct Server<A> {
 impl<A: Answering> Server<A> {
     pub(super) fn new(answering: A, idle: Idle) -> Server<A> {
         Server { answering, idle, responses: 0, batches: 0 }
+    }
+
+    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.answering.counters()
     }
 
     /// Answers until all clients are through the gate.

@@ -12,6 +12,8 @@
 
 mod exchange;
 mod gate;
+mod ipc;
+mod payload;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -49,6 +51,13 @@ trait Transport: Sync {
 }
 
 /// Measures, and reports where this process leads.
+pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
+    match plan.kind {
+        Kind::Ipc => ipc::run(plan),
+        Kind::Delegation | Kind::Flux => Err(Error::Usage("not there yet".into())),
+    }
+}
+
 fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Report>, Error> {
     let mut job = bootstrap::from_env()?;
     let arena_len = plan.arena().len;
@@ -122,6 +131,8 @@ struct Told {
     batches: u64,
     errors: u64,
     latency: Vec<(u64, u64)>,
+    /// What the library counted.
+    counted: Vec<(String, u64)>,
 }
 
 /// One side, from opening to the report.
@@ -292,14 +303,20 @@ impl<'a> Sides<'a> {
     }
 }
 
-fn tell<C, S>(role: Role<C, S>) -> Told {
+fn tell<C, S: Answering>(role: Role<C, S>) -> Told {
     match role {
         Role::Client(client) => {
             let Tally { requests, refused, errors, latency } = client.tally;
             Told { requests, refused, errors, latency: latency.counts().collect(), ..Told::default() }
         }
         Role::Server(server) => {
-            Told { responses: server.responses, batches: server.batches, ..Told::default() }
+            let counted = server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
+            Told {
+                responses: server.responses,
+                batches: server.batches,
+                counted: counted.collect(),
+                ..Told::default()
+            }
         }
     }
 }
@@ -313,14 +330,18 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         latency.record_many(*value, *times);
     }
     let (requests, responses) = (sum(|told| told.requests), sum(|told| told.responses));
-    let counters = BTreeMap::from([
-        ("messages", requests + responses),
-        ("bytes", (requests + responses) * plan.payload as u64),
-        ("requests", requests),
-        ("responses", responses),
-        ("refused", sum(|told| told.refused)),
-        ("batches", sum(|told| told.batches)),
-    ]);
+    let mut counters = BTreeMap::from(
+        [
+            ("messages", requests + responses),
+            ("bytes", (requests + responses) * plan.payload as u64),
+            ("requests", requests),
+            ("responses", responses),
+            ("refused", sum(|told| told.refused)),
+            ("batches", sum(|told| told.batches)),
+        ]
+        .map(|(name, count)| (name.to_owned(), count)),
+    );
+    counters.extend(told.iter().flat_map(|told| told.counted.iter().cloned()));
     let best = |paces: [&[Pace]; 2]| paces.into_iter().filter_map(per_second).reduce(f64::max);
     let in_place = best([&in_place[0], &in_place[1]]);
     let two_rings = best([two_rings, roomy_rings]);

@@ -16,7 +16,7 @@ const MAX_PAYLOAD: u64 = 1 << 20;
 /// Payloads of flux, whose messages are values: types that were compiled in.
 pub(super) const FLUX_PAYLOADS: [u64; 8] = [8, 16, 32, 48, 64, 256, 1024, 4096];
 const MAX_CLIENTS: u32 = 128;
-const MAX_DEPTH: u32 = 4096;
+const MAX_DEPTH: u32 = 1024;
 /// Messages of all clients in flight take no more memory than this.
 const MAX_MEMORY: u64 = 256 << 20;
 /// The longest run.
@@ -77,6 +77,16 @@ impl Waiting {
             Waiting::Spin => "spin",
             Waiting::Adaptive => "adaptive",
             Waiting::Park => "park",
+        }
+    }
+}
+
+impl From<Waiting> for crosstie::Waiting {
+    fn from(waiting: Waiting) -> Self {
+        match waiting {
+            Waiting::Spin => crosstie::Waiting::Spin,
+            Waiting::Adaptive => crosstie::Waiting::Adaptive,
+            Waiting::Park => crosstie::Waiting::Park,
         }
     }
 }
