@@ -79,9 +79,12 @@ fn large_payloads_have_bytes_per_second() {
 }
 
 /// What carries messages inside a node, and the ways to run it.
-const INSIDE: [(&str, &[&str]); 2] = [
+const INSIDE: [(&str, &[&str]); 5] = [
     ("ipc", &[]),
     ("ipc", &["--processes"]),
+    ("delegation", &[]),
+    ("delegation", &["--processes"]),
+    ("flux", &[]),
 ];
 
 fn inside_a_node(name: &str, way: &[&str], rest: &[&str]) -> Value {

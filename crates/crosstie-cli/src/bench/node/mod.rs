@@ -10,11 +10,14 @@
 //! rank 2… further clients         cores of their own, or shared with other clients
 //! ```
 
+mod delegation;
 mod exchange;
+mod flux;
 mod gate;
 mod ipc;
 mod payload;
 mod plan;
+mod shared_memory;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -54,7 +57,8 @@ trait Transport: Sync {
 pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
     match plan.kind {
         Kind::Ipc => ipc::run(plan),
-        Kind::Delegation | Kind::Flux => Err(Error::Usage("not there yet".into())),
+        Kind::Flux => flux::run(plan),
+        Kind::Delegation => delegation::run(plan),
     }
 }
 
@@ -214,6 +218,7 @@ fn apart<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u
 
 /// This side of everything that is not ours.
 struct Sides<'a> {
+    depth: usize,
     gate: Gate<'a>,
     line: Line<'a>,
     in_place: Box<dyn Exchange + 'a>,
@@ -228,6 +233,7 @@ impl<'a> Sides<'a> {
         let at = plan.arena();
         let rings = |(offset, places)| limits::two_rings(arena, offset, payload, depth, places, patience);
         Sides {
+            depth,
             gate: Gate::new(arena, plan.clients),
             line: Line::new(arena, patience),
             in_place: limits::in_place(arena, at.in_place, payload, depth, patience),
@@ -283,7 +289,7 @@ impl<'a> Sides<'a> {
             SERVER => self.line.follow(),
             _ => Ok(()),
         })?;
-        let Sides { in_place, two_rings, roomy_rings, .. } = self;
+        let Sides { depth, in_place, two_rings, roomy_rings, .. } = self;
         let Measured { in_place: [one, all], two_rings: rings, roomy_rings: roomy, .. } = measured;
         let mut make = |exchange: &mut Box<dyn Exchange + '_>, take, paces: &mut Vec<Pace>| {
             meeting.keep_step(match rank {
@@ -293,7 +299,9 @@ impl<'a> Sides<'a> {
             })
         };
         make(in_place, Take::One, one)?;
-        make(in_place, Take::All, all)?;
+        if *depth > 1 {
+            make(in_place, Take::All, all)?;
+        }
         make(two_rings, Take::One, rings)?;
         roomy_rings.as_mut().map_or(Ok(()), |exchange| make(exchange, Take::One, roomy))?;
         if let Some(memcpy) = &mut self.memcpy {
