@@ -31,6 +31,14 @@ pub(crate) enum Error {
         /// Why.
         status: Status,
     },
+    /// What carries requests and responses failed.
+    #[error("{what}: {source}")]
+    Exchange {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Nothing came for long.
     #[error("nothing came from the other side for {0} s: it is stopped, or starved of its core")]
     Stuck(u64),
@@ -63,6 +71,13 @@ impl Error {
     /// 2 where the command line is wrong, 1 where the work failed.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(if matches!(self, Error::Usage(_)) { 2 } else { 1 })
+    }
+
+    /// Makes one of what the library answered.
+    pub(crate) fn exchange<E: std::error::Error + Send + Sync + 'static>(
+        what: &'static str,
+    ) -> impl Fn(E) -> Error {
+        move |source| Error::Exchange { what, source: source.into() }
     }
 
     /// Makes one of a system call's answer.

@@ -13,7 +13,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use bench::device::{self, Plan};
+use bench::report::Report;
+use bench::{device, node};
 use error::Error;
 
 /// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
@@ -46,6 +47,12 @@ enum Command {
 enum Bench {
     /// Operations of one connected queue pair.
     Device(device::Arguments),
+    /// Calls through shared memory, each client with a lane of its own.
+    Ipc(node::Arguments),
+    /// Calls through shared memory, all clients through one ring.
+    Delegation(node::Arguments),
+    /// Calls between the threads of one process.
+    Flux(node::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -57,7 +64,7 @@ fn main() -> ExitCode {
         None => tour::run(),
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
-        Some(Command::Bench(Bench::Device(arguments))) => bench_device(&arguments),
+        Some(Command::Bench(bench)) => measure(&bench),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -71,10 +78,22 @@ fn main() -> ExitCode {
     }
 }
 
-fn bench_device(arguments: &device::Arguments) -> Result<(), Error> {
-    let plan = Plan::new(arguments)?;
-    let Some(report) = device::run(&plan)? else { return Ok(()) };
-    print(&if arguments.json { json(&report)? } else { report.table() })?;
+fn measure(bench: &Bench) -> Result<(), Error> {
+    let (kind, arguments) = match bench {
+        Bench::Device(arguments) => {
+            return tell(device::run(&device::Plan::new(arguments)?)?, arguments.json);
+        }
+        Bench::Ipc(arguments) => (node::Kind::Ipc, arguments),
+        Bench::Delegation(arguments) => (node::Kind::Delegation, arguments),
+        Bench::Flux(arguments) => (node::Kind::Flux, arguments),
+    };
+    tell(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
+}
+
+/// The report, where this process leads.
+fn tell(report: Option<Report>, as_json: bool) -> Result<(), Error> {
+    let Some(report) = report else { return Ok(()) };
+    print(&if as_json { json(&report)? } else { report.table() })?;
     if report.errors > 0 { Err(Error::WrongData(report.errors)) } else { Ok(()) }
 }
 

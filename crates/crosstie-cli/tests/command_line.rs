@@ -78,9 +78,91 @@ fn large_payloads_have_bytes_per_second() {
     assert_eq!(small["bytes_per_s"], Value::Null);
 }
 
+/// What carries messages inside a node, and the ways to run it.
+const INSIDE: [(&str, &[&str]); 5] = [
+    ("ipc", &[]),
+    ("ipc", &["--processes"]),
+    ("delegation", &[]),
+    ("delegation", &["--processes"]),
+    ("flux", &[]),
+];
+
+fn inside_a_node(name: &str, way: &[&str], rest: &[&str]) -> Value {
+    let line = ["bench", name, "--json", "--duration", "0.2"];
+    let found = json(&[&line, way, rest].concat());
+    let context = format!("{name} {way:?} {rest:?}: {found}");
+    assert_eq!(found["bench"], name, "{context}");
+    assert_eq!(found["device"], if name == "flux" { "threads" } else { "shared-memory" }, "{context}");
+    assert_eq!(found["processes"], way.contains(&"--processes"), "{context}");
+    assert_eq!(found["errors"], 0, "{context}");
+    for name in [
+        "ops",
+        "seconds",
+        "ops_per_s",
+        "p50_ns",
+        "p99_ns",
+        "p999_ns",
+        "limit_ns",
+        "limit_ops_per_s",
+        "limit_in_place_ops_per_s",
+        "limit_two_rings_ops_per_s",
+    ] {
+        assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+    }
+    let ops = found["ops"].as_u64().expect(&context);
+    let payload = found["payload"].as_u64().expect(&context);
+    assert_eq!(found["counters"]["messages"], 2 * ops, "{context}");
+    assert_eq!(found["counters"]["bytes"], 2 * ops * payload, "{context}");
+    found
+}
+
+#[test]
+fn calls_inside_a_node_are_measured_at_every_depth() {
+    for (name, way) in INSIDE {
+        for depth in ["1", "3", "64"] {
+            let found = inside_a_node(name, way, &["--queue-depth", depth]);
+            assert_eq!(found["queue_depth"].to_string(), depth, "{found}");
+            assert_eq!((&found["payload"], &found["clients"]), (&32.into(), &1.into()), "{found}");
+            assert!(found["ratio_to_limit"].as_f64().is_some_and(|ratio| ratio > 0.0), "{found}");
+            assert_eq!(found["bytes_per_s"], Value::Null, "{found}");
+        }
+    }
+}
+
+#[test]
+fn calls_inside_a_node_carry_payloads_of_many_sizes() {
+    for (name, way) in INSIDE {
+        let sizes = if name == "flux" { ["8", "64", "4096"] } else { ["8", "100", "65536"] };
+        for size in sizes {
+            let found = inside_a_node(name, way, &["--payload", size]);
+            assert_eq!(found["payload"].to_string(), size, "{found}");
+            for name in ["bytes_per_s", "limit_bytes_per_s"] {
+                assert_eq!(
+                    found[name].as_f64().is_some_and(|figure| figure > 0.0),
+                    size.len() > 3,
+                    "{found}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_inside_a_node_have_several_clients_who_wait_in_every_way() {
+    for (name, way) in INSIDE {
+        for waiting in ["spin", "adaptive", "park"] {
+            let rest = ["--clients", "3", "--queue-depth", "4", "--waiting", waiting];
+            let found = inside_a_node(name, way, &rest);
+            assert_eq!((&found["clients"], &found["waiting"]), (&3.into(), &waiting.into()), "{found}");
+            // The limits have one client.
+            assert_eq!(found["ratio_to_limit"], Value::Null, "{found}");
+        }
+    }
+}
+
 #[test]
 fn a_wrong_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 12] = [
+    let wrong: [&[&str]; 22] = [
         &["bench"],
         &["bench", "nothing"],
         &["bench", "device", "--op", "fly"],
@@ -92,6 +174,16 @@ fn a_wrong_command_line_is_one_line_and_status_2() {
         &["bench", "device", "--duration", "0"],
         &["bench", "device", "--device", "hardware"],
         &["bench", "device", "--device", "software,software,software"],
+        &["bench", "ipc", "--payload", "7"],
+        &["bench", "ipc", "--payload", "1048577"],
+        &["bench", "ipc", "--queue-depth", "0"],
+        &["bench", "ipc", "--queue-depth", "1000", "--payload", "1000000"],
+        &["bench", "ipc", "--clients", "0"],
+        &["bench", "delegation", "--waiting", "patiently"],
+        &["bench", "delegation", "--clients", "1000000"],
+        &["bench", "delegation", "--duration", "-1"],
+        &["bench", "flux", "--processes"],
+        &["bench", "flux", "--payload", "33"],
         &["doctor", "--loudly"],
     ];
     for arguments in wrong {

@@ -1,8 +1,9 @@
 //! Memory that both sides of a benchmark map, for the plain code that measures what the machine allows.
 //!
 //! This is the only file of the program with `unsafe` beside the registration of memory in place
-//! (`docs/decisions/plain-shared-memory.md`). It promises bounds; who touches what when is up to `limits.rs`.
+//! (`docs/decisions/plain-shared-memory.md`). It promises bounds; who touches what when is up to `limits/`.
 
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU64;
 use std::fs::File;
@@ -88,6 +89,71 @@ impl Arena {
         assert!(offset <= self.len && bytes.len() <= self.len - offset);
         // SAFETY: as in `put`.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Cuts `count` places (a power of two) from `offset` on, a multiple of 64, each for a number and `payload` bytes.
+    pub(crate) fn places(&self, offset: usize, count: usize, payload: usize) -> Places<'_> {
+        let stride = Places::stride(payload);
+        assert!(offset.is_multiple_of(64) && count.is_power_of_two());
+        assert!(offset <= self.len && Places::len(count, payload) <= self.len - offset);
+        // SAFETY: inside the mapping, by the line above.
+        let start = unsafe { self.start.add(offset) };
+        Places { start, mask: count as u64 - 1, stride, payload, arena: PhantomData }
+    }
+}
+
+/// Places for messages, checked once: every index is taken modulo their count.
+///
+/// ```text
+/// place   0 number | 8 payload | ... | the next place, from a new line
+/// ```
+pub(crate) struct Places<'a> {
+    start: NonNull<u8>,
+    mask: u64,
+    stride: usize,
+    payload: usize,
+    arena: PhantomData<&'a Arena>,
+}
+
+impl Places<'_> {
+    /// How much of an arena they take.
+    pub(crate) fn len(count: usize, payload: usize) -> usize {
+        count * Places::stride(payload)
+    }
+
+    fn stride(payload: usize) -> usize {
+        (8 + payload).next_multiple_of(64)
+    }
+
+    /// The number of a place.
+    #[inline(always)]
+    pub(crate) fn number(&self, index: u64) -> &AtomicU64 {
+        // SAFETY: `at` stays inside the arena, whose life `'a` bounds ours, and is aligned to a line.
+        unsafe { AtomicU64::from_ptr(self.at(index).as_ptr().cast()) }
+    }
+
+    /// Copies a payload in. The caller's protocol keeps everybody else away from it.
+    #[inline(always)]
+    pub(crate) fn put<M: AsRef<[u8]> + ?Sized>(&self, index: u64, message: &M) {
+        let bytes = message.as_ref();
+        assert!(bytes.len() <= self.payload);
+        // SAFETY: behind the number a place has room for the payload; `bytes` is a Rust slice and so no part of it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(index).add(8).as_ptr(), bytes.len()) };
+    }
+
+    /// Copies a payload out. The caller's protocol keeps writers away from it.
+    #[inline(always)]
+    pub(crate) fn get<M: AsMut<[u8]> + ?Sized>(&self, index: u64, message: &mut M) {
+        let bytes = message.as_mut();
+        assert!(bytes.len() <= self.payload);
+        // SAFETY: as in `put`.
+        unsafe { ptr::copy_nonoverlapping(self.at(index).add(8).as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    #[inline(always)]
+    fn at(&self, index: u64) -> NonNull<u8> {
+        // SAFETY: the masked index is below the count of places, which `Arena::places` found to be inside the mapping.
+        unsafe { self.start.add((index & self.mask) as usize * self.stride) }
     }
 }
 

@@ -1,10 +1,10 @@
-//! How the two sides of a benchmark keep step.
+//! How the sides of a benchmark keep step.
 
 use crosstie::bootstrap::Bootstrap;
 
 use crate::error::Error;
 
-/// Two sides that meet between slices. Each tells how it fared; when one has failed, both stop.
+/// Sides that meet between slices. Each tells how it fared; when one has failed, all stop.
 pub(crate) struct Meeting<'a> {
     job: &'a mut dyn Bootstrap,
 }
@@ -14,28 +14,38 @@ impl<'a> Meeting<'a> {
         Meeting { job }
     }
 
+    pub(crate) fn rank(&self) -> usize {
+        self.job.rank() as usize
+    }
+
     pub(crate) fn leads(&self) -> bool {
         self.job.rank() == 0
     }
 
-    /// Waits for the other side and exchanges results.
-    pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
+    /// Waits for all sides and gives everybody all results, in the order of ranks.
+    pub(crate) fn gather(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
         let blob = match &mine {
             Ok(blob) => [&[0], blob.as_slice()].concat(),
             Err(error) => [&[1], error.to_string().as_bytes()].concat(),
         };
-        let mut blobs = self.job.all_gather(&blob)?;
+        let blobs = self.job.all_gather(&blob)?;
         mine?;
-        let other = usize::from(self.leads());
-        match blobs.get_mut(other).map(std::mem::take).as_deref() {
-            Some([0, theirs @ ..]) => Ok(theirs.to_vec()),
-            Some([1, text @ ..]) => Err(Error::Peer(String::from_utf8_lossy(text).into_owned())),
+        let read = |blob: &Vec<u8>| match blob.as_slice() {
+            [0, theirs @ ..] => Ok(theirs.to_vec()),
+            [1, text @ ..] => Err(Error::Peer(String::from_utf8_lossy(text).into_owned())),
             _ => Err(Error::Protocol),
-        }
+        };
+        blobs.iter().map(read).collect()
     }
 
-    /// Waits for the other side.
+    /// Waits for the other side of two and exchanges results.
+    pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
+        let other = usize::from(self.leads());
+        self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
+    }
+
+    /// Waits for everybody.
     pub(crate) fn keep_step(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
-        self.exchange(mine.map(|()| Vec::new())).map(drop)
+        self.gather(mine.map(|()| Vec::new())).map(drop)
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod cores;
 pub(crate) mod device;
 mod limits;
 mod meeting;
+pub(crate) mod node;
 mod patience;
 mod progress;
 pub(crate) mod report;

@@ -40,10 +40,24 @@ impl Patience {
         if self.idle.is_multiple_of(self.yield_every) { self.give_way() } else { Ok(false) }
     }
 
+    /// Slept for a moment, and nothing came.
+    #[cold]
+    pub(crate) fn slept(&mut self) -> Result<(), Error> {
+        let first = self.idle == 0;
+        self.waited(first)
+    }
+
     #[cold]
     fn give_way(&mut self) -> Result<bool, Error> {
-        let now = Instant::now();
         let first = self.idle == self.yield_every;
+        self.waited(first)?;
+        std::thread::yield_now();
+        Ok(true)
+    }
+
+    /// Adds up how long nothing came; `first` says that something came before.
+    fn waited(&mut self, first: bool) -> Result<(), Error> {
+        let now = Instant::now();
         let turn = self.last.filter(|_| !first).map_or(Duration::ZERO, |last| now - last);
         self.last = Some(now);
         self.waited = if first { Duration::ZERO } else { self.waited + turn.min(TURN) };
@@ -52,7 +66,6 @@ impl Patience {
         }
         // Anything but the first, and never zero again.
         self.idle = 2 * self.yield_every;
-        std::thread::yield_now();
-        Ok(true)
+        Ok(())
     }
 }

@@ -3,38 +3,94 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use crosstie::telemetry::{Counters, Histogram};
+use crosstie::telemetry::Histogram;
 use serde::Serialize;
 
-use super::device::{Op, Plan};
 use crate::table;
 
-/// Everything a benchmark measured.
+/// From this payload on, bytes per second are of interest.
+pub(crate) const LARGE: usize = 4096;
+
+/// What a benchmark measured, as it was asked. Fields that a benchmark does not know are `None` and left out.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Subject {
+    pub(crate) bench: &'static str,
+    pub(crate) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) op: Option<&'static str>,
+    pub(crate) payload: usize,
+    pub(crate) queue_depth: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) clients: Option<usize>,
+    pub(crate) processes: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waiting: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registered_in_place: Option<bool>,
+    /// Of each side: the leading one, the other, then further clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cores: Option<Vec<usize>>,
+}
+
+impl Subject {
+    /// In words; `apart` says whether the sides are on machines of their own.
+    fn title(&self, apart: bool) -> String {
+        let sides = if self.processes { "processes" } else { "threads" };
+        let cores = match self.cores.as_deref() {
+            Some([left, right]) => format!("on cores {left} and {right}"),
+            Some(cores) => {
+                let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+                format!("on cores {}", cores.join(", "))
+            }
+            None if apart => "where their launcher put them".into(),
+            None => "on one core".into(),
+        };
+        let sides = match self.clients {
+            None | Some(1) => format!("two {sides} {cores}"),
+            Some(clients) => format!("one server and {clients} clients, {sides} {cores}"),
+        };
+        let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
+        let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
+        format!(
+            "{} of {} B, queue depth {}, {sides}, device {}{waiting}{place}",
+            self.op.unwrap_or(self.bench),
+            self.payload,
+            self.queue_depth,
+            self.device
+        )
+    }
+}
+
+/// Everything a benchmark found.
 pub(crate) struct Figures<'a> {
     pub(crate) ops: u64,
     pub(crate) seconds: f64,
     pub(crate) ops_per_s: f64,
     pub(crate) latency: &'a Histogram,
     pub(crate) errors: u64,
-    pub(crate) counters: Counters,
-    pub(crate) limit_ns: Option<f64>,
-    pub(crate) limit_ops_per_s: Option<f64>,
-    pub(crate) bytes_per_s: Option<f64>,
-    pub(crate) limit_bytes_per_s: Option<f64>,
+    pub(crate) counters: BTreeMap<String, u64>,
+    pub(crate) limits: Limits,
 }
 
-/// The JSON object. Limits are absent where the two sides are on different machines.
+/// What the machine allows; `None` where it was not measured.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Limits {
+    /// One cache line there and back.
+    pub(crate) line_ns: Option<f64>,
+    /// The exchange that ours is compared to.
+    pub(crate) ops_per_s: Option<f64>,
+    pub(crate) in_place_ops_per_s: Option<f64>,
+    pub(crate) two_rings_ops_per_s: Option<f64>,
+    /// memcpy of the same payload.
+    pub(crate) copies_per_s: Option<f64>,
+}
+
+/// The JSON object. Limits are absent where the two sides are on different machines, ratios where ours is not what the
+/// limit measures.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    bench: &'static str,
-    device: String,
-    op: Op,
-    payload: usize,
-    queue_depth: usize,
-    processes: bool,
-    registered_in_place: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cores: Option<[usize; 2]>,
+    #[serde(flatten)]
+    subject: Subject,
     ops: u64,
     seconds: f64,
     ops_per_s: f64,
@@ -44,11 +100,15 @@ pub(crate) struct Report {
     pub(crate) errors: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_s: Option<f64>,
-    counters: BTreeMap<&'static str, u64>,
+    counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_in_place_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_two_rings_ops_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_bytes_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,58 +120,37 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(plan: &Plan, cores: Option<[usize; 2]>, figures: &Figures<'_>) -> Report {
-        let quantile = |q| figures.latency.quantile(q).unwrap_or(0);
+    pub(crate) fn new(subject: Subject, figures: &Figures<'_>) -> Report {
+        let Figures { ops, seconds, ops_per_s, latency, errors, ref counters, limits } = *figures;
+        let quantile = |q| latency.quantile(q).unwrap_or(0);
         let p50_ns = quantile(0.5);
+        let bytes = |ops: f64| Some(ops * subject.payload as f64).filter(|_| subject.payload >= LARGE);
+        let bytes_per_s = bytes(ops_per_s);
+        let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
+        // The limits have one asking side.
+        let alike = subject.clients.is_none_or(|clients| clients == 1);
+        let ratio =
+            |ours: f64, limit: Option<f64>| limit.filter(|_| alike).map(|limit| round(ours / limit, 1e4));
         Report {
-            bench: "device",
-            device: plan.device_text(),
-            op: plan.op,
-            payload: plan.payload,
-            queue_depth: plan.depth,
-            processes: plan.processes,
-            registered_in_place: plan.in_place,
-            cores,
-            ops: figures.ops,
-            seconds: round(figures.seconds, 1e6),
-            ops_per_s: round(figures.ops_per_s, 1.0),
+            ops,
+            seconds: round(seconds, 1e6),
+            ops_per_s: round(ops_per_s, 1.0),
             p50_ns,
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
-            errors: figures.errors,
-            bytes_per_s: figures.bytes_per_s.map(f64::round),
-            counters: Counters::NAMES.into_iter().zip(figures.counters.words()).collect(),
-            limit_ns: figures.limit_ns.map(|ns| round(ns, 10.0)),
-            limit_ops_per_s: figures.limit_ops_per_s.map(f64::round),
-            limit_bytes_per_s: figures.limit_bytes_per_s.map(f64::round),
-            ratio_to_limit: figures.limit_ops_per_s.map(|limit| round(figures.ops_per_s / limit, 1e4)),
-            latency_to_limit: figures
-                .limit_ns
-                .filter(|_| plan.depth == 1)
-                .map(|limit| round(p50_ns as f64 / limit, 1e4)),
-            bytes_to_limit: figures
-                .bytes_per_s
-                .zip(figures.limit_bytes_per_s)
-                .map(|(ours, limit)| round(ours / limit, 1e4)),
+            errors,
+            bytes_per_s: bytes_per_s.map(f64::round),
+            counters: counters.clone(),
+            limit_ns: limits.line_ns.map(|ns| round(ns, 10.0)),
+            limit_ops_per_s: limits.ops_per_s.map(f64::round),
+            limit_in_place_ops_per_s: limits.in_place_ops_per_s.map(f64::round),
+            limit_two_rings_ops_per_s: limits.two_rings_ops_per_s.map(f64::round),
+            limit_bytes_per_s: limit_bytes_per_s.map(f64::round),
+            ratio_to_limit: ratio(ops_per_s, limits.ops_per_s),
+            latency_to_limit: ratio(p50_ns as f64, limits.line_ns.filter(|_| subject.queue_depth == 1)),
+            bytes_to_limit: bytes_per_s.and_then(|ours| ratio(ours, limit_bytes_per_s)),
+            subject,
         }
-    }
-
-    /// What was measured, in words.
-    fn title(&self) -> String {
-        let sides = if self.processes { "processes" } else { "threads" };
-        let cores = match self.cores {
-            Some([left, right]) => format!("on cores {left} and {right}"),
-            None if self.limit_ns.is_none() => "where their launcher put them".into(),
-            None => "on one core".into(),
-        };
-        let place = if self.registered_in_place { ", target registered in place" } else { "" };
-        format!(
-            "{} of {} B, queue depth {}, two {sides} {cores}, device {}{place}",
-            self.op.name(),
-            self.payload,
-            self.queue_depth,
-            self.device
-        )
     }
 
     /// For people: our figures beside the machine's.
@@ -133,12 +172,18 @@ impl Report {
         for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
             rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
         }
+        for (name, limit) in [
+            ("plain, in place", self.limit_in_place_ops_per_s),
+            ("plain, two rings", self.limit_two_rings_ops_per_s),
+        ] {
+            rows.extend(limit.map(|limit| [name.into(), "-".into(), scaled(limit), "-".into()]));
+        }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
             "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
              limit: the plainest code for the same exchange; for p50, one cache line there and back; for bytes, memcpy\n",
-            self.title(),
+            self.subject.title(self.limit_ns.is_none()),
             table::figures(&rows),
             self.ops,
             self.seconds,
@@ -152,9 +197,9 @@ impl Report {
         let or_none =
             |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| format!("{figure:.2}"));
         [
-            self.op.name().into(),
-            self.payload.to_string(),
-            self.queue_depth.to_string(),
+            self.subject.op.unwrap_or(self.subject.bench).into(),
+            self.subject.payload.to_string(),
+            self.subject.queue_depth.to_string(),
             scaled(self.ops_per_s),
             or_none(self.ratio_to_limit),
             self.p50_ns.to_string(),

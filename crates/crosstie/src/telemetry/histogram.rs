@@ -51,8 +51,17 @@ impl Histogram {
     /// Counts one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
-        self.buckets[bucket(value)] += 1;
-        self.count += 1;
+        self.record_many(value, 1);
+    }
+
+    /// Counts one value `times` times.
+    #[inline]
+    pub fn record_many(&mut self, value: u64, times: u64) {
+        if times == 0 {
+            return;
+        }
+        self.buckets[bucket(value)] += times;
+        self.count += times;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
     }
@@ -95,6 +104,13 @@ impl Histogram {
         self.count += other.count;
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
+    }
+
+    /// What was counted, to print or to send: ascending values to within 0.8 %, and how often each came.
+    /// [`Histogram::record_many`] of all of them makes one with the same quantiles.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
+        let found = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+        found.map(|(bucket, count)| (middle(bucket).clamp(self.min, self.max), *count))
     }
 
     /// Forgets everything.
@@ -194,6 +210,10 @@ mod tests {
         left.merge(&right);
         assert_eq!((left.count(), left.min(), left.max()), (both.count(), both.min(), both.max()));
         assert_eq!(left.buckets, both.buckets);
+        let mut again = Histogram::new();
+        both.counts().for_each(|(value, times)| again.record_many(value, times));
+        assert_eq!(again.buckets, both.buckets);
+        assert_eq!(again.quantile(0.99), both.quantile(0.99));
         left.clear();
         assert_eq!((left.count(), left.min(), left.max(), left.quantile(0.5)), (0, None, None, None));
     }

@@ -22,15 +22,12 @@ use traffic::Traffic;
 
 use super::arena::{self, Arena};
 use super::cores;
-use super::limits::{Memcpy, Pace, Plain};
+use super::limits::{Line, Memcpy, Pace, Plain};
 use super::meeting::Meeting;
 use super::patience::Patience;
 use super::progress::Progress;
-use super::report::{Figures, Report, median};
+use super::report::{self, Figures, LARGE, Report, Subject, median};
 use crate::error::Error;
-
-/// From this payload on, bytes per second are of interest.
-const LARGE: usize = 4096;
 
 /// Measures, and reports where this process leads.
 pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
@@ -43,7 +40,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
                 .arguments(plan.command_line())
                 .variable(arena::VARIABLE, arena.descriptor())
                 .start()?;
-            let report = on_own_thread(|| take_part(plan, &mut job, Some(&arena), None))?;
+            let report = cores::on_own_thread(|| take_part(plan, &mut job, Some(&arena), None))?;
             job.finish()?;
             Ok(report)
         }
@@ -72,18 +69,11 @@ fn in_threads(plan: &Plan, arena: &Arena) -> Result<Option<Report>, Error> {
     };
     std::thread::scope(|scope| {
         let follower = scope.spawn(move || take_part(plan, &mut follower, Some(arena), Some(second)));
-        let report = on_own_thread(|| take_part(plan, &mut leader, Some(arena), Some(first)));
+        let report = cores::on_own_thread(|| take_part(plan, &mut leader, Some(arena), Some(first)));
         let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // What the follower has to complain of, the leader has heard.
         report.and_then(|report| followed.map(|_| report))
     })
-}
-
-/// So that pinning ends with the measurement.
-fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
-    std::thread::scope(|scope| join(scope.spawn(work)))
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// What the leading side measured.
@@ -91,7 +81,7 @@ fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 struct Measured {
     latency: Histogram,
     ours: Vec<Pace>,
-    /// Of [`Plain::LINES`] turns each.
+    /// As [`Line::lead`] records them.
     lines: Histogram,
     plain: Vec<Pace>,
     memcpy: Vec<Pace>,
@@ -133,7 +123,8 @@ fn take_part(
     let pinned = cores.map_or(Ok(()), |cores| cores::pin(cores[rank]));
     meeting.keep_step(pinned)?;
 
-    let mut plain = arena.map(|arena| Plain::new(arena, plan.payload, plan.depth, patience));
+    let mut plain = arena
+        .map(|arena| (Line::new(arena, patience), Plain::new(arena, plan.payload, plan.depth, patience)));
     let mut memcpy =
         (meeting.leads() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
     let (count, slice) = plan.slices();
@@ -170,7 +161,7 @@ fn round(
     slice: Duration,
     meeting: &mut Meeting<'_>,
     side: &mut Traffic,
-    plain: Option<&mut Plain<'_>>,
+    plain: Option<&mut (Line<'_>, Plain<'_>)>,
     memcpy: Option<&mut Memcpy>,
     measured: &mut Measured,
 ) -> Result<(), Error> {
@@ -185,8 +176,8 @@ fn round(
         (false, false, _) => Ok(()),
     };
     meeting.keep_step(mine)?;
-    let Some(plain) = plain else { return Ok(()) };
-    let mine = if leads { plain.lead_line(slice / 3, lines) } else { plain.follow_line() };
+    let Some((line, plain)) = plain else { return Ok(()) };
+    let mine = if leads { line.lead(slice / 3, lines) } else { line.follow() };
     meeting.keep_step(mine)?;
     let slice = slice / 2;
     let mine = match (leads, plan.op, plan.is_ping_pong()) {
@@ -216,21 +207,33 @@ fn report(
 ) -> Report {
     let Measured { latency, ours, lines, plain, memcpy } = measured;
     let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
-    let bytes = |ops: Option<f64>| ops.filter(|_| plan.payload >= LARGE).map(|ops| ops * plan.payload as f64);
-    let ops_per_s = per_second(ours).unwrap_or(0.0);
+    let subject = Subject {
+        bench: "device",
+        device: plan.device_text(),
+        op: Some(plan.op.name()),
+        payload: plan.payload,
+        queue_depth: plan.depth,
+        clients: None,
+        processes: plan.processes,
+        waiting: None,
+        registered_in_place: Some(plan.in_place),
+        cores: cores.map(Vec::from),
+    };
     let figures = Figures {
         ops: ours.iter().map(|pace| pace.turns).sum(),
         seconds: ours.iter().map(|pace| pace.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s,
+        ops_per_s: per_second(ours).unwrap_or(0.0),
         latency,
         errors,
-        counters,
-        limit_ns: lines.quantile(0.5).map(|ns| ns as f64 / Plain::LINES as f64),
-        limit_ops_per_s: per_second(plain),
-        bytes_per_s: bytes(Some(ops_per_s)),
-        limit_bytes_per_s: bytes(per_second(memcpy)),
+        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.words()).collect(),
+        limits: report::Limits {
+            line_ns: Line::median(lines),
+            ops_per_s: per_second(plain),
+            copies_per_s: per_second(memcpy),
+            ..report::Limits::default()
+        },
     };
-    Report::new(plan, cores, &figures)
+    Report::new(subject, &figures)
 }
 
 /// What is measured, in words.

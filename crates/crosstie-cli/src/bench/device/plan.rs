@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use crosstie::device::{Device, DeviceSpec};
-use serde::Serialize;
 
 use crate::error::Error;
 
@@ -48,8 +47,7 @@ pub(crate) struct Arguments {
 }
 
 /// An operation of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Op {
     /// WRITE: the other side learns nothing of it.
     Write,

@@ -1,52 +1,26 @@
-//! What the machine itself allows: the plainest code that makes the same exchange between the same two cores.
-//!
-//! No checks, no rights, no errors, no death of a peer, one sender, one receiver: what a reader would write to embarrass
-//! the library. Both sides call the function of the same name in the same order; the leading side ends a slice when its
-//! time is over. Words only ever grow, so slices follow each other without a reset.
+//! What `bench device` is measured against: payload, a completion entry, a count of what was consumed.
 //!
 //! ```text
-//! arena   0 line | 256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
+//! arena   256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
 //! ```
 //!
 //! An entry is a line with the number of its message, published after the payload, as a completion is.
 
 use core::hint::black_box;
-use core::sync::atomic::{
-    AtomicU64,
-    Ordering::{Acquire, Release, SeqCst},
-};
+use core::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use crosstie::telemetry::Histogram;
-
-use super::arena::Arena;
-use super::patience::Patience;
+use super::{END, Pace, RINGS, await_number};
+use crate::bench::arena::Arena;
+use crate::bench::patience::Patience;
 use crate::error::Error;
 
-const LINE: usize = 0;
 const CONSUMED: usize = 256;
 const WORD: usize = 384;
-const RINGS: usize = 4096;
 const ENTRY: usize = 64;
-
-/// Marks the number of the last message of a slice.
-const END: u64 = 1 << 63;
 
 /// What a receiver reads of a payload: its first line.
 pub(crate) const LOOKED_AT: usize = 64;
-
-/// How often, in how long.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    pub(crate) turns: u64,
-    pub(crate) time: Duration,
-}
-
-impl Pace {
-    pub(crate) fn per_second(&self) -> f64 {
-        self.turns as f64 / self.time.as_secs_f64()
-    }
-}
 
 /// Which way a message goes.
 #[derive(Clone, Copy)]
@@ -63,8 +37,6 @@ pub(crate) struct Plain<'a> {
     patience: Patience,
     /// Turns between looks at the clock.
     per_look: u64,
-    /// Turns of the one-line ping-pong so far.
-    line: u64,
     /// Messages so far, and the place of the next one.
     seq: u64,
     slot: usize,
@@ -79,58 +51,7 @@ impl<'a> Plain<'a> {
 
     pub(crate) fn new(arena: &'a Arena, payload: usize, depth: usize, patience: Patience) -> Plain<'a> {
         let per_look = if payload < 4096 { 64 } else { 1 };
-        Plain {
-            arena,
-            payload,
-            depth,
-            patience,
-            per_look,
-            line: 0,
-            seq: 0,
-            slot: 0,
-            message: vec![1; payload],
-        }
-    }
-
-    /// Turns of the one-line ping-pong that `lead_line` times together.
-    pub(crate) const LINES: u64 = 64;
-
-    /// One cache line back and forth; records how long every [`Plain::LINES`] turns took.
-    pub(crate) fn lead_line(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
-        let begin = Instant::now();
-        let mut last = begin;
-        loop {
-            for _ in 0..Self::LINES {
-                self.line_turn(0)?;
-            }
-            let now = Instant::now();
-            times.record((now - last).as_nanos() as u64);
-            last = now;
-            if now - begin >= slice {
-                return self.line_turn(END);
-            }
-        }
-    }
-
-    #[inline]
-    fn line_turn(&mut self, end: u64) -> Result<(), Error> {
-        self.line += 2;
-        // Release, partner: the Acquire in `follow_line`.
-        self.arena.word(LINE).store((self.line - 1) | end, Release);
-        await_number(self.arena.word(LINE), self.line, &mut self.patience).map(drop)
-    }
-
-    /// The other side of [`Plain::lead_line`].
-    pub(crate) fn follow_line(&mut self) -> Result<(), Error> {
-        loop {
-            self.line += 2;
-            let end = await_number(self.arena.word(LINE), self.line - 1, &mut self.patience)?;
-            // Release, partner: the Acquire in `line_turn`.
-            self.arena.word(LINE).store(self.line, Release);
-            if end {
-                return Ok(());
-            }
-        }
+        Plain { arena, payload, depth, patience, per_look, seq: 0, slot: 0, message: vec![1; payload] }
     }
 
     /// A message there, a message back.
@@ -305,49 +226,6 @@ impl<'a> Plain<'a> {
         match way {
             Way::There => RINGS,
             Way::Back => RINGS + self.depth * (ENTRY + stride(self.payload)),
-        }
-    }
-}
-
-/// Spins until a word has this number, and says whether it is marked as the last one.
-#[inline]
-fn await_number(word: &AtomicU64, number: u64, patience: &mut Patience) -> Result<bool, Error> {
-    loop {
-        // Acquire, partner: the Release store of the other side's number.
-        let found = word.load(Acquire);
-        if found & !END == number {
-            patience.reset();
-            return Ok(found != number);
-        }
-        patience.idle()?;
-    }
-}
-
-/// Copies `payload` bytes at a time inside this process, around as many buffers as there are messages in flight.
-pub(crate) struct Memcpy {
-    from: Vec<u8>,
-    to: Vec<u8>,
-    payload: usize,
-}
-
-impl Memcpy {
-    pub(crate) fn new(payload: usize, depth: usize) -> Memcpy {
-        Memcpy { from: vec![1; payload * depth], to: vec![2; payload * depth], payload }
-    }
-
-    pub(crate) fn run(&mut self, slice: Duration) -> Pace {
-        let begin = Instant::now();
-        let mut turns = 0;
-        loop {
-            for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload))
-            {
-                black_box(&mut *to).copy_from_slice(from);
-                turns += 1;
-            }
-            let time = begin.elapsed();
-            if time >= slice {
-                return Pace { turns, time };
-            }
         }
     }
 }

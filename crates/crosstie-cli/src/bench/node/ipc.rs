@@ -1,0 +1,25 @@
+//! [`crosstie::ipc`] as what carries the messages.
+
+use crosstie::ipc::{Config, Counters};
+
+use super::Plan;
+
+super::shared_memory::shared_memory!(ipc);
+
+fn config(plan: &Plan) -> Config {
+    Config {
+        max_clients: plan.clients,
+        queue_depth: plan.depth,
+        request_limit: plan.payload,
+        response_limit: plan.payload,
+        waiting: plan.waiting.into(),
+    }
+}
+
+fn counters(counters: Counters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("clients_arrived", counters.arrived),
+        ("clients_left", counters.left),
+        ("clients_cut_off", counters.cut_off),
+    ]
+}
