@@ -1,0 +1,60 @@
+//! A store in one process, two clients in others: `cargo run --example ipc_store`.
+//!
+//! Each client adds to counters by name and reads them back. Names are bytes of any length, so the messages are too.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::process::Command;
+
+use crosstie::ipc::{Client, Config, Server};
+
+const NAME: &str = "example-store";
+const ROUNDS: u64 = 10_000;
+
+fn serve() -> Result<(), Box<dyn Error>> {
+    let mut server = Server::<[u8], [u8]>::create(NAME, &Config { max_clients: 2, ..Config::default() })?;
+    let program = std::env::current_exe()?;
+    let mut clients = Vec::new();
+    for word in ["apples", "pears"] {
+        clients.push(Command::new(&program).arg(word).spawn()?);
+    }
+    let mut counters: HashMap<Vec<u8>, u64> = HashMap::new();
+    while server.counters().left < 2 {
+        server.wait(None);
+        server.poll();
+        while let Some(request) = server.recv() {
+            let counter = counters.entry(request.message().to_vec()).or_default();
+            *counter += 1;
+            if let Err(error) = request.reply(&counter.to_le_bytes()) {
+                eprintln!("{error}");
+            }
+        }
+    }
+    for mut client in clients {
+        assert!(client.wait()?.success());
+    }
+    println!(
+        "apples {}, pears {}, both {}",
+        counters[&b"apples"[..]],
+        counters[&b"pears"[..]],
+        counters[&b"both"[..]]
+    );
+    Ok(())
+}
+
+fn ask(word: &str) -> Result<(), Box<dyn Error>> {
+    let mut client = Client::<[u8], [u8]>::connect(NAME)?;
+    for round in 1..=ROUNDS {
+        let mine = client.exchange(word.as_bytes(), <[u8]>::to_vec)?;
+        assert_eq!(mine, round.to_le_bytes());
+        client.exchange(b"both", |_| ())?;
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    match std::env::args().nth(1) {
+        Some(word) => ask(&word),
+        None => serve(),
+    }
+}
