@@ -9,7 +9,6 @@ use std::process::Command;
 use crosstie::ipc::{Client, Config, Server};
 
 const NAME: &str = "example-store";
-const ROUNDS: u64 = 10_000;
 
 fn serve() -> Result<(), Box<dyn Error>> {
     let mut server = Server::<[u8], [u8]>::create(NAME, &Config { max_clients: 2, ..Config::default() })?;
@@ -44,7 +43,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
 
 fn ask(word: &str) -> Result<(), Box<dyn Error>> {
     let mut client = Client::<[u8], [u8]>::connect(NAME)?;
-    for round in 1..=ROUNDS {
+    for round in 1..=10_000u64 {
         let mine = client.exchange(word.as_bytes(), <[u8]>::to_vec)?;
         assert_eq!(mine, round.to_le_bytes());
         client.exchange(b"both", |_| ())?;
