@@ -1,0 +1,182 @@
+//! Calls that wait for their response.
+//!
+//! Promise: a response is taken once, by the call that it answers. A call id is an index with a generation in 31 bits, so
+//! that one that is foreign or answered before opens nothing. Nothing is allocated after the table is made.
+
+use alloc::boxed::Box;
+
+use crate::key::Key;
+
+const INDEX_BITS: u32 = 16;
+/// Most calls that one connection can have pending.
+pub const MAX_PENDING: usize = 1 << INDEX_BITS;
+
+type CallKey = Key<INDEX_BITS, 31>;
+
+/// Names a pending call. The bits travel in the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallId(CallKey);
+
+impl CallId {
+    /// The 31 bits.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0.bits()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Pending<U> {
+    entries: Box<[Entry<U>]>,
+    /// Free entries in the order in which they became free, linked by `Entry::next`; the least recently used goes first.
+    first_free: u32,
+    last_free: u32,
+    free: u32,
+    /// Keys of a model repeat, so that its states do.
+    #[cfg(test)]
+    pub(super) one_generation: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Entry<U> {
+    key: CallKey,
+    next: u32,
+    /// Zero when the entry is free.
+    blocks: u32,
+    /// `None` in an entry that is free or whose caller has given up.
+    user: Option<U>,
+}
+
+impl<U> Pending<U> {
+    /// A table of 1 to [`MAX_PENDING`] entries.
+    pub(super) fn new(size: usize) -> Self {
+        let size = size.clamp(1, MAX_PENDING) as u32;
+        Pending {
+            entries: (0..size)
+                .map(|i| Entry { key: CallKey::first(i), next: i + 1, blocks: 0, user: None })
+                .collect(),
+            first_free: 0,
+            last_free: size - 1,
+            free: size,
+            #[cfg(test)]
+            one_generation: false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.free == 0
+    }
+
+    /// How many calls wait, those given up included.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.free as usize
+    }
+
+    /// Enters a call. The table is not full.
+    #[inline]
+    pub(super) fn insert(&mut self, blocks: u32, user: U) -> CallId {
+        let entry = &mut self.entries[self.first_free as usize];
+        self.first_free = entry.next;
+        self.free -= 1;
+        entry.blocks = blocks;
+        entry.user = Some(user);
+        CallId(entry.key)
+    }
+
+    /// The blocks that this call took, if it is pending.
+    #[inline]
+    pub(super) fn blocks(&self, bits: u32) -> Option<u32> {
+        let key = CallKey::from_bits(bits);
+        let entry = self.entries.get(key.index() as usize)?;
+        (entry.key == key && entry.blocks != 0).then_some(entry.blocks)
+    }
+
+    /// Takes a call that is pending.
+    #[inline]
+    pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
+        let index = CallKey::from_bits(bits).index();
+        let key = self.next_key(index);
+        let entry = &mut self.entries[index as usize];
+        entry.key = key;
+        entry.blocks = 0;
+        let user = entry.user.take();
+        if self.free == 0 {
+            self.first_free = index;
+        } else {
+            self.entries[self.last_free as usize].next = index;
+        }
+        self.last_free = index;
+        self.free += 1;
+        user
+    }
+
+    /// Takes what the caller attached; the entry stays until the response comes, because the credit does.
+    pub(super) fn abandon(&mut self, id: CallId) -> Option<U> {
+        self.blocks(id.bits())?;
+        self.entries[id.0.index() as usize].user.take()
+    }
+
+    /// Takes what all callers attached.
+    pub(super) fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
+        self.entries.iter_mut().filter_map(|entry| entry.user.take())
+    }
+
+    #[inline]
+    fn next_key(&self, index: u32) -> CallKey {
+        let key = self.entries[index as usize].key;
+        #[cfg(test)]
+        if self.one_generation {
+            return key;
+        }
+        key.next()
+    }
+}
+
+#[cfg(test)]
+impl<U: Clone> Pending<U> {
+    pub(super) fn attached(&self, bits: u32) -> Option<U> {
+        self.blocks(bits)?;
+        self.entries[CallKey::from_bits(bits).index() as usize].user.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn an_id_opens_its_call_once() {
+        let mut table = Pending::new(2);
+        let a = table.insert(2, 'a');
+        let b = table.insert(3, 'b');
+        assert!(table.is_full());
+        assert_eq!((table.blocks(a.bits()), table.blocks(b.bits())), (Some(2), Some(3)));
+        assert_eq!(table.remove(a.bits()), Some('a'));
+        assert_eq!(table.blocks(a.bits()), None, "answered twice");
+        let c = table.insert(4, 'c');
+        assert_ne!(c, a, "another generation");
+        assert_eq!(table.blocks(a.bits()), None);
+        for foreign in [0, 1, 7, 0x7fff_ffff, 0xffff_ffff, b.bits() ^ (1 << 30)] {
+            assert_eq!(table.blocks(foreign), None, "{foreign:#x}");
+        }
+        assert_eq!(table.abandon(b), Some('b'));
+        assert_eq!(table.abandon(b), None);
+        assert_eq!(table.blocks(b.bits()), Some(3), "its credit is still out");
+        assert_eq!(table.remove(b.bits()), None);
+        assert_eq!(table.abandon_all().collect::<Vec<_>>(), ['c']);
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn the_least_recently_used_entry_goes_first() {
+        let mut table = Pending::new(4);
+        let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
+        for &i in &[2, 0, 3, 1] {
+            assert_eq!(table.remove(ids[i].bits()), Some(i));
+        }
+        let again: Vec<_> = (0..4).map(|i| table.insert(2, i).0.index()).collect();
+        assert_eq!(again, [2, 0, 3, 1]);
+    }
+}

@@ -1,0 +1,116 @@
+//! Arbitrary schedules of two sides, for all legal sizes.
+
+use proptest::prelude::*;
+use std::format;
+use std::vec::Vec;
+
+use super::super::MIN_RING;
+use super::Trap;
+use super::pair::{Outcome, Pair};
+
+/// One step of a schedule: what, on which side, and two numbers that say how much.
+pub(super) type Step = (u8, bool, u16, u16);
+
+pub(super) fn step() -> impl Strategy<Value = Step> {
+    (0u8..32, any::<bool>(), any::<u16>(), any::<u16>())
+}
+
+/// A payload length from nothing to the longest, small ones as often as large ones.
+fn length(longest: u32, draw: u16) -> u32 {
+    match draw % 4 {
+        0 => longest.min(u32::from(draw >> 2) % 64),
+        1 => longest,
+        2 => longest.min(u32::from(draw >> 2)) / 4,
+        _ => (u64::from(longest) * u64::from(draw >> 2) / (1 << 14)) as u32,
+    }
+}
+
+pub(super) fn run(pair: &mut Pair, steps: &[Step]) -> Outcome {
+    for &(what, side, x, y) in steps {
+        let me = usize::from(side);
+        let pick = |len: usize| usize::from(x) % len;
+        match what {
+            0..=7 => {
+                let endpoint = &pair.sides[me].endpoint;
+                let (len, response) =
+                    (length(endpoint.longest_request(), x), length(endpoint.longest_response(), y));
+                pair.call(me, len, response)?;
+            }
+            8..=13 if !pair.sides[me].owed.is_empty() => {
+                let index = pick(pair.sides[me].owed.len());
+                pair.reply(me, index, u64::from(y % 300))?;
+            }
+            14..=18 if !pair.sides[me].held.is_empty() => {
+                let index = pick(pair.sides[me].held.len());
+                pair.release(me, index)?;
+            }
+            19..=22 => {
+                pair.emit(me);
+            }
+            23..=25 => pair.land(me)?,
+            26..=28 => pair.poll(me)?,
+            29 | 30 => pair.read(me)?,
+            31 if y % 4 == 0 => pair.rollback(me)?,
+            _ => {}
+        }
+        pair.check()?;
+    }
+    pair.finish()
+}
+
+fn rings() -> impl Strategy<Value = [u64; 2]> {
+    let size = || (0u32..=8).prop_map(|power| MIN_RING << power);
+    prop_oneof![size().prop_map(|size| [size, size]), (size(), size()).prop_map(|(a, b)| [a, b])]
+}
+
+fn case(rings: [u64; 2], shares: [u8; 2], pending: usize, steps: &[Step], trap: Option<Trap>) -> Outcome {
+    // From the least legal limit to more than the peer's ring admits.
+    let limits = [0, 1].map(|i| 64 + rings[1 - i] * u64::from(shares[i]) / 512);
+    run(&mut Pair::new(rings, limits, pending, trap), steps)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    /// Every call is answered once with its own bytes, no byte changes before its release, the invariant holds at both
+    /// ends after every step, and everything ends.
+    #[test]
+    fn two_sides_keep_every_promise(
+        rings in rings(),
+        shares in any::<[u8; 2]>(),
+        pending in 1usize..40,
+        steps in proptest::collection::vec(step(), 0..400),
+    ) {
+        let outcome = case(rings, shares, pending, &steps, None);
+        prop_assert!(outcome.is_ok(), "{:?}", outcome);
+    }
+}
+
+/// The same with long schedules on small rings, from one seed that is printed.
+#[test]
+fn long_schedules() {
+    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0xc0_91_7c_01);
+    std::println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    for (index, rings) in [[256, 256], [256, 1024], [512, 256], [512, 512], [4096, 512]].into_iter().enumerate() {
+        let mut draw = draws(seed + index as u64);
+        let steps: Vec<Step> = (0..20_000).map(|_| draw()).collect();
+        for limit in [64, 1 << 20] {
+            let mut pair = Pair::new(rings, [limit; 2], 8, None);
+            run(&mut pair, &steps).unwrap_or_else(|error| panic!("{rings:?}, limit {limit}: {error}"));
+            assert!(pair.sides.iter().all(|side| side.answered > 100), "hardly anything happened");
+        }
+    }
+}
+
+/// Steps from a seed (splitmix64).
+pub(super) fn draws(seed: u64) -> impl FnMut() -> Step {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        ((z & 31) as u8, z & 32 != 0, (z >> 16) as u16, (z >> 32) as u16)
+    }
+}

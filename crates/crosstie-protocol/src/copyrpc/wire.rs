@@ -1,0 +1,261 @@
+//! What the bytes mean: message header, flow metadata, immediate, connect information.
+//!
+//! Promise: decoding is total. Any bytes give a value or a [`Violation`], never a panic; whatever depends on the state
+//! of a connection (does the length fit, is the call known) is for the receiver to check.
+//! `docs/wire-format.md` has the pictures.
+
+use super::violation::Violation;
+
+/// Every message, every batch and every position is a multiple of this many bytes.
+pub const ALIGNMENT: u64 = 32;
+/// Bytes of a message's header.
+pub const HEADER_SIZE: usize = 12;
+/// Bytes of the flow metadata in front of a batch.
+pub const FLOW_METADATA_SIZE: usize = 32;
+/// The bit of a call id that makes a message a response.
+pub const RESPONSE_FLAG: u32 = 0x8000_0000;
+/// The message count that makes a batch a wrap marker.
+pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
+/// Bytes of the connect information.
+pub const CONNECT_INFO_SIZE: usize = 48;
+
+const METADATA: u64 = FLOW_METADATA_SIZE as u64;
+const CONNECT_MAGIC: [u8; 4] = *b"xRPC";
+const CONNECT_VERSION: u32 = 1;
+
+/// Bytes that a message with this payload takes in a ring: header, payload, and padding to [`ALIGNMENT`].
+///
+/// ```
+/// use crosstie_protocol::copyrpc::wire::padded_size;
+/// assert_eq!([0, 20, 21, 52, 53].map(padded_size), [32, 32, 64, 64, 96]);
+/// ```
+#[inline]
+pub const fn padded_size(payload_len: u32) -> u64 {
+    (payload_len as u64 + HEADER_SIZE as u64 + (ALIGNMENT - 1)) & !(ALIGNMENT - 1)
+}
+
+/// Credit that a call consumes so that a response of up to `response_len` bytes always finds room: the padded response
+/// and the metadata of a batch of its own. Twice this much is kept free in the ring, because the response may have
+/// to skip the ring's end first, and skips less than it needs itself.
+#[inline]
+pub const fn internal_allowance(response_len: u32) -> u64 {
+    padded_size(response_len) + METADATA
+}
+
+/// The longest response that an internal allowance admits.
+#[inline]
+pub(crate) const fn longest_response(internal: u64) -> u64 {
+    internal.saturating_sub(METADATA + HEADER_SIZE as u64)
+}
+
+/// The immediate that announces `delta` bytes.
+#[inline]
+pub const fn encode_imm(delta: u64) -> u32 {
+    (delta / ALIGNMENT) as u32
+}
+
+/// The bytes that an immediate announces.
+#[inline]
+pub const fn decode_imm(imm: u32) -> u64 {
+    imm as u64 * ALIGNMENT
+}
+
+/// The 12 bytes in front of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// The caller's key, with [`RESPONSE_FLAG`] in a response.
+    pub call_id: u32,
+    /// The internal allowance of the call's response, in blocks of [`ALIGNMENT`] bytes: taken by the request, given
+    /// back by the response.
+    pub piggyback: u32,
+    /// Bytes of payload.
+    pub payload_len: u32,
+}
+
+impl Header {
+    /// The header as bytes.
+    #[inline]
+    pub const fn encode(&self) -> [u8; HEADER_SIZE] {
+        let ([a, b, c, d], [e, f, g, h], [i, j, k, l]) =
+            (self.call_id.to_le_bytes(), self.piggyback.to_le_bytes(), self.payload_len.to_le_bytes());
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
+
+    /// The header in these bytes. Nothing in it is believed yet.
+    #[inline]
+    pub const fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
+        Header {
+            call_id: u32::from_le_bytes([a, b, c, d]),
+            piggyback: u32::from_le_bytes([e, f, g, h]),
+            payload_len: u32::from_le_bytes([i, j, k, l]),
+        }
+    }
+
+    /// Whether it is a response.
+    #[inline]
+    pub const fn is_response(&self) -> bool {
+        self.call_id & RESPONSE_FLAG != 0
+    }
+}
+
+/// The 32 bytes in front of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowMetadata {
+    /// Absolute position up to which the writer has consumed its own receive ring. Repeating it does no harm.
+    pub consumer_pos: u64,
+    /// Bytes of response credit that the reader gains.
+    pub credit_grant: u64,
+    /// Messages that follow, or [`WRAP_MESSAGE_COUNT`].
+    pub message_count: u32,
+}
+
+impl FlowMetadata {
+    /// The metadata as bytes; the padding is zero.
+    #[inline]
+    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+        let mut bytes = [0; FLOW_METADATA_SIZE];
+        bytes[..8].copy_from_slice(&self.consumer_pos.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.credit_grant.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.message_count.to_le_bytes());
+        bytes
+    }
+
+    /// The metadata in these bytes, if its padding is zero and its numbers are multiples of [`ALIGNMENT`].
+    #[inline]
+    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, Violation> {
+        let consumer_pos = u64::from_le_bytes(part(bytes, 0));
+        let credit_grant = u64::from_le_bytes(part(bytes, 8));
+        let message_count = u32::from_le_bytes(part(bytes, 16));
+        let padding: [u8; 12] = part(bytes, 20);
+        if padding != [0; 12] {
+            return Err(Violation::Padding);
+        }
+        if !consumer_pos.is_multiple_of(ALIGNMENT) {
+            return Err(Violation::ConsumerMisaligned { position: consumer_pos });
+        }
+        if !credit_grant.is_multiple_of(ALIGNMENT) {
+            return Err(Violation::GrantMisaligned { grant: credit_grant });
+        }
+        Ok(FlowMetadata { consumer_pos, credit_grant, message_count })
+    }
+}
+
+/// What each side tells the other before the first batch, beside the address of its queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectInfo {
+    /// Remote address of the receive ring.
+    pub ring_addr: u64,
+    /// Bytes of the receive ring.
+    pub ring_size: u64,
+    /// Remote address of the consumer position: eight bytes, little-endian, for an RDMA READ.
+    pub consumer_addr: u64,
+    /// The most response credit that this side will ever have granted and not got back. Both sides start from the
+    /// smaller of this and a quarter of the *other* side's ring.
+    pub credit_limit: u64,
+    /// Key to write the ring.
+    pub ring_rkey: u32,
+    /// Key to read the consumer position.
+    pub consumer_rkey: u32,
+}
+
+impl ConnectInfo {
+    /// The information as bytes.
+    pub fn encode(&self) -> [u8; CONNECT_INFO_SIZE] {
+        let mut bytes = [0; CONNECT_INFO_SIZE];
+        bytes[..4].copy_from_slice(&CONNECT_MAGIC);
+        bytes[4..8].copy_from_slice(&CONNECT_VERSION.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.ring_addr.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.ring_size.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.consumer_addr.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.credit_limit.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.ring_rkey.to_le_bytes());
+        bytes[44..48].copy_from_slice(&self.consumer_rkey.to_le_bytes());
+        bytes
+    }
+
+    /// The information in these bytes, if they are of this protocol and version. Sizes are checked where an endpoint
+    /// is made of them.
+    pub fn decode(bytes: &[u8; CONNECT_INFO_SIZE]) -> Result<Self, Violation> {
+        if part(bytes, 0) != CONNECT_MAGIC {
+            return Err(Violation::NotCopyrpc);
+        }
+        let version = u32::from_le_bytes(part(bytes, 4));
+        if version != CONNECT_VERSION {
+            return Err(Violation::Version { theirs: version, ours: CONNECT_VERSION });
+        }
+        Ok(ConnectInfo {
+            ring_addr: u64::from_le_bytes(part(bytes, 8)),
+            ring_size: u64::from_le_bytes(part(bytes, 16)),
+            consumer_addr: u64::from_le_bytes(part(bytes, 24)),
+            credit_limit: u64::from_le_bytes(part(bytes, 32)),
+            ring_rkey: u32::from_le_bytes(part(bytes, 40)),
+            consumer_rkey: u32::from_le_bytes(part(bytes, 44)),
+        })
+    }
+}
+
+/// `N` bytes from `at`. The sizes of this module are constants, so the bounds checks vanish.
+#[inline(always)]
+fn part<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
+    core::array::from_fn(|i| bytes[at + i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_design() {
+        assert_eq!([0, 20, 21, 52].map(padded_size), [32, 32, 64, 64]);
+        assert_eq!(padded_size(u32::MAX), (1 << 32) + 32);
+        assert_eq!([0, 20, 21].map(internal_allowance), [64, 64, 96]);
+        assert_eq!(longest_response(64), 20);
+        assert_eq!(longest_response(96), 52);
+        assert_eq!(decode_imm(encode_imm(4096)), 4096);
+        assert_eq!(decode_imm(u32::MAX), 32 * u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn layouts_are_pinned() {
+        let header = Header { call_id: 0x8001_0002, piggyback: 3, payload_len: 0x0405 };
+        assert_eq!(header.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 5, 4, 0, 0]);
+        assert_eq!(Header::decode(&header.encode()), header);
+        assert!(header.is_response());
+
+        let metadata = FlowMetadata { consumer_pos: 0x20, credit_grant: 0x40, message_count: 7 };
+        let bytes = metadata.encode();
+        assert_eq!((bytes[0], bytes[8], bytes[16]), (0x20, 0x40, 7));
+        assert_eq!(bytes.iter().filter(|b| **b != 0).count(), 3);
+        assert_eq!(FlowMetadata::decode(&bytes), Ok(metadata));
+
+        let info = ConnectInfo {
+            ring_addr: 1,
+            ring_size: 2,
+            consumer_addr: 3,
+            credit_limit: 4,
+            ring_rkey: 5,
+            consumer_rkey: 6,
+        };
+        assert_eq!(ConnectInfo::decode(&info.encode()), Ok(info));
+        let mut other = info.encode();
+        other[4] = 2;
+        assert_eq!(ConnectInfo::decode(&other), Err(Violation::Version { theirs: 2, ours: 1 }));
+        other[0] = 0;
+        assert_eq!(ConnectInfo::decode(&other), Err(Violation::NotCopyrpc));
+    }
+
+    #[test]
+    fn metadata_that_no_sender_writes_is_refused() {
+        let good = FlowMetadata { consumer_pos: 64, credit_grant: 64, message_count: 0 }.encode();
+        let with = |at: usize| {
+            let mut bytes = good;
+            bytes[at] ^= 1;
+            FlowMetadata::decode(&bytes)
+        };
+        assert_eq!(with(0), Err(Violation::ConsumerMisaligned { position: 65 }));
+        assert_eq!(with(8), Err(Violation::GrantMisaligned { grant: 65 }));
+        assert_eq!(with(31), Err(Violation::Padding));
+        assert!(with(16).is_ok());
+    }
+}
