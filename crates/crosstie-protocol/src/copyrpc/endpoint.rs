@@ -171,6 +171,8 @@ pub struct Ledger {
     pub reserved: u64,
     /// C: bytes of the peer's ring.
     pub capacity: u64,
+    /// Bytes of a posted skip whose reply was rolled back; zero unless [`Endpoint::rollback`] is used.
+    pub lent: u64,
     /// Credit left for calls.
     pub balance: u64,
     /// Calls that wait for their response.
@@ -180,7 +182,7 @@ pub struct Ledger {
 impl Ledger {
     /// The invariant of the protocol: `in_flight + 2R <= C`.
     pub fn holds(&self) -> bool {
-        self.in_flight + 2 * self.reserved <= self.capacity
+        self.in_flight + 2 * self.reserved <= self.capacity + self.lent && self.in_flight <= self.capacity
     }
 }
 
@@ -399,6 +401,7 @@ impl<U> Endpoint<U> {
             in_flight: self.sender.in_flight(),
             reserved: self.sender.reserved(),
             capacity: self.sender.capacity(),
+            lent: self.sender.lent(),
             balance: self.balance,
             pending: self.pending.len(),
         }

@@ -13,7 +13,8 @@
 //!   may skip the ring's end, and skips less than it needs itself) and takes `a` from `reserved`: it always fits.
 //! - Calls leave `2 * limit` free, not only `2 * reserved`. Otherwise the room that a reply has used would go to this
 //!   side's next call rather than back to the peer as credit, and a busy side could starve its peer for ever.
-//! - What was not posted can be posted later or be rolled back.
+//! - What was not posted can be posted later or be rolled back. (A rollback may leave the invariant short of a skip
+//!   that was posted before; see `reserve_again`.)
 
 use super::violation::Violation;
 use super::wire::{self, ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, WRAP_MESSAGE_COUNT};
@@ -34,6 +35,8 @@ pub(super) struct Sender {
     spendable: u64,
     producer: u64,
     posted: u64,
+    /// The part of a posted skip whose reply was rolled back, until that is made up for. See `rollback`.
+    lent: u64,
     remote_consumer: u64,
     last_piggyback: u64,
     last_read: u64,
@@ -91,6 +94,7 @@ impl Sender {
             spendable: limit,
             producer: 0,
             posted: 0,
+            lent: 0,
             remote_consumer: 0,
             last_piggyback: 0,
             last_read: 0,
@@ -115,6 +119,10 @@ impl Sender {
 
     pub(super) fn reserved(&self) -> u64 {
         self.reserved
+    }
+
+    pub(super) fn lent(&self) -> u64 {
+        self.lent
     }
 
     /// The most bytes, header and padding included, that a request may take: it fits into an empty ring even if it has
@@ -162,6 +170,7 @@ impl Sender {
     #[inline]
     pub(super) fn unreserve(&mut self, allowance: u64) {
         self.reserved -= allowance;
+        self.repay();
     }
 
     /// A request of the peer uses credit.
@@ -233,9 +242,15 @@ impl Sender {
         self.sealed_len = 0;
     }
 
-    /// A forgotten response is owed again.
+    /// Forgotten responses are owed again.
+    ///
+    /// The first of them may have had a skip of the ring's end posted before it, which was to come out of its
+    /// reservation. That much is lent: the invariant is short of it. No reply lacks room all the same, since `producer`
+    /// is at the ring's start, where all that is reserved fits without another skip; and nothing but replies, each
+    /// of which makes up for as much as its allowance, goes out before it is made up for.
     pub(super) fn reserve_again(&mut self, allowance: u64) {
         self.reserved += allowance;
+        self.lent = self.excess();
     }
 
     /// The peer's consumer position, as a batch brought it.
@@ -293,8 +308,20 @@ impl Sender {
         if position > self.remote_consumer {
             self.remote_consumer = position;
             self.ring_starved = false;
+            self.repay();
         }
         Ok(())
+    }
+
+    #[inline]
+    fn repay(&mut self) {
+        if self.lent > 0 {
+            self.lent = self.lent.min(self.excess());
+        }
+    }
+
+    fn excess(&self) -> u64 {
+        (self.in_flight() + 2 * self.reserved).saturating_sub(self.capacity)
     }
 
     /// Whether `size` bytes can follow without crossing the ring's end. A batch that ends exactly there is complete.
