@@ -279,6 +279,7 @@ impl<U> Endpoint<U> {
     pub fn rollback<B: RingBytes + ?Sized>(&mut self, staging: &B, mut undone: impl FnMut(Undone<U>)) {
         let Endpoint { sender, pending, balance, spent, .. } = self;
         let (mask, mut owed_again) = (sender.capacity() - 1, 0);
+        let keeps_credit = reopened!(sender, RollbackKeepsCredit);
         sender.rollback(|start, messages| {
             let mut position = start + METADATA;
             for _ in 0..messages {
@@ -290,7 +291,7 @@ impl<U> Endpoint<U> {
                     let call_id = header.call_id & !RESPONSE_FLAG;
                     undone(Undone::Reply(Owed { call_id, blocks: header.piggyback }));
                 } else if pending.blocks(header.call_id) == Some(header.piggyback) {
-                    *balance += allowance;
+                    *balance += if keeps_credit { 0 } else { allowance };
                     *spent -= allowance;
                     undone(Undone::Call(pending.remove(header.call_id)));
                 }
@@ -443,6 +444,13 @@ impl<U> Endpoint<U> {
             return Err(Violation::GrantOverLimit { granted, limit: self.peer_limit });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Owed {
+    pub(super) fn duplicate(&self) -> Owed {
+        Owed { call_id: self.call_id, blocks: self.blocks }
     }
 }
 

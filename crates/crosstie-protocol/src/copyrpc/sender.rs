@@ -429,8 +429,8 @@ impl Sender {
         for position in [&mut self.producer, &mut self.posted, &mut self.remote_consumer] {
             *position -= back;
         }
-        self.last_piggyback = self.last_piggyback.saturating_sub(back);
-        self.last_read = self.last_read.saturating_sub(back);
+        // These serve to catch a peer that lies and a rollback: no part of a model.
+        (self.last_piggyback, self.last_read) = (0, 0);
         self.announced -= other_back;
         if let Some(open) = &mut self.open {
             open.start -= back;
@@ -438,7 +438,7 @@ impl Sender {
         for piece in &mut self.sealed[..self.sealed_len] {
             piece.start -= back;
             piece.metadata.consumer_pos -= other_back;
-            piece.announced_before -= other_back;
+            piece.announced_before = 0;
         }
         for piece in &mut self.sealed[self.sealed_len..] {
             *piece = Piece::NONE;
@@ -447,7 +447,7 @@ impl Sender {
 
     /// The oldest position of the other stream that this half knows.
     pub(super) fn oldest_announced(&self) -> u64 {
-        self.sealed[..self.sealed_len].first().map_or(self.announced, |piece| piece.announced_before)
+        self.sealed[..self.sealed_len].first().map_or(self.announced, |piece| piece.metadata.consumer_pos)
     }
 
     pub(super) fn remote_consumer(&self) -> u64 {

@@ -1,0 +1,253 @@
+//! Bytes that no honest peer writes: typed errors, no panic, nothing read outside of what was announced.
+
+use proptest::prelude::*;
+use std::vec;
+use std::vec::Vec;
+
+use super::super::wire::{self, FlowMetadata, HEADER_SIZE, Header};
+use super::super::*;
+
+const TERMS: Terms =
+    Terms { ring: 1024, peer_ring: 512, credit_limit: 128, peer_credit_limit: 256, pending_calls: 4 };
+
+/// A ring that knows which bytes were announced.
+struct Announced<'a> {
+    bytes: &'a [u8],
+    from: usize,
+    to: usize,
+}
+
+impl RingBytes for Announced<'_> {
+    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+        assert!(self.from <= offset && offset + N <= self.to, "reads {offset}+{N} of {}..{}", self.from, self.to);
+        self.bytes.load(offset)
+    }
+}
+
+/// Feeds batches until one is refused. Gives the messages taken.
+fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize, Violation> {
+    let (mut position, mut taken) = (0u64, 0);
+    for &imm in imms {
+        let from = (position % 1024) as usize;
+        let to = (from as u64 + wire::decode_imm(imm)).min(1024) as usize;
+        let announced = Announced { bytes: ring, from, to };
+        endpoint.arrive(imm, &announced)?;
+        position += wire::decode_imm(imm);
+        while let Some(arrival) = endpoint.next(&announced)? {
+            taken += 1;
+            let (offset, len, held) = match arrival {
+                Arrival::Request(request) => {
+                    // A reply must be possible whatever came.
+                    let len = request.owed.max_len().min(u64::from(u32::MAX)) as u32;
+                    assert!(endpoint.reply(request.owed, len).is_ok());
+                    assert!(endpoint.ledger().holds());
+                    (request.offset, request.len, request.held)
+                }
+                Arrival::Response(response) => (response.offset, response.len, response.held),
+            };
+            assert!(from <= offset && offset + len <= to);
+            assert!(endpoint.release(held));
+        }
+        while endpoint.emit().is_some() {
+            endpoint.posted();
+        }
+    }
+    Ok(taken)
+}
+
+/// Metadata and headers that are near the truth, so that the deeper checks are reached too.
+fn plausible() -> impl Strategy<Value = Vec<u8>> {
+    let metadata = (0u64..4, 0u64..12, prop_oneof![0u32..6, Just(u32::MAX)], 0u8..40).prop_map(
+        |(consumer, grant, count, slip)| {
+            let mut bytes = FlowMetadata {
+                consumer_pos: consumer * 32,
+                credit_grant: grant * 32,
+                message_count: count,
+            }
+            .encode()
+            .to_vec();
+            if slip < 2 {
+                bytes[usize::from(slip) * 20] ^= 1;
+            }
+            bytes
+        },
+    );
+    let header = (0u32..6, any::<bool>(), 0u32..6, 0u32..80).prop_map(|(index, response, blocks, len)| {
+        let flag = if response { wire::RESPONSE_FLAG } else { 0 };
+        let header = Header { call_id: (1 << 16 | index) | flag, piggyback: blocks, payload_len: len };
+        let mut bytes = header.encode().to_vec();
+        bytes.resize(32, 0xaa);
+        bytes
+    });
+    proptest::collection::vec(prop_oneof![metadata, header], 32).prop_map(|blocks| blocks.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_give_messages_or_a_violation(
+        ring in prop_oneof![proptest::collection::vec(any::<u8>(), 1024), plausible()],
+        imms in proptest::collection::vec(prop_oneof![8 => 0u32..10, 1 => 0u32..40, 1 => any::<u32>()], 1..12),
+        calls in 0usize..5,
+        word in prop_oneof![any::<u64>(), 0u64..512],
+    ) {
+        let mut endpoint = Endpoint::new(&TERMS).unwrap();
+        for call in 0..calls {
+            if endpoint.call(0, 20, call as u32).is_err() {
+                break;
+            }
+        }
+        while endpoint.emit().is_some() {
+            endpoint.posted();
+        }
+        if let Err(violation) = endpoint.read_done(word) {
+            let expected = matches!(
+                violation,
+                Violation::ConsumerMisaligned { .. } | Violation::ConsumerBeyondSent { .. }
+            );
+            prop_assert!(expected, "{}", violation);
+        }
+        if let Err(violation) = feed(&mut endpoint, &ring, &imms) {
+            let text = std::format!("{violation}");
+            prop_assert!(text.contains("peer"), "{}", text);
+        }
+        // Whatever happened, every caller can be told.
+        let users: Vec<_> = endpoint.abandon_all().collect();
+        prop_assert!(users.len() <= calls);
+    }
+
+    #[test]
+    fn any_connect_information_is_taken_or_refused(
+        bytes in proptest::collection::vec(any::<u8>(), wire::CONNECT_INFO_SIZE),
+        ring in any::<u64>(), limit in any::<u64>(), power in 0u32..64,
+    ) {
+        let bytes: [u8; wire::CONNECT_INFO_SIZE] = bytes.try_into().unwrap();
+        prop_assert!(wire::ConnectInfo::decode(&bytes).is_err() || &bytes[..4] == b"xRPC");
+        for peer_ring in [ring, 1 << power] {
+            let terms = Terms { peer_ring, peer_credit_limit: limit, ..TERMS };
+            let made = Endpoint::<()>::new(&terms);
+            let legal = peer_ring.is_power_of_two() && (MIN_RING..=MAX_RING).contains(&peer_ring) && limit >= 64;
+            prop_assert_eq!(made.is_ok(), legal);
+        }
+    }
+}
+
+/// A ring with one batch of these messages at its start, and the immediate for it.
+fn batch(metadata: FlowMetadata, messages: &[Header]) -> (Vec<u8>, u32) {
+    let mut ring = vec![0; 1024];
+    ring[..32].copy_from_slice(&metadata.encode());
+    let mut at = 32;
+    for header in messages {
+        ring[at..][..HEADER_SIZE].copy_from_slice(&header.encode());
+        at += wire::padded_size(header.payload_len) as usize;
+    }
+    (ring, wire::encode_imm(at as u64))
+}
+
+fn metadata(message_count: u32) -> FlowMetadata {
+    FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count }
+}
+
+fn refused(ring: &[u8], imm: u32, calls: u32) -> Violation {
+    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+    for call in 0..calls {
+        endpoint.call(0, 20, call).unwrap();
+    }
+    while endpoint.emit().is_some() {
+        endpoint.posted();
+    }
+    feed(&mut endpoint, ring, &[imm]).unwrap_err()
+}
+
+#[test]
+fn each_lie_has_its_name() {
+    let request = |blocks, payload_len| Header { call_id: 1 << 16, piggyback: blocks, payload_len };
+    let response = |call_id: u32, blocks, payload_len| Header {
+        call_id: call_id | wire::RESPONSE_FLAG,
+        piggyback: blocks,
+        payload_len,
+    };
+    let one = |header| batch(metadata(1), &[header]);
+
+    let (ring, imm) = one(request(2, 0));
+    assert_eq!(refused(&ring, 0, 0), Violation::ShortBatch { delta: 0 });
+    assert_eq!(refused(&ring, 33, 0), Violation::Overrun { delta: 1056, free: 1024 });
+    assert_eq!(refused(&ring, imm + 1, 0), Violation::TrailingBytes { unused: 32 });
+    assert_eq!(refused(&ring, imm - 1, 0), Violation::MessageTooLong { needs: 32, left: 0 });
+    let (ring, imm) = one(request(1, 0));
+    assert_eq!(refused(&ring, imm, 0), Violation::AllowanceTooSmall { blocks: 1 });
+    let (ring, imm) = one(request(5, 0));
+    assert_eq!(refused(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
+    let (ring, _) = one(request(2, u32::MAX));
+    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 32) + 32, left: 96 });
+
+    let (ring, imm) = one(response(1 << 16, 2, 0));
+    assert_eq!(refused(&ring, imm, 0), Violation::UnknownCall { call_id: 1 << 16 });
+    let (ring, imm) = batch(metadata(2), &[response(1 << 16, 2, 0), response(1 << 16, 2, 0)]);
+    assert_eq!(refused(&ring, imm, 1), Violation::UnknownCall { call_id: 1 << 16 }, "answered twice");
+    let (ring, imm) = one(response(1 << 16, 3, 0));
+    assert_eq!(refused(&ring, imm, 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
+    let (ring, imm) = one(response(1 << 16, 2, 21));
+    assert_eq!(refused(&ring, imm, 1), Violation::ResponseTooLong { payload_len: 21, allowed: 20 });
+
+    let (ring, imm) = batch(metadata(wire::WRAP_MESSAGE_COUNT), &[]);
+    assert_eq!(refused(&ring, imm, 0), Violation::BadWrap { offset: 0, delta: 32 });
+    let (ring, imm) = batch(FlowMetadata { credit_grant: 32, ..metadata(0) }, &[]);
+    assert_eq!(refused(&ring, imm, 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
+    let (ring, imm) = batch(FlowMetadata { credit_grant: u64::MAX - 31, ..metadata(0) }, &[]);
+    assert!(matches!(refused(&ring, imm, 0), Violation::GrantOverLimit { .. }));
+    let (ring, imm) = batch(FlowMetadata { consumer_pos: 96, ..metadata(0) }, &[]);
+    assert_eq!(refused(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
+}
+
+#[test]
+fn positions_of_the_peer_never_move_back() {
+    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+    endpoint.call(0, 20, ()).unwrap();
+    let _emit = endpoint.emit().unwrap();
+    endpoint.posted();
+    let tell = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
+        let mut ring = vec![0; 1024];
+        ring[at..][..32].copy_from_slice(&FlowMetadata { consumer_pos, ..metadata(0) }.encode());
+        endpoint.arrive(1, ring.as_slice())
+    };
+    assert_eq!(endpoint.read_done(64), Ok(()));
+    assert_eq!(endpoint.ledger().in_flight, 0);
+    assert_eq!(tell(&mut endpoint, 0, 32), Ok(()), "older than the READ: stale, and no lie");
+    assert_eq!(endpoint.ledger().in_flight, 0, "nothing moved back");
+    assert_eq!(
+        tell(&mut endpoint, 32, 0),
+        Err(Violation::ConsumerWentBack { position: 0, before: 32 }),
+        "older than the batch before it"
+    );
+    assert_eq!(endpoint.read_done(32), Err(Violation::ConsumerWentBack { position: 32, before: 64 }));
+    assert_eq!(endpoint.read_done(33), Err(Violation::ConsumerMisaligned { position: 33 }));
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once() {
+    for ring in [256u64, 512, 4096, 1 << 20] {
+        let terms = Terms { ring, peer_ring: ring, credit_limit: ring, peer_credit_limit: ring, pending_calls: 1 };
+        let mut endpoint = Endpoint::new(&terms).unwrap();
+        let (request, response) = (endpoint.longest_request(), endpoint.longest_response());
+        assert!(request >= 20 && response >= 20);
+        assert_eq!(
+            endpoint.call(request + 1, 0, 'u').unwrap_err(),
+            (Refusal::TooLong { len: request + 1, max: request }, 'u')
+        );
+        assert_eq!(
+            endpoint.call(0, response + 1, 'u').unwrap_err(),
+            (Refusal::AllowanceTooLong { len: response + 1, max: response }, 'u')
+        );
+        assert!(endpoint.call(u32::MAX, u32::MAX, 'u').is_err());
+        assert!(endpoint.call(request, response, 'u').is_ok(), "the longest fits");
+        assert_eq!(endpoint.call(0, 0, 'u').unwrap_err(), (Refusal::TooManyCalls, 'u'));
+    }
+    let terms = Terms { ring: 128, ..TERMS };
+    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::RingSize { size: 128 });
+    let terms = Terms { peer_credit_limit: 63, ..TERMS };
+    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::CreditLimit { limit: 63 });
+    let terms = Terms { pending_calls: 0, ..TERMS };
+    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::PendingCalls { calls: 0 });
+}

@@ -21,6 +21,8 @@ pub(super) enum Trap {
     CreditOfOwnRing,
     /// Calls leave room for the credit that is granted now, not for all that may be.
     CallsEatCredit,
+    /// A call whose post failed keeps its credit.
+    RollbackKeepsCredit,
 }
 
 mod bytes;

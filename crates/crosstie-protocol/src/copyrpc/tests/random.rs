@@ -1,7 +1,6 @@
 //! Arbitrary schedules of two sides, for all legal sizes.
 
 use proptest::prelude::*;
-use std::format;
 use std::vec::Vec;
 
 use super::super::MIN_RING;
