@@ -218,12 +218,7 @@ impl<U> Endpoint<U> {
     /// Places a request of `len` bytes whose response may have `response_len` bytes. A refusal hands `user` back and
     /// has changed nothing.
     #[inline]
-    pub fn call(
-        &mut self,
-        len: u32,
-        response_len: u32,
-        user: U,
-    ) -> Result<(CallId, Placed), (Refusal, U)> {
+    pub fn call(&mut self, len: u32, response_len: u32, user: U) -> Result<(CallId, Placed), (Refusal, U)> {
         if let Err(refusal) = self.admit(len, response_len) {
             return Err((refusal, user));
         }
@@ -243,11 +238,8 @@ impl<U> Endpoint<U> {
         if u64::from(len) > owed.max_len() && !reopened!(self.sender, LongReplies) {
             return Err((ReplyError::TooLong { len, max: owed.max_len() }, owed));
         }
-        let header = Header {
-            call_id: owed.call_id | RESPONSE_FLAG,
-            piggyback: owed.blocks,
-            payload_len: len,
-        };
+        let header =
+            Header { call_id: owed.call_id | RESPONSE_FLAG, piggyback: owed.blocks, payload_len: len };
         if !self.sender.owes(owed.allowance()) {
             return Err((ReplyError::NotOwed, owed));
         }

@@ -257,7 +257,7 @@ impl Sender {
     #[inline]
     pub(super) fn learn_piggyback(&mut self, position: u64) -> Result<(), Violation> {
         if reopened!(self, DeltaPosition) {
-            self.remote_consumer += position;
+            self.remote_consumer = self.producer.min(self.remote_consumer + position);
             return Ok(());
         }
         self.learn(position, self.last_piggyback)?;
@@ -370,8 +370,7 @@ impl Sender {
     fn push(&mut self, start: u64, len: u64, message_count: u32, consumer: u64) {
         let credit_grant = self.grantable(self.in_flight());
         self.reserved += credit_grant;
-        let consumer_pos =
-            if reopened!(self, DeltaPosition) { consumer - self.announced } else { consumer };
+        let consumer_pos = if reopened!(self, DeltaPosition) { consumer - self.announced } else { consumer };
         self.sealed[self.sealed_len] = Piece {
             start,
             len,

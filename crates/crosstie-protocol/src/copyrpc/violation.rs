@@ -23,7 +23,9 @@ pub enum Violation {
         delta: u64,
     },
     /// An immediate announced more than the ring has free: unreleased bytes were overwritten.
-    #[error("the peer announced {delta} bytes when the receive ring had {free} free: unreleased messages are lost")]
+    #[error(
+        "the peer announced {delta} bytes when the receive ring had {free} free: unreleased messages are lost"
+    )]
     Overrun {
         /// Announced.
         delta: u64,
@@ -39,7 +41,9 @@ pub enum Violation {
         delta: u64,
     },
     /// A wrap marker does not lead to the end of the ring.
-    #[error("the peer's wrap marker at offset {offset} skips {delta} bytes, which is not up to the ring's end")]
+    #[error(
+        "the peer's wrap marker at offset {offset} skips {delta} bytes, which is not up to the ring's end"
+    )]
     BadWrap {
         /// Where the marker is.
         offset: u64,
@@ -47,7 +51,9 @@ pub enum Violation {
         delta: u64,
     },
     /// The padding of the flow metadata is not zero.
-    #[error("the peer's flow metadata has nonzero padding: other data was written there, or another version speaks")]
+    #[error(
+        "the peer's flow metadata has nonzero padding: other data was written there, or another version speaks"
+    )]
     Padding,
     /// A consumer position is no multiple of the alignment.
     #[error("the peer's consumer position {position} is not a multiple of 32")]
@@ -166,7 +172,9 @@ pub enum TermsError {
 #[non_exhaustive]
 pub enum Refusal {
     /// The request can never fit into the peer's ring.
-    #[error("a request of {len} bytes is too long for the peer's ring: at most {max}; send longer ones by READ or WRITE")]
+    #[error(
+        "a request of {len} bytes is too long for the peer's ring: at most {max}; send longer ones by READ or WRITE"
+    )]
     TooLong {
         /// As asked for.
         len: u32,

@@ -19,7 +19,12 @@ struct Announced<'a> {
 
 impl RingBytes for Announced<'_> {
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        assert!(self.from <= offset && offset + N <= self.to, "reads {offset}+{N} of {}..{}", self.from, self.to);
+        assert!(
+            self.from <= offset && offset + N <= self.to,
+            "reads {offset}+{N} of {}..{}",
+            self.from,
+            self.to
+        );
         self.bytes.load(offset)
     }
 }
@@ -59,13 +64,10 @@ fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let metadata = (0u64..4, 0u64..12, prop_oneof![0u32..6, Just(u32::MAX)], 0u8..40).prop_map(
         |(consumer, grant, count, slip)| {
-            let mut bytes = FlowMetadata {
-                consumer_pos: consumer * 32,
-                credit_grant: grant * 32,
-                message_count: count,
-            }
-            .encode()
-            .to_vec();
+            let mut bytes =
+                FlowMetadata { consumer_pos: consumer * 32, credit_grant: grant * 32, message_count: count }
+                    .encode()
+                    .to_vec();
             if slip < 2 {
                 bytes[usize::from(slip) * 20] ^= 1;
             }
@@ -152,7 +154,7 @@ fn metadata(message_count: u32) -> FlowMetadata {
 fn refused(ring: &[u8], imm: u32, calls: u32) -> Violation {
     let mut endpoint = Endpoint::new(&TERMS).unwrap();
     for call in 0..calls {
-        endpoint.call(0, 20, call).unwrap();
+        assert!(endpoint.call(0, 20, call).is_ok());
     }
     while endpoint.emit().is_some() {
         endpoint.posted();
@@ -204,8 +206,8 @@ fn each_lie_has_its_name() {
 #[test]
 fn positions_of_the_peer_never_move_back() {
     let mut endpoint = Endpoint::new(&TERMS).unwrap();
-    endpoint.call(0, 20, ()).unwrap();
-    let _emit = endpoint.emit().unwrap();
+    assert!(endpoint.call(0, 20, ()).is_ok());
+    assert!(endpoint.emit().is_some());
     endpoint.posted();
     let tell = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
         let mut ring = vec![0; 1024];
@@ -228,7 +230,8 @@ fn positions_of_the_peer_never_move_back() {
 #[test]
 fn what_can_never_fit_is_refused_at_once() {
     for ring in [256u64, 512, 4096, 1 << 20] {
-        let terms = Terms { ring, peer_ring: ring, credit_limit: ring, peer_credit_limit: ring, pending_calls: 1 };
+        let terms =
+            Terms { ring, peer_ring: ring, credit_limit: ring, peer_credit_limit: ring, pending_calls: 1 };
         let mut endpoint = Endpoint::new(&terms).unwrap();
         let (request, response) = (endpoint.longest_request(), endpoint.longest_response());
         assert!(request >= 20 && response >= 20);

@@ -349,7 +349,10 @@ fn no_state_of_the_smallest_rings_is_stuck() {
     let limit = 5_000_000;
     let states = world.explore(limit).unwrap();
     std::println!("{states} states");
-    assert!((1_000_000..limit).contains(&states), "{states} states: the search was cut short, or saw nothing");
+    assert!(
+        (1_000_000..limit).contains(&states),
+        "{states} states: the search was cut short, or saw nothing"
+    );
 }
 
 /// Larger and unequal rings, calls of several sizes: more states than can be visited, so as many as time admits.

@@ -90,7 +90,9 @@ proptest! {
 fn long_schedules() {
     let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0xc0_91_7c_01);
     std::println!("seed {seed} (set CROSSTIE_SEED to repeat)");
-    for (index, rings) in [[256, 256], [256, 1024], [512, 256], [512, 512], [4096, 512]].into_iter().enumerate() {
+    for (index, rings) in
+        [[256, 256], [256, 1024], [512, 256], [512, 512], [4096, 512]].into_iter().enumerate()
+    {
         let mut draw = draws(seed + index as u64);
         let steps: Vec<Step> = (0..20_000).map(|_| draw()).collect();
         for limit in [64, 1 << 20] {
