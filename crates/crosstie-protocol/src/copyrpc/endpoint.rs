@@ -423,9 +423,9 @@ impl<U> Endpoint<U> {
 
     #[inline]
     fn place(&mut self, header: Header) -> Placed {
-        let consumer = self.receiver.consumer();
-        let position = self.sender.place(padded_size(header.payload_len), consumer);
-        Placed { offset: self.sender.offset(position) as usize, header }
+        let Endpoint { sender, receiver, .. } = self;
+        let position = sender.place(padded_size(header.payload_len), || receiver.consumer());
+        Placed { offset: sender.offset(position) as usize, header }
     }
 
     /// The peer's reservation after its batch, as this side sees it, is exactly what it has granted.

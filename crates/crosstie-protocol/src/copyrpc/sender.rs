@@ -143,11 +143,11 @@ impl Sender {
     }
 
     /// Gives `size` bytes a place: behind the batch under construction, or in a new one, at the ring's start if need be.
-    /// The caller has made sure of the room.
+    /// The caller has made sure of the room. `consumer` is asked only if the ring's end seals something.
     #[inline]
-    pub(super) fn place(&mut self, size: u64, consumer: u64) -> u64 {
+    pub(super) fn place(&mut self, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
         if !self.fits_before_end(size) {
-            self.wrap(consumer);
+            self.wrap(consumer());
         }
         let open = self.open.get_or_insert_with(|| {
             let start = self.producer;
