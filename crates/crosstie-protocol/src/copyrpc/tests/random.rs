@@ -94,11 +94,19 @@ fn long_schedules() {
         [[256, 256], [256, 1024], [512, 256], [512, 512], [4096, 512]].into_iter().enumerate()
     {
         let mut draw = draws(seed + index as u64);
-        let steps: Vec<Step> = (0..20_000).map(|_| draw()).collect();
+        let steps: Vec<Step> = (0..100_000).map(|_| draw()).collect();
         for limit in [64, 1 << 20] {
             let mut pair = Pair::new(rings, [limit; 2], 8, None);
             run(&mut pair, &steps).unwrap_or_else(|error| panic!("{rings:?}, limit {limit}: {error}"));
-            assert!(pair.sides.iter().all(|side| side.answered > 100), "hardly anything happened");
+            let [answered, emitted, reads] = [
+                pair.sides.each_ref().map(|side| side.answered),
+                pair.sides.each_ref().map(|side| side.emitted.iter().sum()),
+                pair.sides.each_ref().map(|side| side.reads),
+            ];
+            std::println!(
+                "{rings:?}, limit {limit}: {answered:?} calls, {emitted:?} WRITEs, {reads:?} READs"
+            );
+            assert!(answered.iter().all(|calls| *calls > 300), "hardly anything happened");
         }
     }
 }
