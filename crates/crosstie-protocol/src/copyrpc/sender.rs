@@ -399,7 +399,7 @@ impl Sender {
         if reopened!(self, SilentWhenIdle) {
             return false;
         }
-        let telling = wanting && consumer > self.announced;
+        let telling = wanting && consumer > self.announced && !reopened!(self, NeverTells);
         let missing = self.limit - self.reserved;
         if !telling && missing == 0 {
             return false;

@@ -11,6 +11,8 @@ pub(super) enum Trap {
     RoomWithoutWrap,
     /// No batch of metadata alone, ever.
     SilentWhenIdle,
+    /// A side that lacks credit does not tell its peer what it has released.
+    NeverTells,
     /// No READ of the peer's consumer position, ever.
     NeverRead,
     /// Ring space counts as free once it was parsed.

@@ -106,6 +106,11 @@ fn a_side_that_is_silent_when_idle_starves_its_peer() {
 }
 
 #[test]
+fn a_starved_side_that_does_not_say_what_it_released_stays_starved() {
+    stuck(Trap::NeverTells, "waits for ever");
+}
+
+#[test]
 fn without_reads_a_full_ring_stays_full() {
     stuck(Trap::NeverRead, "waits for ever");
 }
