@@ -162,6 +162,15 @@ pub enum Undone<U> {
     Reply(Owed),
 }
 
+/// Positions in the peer's ring, counted from the connection's beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Written and posted.
+    pub posted: u64,
+    /// Released by the peer.
+    pub released: u64,
+}
+
 /// Figures of the flow control, for counters and checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ledger {
@@ -386,6 +395,18 @@ impl<U> Endpoint<U> {
     /// The connection is lost: what was attached to all pending calls comes back.
     pub fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
         self.pending.abandon_all()
+    }
+
+    /// Messages that were placed and not sealed into a batch yet.
+    #[inline]
+    pub fn unsent_messages(&self) -> u32 {
+        self.sender.open_messages()
+    }
+
+    /// How far the peer's ring was written, and how far the peer has released it, as far as is known.
+    #[inline]
+    pub fn progress(&self) -> Progress {
+        self.sender.progress()
     }
 
     /// The books.

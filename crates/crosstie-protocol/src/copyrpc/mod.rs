@@ -72,7 +72,7 @@ mod tests;
 mod violation;
 pub mod wire;
 
-pub use endpoint::{Arrival, Endpoint, Ledger, Owed, Placed, Request, Response, Terms, Undone};
+pub use endpoint::{Arrival, Endpoint, Ledger, Owed, Placed, Progress, Request, Response, Terms, Undone};
 pub use pending::{CallId, MAX_PENDING};
 pub use receiver::Held;
 pub use violation::{Refusal, ReplyError, TermsError, Violation};

@@ -16,6 +16,7 @@
 //! - What was not posted can be posted later or be rolled back. (A rollback may leave the invariant short of a skip
 //!   that was posted before; see `reserve_again`.)
 
+use super::endpoint::Progress;
 use super::violation::Violation;
 use super::wire::{self, ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, WRAP_MESSAGE_COUNT};
 use super::{Emit, EmitKind};
@@ -115,6 +116,16 @@ impl Sender {
 
     pub(super) fn in_flight(&self) -> u64 {
         self.producer - self.remote_consumer
+    }
+
+    #[inline]
+    pub(super) fn open_messages(&self) -> u32 {
+        self.open.map_or(0, |open| open.count)
+    }
+
+    #[inline]
+    pub(super) fn progress(&self) -> Progress {
+        Progress { posted: self.posted, released: self.remote_consumer }
     }
 
     pub(super) fn reserved(&self) -> u64 {
