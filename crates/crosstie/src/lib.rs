@@ -6,6 +6,7 @@
 //! calls between processes, and [`flux`] between threads.
 
 pub mod bootstrap;
+pub mod copyrpc;
 pub mod delegation;
 pub mod device;
 pub mod flux;

@@ -1,0 +1,383 @@
+//! All connections of one thread: one shared receive queue, one completion queue for what comes and one for what was sent.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::key::Key;
+
+use super::connection::{Arrived, Connection, SEND_DEPTH, from_wr_id};
+use super::endpoint::{Endpoint, RecvHandle};
+use super::error::{CallFailed, Failure};
+use super::payload::Payload;
+use super::table::QpTable;
+use super::{Config, Counters, EndpointConfig};
+use crate::device::{
+    Completion, Cq, CqConfig, Device, DeviceError, DeviceSpec, Pd, PostError, QpConfig, RecvWr, Srq,
+    SrqConfig,
+};
+
+/// Completions taken at a time.
+const BURST: usize = 64;
+/// Polls that found nothing before the clock and the state of connections are looked at.
+const IDLE_POLLS: u32 = 1024;
+/// Polls between looks at the clock while calls have deadlines.
+const DEADLINE_POLLS: u32 = 64;
+
+type ConnectionKey = Key<12>;
+
+/// See the [module](super). One thread's.
+pub struct Context<U> {
+    pub(super) inner: Rc<Inner<U>>,
+}
+
+pub(super) struct Inner<U> {
+    // Connections first: queue pairs go before what they use.
+    connections: RefCell<Vec<Slot<U>>>,
+    by_qp: RefCell<QpTable>,
+    arrived: RefCell<VecDeque<RecvHandle<U>>>,
+    /// Connections with something to post, each once.
+    dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    broken: RefCell<Vec<(Rc<Connection<U>>, Failure)>>,
+    completions: RefCell<Vec<Completion>>,
+    srq: RefCell<Srq>,
+    receives: Cell<u32>,
+    recv_cq: RefCell<Cq>,
+    send_cq: RefCell<Cq>,
+    pub(super) pd: Pd,
+    config: Config,
+    pub(super) counters: RefCell<Counters>,
+    polling: Cell<bool>,
+    idle: Cell<u32>,
+    polls: Cell<u32>,
+    pub(super) has_deadlines: Cell<bool>,
+    this: Weak<Inner<U>>,
+    #[expect(dead_code, reason = "what everything else was made of")]
+    device: Device,
+}
+
+struct Slot<U> {
+    key: ConnectionKey,
+    connection: Option<Rc<Connection<U>>>,
+}
+
+impl<U> Context<U> {
+    /// A context on the device of that name.
+    pub fn open(spec: &DeviceSpec, config: &Config) -> Result<Context<U>, DeviceError> {
+        Context::new(Device::open(spec)?, config)
+    }
+
+    /// A context on a device.
+    pub fn new(device: Device, config: &Config) -> Result<Context<U>, DeviceError> {
+        let pd = device.alloc_pd()?;
+        let recv_cq = device.create_cq(&CqConfig { depth: config.receives + BURST as u32 })?;
+        let send_cq = device.create_cq(&CqConfig { depth: config.send_completions })?;
+        let srq = pd.create_srq(&SrqConfig { max_wr: config.receives, max_sge: 1 })?;
+        let inner = Rc::new_cyclic(|this| Inner {
+            connections: RefCell::default(),
+            by_qp: RefCell::default(),
+            arrived: RefCell::new(VecDeque::with_capacity(1024)),
+            dirty: RefCell::new(Vec::with_capacity(64)),
+            broken: RefCell::default(),
+            completions: RefCell::new(Vec::with_capacity(BURST)),
+            srq: RefCell::new(srq),
+            receives: Cell::new(0),
+            recv_cq: RefCell::new(recv_cq),
+            send_cq: RefCell::new(send_cq),
+            pd,
+            config: config.clone(),
+            counters: RefCell::default(),
+            polling: Cell::new(false),
+            idle: Cell::new(0),
+            polls: Cell::new(0),
+            has_deadlines: Cell::new(false),
+            this: this.clone(),
+            device,
+        });
+        inner.refill();
+        Ok(Context { inner })
+    }
+
+    /// A new endpoint, to be connected.
+    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<Endpoint<U>, DeviceError> {
+        let connection = self.inner.add(config)?;
+        Ok(Endpoint { connection, context: self.inner.clone() })
+    }
+
+    /// Sends what is due, and takes in what came: answers go to `on_response` with what was attached to their calls,
+    /// requests to [`recv`](Context::recv). Says how many answers there were. Never waits.
+    ///
+    /// `on_response` may call, reply and receive; a poll from within it does nothing.
+    #[inline]
+    pub fn poll(&self, mut on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        self.inner.poll(&mut on_response)
+    }
+
+    /// The next request, in the order of arrival.
+    #[inline]
+    pub fn recv(&self) -> Option<RecvHandle<U>> {
+        self.inner.arrived.borrow_mut().pop_front()
+    }
+
+    /// Sends everything now, without waiting for more to send along.
+    pub fn flush(&self) {
+        self.inner.flush(false);
+    }
+
+    /// Sends everything, then waits until something comes, or something sent is done, at most for `timeout`. Says whether
+    /// something did: then [poll](Context::poll).
+    pub fn wait(&self, timeout: Duration) -> bool {
+        self.flush();
+        if !self.inner.arrived.borrow().is_empty() || !self.inner.broken.borrow().is_empty() {
+            return true;
+        }
+        // Errors of the queue itself show in the next poll.
+        self.inner.recv_cq.borrow_mut().wait(timeout).unwrap_or(true)
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        *self.inner.counters.borrow()
+    }
+}
+
+impl<U> Inner<U> {
+    fn add(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
+        let mut slots = self.connections.borrow_mut();
+        let free = slots.iter().position(|slot| slot.connection.is_none());
+        let index = free.unwrap_or(slots.len());
+        if index >= self.config.max_endpoints.min(ConnectionKey::INDICES as usize) {
+            return Err(DeviceError::Exhausted { what: "endpoints (raise max_endpoints)" });
+        }
+        let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
+        let qp = QpConfig { max_send_wr: SEND_DEPTH, max_recv_wr: 1, max_send_sge: 1, ..QpConfig::default() };
+        let qp = {
+            let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
+            self.pd.create_rc(&qp, &send, &recv, Some(&self.srq.borrow()))?
+        };
+        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, *config)?);
+        self.by_qp.borrow_mut().insert(connection.qp_num, index as u32);
+        let slot = Slot { key, connection: Some(connection.clone()) };
+        match slots.get_mut(index) {
+            Some(place) => *place = slot,
+            None => slots.push(slot),
+        }
+        Ok(connection)
+    }
+
+    /// Lets go of a connection.
+    pub(super) fn remove(&self, connection: &Rc<Connection<U>>) -> Vec<U> {
+        let ended = connection.fail(Failure::Closed);
+        self.by_qp.borrow_mut().remove(connection.qp_num);
+        let index = ConnectionKey::from_bits(connection.key).index() as usize;
+        if let Some(slot) = self.connections.borrow_mut().get_mut(index)
+            && slot.connection.as_ref().is_some_and(|known| Rc::ptr_eq(known, connection))
+        {
+            slot.connection = None;
+        }
+        ended
+    }
+
+    #[inline]
+    fn by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
+        let index = self.by_qp.borrow().get(qp_num)?;
+        self.connections.borrow().get(index as usize)?.connection.clone()
+    }
+
+    fn by_key(&self, key: u32) -> Option<Rc<Connection<U>>> {
+        let key = ConnectionKey::from_bits(key);
+        let slots = self.connections.borrow();
+        let slot = slots.get(key.index() as usize).filter(|slot| slot.key == key)?;
+        slot.connection.clone()
+    }
+
+    /// Has a connection flushed with the next poll.
+    #[inline]
+    pub(super) fn mark(&self, connection: &Rc<Connection<U>>) {
+        if !connection.dirty.replace(true) {
+            self.dirty.borrow_mut().push(connection.clone());
+        }
+    }
+
+    fn flush(&self, hold: bool) {
+        let mut dirty = self.dirty.borrow_mut();
+        let mut counters = self.counters.borrow_mut();
+        dirty.retain(|connection| match connection.flush(hold, &mut counters) {
+            Ok(more) => {
+                connection.dirty.set(more);
+                more
+            }
+            Err(failure) => {
+                connection.dirty.set(false);
+                self.broken.borrow_mut().push((connection.clone(), failure));
+                false
+            }
+        });
+    }
+
+    fn poll(&self, on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        if self.polling.replace(true) {
+            return 0;
+        }
+        self.flush(true);
+        let mut completions = self.completions.take();
+        let mut answers = self.take_in(&mut completions, on_response);
+        let came = answers > 0 || !completions.is_empty();
+        self.settle(&mut completions);
+        self.completions.replace(completions);
+        self.refill();
+        answers += self.tend(came, on_response);
+        self.flush(true);
+        self.polling.set(false);
+        answers
+    }
+
+    /// What came.
+    fn take_in(
+        &self,
+        completions: &mut Vec<Completion>,
+        on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        completions.clear();
+        let polled = self.recv_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        if let Err(error) = polled {
+            self.fail_all(Failure::Queue(error));
+            return 0;
+        }
+        self.receives.set(self.receives.get() - (completions.len() as u32).min(self.receives.get()));
+        let mut answers = 0;
+        for completion in completions.iter() {
+            self.counters.borrow_mut().completions += 1;
+            let Some(connection) = self.by_qp(completion.qp_num) else { continue };
+            if !completion.status.is_success() {
+                self.broken.borrow_mut().push((connection, Failure::Broken(completion.status)));
+                continue;
+            }
+            let Some(imm) = completion.imm else { continue };
+            match self.take_batch(&connection, imm, on_response) {
+                Ok(count) => answers += count,
+                Err(failure) => {
+                    self.counters.borrow_mut().violations += 1;
+                    self.broken.borrow_mut().push((connection, failure));
+                }
+            }
+        }
+        answers
+    }
+
+    fn take_batch(
+        &self,
+        connection: &Rc<Connection<U>>,
+        imm: u32,
+        on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> Result<usize, Failure> {
+        let mut answers = 0;
+        connection.arrive(imm)?;
+        self.mark(connection);
+        while let Some(arrived) = connection.next()? {
+            match arrived {
+                Arrived::Request { offset, len, held, owed } => {
+                    let Some(context) = self.this.upgrade() else { break };
+                    let handle = RecvHandle::new(connection.clone(), context, offset, len, held, owed);
+                    self.arrived.borrow_mut().push_back(handle);
+                }
+                Arrived::Response { user, offset, len, held } => {
+                    if let Some(user) = user {
+                        answers += 1;
+                        on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
+                    }
+                    connection.release(held);
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    /// What was sent.
+    fn settle(&self, completions: &mut Vec<Completion>) {
+        completions.clear();
+        let polled = self.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        if let Err(error) = polled {
+            self.fail_all(Failure::Queue(error));
+            return;
+        }
+        for completion in completions.iter() {
+            self.counters.borrow_mut().completions += 1;
+            let (key, sent) = from_wr_id(completion.wr_id);
+            let Some(connection) = self.by_key(key) else { continue };
+            let settled = if completion.status.is_success() {
+                connection.sent(sent)
+            } else {
+                Err(Failure::Broken(completion.status))
+            };
+            match settled {
+                Ok(()) => self.mark(&connection),
+                Err(failure) => self.broken.borrow_mut().push((connection, failure)),
+            }
+        }
+    }
+
+    /// Ends what is broken or late.
+    fn tend(&self, came: bool, on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        let idle = if came { 0 } else { self.idle.get() + 1 };
+        self.idle.set(idle % IDLE_POLLS);
+        self.polls.set(self.polls.get().wrapping_add(1));
+        let look = idle == IDLE_POLLS;
+        let late = self.has_deadlines.get() && (look || self.polls.get().is_multiple_of(DEADLINE_POLLS));
+        if !look && !late && self.broken.borrow().is_empty() {
+            return 0;
+        }
+        let mut ended = Vec::new();
+        if look || late {
+            let now = late.then(Instant::now);
+            for slot in self.connections.borrow().iter() {
+                let Some(connection) = &slot.connection else { continue };
+                if let Some(now) = now {
+                    connection.expire(now, &mut ended);
+                }
+                if look && connection.is_broken() {
+                    let status = crate::device::Status::RetryExceeded;
+                    self.broken.borrow_mut().push((connection.clone(), Failure::Broken(status)));
+                }
+            }
+        }
+        for (connection, failure) in self.broken.take() {
+            let users = connection.fail(failure);
+            self.counters.borrow_mut().failures += 1;
+            ended.extend(users.into_iter().map(|user| (user, CallFailed::Connection(failure))));
+        }
+        let count = ended.len();
+        for (user, cause) in ended {
+            on_response(user, Err(cause));
+        }
+        count
+    }
+
+    fn fail_all(&self, failure: Failure) {
+        let connections = self.connections.borrow();
+        let live = connections.iter().filter_map(|slot| slot.connection.clone());
+        self.broken.borrow_mut().extend(live.map(|connection| (connection, failure)));
+    }
+
+    /// Posts receives again when a third of them is used.
+    #[inline]
+    fn refill(&self) {
+        if 3 * self.receives.get() > 2 * self.config.receives {
+            return;
+        }
+        let mut srq = self.srq.borrow_mut();
+        while self.receives.get() < self.config.receives {
+            match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
+                Ok(()) => self.receives.set(self.receives.get() + 1),
+                // What is missing is tried again with the next poll.
+                Err(PostError::Full) => break,
+                Err(error) => {
+                    drop(srq);
+                    self.fail_all(Failure::Refused(error));
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Calls between nodes, carried by WRITE with immediate.
+//!
+//! A [`Context`] belongs to one thread and has any number of [`Endpoint`]s, each connected to one of a peer. Calls and
+//! answers are written into a ring first, and travel together: one WRITE for all that came together since the last
+//! [`poll`](Context::poll). Whoever receives them gets its memory written, and one completion per batch, on one queue
+//! for all connections.
+//!
+//! ```
+//! use crosstie::copyrpc::{Config, Context, EndpointConfig};
+//! use crosstie::device::ConnectConfig;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (here, there) = (Context::<&str>::open(&"software".parse()?, &Config::default())?,
+//!                      Context::<()>::open(&"software".parse()?, &Config::default())?);
+//! let (client, server) = (here.create_endpoint(&EndpointConfig::default())?,
+//!                         there.create_endpoint(&EndpointConfig::default())?);
+//! // Between processes the addresses travel as bytes, see `crosstie::bootstrap`.
+//! client.connect(&server.address(), &ConnectConfig::default())?;
+//! server.connect(&client.address(), &ConnectConfig::default())?;
+//!
+//! client.call(b"ping", 16, "attached")?;
+//! let mut answer = None;
+//! while answer.is_none() {
+//!     here.poll(|attached, response| answer = Some((attached, response.map(|bytes| bytes.to_vec()))));
+//!     there.poll(|(), _| ());
+//!     while let Some(request) = there.recv() {
+//!         assert_eq!(request.data().to_vec(), b"ping");
+//!         request.reply(b"pong").map_err(|(cause, _)| cause)?;
+//!     }
+//! }
+//! assert_eq!(answer, Some(("attached", Ok(b"pong".to_vec()))));
+//! # Ok(()) }
+//! ```
+//!
+//! # Promises
+//!
+//! - No deadlock: a call is made only if there is credit for its answer, so an answer always has room, and two sides
+//!   that call each other never wait for each other. `crosstie_protocol::copyrpc` has the rules and their proofs;
+//!   `docs/wire-format.md` draws the bytes.
+//! - Every call ends once: with its answer, or with a [`CallFailed`] that says why. Requests come in the order in which
+//!   they were made; answers may be given in any order, at any time.
+//! - Memory is bounded: two rings per endpoint. What does not fit is refused and handed back ([`CallError`]); poll, and
+//!   try again.
+//! - In the steady state a call allocates nothing, locks nothing and makes no system call.
+//! - A peer that dies or breaks the rules ends its own connection, and no other.
+//!
+//! # When batches go out
+//!
+//! With the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A poll holds a small batch
+//! back, for a few polls at most, while the peer has not finished with the two before it: otherwise a fast loop would
+//! send every message alone. A call that is alone never waits.
+
+mod connection;
+mod context;
+mod endpoint;
+mod error;
+mod payload;
+mod table;
+
+use crosstie_protocol::copyrpc::Violation;
+use crosstie_protocol::copyrpc::wire::{CONNECT_INFO_SIZE, ConnectInfo};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use context::Context;
+pub use endpoint::{Endpoint, RecvHandle};
+pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+pub use payload::Payload;
+
+use crate::device::QpAddress;
+
+/// Sizes of a context.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Endpoints at a time, at most 4096.
+    pub max_endpoints: usize,
+    /// Receives in stock, for all endpoints: batches that may come between two polls.
+    pub receives: u32,
+    /// Completions of the send side that may wait between two polls.
+    pub send_completions: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { max_endpoints: 4096, receives: 1024, send_completions: 4096 }
+    }
+}
+
+/// Sizes of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointConfig {
+    /// Bytes of the receive ring: a power of two from 256 to 2 GiB.
+    pub ring: usize,
+    /// Bytes of answers that the peer may have outstanding at most; half a ring and more is never used.
+    pub credit: usize,
+    /// Unanswered calls of this side, at most 65536.
+    pub pending_calls: usize,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> EndpointConfig {
+        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024 }
+    }
+}
+
+/// What a context has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Calls made.
+    pub calls: u64,
+    /// Answers given.
+    pub replies: u64,
+    /// Requests that were dropped without an answer, and answered with nothing.
+    pub unanswered: u64,
+    /// Batches of messages sent.
+    pub batches: u64,
+    /// Messages in them.
+    pub batched: u64,
+    /// Batches without messages, that only return credit.
+    pub credit_batches: u64,
+    /// Markers that skip the end of a ring.
+    pub wraps: u64,
+    /// READs of a peer's position.
+    pub reads: u64,
+    /// Requests posted to send queues.
+    pub work_requests: u64,
+    /// Those that asked for a completion.
+    pub signaled: u64,
+    /// Bytes written to peers.
+    pub bytes: u64,
+    /// Completions taken.
+    pub completions: u64,
+    /// Batches that broke the rules.
+    pub violations: u64,
+    /// Connections that ended other than by closing.
+    pub failures: u64,
+}
+
+/// An endpoint, in a form that can be sent to the peer that shall connect to it.
+///
+/// ```
+/// use crosstie::copyrpc::EndpointAddress;
+/// use zerocopy::{FromBytes, IntoBytes};
+/// let bytes = [0u8; size_of::<EndpointAddress>()];
+/// assert_eq!(EndpointAddress::read_from_bytes(&bytes).unwrap().as_bytes(), bytes);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct EndpointAddress {
+    qp: QpAddress,
+    info: [u8; CONNECT_INFO_SIZE],
+}
+
+impl EndpointAddress {
+    fn new(qp: QpAddress, info: &ConnectInfo) -> EndpointAddress {
+        EndpointAddress { qp, info: info.encode() }
+    }
+
+    fn qp(&self) -> QpAddress {
+        self.qp
+    }
+
+    fn info(&self) -> Result<ConnectInfo, Violation> {
+        ConnectInfo::decode(&self.info)
+    }
+}
