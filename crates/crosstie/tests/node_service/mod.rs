@@ -129,11 +129,13 @@ macro_rules! service {
 }
 
 service!(Ipc, ipc);
+service!(Delegation, delegation);
 
 /// Does something with each service, under the name given.
 macro_rules! each {
     ($service:ident, $what:expr) => {
         $crate::node_service::type_of!($service, Ipc, $what);
+        $crate::node_service::type_of!($service, Delegation, $what);
     };
 }
 macro_rules! type_of {
