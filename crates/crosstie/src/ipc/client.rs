@@ -260,6 +260,12 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             count => Ok(count),
         }
     }
+
+    /// All that is shared with the server.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn segments(&self) -> [&crate::memory::segment::Segment; 2] {
+        [self.line.lane.segment(), self.line.board.segment()]
+    }
 }
 
 impl Line {
