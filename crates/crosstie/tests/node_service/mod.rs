@@ -1,5 +1,7 @@
 //! One face for `ipc` and `delegation`, as far as tests need it that run both in one program.
 
+#![allow(dead_code, unused_imports, reason = "no test program uses all of it")]
+
 use std::time::Duration;
 
 pub(crate) use crosstie::ipc::Disconnected;
@@ -31,7 +33,6 @@ impl Ended {
 }
 
 /// A service of [`Words`], whose tokens are numbers.
-#[allow(dead_code, reason = "no test program uses all of it")]
 pub(crate) trait Service: 'static {
     const NAME: &'static str;
     type Server: Send + 'static;
