@@ -304,6 +304,12 @@ fn call_steadily<S: Service>(mut client: S::Client, salt: u64, pulse: &Pulse) {
             pulse.returns.fetch_add(1, Relaxed);
         }
     }
+    // Not one of them is lost.
+    let begun = Instant::now();
+    while !pending.is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "calls {pending:?} were never answered");
+        take_some::<S>(&mut client, salt, &mut pending, pulse).expect("the last server lives");
+    }
 }
 
 fn call_some<S: Service>(
@@ -317,6 +323,15 @@ fn call_some<S: Service>(
         pending.insert(*next);
         *next += 1;
     }
+    take_some::<S>(client, salt, pending, pulse)
+}
+
+fn take_some<S: Service>(
+    client: &mut S::Client,
+    salt: u64,
+    pending: &mut HashSet<u64>,
+    pulse: &Pulse,
+) -> Result<(), node_service::Ended> {
     S::wait_for_answer(client, Duration::from_millis(5))?;
     S::poll(client, &mut |token, response| {
         assert!(pending.remove(&token), "{token} was answered twice, or never asked");
