@@ -61,6 +61,7 @@ fn main() {
         drop((S::create(&name, 1, DEPTH), S::connect(&name)));
         for (what, scene) in [
             ("clients die", clients_die::<S> as fn(&mut Random) -> Fallible<u64>),
+            ("clients die beside slow ones", clients_die_beside_slow_ones::<S>),
             ("servers die", servers_die::<S>),
         ] {
             let (before, begun) = (Footprint::at_rest(), Instant::now());
@@ -118,8 +119,13 @@ fn until(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
 #[derive(Default)]
 struct Pulse {
     stop: AtomicBool,
+    /// Makes a client rest: who is stepped through a call would never get a place among others that are so much faster.
+    pause: AtomicBool,
+    paused: AtomicBool,
     /// Calls answered or served.
     count: AtomicU64,
+    /// A server's looks at what there is.
+    turns: AtomicU64,
     /// A server's clients.
     clients: AtomicUsize,
     /// How often a client saw its server go, and found another one.
@@ -146,6 +152,15 @@ impl Survivor {
             self.thread.is_finished() || self.pulse.count.load(Relaxed) > before
         })?;
         if self.thread.is_finished() { Err(format!("{name}: a survivor failed").into()) } else { Ok(()) }
+    }
+
+    fn rest<R>(&self, meanwhile: impl FnOnce() -> Fallible<R>) -> Fallible<R> {
+        self.pulse.pause.store(true, Relaxed);
+        until("a survivor rests", || self.pulse.paused.load(Relaxed))?;
+        let outcome = meanwhile();
+        self.pulse.pause.store(false, Relaxed);
+        until("a survivor goes on", || !self.pulse.paused.load(Relaxed))?;
+        outcome
     }
 
     fn stop(self) -> Fallible {
@@ -228,9 +243,10 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         let mut step = |steps: u64, what: &str| -> Fallible<u64> {
             let mut victim = Victim::start::<S>("client", &name, task)?;
             victim.ready()?;
-            victim.go()?;
-            let executed =
-                trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
+            let executed = steady.rest(|| {
+                victim.go()?;
+                trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}").into())
+            })?;
             bury(victim, what)?;
             Ok(executed)
         };
@@ -262,12 +278,66 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
     Ok(kills)
 }
 
+/// A client is held in the middle of a call, at any instruction, while another one dies: what is done about the dead one is
+/// not done to the one that lives. It goes on, and its call is answered.
+fn clients_die_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64> {
+    let name = fresh_name();
+    let server = Survivor::start({
+        let server = S::create(&name, 3, DEPTH)?;
+        move |pulse| serve::<S>(server, pulse)
+    });
+    let steady = Survivor::start({
+        let client = S::connect(&name)?;
+        move |pulse| call_steadily::<S>(client, 0, pulse)
+    });
+    let are = |count: usize, what: &str| {
+        until(&format!("{what}: {count} clients"), || server.pulse.clients.load(Relaxed) == count)
+    };
+    let mut measured = Victim::start::<S>("client", &name, "call")?;
+    measured.ready()?;
+    let total = steady.rest(|| {
+        measured.go()?;
+        Ok(trace::step(measured.child.id(), u64::MAX)?)
+    })?;
+    measured.kill("measuring")?;
+    let stride = stride(total);
+    let (mut at, mut kills) = (1 + random.below(stride), 1);
+    while at <= total {
+        are(1, "before")?;
+        let what = format!("held at step {at}");
+        let mut slow = Victim::start::<S>("client", &name, "slow")?;
+        slow.ready()?;
+        let mut dying = Victim::start::<S>("client", &name, "run")?;
+        dying.ready()?;
+        steady.rest(|| {
+            slow.go()?;
+            trace::step(slow.child.id(), at)?;
+            are(3, &what)?;
+            dying.kill(&what)?;
+            // Behind the place that the slow one may have reserved nothing moves until it goes on; but the server lives.
+            let served = server.pulse.turns.load(Relaxed);
+            until(&what, || server.pulse.turns.load(Relaxed) > served + 3)
+        })?;
+        trace::let_go(slow.child.id())?;
+        slow.ready().map_err(|e| format!("{what}: the slow one: {e}"))?;
+        steady.check(&what)?;
+        slow.kill(&what)?;
+        (at, kills) = (at + stride, kills + 2);
+    }
+    println!("{}, held in a call: {kills} kills over its {total} instructions", S::NAME);
+    are(1, "after")?;
+    steady.stop()?;
+    server.stop()?;
+    Ok(kills)
+}
+
 /// Serves until told to stop: some requests at once, the others later and the latest first.
 fn serve<S: Service>(mut server: S::Server, pulse: &Pulse) {
     let mut later = Vec::new();
     while !pulse.stop.load(Relaxed) {
         S::wait_for_request(&mut server, Duration::from_millis(5));
         pulse.clients.store(S::clients(&mut server), Relaxed);
+        pulse.turns.fetch_add(1, Relaxed);
         while let Some((asked, ticket)) = S::receive(&mut server) {
             assert!(is_request(&asked), "a request that nobody made: {asked:x?}");
             match asked[0] % 4 {
@@ -290,6 +360,11 @@ fn serve<S: Service>(mut server: S::Server, pulse: &Pulse) {
 fn call_steadily<S: Service>(mut client: S::Client, salt: u64, pulse: &Pulse) {
     let (mut next, mut pending) = (0, HashSet::new());
     while !pulse.stop.load(Relaxed) {
+        while pulse.pause.load(Relaxed) {
+            pulse.paused.store(true, Relaxed);
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        pulse.paused.store(false, Relaxed);
         if let Err(ended) = call_some::<S>(&mut client, salt, &mut next, &mut pending, pulse) {
             assert!(ended.is_server_gone(), "{ended:?}");
             pulse.ends.fetch_add(1, Relaxed);
@@ -366,6 +441,29 @@ fn client<S: Service>(name: &str, task: &str) -> Fallible {
             let called = S::call(&mut client, &asked, 100);
             trace::stop_here();
             assert!(called.is_ok_and(|called| called));
+        }
+        "slow" => {
+            trace::stop_here();
+            let called = S::call(&mut client, &asked, 100);
+            let begun = Instant::now();
+            // A ring that went round meanwhile may look full to somebody who looked before.
+            let mut called = called.map_err(|e| format!("{e:?}"))?;
+            while !called {
+                assert!(begun.elapsed() < PATIENCE, "no room");
+                called = S::call(&mut client, &asked, 100).map_err(|e| format!("{e:?}"))?;
+            }
+            let begun = Instant::now();
+            let mut answered = false;
+            while !answered {
+                assert!(begun.elapsed() < PATIENCE, "no answer");
+                S::wait_for_answer(&mut client, Duration::from_millis(100)).map_err(|e| format!("{e:?}"))?;
+                S::poll(&mut client, &mut |token, response| {
+                    assert_eq!((token, *response), (100, answer(&asked)));
+                    answered = true;
+                })
+                .map_err(|e| format!("{e:?}"))?;
+            }
+            println!("ready");
         }
         "poll" => {
             assert!(S::call(&mut client, &asked, 100).is_ok_and(|called| called));

@@ -34,6 +34,16 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
     Ok(steps)
 }
 
+/// Lets a child that is stopped run free.
+#[allow(dead_code, reason = "not every test program lets somebody go")]
+pub(crate) fn let_go(child: u32) -> io::Result<()> {
+    // SAFETY: the child is stopped and ours to trace; no memory arguments.
+    match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn wait(child: libc::pid_t) -> io::Result<()> {
     let mut status = 0;
     // SAFETY: `status` is a valid place for the answer.
