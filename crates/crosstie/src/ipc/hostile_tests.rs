@@ -37,10 +37,10 @@ fn nonsense(state: &mut u64) -> u64 {
         0 => 0,
         1 => u64::MAX,
         2 => random(state),
-        3 => call << 33 | 1 << 32 | random(state) % 300,
-        4 => call << 33 | random(state) & 0xFFFF_FFFF,
+        3 => call << 33 | 1 << 32 | (random(state) % 300),
+        4 => call << 33 | (random(state) & 0xFFFF_FFFF),
         5 => call << 33 | (random(state) % 40) << 21 | 0x1F_FFFF,
-        _ => call << 33 | (random(state) % 12) << 21 | random(state) % 130,
+        _ => call << 33 | (random(state) % 12) << 21 | (random(state) % 130),
     }
 }
 
