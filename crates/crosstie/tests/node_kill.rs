@@ -31,7 +31,7 @@ use node_service::{Service, Words, answer, is_request, request};
 const DEPTH: usize = 8;
 const RANDOM_KILLS: u64 = 120;
 /// Kills over the instructions of a step.
-const KILLS_PER_SWEEP: u64 = 150;
+const KILLS_PER_SWEEP: u64 = 70;
 /// After this long something hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
