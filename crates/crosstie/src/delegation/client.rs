@@ -335,10 +335,10 @@ impl Line {
         let depth = u64::from(self.map.shape.ring_depth);
         let seen_tail = &mut self.seen_tail;
         let has_room = |position: u64| {
-            position.wrapping_sub(*seen_tail) < depth || {
+            reservation::has_room(position, *seen_tail, depth) || {
                 // Acquire, partner: the Release store in `Core::publish_tail`. The slot has been read.
                 *seen_tail = top.tail.load(Acquire);
-                position.wrapping_sub(*seen_tail) < depth
+                reservation::has_room(position, *seen_tail, depth)
             }
         };
         reservation::reserve(&top.head, &top.mode, &*self.claim, has_room)
