@@ -1,4 +1,8 @@
-//! The shared ring from outside: threads and processes, errors, life and death.
+//! The shared ring from outside: threads and processes, errors, life and death; and what it has in common with `ipc`.
+
+use crosstie::delegation as service;
+
+mod node;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -8,12 +8,15 @@
 //!
 //! Not a libtest harness: victims are this very program. The seed is printed; `CROSSTIE_SEED` sets it.
 
+mod killing;
+
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie::device::*;
+use killing::{Footprint, Random, trace};
 use zerocopy::{FromBytes, IntoBytes};
 
 const OWN_RECEIVES: u64 = 8;
@@ -32,21 +35,10 @@ fn main() {
         victim(&args[2]).expect("victim");
         return;
     }
-    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
-    });
-    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    let seed = killing::seed();
     let before = Footprint::take();
     let outcome = survive(seed);
-    let mut after = Footprint::take();
-    // The kernel may still be reaping.
-    for _ in 0..100 {
-        if after == before {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-        after = Footprint::take();
-    }
+    let after = Footprint::settled(&before);
     match outcome {
         Ok(kills) if after == before => {
             println!("{kills} kills, nothing left: {after:?}\n1 passed, 0 failed")
@@ -59,46 +51,6 @@ fn main() {
 fn fail(why: &str) -> ! {
     println!("FAILED: {why}\n0 passed, 1 failed");
     std::process::exit(1)
-}
-
-/// What a process holds that a leak would grow.
-#[derive(Debug, PartialEq)]
-struct Footprint {
-    descriptors: usize,
-    mappings: usize,
-    threads: usize,
-    files: HashSet<std::ffi::OsString>,
-}
-
-impl Footprint {
-    fn take() -> Footprint {
-        let count = |dir| std::fs::read_dir(dir).map_or(0, Iterator::count);
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        Footprint {
-            descriptors: count("/proc/self/fd"),
-            mappings: maps.lines().filter(|line| line.contains("memfd:crosstie")).count(),
-            threads: count("/proc/self/task"),
-            files: std::fs::read_dir("/dev/shm")
-                .into_iter()
-                .flatten()
-                .flatten()
-                .map(|e| e.file_name())
-                .collect(),
-        }
-    }
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % n
-    }
 }
 
 /// What a victim needs to reach the survivor.
@@ -435,55 +387,4 @@ fn victim(op: &str) -> Fallible {
     }
     std::thread::sleep(PATIENCE);
     Ok(())
-}
-
-mod trace {
-    //! Single-stepping another process.
-
-    use std::io;
-
-    /// Lets the parent trace us, and stops until it goes on.
-    pub(super) fn stop_here() {
-        // SAFETY: plain system calls without memory arguments.
-        unsafe {
-            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-            libc::raise(libc::SIGTRAP);
-        }
-    }
-
-    /// Waits for the child's first stop and executes up to `steps` of its instructions, or as many as it has until its
-    /// second stop. Says how many were executed. The child stays stopped.
-    pub(super) fn step(child: u32, steps: u64) -> io::Result<u64> {
-        let child = child as libc::pid_t;
-        wait(child)?;
-        for done in 0..steps {
-            // SAFETY: the child is stopped and ours to trace; no memory arguments.
-            if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            wait(child)?;
-            // SAFETY: all zeros is a valid siginfo.
-            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // SAFETY: the child is stopped; `info` is a valid place for the answer.
-            unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, child, 0, &mut info) };
-            // A trap of the processor is positive; a signal that somebody sent, as `raise` does, is not.
-            if info.si_code <= 0 {
-                return Ok(done);
-            }
-        }
-        Ok(steps)
-    }
-
-    fn wait(child: libc::pid_t) -> io::Result<()> {
-        let mut status = 0;
-        // SAFETY: `status` is a valid place for the answer.
-        if unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if libc::WIFSTOPPED(status) {
-            Ok(())
-        } else {
-            Err(io::Error::other(format!("the victim ended: {status:#x}")))
-        }
-    }
 }

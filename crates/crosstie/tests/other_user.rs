@@ -1,11 +1,14 @@
-//! A process of another user gets nothing from a software device, and gives nothing to one.
+//! A process of another user gets nothing from a software device, and gives nothing to one; nor does it find a service.
 //!
 //! Needs root, which can become somebody else; fails loudly otherwise.
+
+mod node_service;
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use crosstie::device::*;
+use node_service::Service;
 use zerocopy::{FromBytes, IntoBytes};
 
 const NOBODY: u32 = 65534;
@@ -14,12 +17,13 @@ const ROLE: &str = "CROSSTIE_OTHER_USER";
 /// Plays the other user when started by the tests below; an ordinary run has nothing to play.
 #[test]
 fn the_other_user() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+    let Ok(role) = std::env::var(ROLE) else { return };
     // SAFETY: plain system calls. After them this process has no way back to root.
     let dropped = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 };
     assert!(dropped, "could not become user {NOBODY}");
+    if let Some(name) = role.strip_prefix("service ") {
+        return look_for_services(name);
+    }
     let mut address = [0; size_of::<QpAddress>()];
     std::io::stdin().read_exact(&mut address).unwrap();
     let outcome = connect(&QpAddress::read_from_bytes(&address).unwrap());
@@ -60,7 +64,7 @@ fn is_refused_in_both_directions() {
     let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_other_user", "--nocapture"])
-        .env(ROLE, "1")
+        .env(ROLE, "device")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -78,4 +82,52 @@ fn is_refused_in_both_directions() {
     assert!(child.wait().unwrap().success());
     // Our own user goes on being served.
     qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+}
+
+/// As the other user: there is no such service for us, and the name is ours to take.
+fn look_for_services(name: &str) {
+    let (mut fine, mut servers) = (true, Vec::<Box<dyn std::any::Any>>::new());
+    node_service::each!(S, {
+        fine &= matches!(S::connect(name), Err(crosstie::ipc::ConnectError::NoServer { .. }));
+        let server = S::create(name, 1, 1);
+        fine &= server.is_ok();
+        servers.push(Box::new(server));
+    });
+    std::io::stderr().write_all(&[b'>', fine.into()]).unwrap();
+    // Until the parent has tried.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[test]
+fn finds_no_service_and_takes_none_over() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    // SAFETY: a plain system call.
+    let user = unsafe { libc::geteuid() };
+    assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
+    let name = format!("other-user-{}", std::process::id());
+    node_service::each!(S, {
+        let mut server = S::create(&name, 2, 1).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_user", "--nocapture"])
+            .env(ROLE, format!("service {name}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut answer = [0; 2];
+        child.stderr.as_mut().unwrap().read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [b'>', 1], "another user found the service, or could not have one of that name");
+        assert_eq!(S::clients(&mut server), 0);
+        // Both have one of that name now, and each finds its own.
+        let client = S::connect(&name).unwrap();
+        assert_eq!(S::clients(&mut server), 1);
+        drop(server);
+        // Ours is gone; the other user's is none to us.
+        assert!(matches!(S::connect(&name), Err(crosstie::ipc::ConnectError::NoServer { .. })));
+        drop((client, child.stdin.take()));
+        assert!(child.wait().unwrap().success());
+    });
 }

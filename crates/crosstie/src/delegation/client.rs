@@ -76,8 +76,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 
     /// Connects to the server of the same name again, which may be another one by now. Calls that are under way are over:
-    /// their tokens are dropped, unless they were [taken](Client::abandon) before.
+    /// their tokens are dropped, unless they were [taken](Client::abandon) before, or this fails.
     pub fn reconnect(&mut self) -> Result<(), ConnectError> {
+        if !self.line.member.gone() {
+            self.give_up();
+        }
         *self = Client::connect(&self.name)?.with_waiting(self.waiting);
         Ok(())
     }
@@ -150,8 +153,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             });
         }
         let there = self.calls.all().any(|(slot, call)| self.line.answered(slot, call).is_some());
-        if !there {
-            self.alive()?;
+        match there {
+            true => self.calls.expect_anywhere(),
+            false => self.alive()?,
         }
         Ok(there)
     }
@@ -196,9 +200,15 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 
     /// Gives up the connection, and hands out the tokens of all calls that are unanswered.
     pub fn abandon(&mut self, each: impl FnMut(Token)) {
+        self.give_up();
+        self.calls.abandon(each);
+    }
+
+    /// Leaves, so that there is room for us if we come back.
+    fn give_up(&mut self) {
         // Answers may still come, into slots that would be used again.
         self.broken.get_or_insert(Disconnected::ServerGone);
-        self.calls.abandon(each);
+        self.line.member.leave();
     }
 
     #[inline]
@@ -325,10 +335,10 @@ impl Line {
         let depth = u64::from(self.map.shape.ring_depth);
         let seen_tail = &mut self.seen_tail;
         let has_room = |position: u64| {
-            position.wrapping_sub(*seen_tail) < depth || {
+            reservation::has_room(position, *seen_tail, depth) || {
                 // Acquire, partner: the Release store in `Core::publish_tail`. The slot has been read.
                 *seen_tail = top.tail.load(Acquire);
-                position.wrapping_sub(*seen_tail) < depth
+                reservation::has_room(position, *seen_tail, depth)
             }
         };
         reservation::reserve(&top.head, &top.mode, &*self.claim, has_room)

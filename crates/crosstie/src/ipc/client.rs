@@ -65,8 +65,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 
     /// Connects to the server of the same name again, which may be another one by now. Calls that are under way are over:
-    /// their tokens are dropped, unless they were [taken](Client::abandon) before.
+    /// their tokens are dropped, unless they were [taken](Client::abandon) before, or this fails.
     pub fn reconnect(&mut self) -> Result<(), ConnectError> {
+        if !self.line.member.gone() {
+            self.give_up();
+        }
         *self = Client::connect(&self.name)?.with_waiting(self.waiting);
         Ok(())
     }
@@ -139,8 +142,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             });
         }
         let there = self.is_answer_there();
-        if !there {
-            self.alive()?;
+        match there {
+            true => self.calls.expect_anywhere(),
+            false => self.alive()?,
         }
         Ok(there)
     }
@@ -178,9 +182,15 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 
     /// Gives up the connection, and hands out the tokens of all calls that are unanswered.
     pub fn abandon(&mut self, each: impl FnMut(Token)) {
+        self.give_up();
+        self.calls.abandon(each);
+    }
+
+    /// Leaves, so that there is room for us if we come back.
+    fn give_up(&mut self) {
         // Answers may still come, into slots that would be used again.
         self.broken.get_or_insert(Disconnected::ServerGone);
-        self.calls.abandon(each);
+        self.line.member.leave();
     }
 
     #[inline]
@@ -249,6 +259,12 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             0 => Err(Disconnected::ServerGone),
             count => Ok(count),
         }
+    }
+
+    /// All that is shared with the server.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn segments(&self) -> [&crate::memory::segment::Segment; 2] {
+        [self.line.lane.segment(), self.line.board.segment()]
     }
 }
 

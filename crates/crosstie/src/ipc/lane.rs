@@ -130,6 +130,11 @@ impl Lane {
         self.segment.fd().try_clone_to_owned()
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
     pub(super) fn slots(&self) -> usize {
         self.slots
     }
@@ -219,6 +224,11 @@ impl Board {
 
     pub(super) fn file(&self) -> io::Result<OwnedFd> {
         self.segment.fd().try_clone_to_owned()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn segment(&self) -> &Segment {
+        &self.segment
     }
 
     /// The server's.

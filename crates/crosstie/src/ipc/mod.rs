@@ -96,3 +96,6 @@ pub const MAX_MESSAGE: usize = crosstie_protocol::lane::MAX_LEN;
 
 /// What kind of service a name belongs to.
 const KIND: &str = "ipc";
+
+#[cfg(all(test, not(loom)))]
+mod hostile_tests;

@@ -141,15 +141,20 @@ impl Member {
             bells.push(bell);
         }
     }
-}
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        // What a forked child drops is still its parent's.
+    /// Leaves: the place is free for others. Nobody is told of the host's end any more.
+    pub(crate) fn leave(&self) {
+        // What a forked child has is still its parent's.
         if self.inner.watcher.is_of_this_process() {
             self.inner.forget();
             socket::hang_up(&self.inner.socket);
         }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

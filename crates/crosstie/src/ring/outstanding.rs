@@ -183,6 +183,11 @@ impl<T> Outstanding<T> {
         self.fruitless = LOOKS_BEFORE_SCAN - 2;
     }
 
+    /// After an answer was seen somewhere: if it is not the one that is due, the next look is everywhere.
+    pub(crate) fn expect_anywhere(&mut self) {
+        self.fruitless = LOOKS_BEFORE_SCAN - 1;
+    }
+
     /// Ends all calls.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(T)) {
         for slot in 0..self.entries.len() {

@@ -109,6 +109,15 @@ fn pause() {
     loom::thread::yield_now();
 }
 
+/// Whether a ring of `depth` has room at a position, of which those before `consumed` have been read.
+///
+/// A producer that was held up may ask about a position that others have reserved and the consumer has read meanwhile. It
+/// is not to be told that the ring is full: its reservation fails, and it asks again.
+#[inline]
+pub(crate) fn has_room(position: u64, consumed: u64, depth: u64) -> bool {
+    (position.wrapping_sub(consumed) as i64) < depth as i64
+}
+
 /// Ends a reservation whose slot has been published.
 #[inline]
 pub(crate) fn settle<C: Word>(claim: &C) {
@@ -131,6 +140,18 @@ pub(crate) fn abandoned<'a, W: Word, C: Word + 'a>(
         // Acquire, partner: the Release store in `settle`.
         && live_claims.all(|claim| claim.load(Acquire) != position)
         && !published()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_room;
+
+    #[test]
+    fn a_ring_is_full_when_it_is_and_not_for_those_who_come_late() {
+        assert!(has_room(0, 0, 4) && has_room(3, 0, 4) && !has_room(4, 0, 4));
+        assert!(has_room(10, 12, 4), "read already: somebody else took it");
+        assert!(has_room(u64::MAX, u64::MAX - 3, 4) && !has_room(0, u64::MAX - 3, 4));
+    }
 }
 
 #[cfg(all(test, loom))]

@@ -62,11 +62,11 @@ impl CqRing {
     #[inline(always)]
     pub(super) fn reserve(&self, claim: &AtomicU64) -> Result<u64, Overrun> {
         let has_room = |position: u64| {
-            position.wrapping_sub(self.seen_consumed.load(Relaxed)) < self.depth || {
+            reservation::has_room(position, self.seen_consumed.load(Relaxed), self.depth) || {
                 // Acquire, partner: the Release store of `consumed` in `Cq::poll`. The slot has been read.
                 let consumed = self.header.consumed.word.load(Acquire);
                 self.seen_consumed.store(consumed, Relaxed);
-                position.wrapping_sub(consumed) < self.depth
+                reservation::has_room(position, consumed, self.depth)
             }
         };
         match reservation::reserve(&self.header.head.word, &self.header.mode, claim, has_room) {
@@ -113,7 +113,7 @@ impl CqRing {
     pub(super) fn try_push(&self, claim: &AtomicU64, entry: &Entry) -> bool {
         let room = |position: u64| {
             // Acquire, partner: as in `reserve`.
-            position.wrapping_sub(self.header.consumed.word.load(Acquire)) < self.depth
+            reservation::has_room(position, self.header.consumed.word.load(Acquire), self.depth)
         };
         match reservation::reserve(&self.header.head.word, &self.header.mode, claim, room) {
             Some(position) => {

@@ -1,0 +1,217 @@
+//! Answers in any order, ends of either side, and who is served when.
+
+use super::*;
+
+#[test]
+fn answers_come_in_any_order() {
+    let (mut server, mut client) = pair(&Config { queue_depth: 8, ..Config::default() });
+    for token in 0..8 {
+        client.call(&token, token).unwrap();
+    }
+    let mut deferred: Vec<_> = defer(&mut server, 8).into_iter().map(Some).collect();
+    for i in [7, 3, 0, 5, 1, 6, 2, 4] {
+        let (request, ticket) = deferred[i].take().unwrap();
+        assert_eq!(request, i as u64, "requests arrive in order");
+        server.reply(ticket, &answer(request)).unwrap();
+        assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
+        assert_eq!(collect(&mut client, 1), [(request, answer(request))]);
+    }
+}
+
+#[test]
+fn an_answer_that_never_comes_holds_up_nobody() {
+    for depth in [2, 3, 8] {
+        let (mut server, mut client) = pair(&Config { queue_depth: depth, ..Config::default() });
+        client.call(&0, 0).unwrap();
+        let stuck = defer(&mut server, 1);
+        let mut token = 0;
+        for _ in 0..500 {
+            for _ in 1..depth {
+                token += 1;
+                client.call(&token, token).unwrap();
+            }
+            assert!(matches!(client.call(&0, 0), Err(CallError::Full(0))));
+            assert_eq!(serve(&mut server), depth - 1);
+            let got = collect(&mut client, depth - 1);
+            assert!(got.iter().all(|(token, response)| *response == answer(*token)));
+        }
+        for (request, ticket) in stuck {
+            server.reply(ticket, &answer(request)).unwrap();
+        }
+        assert_eq!(collect(&mut client, 1), [(0, answer(0))]);
+    }
+}
+
+/// What a wait says is there, one poll takes.
+#[test]
+fn a_poll_finds_what_a_wait_found() {
+    let (mut server, mut client) = pair(&Config { queue_depth: 4, ..Config::default() });
+    for token in 0..4 {
+        client.call(&token, token).unwrap();
+    }
+    let mut deferred = defer(&mut server, 4);
+    while let Some((request, ticket)) = deferred.pop() {
+        server.reply(ticket, &answer(request)).unwrap();
+        assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
+        let polled =
+            client.poll(|token, response| assert_eq!((token, *response), (request, answer(request))));
+        assert_eq!(polled, Ok(1), "the answer to {request}");
+    }
+}
+
+#[test]
+fn answers_of_a_server_that_ended_still_arrive() {
+    let (mut server, mut client) = pair(&Config::default());
+    for token in 0..10 {
+        client.call(&token, token).unwrap();
+    }
+    for (request, ticket) in defer(&mut server, 10).into_iter().rev() {
+        if request % 3 == 0 {
+            server.reply(ticket, &answer(request)).unwrap();
+        }
+    }
+    drop(server);
+    let (mut got, mut end) = (Vec::new(), Ok(0));
+    until("the end is noticed", || {
+        end = client.poll(|token, response| got.push((token, *response)));
+        end.is_err()
+    });
+    assert_eq!(end, Err(Disconnected::ServerGone));
+    let refused = client.call(&0, 99);
+    assert!(matches!(refused, Err(CallError::Disconnected { token: 99, cause: Disconnected::ServerGone })));
+    got.sort();
+    assert_eq!(got, [0, 3, 6, 9].map(|token| (token, answer(token))));
+    assert_eq!(client.in_flight(), 6);
+    assert_eq!(client.wait(None), Err(Disconnected::ServerGone));
+    let error = client.exchange(&5, |_| panic!("no answer")).unwrap_err();
+    assert!(matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. }), "{error}");
+    let mut lost = Vec::new();
+    client.abandon(|token| lost.push(token));
+    lost.sort();
+    assert_eq!(lost, [1, 2, 4, 5, 7, 8]);
+}
+
+#[test]
+fn a_new_server_takes_over() {
+    let name = fresh_name();
+    let config = Config { queue_depth: 4, ..Config::default() };
+    let mut client: Option<Client<u64, u64, u64>> = None;
+    for generation in 0..20 {
+        let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
+        match &mut client {
+            None => client = Some(Client::connect(&name).unwrap()),
+            Some(client) => {
+                until("the end is noticed", || client.poll(|_, _| panic!("no answer")).is_err());
+                client.reconnect().unwrap();
+                assert_eq!(client.in_flight(), 0);
+            }
+        }
+        let client = client.as_mut().unwrap();
+        for token in 0..4 {
+            client.call(&(token + generation), token).unwrap();
+        }
+        until("requests arrive", || serve(&mut server) > 0);
+        until("all are served", || {
+            serve(&mut server);
+            client.poll(|token, response| assert_eq!(*response, answer(token + generation))).unwrap();
+            client.in_flight() == 0
+        });
+        // Something is always under way when it ends.
+        client.call(&0, 0).unwrap();
+        drop(server);
+        if generation % 2 == 0 {
+            until("the end is noticed", || client.poll(|_, _| panic!("no answer")).is_err());
+            let nobody = client.reconnect().unwrap_err();
+            assert!(matches!(nobody, ConnectError::NoServer { .. }), "{nobody}");
+        }
+    }
+}
+
+#[test]
+fn tickets_open_their_own_call_only() {
+    let (mut server, mut client) = pair(&Config::default());
+    let (mut other, _theirs) = pair(&Config::default());
+    client.call(&1, 1).unwrap();
+    client.call(&2, 2).unwrap();
+    let mut deferred = defer(&mut server, 2);
+    let (_, second) = deferred.pop().unwrap();
+    let (_, first) = deferred.pop().unwrap();
+    let Err(ReplyError::Foreign(first)) = other.reply(first, &0) else { panic!("another server took it") };
+    server.reply(first, &answer(1)).unwrap();
+    assert_eq!(collect(&mut client, 1), [(1, answer(1))]);
+    // Its client leaves, and another one gets its place.
+    drop(client);
+    until("its leaving is noticed", || {
+        server.poll();
+        server.counters().left == 1
+    });
+    let gone = server.reply(second, &0);
+    assert!(matches!(gone, Err(ReplyError::ClientGone)), "{gone:?}");
+}
+
+#[test]
+fn places_of_those_that_left_are_used_again() {
+    let name = fresh_name();
+    let config = Config { max_clients: 3, queue_depth: 2, ..Config::default() };
+    let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
+    let mut stale = Vec::new();
+    let mut keys = std::collections::HashSet::new();
+    for generation in 0..200u64 {
+        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
+        client.call(&generation, 1).unwrap();
+        client.call(&generation, 2).unwrap();
+        let mut deferred = defer(&mut server, 2);
+        let (request, ticket) = deferred.pop().unwrap();
+        assert_eq!(request, generation);
+        assert!(keys.insert(ticket.client()), "no two clients have the same key");
+        server.reply(ticket, &answer(request)).unwrap();
+        assert_eq!(collect(&mut client, 1), [(2, answer(generation))]);
+        stale.push(deferred.pop().unwrap().1);
+        drop(client);
+        // What was never answered is nobody's any more, although others use the same memory or place.
+        if generation % 10 == 9 {
+            until("all have left", || {
+                server.poll();
+                server.counters().left == generation + 1
+            });
+            for ticket in stale.drain(..) {
+                assert!(matches!(server.reply(ticket, &0), Err(ReplyError::ClientGone)));
+            }
+        }
+    }
+    server.poll();
+    assert_eq!((server.clients(), server.counters().arrived, server.counters().cut_off), (0, 200, 0));
+}
+
+#[test]
+fn a_client_that_floods_starves_nobody() {
+    let name = fresh_name();
+    let config = Config { queue_depth: 16, ..Config::default() };
+    let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
+    let mut flood = Client::<u64, u64, u64>::connect(&name).unwrap();
+    let mut quiet = Client::<u64, u64, u64>::connect(&name).unwrap();
+    const FLOOD: u64 = u64::MAX;
+    let pump = |flood: &mut Client<u64, u64, u64>| {
+        while flood.call(&FLOOD, FLOOD).is_ok() {}
+        flood.poll(|_, response| assert_eq!(*response, answer(FLOOD))).unwrap();
+    };
+    for round in 0..200 {
+        pump(&mut flood);
+        quiet.call(&round, round).unwrap();
+        let (mut before, mut served) = (0, false);
+        while !served {
+            server.poll();
+            // Until it is served: where all share one queue, requests never run out.
+            while !served && let Some(request) = server.recv() {
+                let message = *request.message();
+                request.reply(&answer(message)).unwrap();
+                served |= message == round;
+                before += u32::from(!served);
+                assert!(before < 100, "the quiet client waits for {before} others in round {round}");
+                // Topped up after every single request.
+                pump(&mut flood);
+            }
+        }
+        assert_eq!(collect(&mut quiet, 1), [(round, answer(round))]);
+    }
+}

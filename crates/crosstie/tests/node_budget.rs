@@ -1,0 +1,239 @@
+//! The budget of a call to `ipc` and `delegation`, exactly: no allocation, no system call, so many instructions.
+//!
+//! One thread drives both sides, so that what is counted is exact. System calls are forbidden by a seccomp filter in a
+//! child process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a
+//! child; the figures of the optimised build are in `docs/PERFORMANCE.md`.
+
+#[path = "seccomp/mod.rs"]
+mod seccomp;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+const WARM_UP: u64 = 2_000;
+const MEASURED: u64 = 100_000;
+/// Calls whose instructions are counted.
+const COUNTED: u64 = 1_000;
+/// Says to a child of this test what it is for.
+const CHILD: &str = "CROSSTIE_NODE_BUDGET_CHILD";
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter any more, and is none of ours.
+        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// 32 bytes, as a type or raw.
+trait Message: crosstie::Message {
+    fn of(words: &[u64; 4]) -> &Self;
+    fn words(&self) -> [u64; 4];
+}
+
+impl Message for [u64; 4] {
+    fn of(words: &[u64; 4]) -> &Self {
+        words
+    }
+    fn words(&self) -> [u64; 4] {
+        *self
+    }
+}
+
+impl Message for [u8] {
+    fn of(words: &[u64; 4]) -> &Self {
+        words.as_bytes()
+    }
+    fn words(&self) -> [u64; 4] {
+        FromBytes::read_from_bytes(self).unwrap()
+    }
+}
+
+/// How calls are made and answered.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    depth: usize,
+    /// Received all, then answered the last one first.
+    reversed: bool,
+}
+
+const PATTERNS: [Pattern; 4] = [
+    Pattern { depth: 1, reversed: false },
+    Pattern { depth: 8, reversed: false },
+    Pattern { depth: 32, reversed: false },
+    Pattern { depth: 32, reversed: true },
+];
+
+/// Both sides of a service in one thread's hands. What it does: that many calls, in that pattern, until all are answered.
+macro_rules! pair {
+    ($service:ident, $message:ty) => {{
+        use crosstie::$service::*;
+        let name = format!("node-budget-{}", std::process::id());
+        let mut server = Server::<$message, $message>::create(&name, &Config::default()).unwrap();
+        let mut client = Client::<$message, $message, u64>::connect(&name).unwrap();
+        let (mut held, mut made) = (Vec::with_capacity(64), 0u64);
+        Box::new(move |calls: u64, pattern: Pattern| {
+            let end = made + calls;
+            while made < end || client.in_flight() > 0 {
+                while made < end && client.in_flight() < pattern.depth {
+                    client.call(<$message>::of(&[made; 4]), made).unwrap();
+                    made += 1;
+                }
+                server.poll();
+                while let Some(request) = server.recv() {
+                    let words = request.message().words();
+                    if pattern.reversed {
+                        held.push((request.defer(), words));
+                    } else {
+                        request.reply(<$message>::of(&words)).unwrap();
+                    }
+                }
+                while let Some((ticket, words)) = held.pop() {
+                    server.reply(ticket, <$message>::of(&words)).unwrap();
+                }
+                client.poll(|token, response| assert_eq!(response.words(), [token; 4])).unwrap();
+            }
+        })
+    }};
+}
+
+type Pair = Box<dyn FnMut(u64, Pattern)>;
+
+const KINDS: [&str; 4] = ["ipc, typed", "ipc, bytes", "delegation, typed", "delegation, bytes"];
+
+fn pair(kind: &str) -> Pair {
+    match kind {
+        "ipc, typed" => pair!(ipc, [u64; 4]),
+        "ipc, bytes" => pair!(ipc, [u8]),
+        "delegation, typed" => pair!(delegation, [u64; 4]),
+        _ => pair!(delegation, [u8]),
+    }
+}
+
+#[test]
+fn no_call_allocates() {
+    if std::env::var_os(CHILD).is_some() {
+        return;
+    }
+    for kind in KINDS {
+        let mut pair = pair(kind);
+        for pattern in PATTERNS {
+            pair(WARM_UP, pattern);
+            let before = ALLOCATIONS.get();
+            pair(MEASURED, pattern);
+            let count = ALLOCATIONS.get() - before;
+            assert_eq!(count, 0, "{kind}, {pattern:?}: calls to the allocator in {MEASURED} calls");
+        }
+    }
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
+}
+
+fn child(command: &mut Command, test: &str, task: &str) -> Output {
+    match command.args([test, "--exact", "--test-threads=1"]).env(CHILD, task).output() {
+        Err(error) if command.get_program() == "valgrind" => {
+            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
+        }
+        output => output.unwrap(),
+    }
+}
+
+#[test]
+fn no_call_makes_a_system_call() {
+    const NAME: &str = "no_call_makes_a_system_call";
+    if let Ok(task) = std::env::var(CHILD) {
+        let mut pair = pair(&task);
+        pair(WARM_UP, PATTERNS[0]);
+        seccomp::filter(&[libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
+        for pattern in PATTERNS {
+            pair(MEASURED, pattern);
+        }
+        if task == "guilty" {
+            std::hint::black_box(std::process::id());
+        }
+        // SAFETY: no memory is involved.
+        unsafe { libc::_exit(0) }
+    }
+    for kind in KINDS {
+        let innocent = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, kind);
+        assert!(innocent.status.success(), "{kind}: a system call was made, or it failed: {innocent:?}");
+    }
+    let guilty = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "guilty");
+    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+}
+
+/// Instructions of a call from `call` to the token's return, at depth 1 and at depth 32, at most: half as much again as
+/// was measured, without and with optimisation.
+fn ceilings(kind: &str) -> [u64; 2] {
+    match (kind, cfg!(debug_assertions)) {
+        ("ipc, typed", true) => [1500, 1320],
+        ("ipc, bytes", true) => [1570, 1430],
+        ("delegation, typed", true) => [1730, 1550],
+        (_, true) => [1760, 1600],
+        ("ipc, typed", false) => [600, 460],
+        ("ipc, bytes", false) => [730, 580],
+        ("delegation, typed", false) => [690, 570],
+        (_, false) => [810, 690],
+    }
+}
+
+#[test]
+fn a_call_takes_so_many_instructions() {
+    const NAME: &str = "a_call_takes_so_many_instructions";
+    if let Ok(task) = std::env::var(CHILD) {
+        let (kind, depth) = task.split_once(": ").unwrap();
+        let (mut pair, pattern) = (pair(kind), Pattern { depth: depth.parse().unwrap(), reversed: false });
+        pair(WARM_UP, pattern);
+        crosstie_budget_calls(&mut || pair(COUNTED, pattern));
+        return;
+    }
+    let mut over = Vec::new();
+    for kind in KINDS {
+        for (depth, ceiling) in [1, 32].into_iter().zip(ceilings(kind)) {
+            let mut callgrind = Command::new("valgrind");
+            callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+            callgrind.arg("--toggle-collect=crosstie_budget_calls").arg(std::env::current_exe().unwrap());
+            let output = child(&mut callgrind, NAME, &format!("{kind}: {depth}"));
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{kind}, depth {depth}: {}\n{text}", output.status);
+            let collected = text.lines().find_map(|line| line.split_once("Collected : "));
+            let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text);
+            let per_call = count.div_ceil(COUNTED);
+            println!("{kind}, depth {depth}: {per_call} instructions per call, at most {ceiling}");
+            assert!(per_call > 20, "callgrind counted {count}");
+            if per_call > ceiling {
+                over.push(format!("{kind}, depth {depth}: {per_call} instead of {ceiling}"));
+            }
+        }
+    }
+    assert!(over.is_empty(), "instructions per call: {over:?}");
+}
+
+/// Under this name callgrind finds what to count.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn crosstie_budget_calls(work: &mut dyn FnMut()) {
+    work();
+}

@@ -1,0 +1,148 @@
+//! One face for `ipc` and `delegation`, as far as tests need it that run both in one program.
+
+#![allow(dead_code, unused_imports, reason = "no test program uses all of it")]
+
+use std::time::Duration;
+
+pub(crate) use crosstie::ipc::Disconnected;
+use crosstie::ipc::{CallError, ConnectError, CreateError};
+
+/// Requests and answers.
+pub(crate) type Words = [u64; 4];
+
+pub(crate) fn request(token: u64, salt: u64) -> Words {
+    [token, !token, token ^ salt, salt]
+}
+
+pub(crate) fn is_request(words: &Words) -> bool {
+    *words == request(words[0], words[3])
+}
+
+pub(crate) fn answer(asked: &Words) -> Words {
+    asked.map(|word| word.rotate_left(17) ^ 0x5555)
+}
+
+/// A connection is over.
+#[derive(Debug)]
+pub(crate) struct Ended(pub(crate) Disconnected);
+
+impl Ended {
+    pub(crate) fn is_server_gone(&self) -> bool {
+        self.0 == Disconnected::ServerGone
+    }
+}
+
+/// A service of [`Words`], whose tokens are numbers.
+pub(crate) trait Service: 'static {
+    const NAME: &'static str;
+    type Server: Send + 'static;
+    type Client: Send + 'static;
+    type Ticket;
+
+    fn create(name: &str, max_clients: usize, depth: usize) -> Result<Self::Server, CreateError>;
+    fn wait_for_request(server: &mut Self::Server, at_most: Duration) -> bool;
+    /// Looks for requests; says how many there are at least.
+    fn look(server: &mut Self::Server) -> usize;
+    /// Looks for requests and news; says how many clients there are.
+    fn clients(server: &mut Self::Server) -> usize;
+    fn receive(server: &mut Self::Server) -> Option<(Words, Self::Ticket)>;
+    /// False if the client is gone.
+    fn reply(server: &mut Self::Server, ticket: Self::Ticket, answer: &Words) -> bool;
+    fn cut_off(server: &Self::Server) -> u64;
+
+    fn connect(name: &str) -> Result<Self::Client, ConnectError>;
+    /// False if there is no room.
+    fn call(client: &mut Self::Client, asked: &Words, token: u64) -> Result<bool, Ended>;
+    fn wait_for_answer(client: &mut Self::Client, at_most: Duration) -> Result<bool, Ended>;
+    fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended>;
+    fn exchange(client: &mut Self::Client, asked: &Words) -> Result<Words, CallError<()>>;
+    fn abandon(client: &mut Self::Client) -> Vec<u64>;
+    fn reconnect(client: &mut Self::Client) -> Result<(), ConnectError>;
+}
+
+macro_rules! service {
+    ($type:ident, $module:ident) => {
+        pub(crate) struct $type;
+
+        impl Service for $type {
+            const NAME: &'static str = stringify!($module);
+            type Server = crosstie::$module::Server<Words, Words>;
+            type Client = crosstie::$module::Client<Words, Words, u64>;
+            type Ticket = crosstie::$module::Ticket;
+
+            fn create(name: &str, max_clients: usize, depth: usize) -> Result<Self::Server, CreateError> {
+                let config =
+                    crosstie::$module::Config { max_clients, queue_depth: depth, ..Default::default() };
+                Self::Server::create(name, &config)
+            }
+            fn wait_for_request(server: &mut Self::Server, at_most: Duration) -> bool {
+                server.wait(Some(at_most))
+            }
+            fn look(server: &mut Self::Server) -> usize {
+                server.poll()
+            }
+            fn clients(server: &mut Self::Server) -> usize {
+                server.poll();
+                server.clients()
+            }
+            #[inline(always)]
+            fn receive(server: &mut Self::Server) -> Option<(Words, Self::Ticket)> {
+                server.recv().map(|request| (*request.message(), request.defer()))
+            }
+            #[inline(always)]
+            fn reply(server: &mut Self::Server, ticket: Self::Ticket, answer: &Words) -> bool {
+                server.reply(ticket, answer).is_ok()
+            }
+            fn cut_off(server: &Self::Server) -> u64 {
+                server.counters().cut_off
+            }
+            fn connect(name: &str) -> Result<Self::Client, ConnectError> {
+                Self::Client::connect(name)
+            }
+            #[inline(always)]
+            fn call(client: &mut Self::Client, asked: &Words, token: u64) -> Result<bool, Ended> {
+                match client.call(asked, token) {
+                    Ok(()) => Ok(true),
+                    Err(CallError::Disconnected { cause, .. }) => Err(Ended(cause)),
+                    Err(_) => Ok(false),
+                }
+            }
+            fn wait_for_answer(client: &mut Self::Client, at_most: Duration) -> Result<bool, Ended> {
+                client.wait(Some(at_most)).map_err(Ended)
+            }
+            #[inline(always)]
+            fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended> {
+                client.poll(each).map(drop).map_err(Ended)
+            }
+            fn exchange(client: &mut Self::Client, asked: &Words) -> Result<Words, CallError<()>> {
+                client.exchange(asked, |answer| *answer)
+            }
+            fn abandon(client: &mut Self::Client) -> Vec<u64> {
+                let mut tokens = Vec::new();
+                client.abandon(|token| tokens.push(token));
+                tokens
+            }
+            fn reconnect(client: &mut Self::Client) -> Result<(), ConnectError> {
+                client.reconnect()
+            }
+        }
+    };
+}
+
+service!(Ipc, ipc);
+service!(Delegation, delegation);
+
+/// Does something with each service, under the name given.
+macro_rules! each {
+    ($service:ident, $what:expr) => {
+        $crate::node_service::type_of!($service, Ipc, $what);
+        $crate::node_service::type_of!($service, Delegation, $what);
+    };
+}
+macro_rules! type_of {
+    ($service:ident, $type:ident, $what:expr) => {{
+        type $service = node_service::$type;
+        $what
+    }};
+}
+pub(crate) use {each, type_of};
