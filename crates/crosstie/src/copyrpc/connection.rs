@@ -118,6 +118,16 @@ impl RingBytes for Bytes<'_> {
     }
 }
 
+/// What a flush left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    Nothing,
+    /// A small batch waits for company.
+    Held,
+    /// The send queue is full.
+    Pressed,
+}
+
 /// A message that came, as handed to the context.
 pub(super) enum Arrived<U> {
     Request {
@@ -290,8 +300,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Posts what is due. `hold`: a small batch may wait for company. Says whether something is left to do later.
-    pub(super) fn flush(&self, hold: bool, counters: &mut Counters) -> Result<bool, Failure> {
+    /// Posts what is due. `hold`: a small batch may wait for company.
+    pub(super) fn flush(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
         let mut state = self.state.borrow_mut();
         let State {
             qp,
@@ -305,16 +315,16 @@ impl<U> Connection<U> {
             held,
             ..
         } = &mut *state;
-        let (Some(link), None) = (link, &failure) else { return Ok(false) };
+        let (Some(link), None) = (link, &failure) else { return Ok(Left::Nothing) };
         if hold && link.prefers_company() && *held < HOLD_POLLS {
             *held += 1;
-            return Ok(true);
+            return Ok(Left::Held);
         }
         *held = 0;
-        let mut more = false;
+        let mut left = Left::Nothing;
         while let Some(emit) = link.protocol.emit() {
             if *outstanding == SEND_DEPTH {
-                more = true;
+                left = Left::Pressed;
                 break;
             }
             let refused = |_| Failure::Refused(PostError::Invalid("a batch outside of its ring"));
@@ -327,7 +337,7 @@ impl<U> Connection<U> {
             match qp.post(&wr) {
                 Ok(()) => {}
                 Err(PostError::Full) => {
-                    more = true;
+                    left = Left::Pressed;
                     break;
                 }
                 Err(error) => return Err(Failure::Refused(error)),
@@ -371,11 +381,11 @@ impl<U> Connection<U> {
                     counters.signaled += 1;
                     counters.reads += 1;
                 }
-                Err(PostError::Full) => more = true,
+                Err(PostError::Full) => left = Left::Pressed,
                 Err(error) => return Err(Failure::Refused(error)),
             }
         }
-        Ok(more)
+        Ok(left)
     }
 
     /// A request of the send queue is done, and with it all before it.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
-use super::connection::{Arrived, Connection, SEND_DEPTH, from_wr_id};
+use super::connection::{Arrived, Connection, Left, SEND_DEPTH, from_wr_id};
 use super::endpoint::{Endpoint, RecvHandle};
 use super::error::{CallFailed, Failure};
 use super::payload::Payload;
 use super::table::QpTable;
 use super::{Config, Counters, EndpointConfig};
+use crate::device::Status;
 use crate::device::{
     Completion, Cq, CqConfig, Device, DeviceError, DeviceSpec, Pd, PostError, QpConfig, RecvWr, Srq,
     SrqConfig,
@@ -22,6 +23,8 @@ use crate::device::{
 const BURST: usize = 64;
 /// Polls that found nothing before the clock and the state of connections are looked at.
 const IDLE_POLLS: u32 = 1024;
+/// Polls between looks at what was sent.
+const SETTLE_POLLS: u32 = 16;
 /// Polls between looks at the clock while calls have deadlines.
 const DEADLINE_POLLS: u32 = 64;
 
@@ -39,8 +42,14 @@ pub(super) struct Inner<U> {
     arrived: RefCell<VecDeque<RecvHandle<U>>>,
     /// Connections with something to post, each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    has_dirty: Cell<bool>,
+    /// A send queue is full: what was sent is to be looked at with every poll.
+    is_pressed: Cell<bool>,
     broken: RefCell<Vec<(Rc<Connection<U>>, Failure)>>,
+    has_broken: Cell<bool>,
+    /// Lists for the completions of one poll.
     completions: RefCell<Vec<Completion>>,
+    sent: RefCell<Vec<Completion>>,
     srq: RefCell<Srq>,
     receives: Cell<u32>,
     recv_cq: RefCell<Cq>,
@@ -79,8 +88,12 @@ impl<U> Context<U> {
             by_qp: RefCell::default(),
             arrived: RefCell::new(VecDeque::with_capacity(1024)),
             dirty: RefCell::new(Vec::with_capacity(64)),
+            has_dirty: Cell::new(false),
+            is_pressed: Cell::new(false),
             broken: RefCell::default(),
+            has_broken: Cell::new(false),
             completions: RefCell::new(Vec::with_capacity(BURST)),
+            sent: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             receives: Cell::new(0),
             recv_cq: RefCell::new(recv_cq),
@@ -129,7 +142,7 @@ impl<U> Context<U> {
     /// something did: then [poll](Context::poll).
     pub fn wait(&self, timeout: Duration) -> bool {
         self.flush();
-        if !self.inner.arrived.borrow().is_empty() || !self.inner.broken.borrow().is_empty() {
+        if !self.inner.arrived.borrow().is_empty() || self.inner.has_broken.get() {
             return true;
         }
         // Errors of the queue itself show in the next poll.
@@ -196,6 +209,7 @@ impl<U> Inner<U> {
     #[inline]
     pub(super) fn mark(&self, connection: &Rc<Connection<U>>) {
         if !connection.dirty.replace(true) {
+            self.has_dirty.set(true);
             self.dirty.borrow_mut().push(connection.clone());
         }
     }
@@ -203,55 +217,73 @@ impl<U> Inner<U> {
     fn flush(&self, hold: bool) {
         let mut dirty = self.dirty.borrow_mut();
         let mut counters = self.counters.borrow_mut();
-        dirty.retain(|connection| match connection.flush(hold, &mut counters) {
-            Ok(more) => {
-                connection.dirty.set(more);
-                more
-            }
-            Err(failure) => {
-                connection.dirty.set(false);
-                self.broken.borrow_mut().push((connection.clone(), failure));
-                false
-            }
+        let mut pressed = false;
+        dirty.retain(|connection| {
+            let left = match connection.flush(hold, &mut counters) {
+                Ok(left) => left,
+                Err(failure) => {
+                    self.give_up(connection.clone(), failure);
+                    Left::Nothing
+                }
+            };
+            pressed |= left == Left::Pressed;
+            connection.dirty.set(left != Left::Nothing);
+            left != Left::Nothing
         });
+        self.has_dirty.set(!dirty.is_empty());
+        self.is_pressed.set(pressed);
     }
 
-    fn poll(&self, on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+    #[inline]
+    fn poll(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
         if self.polling.replace(true) {
             return 0;
         }
-        self.flush(true);
-        let mut completions = self.completions.take();
-        let mut answers = self.take_in(&mut completions, on_response);
-        let came = answers > 0 || !completions.is_empty();
-        self.settle(&mut completions);
-        self.completions.replace(completions);
-        self.refill();
-        answers += self.tend(came, on_response);
-        self.flush(true);
+        self.polls.set(self.polls.get().wrapping_add(1));
+        if self.has_dirty.get() {
+            self.flush(true);
+        }
+        let (came, mut answers) = self.take_in(on_response);
+        if came {
+            self.idle.set(0);
+            self.refill();
+        } else {
+            self.idle.set(self.idle.get() + 1);
+        }
+        if self.polls.get().is_multiple_of(SETTLE_POLLS) || self.is_pressed.get() {
+            self.settle();
+        }
+        let look = self.idle.get() >= IDLE_POLLS;
+        let late = self.has_deadlines.get() && (look || self.polls.get().is_multiple_of(DEADLINE_POLLS));
+        if look || late || self.has_broken.get() {
+            answers += self.tend(look, late, on_response);
+        }
         self.polling.set(false);
         answers
     }
 
-    /// What came.
-    fn take_in(
-        &self,
-        completions: &mut Vec<Completion>,
-        on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> usize {
+    /// What came: whether anything, and how many answers.
+    #[inline]
+    fn take_in(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> (bool, usize) {
+        // Callbacks may receive, but not poll: so it is safe to keep the list while they run.
+        let mut completions = self.completions.borrow_mut();
         completions.clear();
         let polled = self.recv_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
-        if let Err(error) = polled {
-            self.fail_all(Failure::Queue(error));
-            return 0;
+        match polled {
+            Ok(0) => return (false, 0),
+            Ok(_) => {}
+            Err(error) => {
+                self.fail_all(Failure::Queue(error));
+                return (true, 0);
+            }
         }
-        self.receives.set(self.receives.get() - (completions.len() as u32).min(self.receives.get()));
+        self.receives.set(self.receives.get().saturating_sub(completions.len() as u32));
+        self.counters.borrow_mut().completions += completions.len() as u64;
         let mut answers = 0;
         for completion in completions.iter() {
-            self.counters.borrow_mut().completions += 1;
             let Some(connection) = self.by_qp(completion.qp_num) else { continue };
             if !completion.status.is_success() {
-                self.broken.borrow_mut().push((connection, Failure::Broken(completion.status)));
+                self.give_up(connection, Failure::Broken(completion.status));
                 continue;
             }
             let Some(imm) = completion.imm else { continue };
@@ -259,18 +291,25 @@ impl<U> Inner<U> {
                 Ok(count) => answers += count,
                 Err(failure) => {
                     self.counters.borrow_mut().violations += 1;
-                    self.broken.borrow_mut().push((connection, failure));
+                    self.give_up(connection, failure);
                 }
             }
         }
-        answers
+        (true, answers)
+    }
+
+    /// Has a connection ended with the next look at what is broken.
+    #[cold]
+    fn give_up(&self, connection: Rc<Connection<U>>, failure: Failure) {
+        self.broken.borrow_mut().push((connection, failure));
+        self.has_broken.set(true);
     }
 
     fn take_batch(
         &self,
         connection: &Rc<Connection<U>>,
         imm: u32,
-        on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>),
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> Result<usize, Failure> {
         let mut answers = 0;
         connection.arrive(imm)?;
@@ -295,15 +334,16 @@ impl<U> Inner<U> {
     }
 
     /// What was sent.
-    fn settle(&self, completions: &mut Vec<Completion>) {
+    fn settle(&self) {
+        let mut completions = self.sent.borrow_mut();
         completions.clear();
         let polled = self.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
         if let Err(error) = polled {
             self.fail_all(Failure::Queue(error));
             return;
         }
+        self.counters.borrow_mut().completions += completions.len() as u64;
         for completion in completions.iter() {
-            self.counters.borrow_mut().completions += 1;
             let (key, sent) = from_wr_id(completion.wr_id);
             let Some(connection) = self.by_key(key) else { continue };
             let settled = if completion.status.is_success() {
@@ -313,21 +353,20 @@ impl<U> Inner<U> {
             };
             match settled {
                 Ok(()) => self.mark(&connection),
-                Err(failure) => self.broken.borrow_mut().push((connection, failure)),
+                Err(failure) => self.give_up(connection, failure),
             }
         }
     }
 
     /// Ends what is broken or late.
-    fn tend(&self, came: bool, on_response: &mut dyn FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
-        let idle = if came { 0 } else { self.idle.get() + 1 };
-        self.idle.set(idle % IDLE_POLLS);
-        self.polls.set(self.polls.get().wrapping_add(1));
-        let look = idle == IDLE_POLLS;
-        let late = self.has_deadlines.get() && (look || self.polls.get().is_multiple_of(DEADLINE_POLLS));
-        if !look && !late && self.broken.borrow().is_empty() {
-            return 0;
-        }
+    #[cold]
+    fn tend(
+        &self,
+        look: bool,
+        late: bool,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        self.idle.set(if look { 0 } else { self.idle.get() });
         let mut ended = Vec::new();
         if look || late {
             let now = late.then(Instant::now);
@@ -337,11 +376,11 @@ impl<U> Inner<U> {
                     connection.expire(now, &mut ended);
                 }
                 if look && connection.is_broken() {
-                    let status = crate::device::Status::RetryExceeded;
-                    self.broken.borrow_mut().push((connection.clone(), Failure::Broken(status)));
+                    self.give_up(connection.clone(), Failure::Broken(Status::RetryExceeded));
                 }
             }
         }
+        self.has_broken.set(false);
         for (connection, failure) in self.broken.take() {
             let users = connection.fail(failure);
             self.counters.borrow_mut().failures += 1;
@@ -356,8 +395,9 @@ impl<U> Inner<U> {
 
     fn fail_all(&self, failure: Failure) {
         let connections = self.connections.borrow();
-        let live = connections.iter().filter_map(|slot| slot.connection.clone());
-        self.broken.borrow_mut().extend(live.map(|connection| (connection, failure)));
+        for connection in connections.iter().filter_map(|slot| slot.connection.clone()) {
+            self.give_up(connection, failure);
+        }
     }
 
     /// Posts receives again when a third of them is used.
