@@ -25,7 +25,7 @@ pub(super) const SEND_DEPTH: u32 = 256;
 const BATCHES_AHEAD: usize = 2;
 /// Polls that a small batch waits for company at most.
 const HOLD_POLLS: u32 = 16;
-/// Messages of a batch that is not small.
+/// Messages of a batch that goes at once.
 const LARGE_BATCH: u32 = 32;
 
 /// What a send completion is about; the low bits of `wr_id`, above it the connection's index and generation.
@@ -427,6 +427,12 @@ impl<U> Connection<U> {
     pub(super) fn is_broken(&self) -> bool {
         let state = self.state.borrow();
         state.failure.is_none() && state.link.is_some() && state.qp.state() == QpState::Error
+    }
+
+    /// Whether the batch under construction should go now: the peer can work on it while more are written.
+    #[inline]
+    pub(super) fn has_large_batch(&self) -> bool {
+        self.state.borrow().link.as_ref().is_some_and(|link| link.protocol.unsent_messages() >= LARGE_BATCH)
     }
 
     /// Calls that wait for their answers.

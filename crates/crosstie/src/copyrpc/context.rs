@@ -214,6 +214,17 @@ impl<U> Inner<U> {
         }
     }
 
+    /// A message was written: has its connection flushed with the next poll, or at once if that is enough for a batch.
+    #[inline]
+    pub(super) fn wrote(&self, connection: &Rc<Connection<U>>) {
+        if connection.has_large_batch()
+            && let Err(failure) = connection.flush(false, &mut self.counters.borrow_mut())
+        {
+            self.give_up(connection.clone(), failure);
+        }
+        self.mark(connection);
+    }
+
     fn flush(&self, hold: bool) {
         let mut dirty = self.dirty.borrow_mut();
         let mut counters = self.counters.borrow_mut();

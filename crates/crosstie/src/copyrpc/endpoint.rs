@@ -60,7 +60,7 @@ impl<U> Endpoint<U> {
     ) -> Result<(), CallError<U>> {
         let called = self.connection.call(payload, response, user, deadline);
         // Also after a refusal: the peer may have to be asked for room.
-        self.context.mark(&self.connection);
+        self.context.wrote(&self.connection);
         called.map_err(|(cause, user)| CallError { cause, user })?;
         self.context.counters.borrow_mut().calls += 1;
         Ok(())
@@ -146,7 +146,7 @@ impl<U> RecvHandle<U> {
         match self.connection.reply(owed, payload) {
             Ok(()) => {
                 self.context.counters.borrow_mut().replies += 1;
-                self.context.mark(&self.connection);
+                self.context.wrote(&self.connection);
                 Ok(())
             }
             Err((cause, None)) => Err((cause, None)),

@@ -45,7 +45,8 @@
 //!
 //! # When batches go out
 //!
-//! With the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A poll holds a small batch
+//! With the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait), and at once when 32 messages
+//! have come together, so that the peer works on them while more are written. A poll holds a small batch
 //! back, for a few polls at most, while the peer has not finished with the two before it: otherwise a fast loop would
 //! send every message alone. A call that is alone never waits.
 
