@@ -11,7 +11,6 @@ use crosstie_protocol::copyrpc::{
 };
 
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::payload::load;
 use super::{Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
     Access, ConnectConfig, Data, DeviceError, Mr, Pd, PostError, QpState, RcQp, RemoteAddr, SendOp, SendWr,
@@ -114,7 +113,8 @@ struct Bytes<'r>(&'r Mr);
 impl RingBytes for Bytes<'_> {
     #[inline]
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        load(self.0, offset)
+        // The protocol stays inside the ring, which its terms name; outside there is nothing.
+        self.0.load(offset).unwrap_or([0; N])
     }
 }
 
@@ -328,7 +328,7 @@ impl<U> Connection<U> {
                 break;
             }
             let refused = |_| Failure::Refused(PostError::Invalid("a batch outside of its ring"));
-            link.staging.write(emit.offset, &emit.metadata.encode()).map_err(refused)?;
+            link.staging.store(emit.offset, &emit.metadata.encode()).map_err(refused)?;
             let piece = [link.staging.sge(emit.offset..emit.offset + emit.len).map_err(refused)?];
             let to = RemoteAddr { addr: link.peer_ring.addr + emit.offset as u64, ..link.peer_ring };
             let op = SendOp::WriteImm(to, emit.imm);
@@ -362,7 +362,7 @@ impl<U> Connection<U> {
         let consumer = link.protocol.consumer();
         if consumer != *published {
             *published = consumer;
-            let written = position.write(0, &consumer.to_le_bytes());
+            let written = position.store(0, &consumer.to_le_bytes());
             debug_assert!(written.is_ok());
         }
         if link.protocol.wants_read() && *outstanding < SEND_DEPTH {
@@ -397,7 +397,7 @@ impl<U> Connection<U> {
             Sent::Batch => state.outstanding = state.outstanding.saturating_sub(SIGNAL_INTERVAL),
             Sent::Position => {
                 state.outstanding = state.outstanding.saturating_sub(1);
-                let word = u64::from_le_bytes(load(&state.peer_position, 0));
+                let word = u64::from_le_bytes(state.peer_position.load(0).unwrap_or_default());
                 if let Some(link) = &mut state.link {
                     link.protocol.read_done(word).map_err(Failure::Violation)?;
                 }
@@ -467,7 +467,7 @@ impl<U> Link<U> {
     fn write(&mut self, placed: &Placed, payload: &[u8]) {
         let written = self
             .staging
-            .write(placed.offset, &placed.header.encode())
+            .store(placed.offset, &placed.header.encode())
             .and_then(|()| self.staging.write(placed.payload_offset(), payload));
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }

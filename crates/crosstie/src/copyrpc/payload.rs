@@ -1,13 +1,12 @@
 //! Bytes that a peer wrote.
 
-use zerocopy::{FromZeros, IntoBytes, KnownLayout, TryFromBytes};
+use zerocopy::{IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::device::Mr;
 
 /// A message in the receive ring.
 ///
-/// A peer that broke the rules could still write there. So its bytes are copied out, not borrowed; who trusts the peer
-/// may [borrow](Payload::as_bytes) them.
+/// A peer that broke the rules could still write there. So its bytes are copied out, never borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'r> {
     ring: &'r Mr,
@@ -66,24 +65,4 @@ impl<'r> Payload<'r> {
             None => T::try_read_from_bytes(&self.to_vec()).ok(),
         }
     }
-
-    /// The bytes themselves.
-    ///
-    /// # Safety
-    ///
-    /// The peer keeps to the protocol: it does not write to this part of the ring until the message is released. (A peer
-    /// of this library does.)
-    pub unsafe fn as_bytes(&self) -> &'r [u8] {
-        // SAFETY: inside the region, which lives for `'r`; by the caller's promise nobody writes there meanwhile.
-        unsafe { core::slice::from_raw_parts(self.ring.as_ptr().add(self.offset), self.len) }
-    }
-}
-
-/// Fills a value's bytes, for headers and metadata of a fixed size.
-#[inline]
-pub(super) fn load<const N: usize>(ring: &Mr, offset: usize) -> [u8; N] {
-    let mut bytes = <[u8; N]>::new_zeroed();
-    let copied = ring.read(offset, &mut bytes);
-    debug_assert!(copied.is_ok());
-    bytes
 }

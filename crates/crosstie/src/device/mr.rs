@@ -108,6 +108,25 @@ impl Mr {
         Ok(())
     }
 
+    /// As [`write`](Mr::write), for a few bytes at a multiple of 8.
+    #[inline]
+    pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
+        let to = self.checked(offset, N)?;
+        assert!(to.cast::<u64>().is_aligned());
+        // SAFETY: inside the region, which gives out no references, and aligned.
+        unsafe { copy::store(bytes, to) };
+        Ok(())
+    }
+
+    /// As [`read`](Mr::read), for a few bytes at a multiple of 8.
+    #[inline]
+    pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
+        let from = self.checked(offset, N)?;
+        assert!(from.cast::<u64>().is_aligned());
+        // SAFETY: as in `store`.
+        Ok(unsafe { copy::load(from) })
+    }
+
     #[inline]
     fn checked(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {

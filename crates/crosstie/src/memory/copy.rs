@@ -4,7 +4,7 @@
 //! the compiler may assume nothing; elsewhere they are relaxed atomic accesses. A concurrent writer makes the bytes an
 //! arbitrary mixture, never undefined behaviour.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Copies `len` bytes between memories of which either may be shared.
 ///
@@ -73,6 +73,59 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
         let word = unsafe { AtomicU64::from_ptr(from.add(8 * whole).cast()) }.load(Relaxed).to_ne_bytes();
         rest.copy_from_slice(&word[..rest.len()]);
     }
+}
+
+/// Stores a few bytes into shared memory, as few words of 8, 4 and 1 bytes as they make.
+///
+/// # Safety
+///
+/// `to` is aligned to 8 and valid for writes of `N` bytes. No Rust reference to those bytes exists.
+#[inline(always)]
+pub(crate) unsafe fn store<const N: usize>(bytes: &[u8; N], to: *mut u8) {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let (halves, singles) = rest.as_chunks::<4>();
+    // SAFETY: every access is inside the `N` bytes that the caller vouches for, and aligned.
+    unsafe {
+        for (i, word) in words.iter().enumerate() {
+            AtomicU64::from_ptr(to.add(8 * i).cast()).store(u64::from_ne_bytes(*word), Relaxed);
+        }
+        let to = to.add(8 * words.len());
+        for (i, half) in halves.iter().enumerate() {
+            AtomicU32::from_ptr(to.add(4 * i).cast()).store(u32::from_ne_bytes(*half), Relaxed);
+        }
+        let to = to.add(4 * halves.len());
+        for (i, single) in singles.iter().enumerate() {
+            AtomicU8::from_ptr(to.add(i)).store(*single, Relaxed);
+        }
+    }
+}
+
+/// Loads a few bytes from shared memory, as [`store`] stores them.
+///
+/// # Safety
+///
+/// `from` is aligned to 8 and valid for reads of `N` bytes. No Rust reference to those bytes exists.
+#[inline(always)]
+pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> [u8; N] {
+    let mut bytes = [0; N];
+    let from = from.cast_mut();
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    let (whole, (halves, singles)) = (words.len(), rest.as_chunks_mut::<4>());
+    // SAFETY: as in `store`.
+    unsafe {
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = AtomicU64::from_ptr(from.add(8 * i).cast()).load(Relaxed).to_ne_bytes();
+        }
+        let from = from.add(8 * whole);
+        for (i, half) in halves.iter_mut().enumerate() {
+            *half = AtomicU32::from_ptr(from.add(4 * i).cast()).load(Relaxed).to_ne_bytes();
+        }
+        let from = from.add(4 * halves.len());
+        for (i, single) in singles.iter_mut().enumerate() {
+            *single = AtomicU8::from_ptr(from.add(i)).load(Relaxed);
+        }
+    }
+    bytes
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -185,6 +238,28 @@ mod arch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_bytes_in_and_out() {
+        fn check<const N: usize>() {
+            let mut shared = [0xAAAA_AAAA_AAAA_AAAAu64; 6];
+            let bytes: [u8; N] = core::array::from_fn(|i| i as u8 + 1);
+            let at = shared.as_mut_ptr().cast::<u8>();
+            // SAFETY: `shared` is aligned, longer than `N`, and reached through this pointer only.
+            unsafe {
+                store(&bytes, at);
+                assert_eq!(load::<N>(at), bytes);
+                assert_eq!(*at.add(N), 0xAA, "{N}");
+            }
+        }
+        check::<1>();
+        check::<4>();
+        check::<7>();
+        check::<8>();
+        check::<12>();
+        check::<15>();
+        check::<32>();
+    }
 
     #[test]
     fn small_and_large_in_and_out() {
