@@ -46,6 +46,46 @@
 //! [`ServerGone`](Disconnected::ServerGone). Its name is free at once for a new server, and clients
 //! [reconnect](Client::reconnect). Segments have no names and go with their last user.
 //!
+//! # What does not compile
+//!
+//! Answering twice, now or later:
+//!
+//! ```compile_fail,E0382
+//! # use crosstie::ipc::Request;
+//! fn f(request: Request<'_, u64, u64>) {
+//!     request.reply(&1).unwrap();
+//!     request.reply(&2).unwrap();
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! # use crosstie::ipc::{Server, Ticket};
+//! fn f(server: &mut Server<u64, u64>, ticket: Ticket) {
+//!     server.reply(ticket, &1).unwrap();
+//!     server.reply(ticket, &2).unwrap();
+//! }
+//! ```
+//!
+//! Keeping a request's message while the next one is received (a copy can be kept):
+//!
+//! ```compile_fail,E0499
+//! # use crosstie::ipc::Server;
+//! fn f(server: &mut Server<[u8], [u8]>) -> Option<()> {
+//!     let first = server.recv()?.message();
+//!     let second = server.recv()?.message();
+//!     assert_ne!(first, second);
+//!     Some(())
+//! }
+//! ```
+//!
+//! Messages that are not plain data:
+//!
+//! ```compile_fail,E0277
+//! # use crosstie::ipc::{Config, Server};
+//! let server = Server::<String, String>::create("strings", &Config::default());
+//! ```
+//!
+//! # Trust
+//!
 //! Whatever the other side writes is copied out once and then checked. A client that breaks the rules is cut off and
 //! counted; the others go on.
 
