@@ -19,6 +19,9 @@ pub(crate) struct Subject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) op: Option<&'static str>,
     pub(crate) payload: usize,
+    /// Bytes of a response, where they are not as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) response: Option<usize>,
     pub(crate) queue_depth: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clients: Option<usize>,
@@ -53,13 +56,14 @@ impl Subject {
         };
         let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
         let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
+        let response = self.response.map_or_else(String::new, |response| format!(" and {response} B back"));
         let endpoints = match self.endpoints {
             None => String::new(),
             Some(1) => ", one endpoint".into(),
             Some(endpoints) => format!(", {endpoints} endpoints"),
         };
         format!(
-            "{} of {} B, queue depth {}{endpoints}, {sides}, device {}{waiting}{place}",
+            "{} of {} B{response}, queue depth {}{endpoints}, {sides}, device {}{waiting}{place}",
             self.op.unwrap_or(self.bench),
             self.payload,
             self.queue_depth,

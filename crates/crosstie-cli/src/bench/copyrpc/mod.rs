@@ -34,6 +34,7 @@ use crate::error::Error;
 pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
     // Usual sizes as types, as a user would; others as raw bytes.
     match plan.payload {
+        payload if payload != plan.response => measure::<[u8]>(plan),
         8 => measure::<[u8; 8]>(plan),
         16 => measure::<[u8; 16]>(plan),
         32 => measure::<[u8; 32]>(plan),
@@ -130,10 +131,11 @@ fn take_part<M: Body + ?Sized>(
 
     // Before pinning: threads of the device may run anywhere.
     let opened = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok);
-    let (side, card) = match opened.map_err(Error::from).and_then(|device| Side::<M>::open(plan, device)) {
-        Ok(side) => (Some(side), None),
-        Err(error) => (None, Some(error)),
-    };
+    let (side, card) =
+        match opened.map_err(Error::from).and_then(|device| Side::<M>::open(plan, device, rank == 0)) {
+            Ok(side) => (Some(side), None),
+            Err(error) => (None, Some(error)),
+        };
     let card = card.map_or_else(|| Ok(side.as_ref().map(Side::card).unwrap_or_default()), Err);
     let theirs = meeting.exchange(card)?;
     let side = side.ok_or(Error::Protocol)?;
@@ -207,7 +209,7 @@ fn ask<M: Body + ?Sized>(
 /// This side of everything that is not ours.
 struct Plain<'a> {
     line: Line<'a>,
-    two_rings: Box<dyn Exchange + 'a>,
+    two_rings: Option<Box<dyn Exchange + 'a>>,
     roomy_rings: Option<Box<dyn Exchange + 'a>>,
     memcpy: Option<Memcpy>,
 }
@@ -216,11 +218,13 @@ impl<'a> Plain<'a> {
     fn new(plan: &Plan, arena: &'a Arena, patience: Patience, leads: bool) -> Plain<'a> {
         let Plan { payload, depth, .. } = *plan;
         let at = ArenaPlan::new(payload, depth);
+        // The plain code answers with what it was asked.
+        let alike = payload == plan.response;
         let rings = |(offset, places)| limits::two_rings(arena, offset, payload, depth, places, patience);
         Plain {
             line: Line::new(arena, patience),
-            two_rings: rings((at.two_rings, depth)),
-            roomy_rings: at.roomy_rings.map(rings),
+            two_rings: alike.then(|| rings((at.two_rings, depth))),
+            roomy_rings: at.roomy_rings.filter(|_| alike).map(rings),
             memcpy: (leads && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
         }
     }
@@ -244,7 +248,9 @@ impl<'a> Plain<'a> {
             };
             meeting.keep_step(made)
         };
-        make(&mut self.two_rings, &mut measured.two_rings)?;
+        if let Some(rings) = &mut self.two_rings {
+            make(rings, &mut measured.two_rings)?;
+        }
         if let Some(rings) = &mut self.roomy_rings {
             make(rings, &mut measured.roomy_rings)?;
         }
@@ -277,6 +283,7 @@ fn report(
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: None,
+        response: Some(plan.response).filter(|response| *response != plan.payload),
         endpoints: Some(plan.endpoints),
         processes: plan.processes,
         waiting: None,

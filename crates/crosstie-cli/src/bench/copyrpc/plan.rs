@@ -41,9 +41,12 @@ pub(crate) struct Arguments {
     /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
     #[arg(long, value_name = "SPEC[,SPEC]", value_delimiter = ',', default_value = "software")]
     pub(crate) device: Vec<DeviceSpec>,
-    /// Bytes of a request and of its response.
+    /// Bytes of a request, and of its response.
     #[arg(long, value_name = "BYTES", default_value_t = 32)]
     pub(crate) payload: u64,
+    /// Bytes of a response, if they are not as many. There are no limits to compare with then.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) response: Option<u64>,
     /// Requests in flight, over all endpoints.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queue_depth: u32,
@@ -59,6 +62,7 @@ pub(crate) struct Arguments {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(super) payload: usize,
+    pub(super) response: usize,
     pub(super) depth: usize,
     pub(super) endpoints: usize,
     pub(super) processes: bool,
@@ -87,20 +91,24 @@ impl Plan {
         if endpoints == 0 || endpoints > MAX_ENDPOINTS {
             return usage(format!("--endpoints {endpoints}: give 1 to {MAX_ENDPOINTS}"));
         }
-        if !(MIN_PAYLOAD..=MAX_PAYLOAD).contains(&payload) {
-            return usage(format!(
-                "--payload {payload}: give {MIN_PAYLOAD} to {MAX_PAYLOAD} bytes (a response is verified by a number in it)"
-            ));
+        let response = arguments.response.unwrap_or(payload);
+        for (name, bytes) in [("payload", payload), ("response", response)] {
+            if !(MIN_PAYLOAD..=MAX_PAYLOAD).contains(&bytes) {
+                return usage(format!(
+                    "--{name} {bytes}: give {MIN_PAYLOAD} to {MAX_PAYLOAD} bytes (a response is verified by a number in it)"
+                ));
+            }
         }
         let plan = Plan {
             payload: payload as usize,
+            response: response as usize,
             depth: queue_depth as usize,
             endpoints: endpoints as usize,
             processes,
             specs,
             duration: Duration::from_secs_f64(duration),
         };
-        let in_flight = payload.max(64) * u64::from(queue_depth);
+        let in_flight = payload.max(response).max(64) * u64::from(queue_depth);
         let rings = plan.endpoint().ring as u64 * u64::from(endpoints);
         if in_flight.max(rings) > MAX_MEMORY {
             return usage(format!(
@@ -116,7 +124,7 @@ impl Plan {
     pub(super) fn endpoint(&self) -> EndpointConfig {
         let depth = self.depth.div_ceil(self.endpoints);
         // A quarter for responses; their credit counts twice, and the rest is for requests.
-        let needed = (4 * depth * (self.payload + AROUND)).next_power_of_two();
+        let needed = (4 * depth * (self.payload.max(self.response) + AROUND)).next_power_of_two();
         let fair = (USUAL_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
         let ring = needed.max(fair);
         EndpointConfig { ring, credit: ring / 4, pending_calls: self.depth }
@@ -134,6 +142,7 @@ impl Plan {
         let mut line: Vec<OsString> = ["bench", "copyrpc"].map(OsString::from).into();
         line.extend(["--device".into(), format!("{left},{right}").into()]);
         line.extend(["--payload".into(), self.payload.to_string().into()]);
+        line.extend(["--response".into(), self.response.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--endpoints".into(), self.endpoints.to_string().into()]);
         line.extend(["--duration".into(), self.duration.as_secs_f64().to_string().into()]);

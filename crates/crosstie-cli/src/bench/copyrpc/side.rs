@@ -66,6 +66,7 @@ pub(super) struct Side<M: Body + ?Sized> {
     // Before what they belong to.
     endpoints: Vec<Endpoint<u64>>,
     context: Context<u64>,
+    /// What this side sends, and how long it expects the other's to be.
     message: Box<M>,
     len: usize,
     /// The endpoint of the next call.
@@ -77,7 +78,9 @@ pub(super) struct Side<M: Body + ?Sized> {
 }
 
 impl<M: Body + ?Sized> Side<M> {
-    pub(super) fn open(plan: &Plan, device: Device) -> Result<Side<M>, Error> {
+    pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<Side<M>, Error> {
+        let Plan { payload, response, .. } = *plan;
+        let (mine, theirs) = if leads { (payload, response) } else { (response, payload) };
         let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
         let context = Context::new(device, &config)?;
         let endpoint = plan.endpoint();
@@ -87,8 +90,8 @@ impl<M: Body + ?Sized> Side<M> {
             endpoints: endpoints?,
             begun: context.counters(),
             context,
-            message: M::filled(plan.payload),
-            len: plan.payload,
+            message: M::filled(mine),
+            len: theirs,
             turn: 0,
             over: false,
             counted: [0; _],

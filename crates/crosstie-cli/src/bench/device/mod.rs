@@ -214,6 +214,7 @@ fn report(
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: None,
+        response: None,
         endpoints: None,
         processes: plan.processes,
         waiting: None,

@@ -380,6 +380,7 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: Some(plan.clients),
+        response: None,
         endpoints: None,
         processes: plan.processes,
         waiting: Some(plan.waiting.name()),
