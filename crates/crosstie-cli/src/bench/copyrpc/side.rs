@@ -40,8 +40,10 @@ impl Body for [u8] {
     }
 }
 
-/// The counters of a context, by name.
-pub(super) const COUNTERS: [(&str, fn(&Counters) -> u64); 14] = [
+/// A counter of a context: its name, and how to read it.
+type Counter = (&'static str, fn(&Counters) -> u64);
+
+pub(super) const COUNTERS: [Counter; 14] = [
     ("calls", |counters| counters.calls),
     ("replies", |counters| counters.replies),
     ("unanswered", |counters| counters.unanswered),
