@@ -284,7 +284,8 @@ fn read(found: &Value) -> Option<Figures> {
 fn middle(all: &[Figures]) -> Option<Figures> {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
+        let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+        Some((values.get(low)? + values.get(high)?) / 2.0)
     };
     Some(Figures {
         per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
@@ -404,7 +405,8 @@ mod tests {
         assert_eq!(read(&found).map(|figures| figures.line_ns), Some(Some(2.5)));
         assert!(read(&json!({ "ops_per_s": 3.0 })).is_none());
         let of = |per_second| Figures { per_second, p50_ns: -per_second, line_ns: None };
-        let middle = middle(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
+        let middle = self::middle(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
         assert_eq!((middle.per_second, middle.p50_ns, middle.line_ns), (2.0, -2.0, None));
+        assert_eq!(self::middle(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));
     }
 }
