@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use bench::report::Report;
-use bench::{device, node};
+use bench::{copyrpc, device, node};
 use error::Error;
 
 /// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
@@ -53,6 +53,8 @@ enum Bench {
     Delegation(node::Arguments),
     /// Calls between the threads of one process.
     Flux(node::Arguments),
+    /// Calls between nodes, many to a WRITE with immediate.
+    Copyrpc(copyrpc::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -82,6 +84,9 @@ fn measure(bench: &Bench) -> Result<(), Error> {
     let (kind, arguments) = match bench {
         Bench::Device(arguments) => {
             return tell(device::run(&device::Plan::new(arguments)?)?, arguments.json);
+        }
+        Bench::Copyrpc(arguments) => {
+            return tell(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
         }
         Bench::Ipc(arguments) => (node::Kind::Ipc, arguments),
         Bench::Delegation(arguments) => (node::Kind::Delegation, arguments),

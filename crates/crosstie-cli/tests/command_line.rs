@@ -160,9 +160,76 @@ fn calls_inside_a_node_have_several_clients_who_wait_in_every_way() {
     }
 }
 
+/// `bench copyrpc` on the software device.
+fn copyrpc(way: &[&str], rest: &[&str]) -> Value {
+    let line = ["bench", "copyrpc", "--json", "--duration", "0.2"];
+    let found = json(&[&line, way, rest].concat());
+    let context = format!("{way:?} {rest:?}: {found}");
+    assert_eq!((&found["bench"], &found["device"]), (&"copyrpc".into(), &"software".into()), "{context}");
+    assert_eq!(found["processes"], way.contains(&"--processes"), "{context}");
+    assert_eq!(found["errors"], 0, "{context}");
+    for name in ["seconds", "ops_per_s", "p50_ns", "p99_ns", "p999_ns", "limit_ns", "messages_per_batch"] {
+        assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+    }
+    let counter =
+        |name: &str| found["counters"][name].as_u64().unwrap_or_else(|| panic!("{name} of {context}"));
+    let ops = found["ops"].as_u64().expect(&context);
+    assert!(ops > 0, "{context}");
+    assert_eq!((counter("calls"), counter("replies")), (ops, ops), "{context}");
+    assert_eq!((counter("messages"), counter("batched")), (2 * ops, 2 * ops), "{context}");
+    let posted = ["batches", "credit_batches", "wraps", "reads"].map(counter).iter().sum::<u64>();
+    assert_eq!(counter("work_requests"), posted, "{context}");
+    for name in ["completions", "bytes"] {
+        assert!(counter(name) > 0, "{name} of {context}");
+    }
+    for name in ["unanswered", "violations", "failures"] {
+        assert_eq!(counter(name), 0, "{name} of {context}");
+    }
+    // One write in 64 asks for a completion, on each endpoint of either side; slices cut that off anywhere.
+    let endpoints = found["endpoints"].as_u64().expect(&context);
+    assert!(counter("signaled") <= counter("reads") + posted / 64 + 2 * endpoints, "{context}");
+    found
+}
+
+#[test]
+fn calls_between_nodes_are_measured_at_every_depth() {
+    for way in [&[][..], &["--processes"]] {
+        for (depth, endpoints) in [("1", "1"), ("3", "1"), ("64", "1"), ("256", "1"), ("64", "8"), ("3", "5")]
+        {
+            let found = copyrpc(way, &["--queue-depth", depth, "--endpoints", endpoints]);
+            assert_eq!(found["queue_depth"].to_string(), depth, "{found}");
+            assert_eq!(found["endpoints"].to_string(), endpoints, "{found}");
+            for name in ["limit_ops_per_s", "ratio_to_limit"] {
+                assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {found}");
+            }
+            assert_eq!(found["latency_to_limit"].is_f64(), depth == "1", "{found}");
+            assert_eq!(found["bytes_per_s"], Value::Null, "{found}");
+        }
+    }
+}
+
+#[test]
+fn calls_between_nodes_carry_payloads_of_many_sizes() {
+    for way in [&[][..], &["--processes"]] {
+        for size in ["8", "100", "4096", "65536", "1048576"] {
+            let found = copyrpc(way, &["--payload", size, "--queue-depth", "4"]);
+            assert_eq!(found["payload"].to_string(), size, "{found}");
+            for name in ["bytes_per_s", "limit_bytes_per_s"] {
+                assert_eq!(
+                    found[name].as_f64().is_some_and(|figure| figure > 0.0),
+                    size.len() > 3,
+                    "{found}"
+                );
+            }
+        }
+        let found = copyrpc(way, &["--payload", "65536", "--response", "8"]);
+        assert_eq!((&found["response"], &found["limit_ops_per_s"]), (&8.into(), &Value::Null), "{found}");
+    }
+}
+
 #[test]
 fn a_wrong_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 22] = [
+    let wrong: [&[&str]; 29] = [
         &["bench"],
         &["bench", "nothing"],
         &["bench", "device", "--op", "fly"],
@@ -184,6 +251,13 @@ fn a_wrong_command_line_is_one_line_and_status_2() {
         &["bench", "delegation", "--duration", "-1"],
         &["bench", "flux", "--processes"],
         &["bench", "flux", "--payload", "33"],
+        &["bench", "copyrpc", "--payload", "7"],
+        &["bench", "copyrpc", "--response", "7"],
+        &["bench", "copyrpc", "--queue-depth", "0"],
+        &["bench", "copyrpc", "--endpoints", "0"],
+        &["bench", "copyrpc", "--queue-depth", "4096", "--payload", "1000000"],
+        &["bench", "copyrpc", "--device", "software,software,software"],
+        &["bench", "copyrpc", "--duration", "0"],
         &["doctor", "--loudly"],
     ];
     for arguments in wrong {
@@ -197,11 +271,13 @@ fn a_wrong_command_line_is_one_line_and_status_2() {
 
 #[test]
 fn work_that_fails_is_one_line_and_status_1() {
-    for way in [&[][..], &["--processes"]] {
-        let output = crosstie(&[&["bench", "device", "--device", "verbs:no_such_device"], way].concat());
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert_eq!(errors.lines().count(), 1, "{errors}");
+    for name in ["device", "copyrpc"] {
+        for way in [&[][..], &["--processes"]] {
+            let output = crosstie(&[&["bench", name, "--device", "verbs:no_such_device"], way].concat());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{errors}");
+            assert_eq!(errors.lines().count(), 1, "{errors}");
+        }
     }
 }
 

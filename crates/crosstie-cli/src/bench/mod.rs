@@ -1,6 +1,7 @@
 //! `crosstie bench NAME`: one measurement each.
 
 mod arena;
+pub(crate) mod copyrpc;
 pub(crate) mod cores;
 pub(crate) mod device;
 mod limits;

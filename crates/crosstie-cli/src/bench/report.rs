@@ -19,9 +19,14 @@ pub(crate) struct Subject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) op: Option<&'static str>,
     pub(crate) payload: usize,
+    /// Bytes of a response, where they are not as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) response: Option<usize>,
     pub(crate) queue_depth: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clients: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) endpoints: Option<usize>,
     pub(crate) processes: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiting: Option<&'static str>,
@@ -51,8 +56,14 @@ impl Subject {
         };
         let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
         let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
+        let response = self.response.map_or_else(String::new, |response| format!(" and {response} B back"));
+        let endpoints = match self.endpoints {
+            None => String::new(),
+            Some(1) => ", one endpoint".into(),
+            Some(endpoints) => format!(", {endpoints} endpoints"),
+        };
         format!(
-            "{} of {} B, queue depth {}, {sides}, device {}{waiting}{place}",
+            "{} of {} B{response}, queue depth {}{endpoints}, {sides}, device {}{waiting}{place}",
             self.op.unwrap_or(self.bench),
             self.payload,
             self.queue_depth,
@@ -100,6 +111,8 @@ pub(crate) struct Report {
     pub(crate) errors: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages_per_batch: Option<f64>,
     counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
@@ -140,6 +153,7 @@ impl Report {
             p999_ns: quantile(0.999),
             errors,
             bytes_per_s: bytes_per_s.map(f64::round),
+            messages_per_batch: messages_per_batch(counters),
             counters: counters.clone(),
             limit_ns: limits.line_ns.map(|ns| round(ns, 10.0)),
             limit_ops_per_s: limits.ops_per_s.map(f64::round),
@@ -177,6 +191,9 @@ impl Report {
             ("plain, two rings", self.limit_two_rings_ops_per_s),
         ] {
             rows.extend(limit.map(|limit| [name.into(), "-".into(), scaled(limit), "-".into()]));
+        }
+        if let Some(messages) = self.messages_per_batch {
+            rows.push(["messages per batch".into(), format!("{messages:.1}"), "-".into(), "-".into()]);
         }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -217,6 +234,12 @@ impl Report {
     pub(crate) fn line(&self) -> Option<f64> {
         self.limit_ns
     }
+}
+
+/// Of what travels in batches.
+fn messages_per_batch(counters: &BTreeMap<String, u64>) -> Option<f64> {
+    let (batched, batches) = (*counters.get("batched")?, *counters.get("batches")?);
+    (batches > 0).then(|| round(batched as f64 / batches as f64, 100.0))
 }
 
 /// The middle one; `None` of none.

@@ -214,6 +214,8 @@ fn report(
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: None,
+        response: None,
+        endpoints: None,
         processes: plan.processes,
         waiting: None,
         registered_in_place: Some(plan.in_place),

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crosstie::telemetry::Histogram;
 
-use super::gate::Gate;
 use crate::bench::limits::Pace;
 use crate::bench::patience::Patience;
 use crate::bench::report::LARGE;
@@ -21,7 +20,7 @@ const NAP: Duration = Duration::from_millis(1);
 const TURNS: u32 = 64;
 
 /// The asking half of what carries messages: one client.
-pub(super) trait Asking {
+pub(in crate::bench) trait Asking {
     /// Sends the request with this number, which is its token too. False where there is no room now.
     fn call(&mut self, number: u64) -> Result<bool, Error>;
     /// Hands over token and number of the responses that are there, and says how many.
@@ -31,7 +30,7 @@ pub(super) trait Asking {
 }
 
 /// The answering half: the server.
-pub(super) trait Answering {
+pub(in crate::bench) trait Answering {
     /// Answers the requests that are there with [`answer`], and says how many.
     fn serve(&mut self) -> Result<usize, Error>;
     /// Waits until there may be a request.
@@ -44,18 +43,18 @@ pub(super) trait Answering {
 
 /// The number of the response to the request with this number.
 #[inline(always)]
-pub(super) fn answer(number: u64) -> u64 {
+pub(in crate::bench) fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1)
 }
 
 /// Waits as told, and not for ever.
-pub(super) struct Idle {
+pub(in crate::bench) struct Idle {
     spins: bool,
     patience: Patience,
 }
 
 impl Idle {
-    pub(super) fn new(spins: bool, patience: Patience) -> Idle {
+    pub(in crate::bench) fn new(spins: bool, patience: Patience) -> Idle {
         Idle { spins, patience }
     }
 
@@ -75,37 +74,37 @@ impl Idle {
 }
 
 /// A client and its place in the sequence.
-pub(super) struct Client<A> {
-    asking: A,
+pub(in crate::bench) struct Client<A> {
+    pub(in crate::bench) asking: A,
     depth: usize,
     idle: Idle,
     /// Of two requests that are timed, at least this far apart.
     timed: u64,
     /// The number of the next request.
     next: u64,
-    pub(super) tally: Tally,
+    pub(in crate::bench) tally: Tally,
 }
 
 /// What a client counted.
 #[derive(Default)]
-pub(super) struct Tally {
-    pub(super) requests: u64,
+pub(in crate::bench) struct Tally {
+    pub(in crate::bench) requests: u64,
     /// Calls that found no room.
-    pub(super) refused: u64,
+    pub(in crate::bench) refused: u64,
     /// Responses with a wrong number, and slices that ended with a token too many or too few.
-    pub(super) errors: u64,
-    pub(super) latency: Histogram,
+    pub(in crate::bench) errors: u64,
+    pub(in crate::bench) latency: Histogram,
 }
 
 impl<A: Asking> Client<A> {
     /// `id` sets its numbers apart from those of others.
-    pub(super) fn new(asking: A, id: usize, payload: usize, depth: usize, idle: Idle) -> Client<A> {
+    pub(in crate::bench) fn new(asking: A, id: usize, payload: usize, depth: usize, idle: Idle) -> Client<A> {
         let timed = if payload >= LARGE { 1 } else { TIMED };
         Client { asking, depth, idle, timed, next: (id as u64) << 48, tally: Tally::default() }
     }
 
     /// Asks, with up to `depth` requests in flight, until the time is over and everything is answered.
-    pub(super) fn ask(&mut self, slice: Duration) -> Result<Pace, Error> {
+    pub(in crate::bench) fn ask(&mut self, slice: Duration) -> Result<Pace, Error> {
         let Client { asking, depth, idle, timed, next, tally } = self;
         let (begin, first) = (Instant::now(), *next);
         let (mut in_flight, mut over) = (0, false);
@@ -161,25 +160,25 @@ impl<A: Asking> Client<A> {
 }
 
 /// The server and what it counted.
-pub(super) struct Server<A> {
-    answering: A,
+pub(in crate::bench) struct Server<A> {
+    pub(in crate::bench) answering: A,
     idle: Idle,
-    pub(super) responses: u64,
+    pub(in crate::bench) responses: u64,
     /// Rounds that found requests.
-    pub(super) batches: u64,
+    pub(in crate::bench) batches: u64,
 }
 
 impl<A: Answering> Server<A> {
-    pub(super) fn new(answering: A, idle: Idle) -> Server<A> {
+    pub(in crate::bench) fn new(answering: A, idle: Idle) -> Server<A> {
         Server { answering, idle, responses: 0, batches: 0 }
     }
 
-    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+    pub(in crate::bench) fn counters(&self) -> Vec<(&'static str, u64)> {
         self.answering.counters()
     }
 
-    /// Answers until all clients are through the gate.
-    pub(super) fn answer(&mut self, gate: &Gate<'_>) -> Result<(), Error> {
+    /// Answers until nobody asks any more: `over` is looked at when there is nothing to answer.
+    pub(in crate::bench) fn answer(&mut self, over: impl Fn(&A) -> bool) -> Result<(), Error> {
         let Server { answering, idle, responses, batches } = self;
         let mut turns = 0u32;
         loop {
@@ -191,7 +190,7 @@ impl<A: Answering> Server<A> {
                 continue;
             }
             turns = turns.wrapping_add(1);
-            if (!idle.spins || turns.is_multiple_of(TURNS)) && gate.all_are_out() {
+            if (!idle.spins || turns.is_multiple_of(TURNS)) && over(answering) {
                 return Ok(());
             }
             idle.idle(|nap| answering.wait(nap))?;

@@ -11,12 +11,12 @@
 //! ```
 
 mod delegation;
-mod exchange;
+pub(super) mod exchange;
 mod flux;
 mod gate;
 mod ipc;
-mod payload;
-mod plan;
+pub(super) mod payload;
+pub(super) mod plan;
 mod shared_memory;
 
 use std::collections::BTreeMap;
@@ -260,7 +260,7 @@ impl<'a> Sides<'a> {
                 asked
             }
             Role::Server(server) => {
-                server.answer(&self.gate).map(|()| Pace { turns: 0, time: Duration::ZERO })
+                server.answer(|_| self.gate.all_are_out()).map(|()| Pace { turns: 0, time: Duration::ZERO })
             }
         };
         let words = done.map(|pace| [pace.turns, pace.time.as_nanos() as u64]);
@@ -380,6 +380,8 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: Some(plan.clients),
+        response: None,
+        endpoints: None,
         processes: plan.processes,
         waiting: Some(plan.waiting.name()),
         registered_in_place: None,

@@ -3,7 +3,7 @@
 use crosstie::Message;
 
 /// Raw bytes, or as many of them as a type says.
-pub(super) trait Payload: Message + 'static {
+pub(in crate::bench) trait Payload: Message + 'static {
     /// One of `len` bytes.
     fn filled(len: usize) -> Box<Self>;
     fn number(&self) -> u64;

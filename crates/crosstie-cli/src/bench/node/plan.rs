@@ -208,7 +208,22 @@ impl Plan {
 
     /// The arena of the plain exchanges.
     pub(super) fn arena(&self) -> ArenaPlan {
-        let Plan { payload, depth, .. } = *self;
+        ArenaPlan::new(self.payload, self.depth)
+    }
+}
+
+/// Where the plain exchanges have their rings.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::bench) struct ArenaPlan {
+    pub(super) in_place: usize,
+    pub(in crate::bench) two_rings: usize,
+    /// Where, and with how many places.
+    pub(in crate::bench) roomy_rings: Option<(usize, usize)>,
+    pub(in crate::bench) len: usize,
+}
+
+impl ArenaPlan {
+    pub(in crate::bench) fn new(payload: usize, depth: usize) -> ArenaPlan {
         let roomy = (ROOMY * depth).next_power_of_two();
         let roomy = (two_rings_len(payload, roomy) <= ROOMY_MEMORY).then_some(roomy);
         let in_place = RINGS;
@@ -217,14 +232,4 @@ impl Plan {
         let len = roomy_rings + roomy.map_or(0, |places| two_rings_len(payload, places));
         ArenaPlan { in_place, two_rings, roomy_rings: roomy.map(|places| (roomy_rings, places)), len }
     }
-}
-
-/// Where the plain exchanges have their rings.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ArenaPlan {
-    pub(super) in_place: usize,
-    pub(super) two_rings: usize,
-    /// Where, and with how many places.
-    pub(super) roomy_rings: Option<(usize, usize)>,
-    pub(super) len: usize,
 }

@@ -1,0 +1,412 @@
+//! `cargo xtask bench-peers`: ours beside others, on the same two cores, interleaved in one run.
+//!
+//! Every round measures everything once; what is compared are medians over the rounds. Progress goes to standard error.
+
+mod ucx;
+
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use self::ucx::Ucx;
+use crate::error::Error;
+use crate::process::{self, bounded, output, passing_output};
+use crate::workspace;
+
+/// No measurement of ours takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Seconds for each measurement
+    #[arg(long, value_name = "S", default_value_t = 0.3)]
+    seconds: f64,
+}
+
+/// What a measurement found.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    /// Operations or messages.
+    per_second: f64,
+    p50_ns: f64,
+    /// One cache line there and back.
+    line_ns: Option<f64>,
+}
+
+/// Something to measure.
+enum Probe {
+    /// `crosstie bench`, with these arguments.
+    Ours(&'static [&'static str]),
+    /// Requests and replies, of so many bytes, so many in flight.
+    UcxCalls(usize, usize),
+    /// A test of `ucx_perftest`, with messages of so many bytes, so many of them per second of measuring.
+    UcxPerftest(&'static str, usize, f64),
+}
+
+const LARGE: usize = 65536;
+
+/// Everything that is measured, by name.
+const PROBES: &[(&str, Probe)] = &[
+    ("copyrpc 32 B depth 1", Probe::Ours(&["copyrpc", "--processes"])),
+    ("ucx 32 B depth 1", Probe::UcxCalls(32, 1)),
+    ("ucp_am_lat 32 B", Probe::UcxPerftest("ucp_am_lat", 32, 8e5)),
+    ("copyrpc 32 B depth 64", Probe::Ours(&["copyrpc", "--processes", "--queue-depth", "64"])),
+    ("ucx 32 B depth 16", Probe::UcxCalls(32, 16)),
+    ("ucx 32 B depth 64", Probe::UcxCalls(32, 64)),
+    ("copyrpc 32 B depth 256", Probe::Ours(&["copyrpc", "--processes", "--queue-depth", "256"])),
+    ("ucx 32 B depth 256", Probe::UcxCalls(32, 256)),
+    ("copyrpc 64 KiB depth 1", Probe::Ours(&["copyrpc", "--processes", "--payload", "65536"])),
+    ("ucx 64 KiB depth 1", Probe::UcxCalls(LARGE, 1)),
+    (
+        "copyrpc 64 KiB depth 4",
+        Probe::Ours(&["copyrpc", "--processes", "--payload", "65536", "--queue-depth", "4"]),
+    ),
+    ("ucx 64 KiB depth 4", Probe::UcxCalls(LARGE, 4)),
+    (
+        "copyrpc 64 KiB one way depth 4",
+        Probe::Ours(&[
+            "copyrpc",
+            "--processes",
+            "--payload",
+            "65536",
+            "--response",
+            "8",
+            "--queue-depth",
+            "4",
+        ]),
+    ),
+    ("ucp_am_bw 64 KiB", Probe::UcxPerftest("ucp_am_bw", LARGE, 2e5)),
+    ("ipc depth 1", Probe::Ours(&["ipc", "--processes"])),
+    ("ipc depth 32", Probe::Ours(&["ipc", "--processes", "--queue-depth", "32"])),
+    ("delegation depth 1", Probe::Ours(&["delegation", "--processes"])),
+    ("delegation depth 32", Probe::Ours(&["delegation", "--processes", "--queue-depth", "32"])),
+    ("flux depth 1", Probe::Ours(&["flux"])),
+    ("flux depth 32", Probe::Ours(&["flux", "--queue-depth", "32"])),
+];
+
+/// What is compared of a probe.
+#[derive(Clone, Copy)]
+enum By {
+    /// Operations per second, in millions.
+    Rate,
+    /// Payload bytes per second, in 10^9; of large messages, each counted once.
+    Bytes,
+    /// Median round trip in nanoseconds.
+    RoundTrip,
+    /// Median of one way in nanoseconds, twice.
+    TwoWays,
+    /// One cache line there and back, in nanoseconds.
+    Line,
+}
+
+impl By {
+    fn of(self, figures: &Figures) -> Option<f64> {
+        Some(match self {
+            By::Rate => figures.per_second / 1e6,
+            By::Bytes => figures.per_second * LARGE as f64 / 1e9,
+            By::RoundTrip => figures.p50_ns,
+            By::TwoWays => 2.0 * figures.p50_ns,
+            By::Line => figures.line_ns?,
+        })
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            By::Rate => "M/s",
+            By::Bytes => "GB/s",
+            By::RoundTrip | By::TwoWays | By::Line => "ns",
+        }
+    }
+}
+
+/// What a ratio should be.
+#[derive(Clone, Copy)]
+enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Goal {
+    fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Goal::AtLeast(goal) => ratio >= goal,
+            Goal::AtMost(goal) => ratio <= goal,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Goal::AtLeast(goal) => format!("at least {goal}"),
+            Goal::AtMost(goal) => format!("at most {goal}"),
+        }
+    }
+}
+
+/// Ours, and the best of theirs.
+struct Comparison {
+    what: &'static str,
+    ours: (&'static str, By),
+    theirs: (&'static [&'static str], By),
+    goal: Option<Goal>,
+}
+
+const UCX_DEPTHS: &[&str] = &["ucx 32 B depth 16", "ucx 32 B depth 64", "ucx 32 B depth 256"];
+const UCX_ONE: &[&str] = &["ucx 32 B depth 1"];
+const UCX_LARGE: &[&str] = &["ucx 64 KiB depth 1", "ucx 64 KiB depth 4"];
+
+const fn rate(
+    what: &'static str,
+    ours: &'static str,
+    theirs: &'static [&'static str],
+    goal: Option<Goal>,
+) -> Comparison {
+    Comparison { what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
+}
+
+/// The table.
+const COMPARISONS: &[Comparison] = &[
+    Comparison {
+        what: "copyrpc, 32 B, depth 1: round trip; UCX request and reply",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (UCX_ONE, By::RoundTrip),
+        goal: Some(Goal::AtMost(0.75)),
+    },
+    Comparison {
+        what: "copyrpc, 32 B, depth 1: round trip; UCX twice ucp_am_lat",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (&["ucp_am_lat 32 B"], By::TwoWays),
+        goal: Some(Goal::AtMost(0.75)),
+    },
+    Comparison {
+        what: "copyrpc, 32 B, depth 1: round trip; one cache line",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (&["copyrpc 32 B depth 1"], By::Line),
+        goal: Some(Goal::AtMost(5.0)),
+    },
+    rate("copyrpc, 32 B, depth 1; UCX depth 1", "copyrpc 32 B depth 1", UCX_ONE, None),
+    rate("copyrpc, 32 B, depth 64; UCX best depth", "copyrpc 32 B depth 64", UCX_DEPTHS, None),
+    rate(
+        "copyrpc, 32 B, depth 256; UCX best depth",
+        "copyrpc 32 B depth 256",
+        UCX_DEPTHS,
+        Some(Goal::AtLeast(2.0)),
+    ),
+    Comparison {
+        what: "copyrpc, 64 KiB there and back, depth 1; UCX depth 1",
+        ours: ("copyrpc 64 KiB depth 1", By::Bytes),
+        theirs: (&["ucx 64 KiB depth 1"], By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    Comparison {
+        what: "copyrpc, 64 KiB there and back, depth 4; UCX best depth",
+        ours: ("copyrpc 64 KiB depth 4", By::Bytes),
+        theirs: (UCX_LARGE, By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    Comparison {
+        what: "copyrpc, 64 KiB there, 8 B back, depth 4; UCX ucp_am_bw",
+        ours: ("copyrpc 64 KiB one way depth 4", By::Bytes),
+        theirs: (&["ucp_am_bw 64 KiB"], By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    rate("ipc, 32 B, depth 1; UCX depth 1", "ipc depth 1", UCX_ONE, None),
+    rate("ipc, 32 B, depth 32; UCX best depth", "ipc depth 32", UCX_DEPTHS, None),
+    rate("delegation, 32 B, depth 1; UCX depth 1", "delegation depth 1", UCX_ONE, None),
+    rate("delegation, 32 B, depth 32; UCX best depth", "delegation depth 32", UCX_DEPTHS, None),
+    rate("flux (threads), 32 B, depth 1; UCX depth 1", "flux depth 1", UCX_ONE, None),
+    rate("flux (threads), 32 B, depth 32; UCX best depth", "flux depth 32", UCX_DEPTHS, None),
+];
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
+    let ucx = Ucx::prepare()?;
+    let mut build = Command::new(workspace::cargo());
+    build.current_dir(workspace::root()).args(["build", "--release", "-p", "crosstie-cli"]);
+    passing_output(&mut build)?;
+    let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
+    let mut cores = [0, 1];
+    for round in 1..=options.rounds {
+        for (name, probe) in PROBES {
+            eprintln!("xtask: round {round} of {}: {name}", options.rounds);
+            let figures = match probe {
+                Probe::Ours(arguments) => ours(arguments, options.seconds, &mut cores)?,
+                Probe::UcxCalls(payload, depth) => ucx.calls(*payload, *depth, options.seconds, cores)?,
+                Probe::UcxPerftest(test, size, pace) => {
+                    let count = (pace * options.seconds).max(100.0) as u64;
+                    ucx.perftest(test, *size, count, cores)?
+                }
+            };
+            found.entry(name).or_default().push(figures);
+        }
+    }
+    let medians: BTreeMap<&str, Figures> =
+        found.iter().filter_map(|(name, all)| Some((*name, middle(all)?))).collect();
+    let rows: Vec<Row> = COMPARISONS.iter().filter_map(|comparison| Row::new(comparison, &medians)).collect();
+    if options.json {
+        println!("{}", to_json(options, &ucx.version, &medians, &rows));
+    } else {
+        print!("{}", table(options, &ucx.version, &rows));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One `crosstie bench`. Sets `cores` to those that it used, for the others to use too.
+fn ours(arguments: &[&str], seconds: f64, cores: &mut [u64; 2]) -> Result<Figures, Error> {
+    let mut command = bounded(workspace::target().join("release/crosstie"), LIMIT);
+    command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
+    let text = output(&mut command)?;
+    let answer =
+        |what: &str| Error::Answer { command: process::describe(&command), what: format!("{what}: {text}") };
+    let found: Value = serde_json::from_str(&text).map_err(|error| answer(&error.to_string()))?;
+    let figures = read(&found).ok_or_else(|| answer("figures are missing"))?;
+    let used =
+        found["cores"].as_array().map(|used| used.iter().filter_map(Value::as_u64).collect::<Vec<_>>());
+    *cores = used.and_then(|used| used.try_into().ok()).ok_or_else(|| answer("it did not have two cores"))?;
+    Ok(figures)
+}
+
+fn read(found: &Value) -> Option<Figures> {
+    Some(Figures {
+        per_second: found["ops_per_s"].as_f64()?,
+        p50_ns: found["p50_ns"].as_f64()?,
+        line_ns: found["limit_ns"].as_f64(),
+    })
+}
+
+/// The median of each figure.
+fn middle(all: &[Figures]) -> Option<Figures> {
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+        Some((values.get(low)? + values.get(high)?) / 2.0)
+    };
+    Some(Figures {
+        per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
+        p50_ns: median(all.iter().map(|figures| figures.p50_ns).collect())?,
+        line_ns: median(all.iter().filter_map(|figures| figures.line_ns).collect()),
+    })
+}
+
+/// A line of the table.
+struct Row {
+    what: &'static str,
+    unit: &'static str,
+    ours: f64,
+    theirs: f64,
+    goal: Option<Goal>,
+}
+
+impl Row {
+    fn new(comparison: &Comparison, medians: &BTreeMap<&str, Figures>) -> Option<Row> {
+        let Comparison { what, ours: (name, by), theirs: (others, by_other), goal } = *comparison;
+        let theirs = others.iter().filter_map(|name| by_other.of(medians.get(name)?));
+        let best = if matches!(by, By::Rate | By::Bytes) { f64::max } else { f64::min };
+        Some(Row {
+            what,
+            unit: by.unit(),
+            ours: by.of(medians.get(name)?)?,
+            theirs: theirs.reduce(best)?,
+            goal,
+        })
+    }
+
+    fn ratio(&self) -> f64 {
+        self.ours / self.theirs
+    }
+}
+
+fn table(options: &Options, version: &str, rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
+    let mut text = format!(
+        "UCX {version}; medians of {} rounds of {} s\n\n{:width$}  {:>8}  {:>8}  {:4}  ratio  goal\n",
+        options.rounds, options.seconds, "", "crosstie", "theirs", "unit"
+    );
+    for row in rows {
+        let goal = row.goal.map_or_else(String::new, |goal| {
+            format!("{}: {}", goal.text(), if goal.is_met(row.ratio()) { "met" } else { "missed" })
+        });
+        let digits = if row.ours >= 100.0 { 0 } else { 2 };
+        let line = format!(
+            "{:width$}  {:8.digits$}  {:8.digits$}  {:4}  {:5.2}  {goal}",
+            row.what,
+            row.ours,
+            row.theirs,
+            row.unit,
+            row.ratio()
+        );
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn to_json(options: &Options, version: &str, medians: &BTreeMap<&str, Figures>, rows: &[Row]) -> Value {
+    let measured: serde_json::Map<String, Value> = medians
+        .iter()
+        .map(|(name, figures)| {
+            let Figures { per_second, p50_ns, line_ns } = figures;
+            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": line_ns });
+            ((*name).to_owned(), figures)
+        })
+        .collect();
+    let compared: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "what": row.what,
+                "unit": row.unit,
+                "ours": row.ours,
+                "theirs": row.theirs,
+                "ratio": row.ratio(),
+                "goal": row.goal.map(Goal::text),
+                "met": row.goal.map(|goal| goal.is_met(row.ratio())),
+            })
+        })
+        .collect();
+    json!({
+        "ucx": version,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "measured": measured,
+        "compared": compared,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_compared_is_measured_and_its_best_is_taken() {
+        let figures = |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, line_ns: Some(1.0) };
+        let medians: BTreeMap<&str, Figures> =
+            PROBES.iter().enumerate().map(|(at, (name, _))| (*name, figures(at + 1))).collect();
+        assert_eq!(medians.len(), PROBES.len(), "a name is there twice");
+        let rows: Vec<Row> = COMPARISONS.iter().filter_map(|each| Row::new(each, &medians)).collect();
+        assert_eq!(rows.len(), COMPARISONS.len());
+        let deep = rows.iter().find(|row| row.what.contains("depth 256")).expect("a row");
+        assert_eq!((deep.ours, deep.theirs), (7e-6, 8e-6));
+        let options = Options { json: true, rounds: 1, seconds: 1.0 };
+        let found = to_json(&options, "1", &medians, &rows);
+        assert_eq!(found["compared"][2]["met"], true, "{found}");
+        assert!(table(&options, "1", &rows).contains("at most 5: met"));
+    }
+
+    #[test]
+    fn figures_are_read_and_their_medians_taken() {
+        let found = json!({ "ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5 });
+        assert_eq!(read(&found).map(|figures| figures.line_ns), Some(Some(2.5)));
+        assert!(read(&json!({ "ops_per_s": 3.0 })).is_none());
+        let of = |per_second| Figures { per_second, p50_ns: -per_second, line_ns: None };
+        let middle = self::middle(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
+        assert_eq!((middle.per_second, middle.p50_ns, middle.line_ns), (2.0, -2.0, None));
+        assert_eq!(self::middle(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));
+    }
+}
