@@ -76,7 +76,7 @@ fn echo_at_every_depth(side: &mut Side) {
 
 fn all_sizes(side: &mut Side) {
     for bytes in [512, 4096, 1 << 16, 1 << 20] {
-        let calls = side.scaled(2000).min((1 << 28) / bytes as u64);
+        let calls = side.scaled(1000).min((1 << 28) / bytes as u64);
         let load = Load { calls, request: usize::MAX, response: usize::MAX, ..Load::default() };
         run(side, ring(bytes), load, true, Answering::default());
     }
@@ -84,7 +84,7 @@ fn all_sizes(side: &mut Side) {
 
 fn the_smallest_rings(side: &mut Side) {
     let load =
-        Load { calls: side.scaled(20_000), request: usize::MAX, response: usize::MAX, ..Load::default() };
+        Load { calls: side.scaled(4000), request: usize::MAX, response: usize::MAX, ..Load::default() };
     run(side, ring(256), load, false, Answering::default());
     run(side, ring(256), load, true, Answering::default());
     // Less credit than the ring allows.
@@ -101,7 +101,7 @@ fn unequal_rings(side: &mut Side) {
     for (left, right) in [(256, 1 << 16), (512, 256), (1 << 20, 1024)] {
         let bytes = if side.index == 0 { left } else { right };
         let load =
-            Load { calls: side.scaled(5000), request: usize::MAX, response: usize::MAX, ..Load::default() };
+            Load { calls: side.scaled(1000), request: usize::MAX, response: usize::MAX, ..Load::default() };
         run(side, ring(bytes), load, true, Answering { keep: 3, shuffled: true, ..Answering::default() });
     }
 }
@@ -109,12 +109,12 @@ fn unequal_rings(side: &mut Side) {
 fn a_tiny_ring_wraps_often(side: &mut Side) {
     let context = side.context();
     let endpoint = side.connect(&context, &ring(256));
-    let calls = if side.index == 0 { side.scaled(1_000_000) } else { 0 };
+    let calls = if side.index == 0 { side.scaled(50_000) } else { 0 };
     let load = Load { calls, depth: usize::MAX, request: 20, response: 20, drops: 0 };
     let mut lines = [Line::new(endpoint, load, side.seed)];
     drive(&context, &mut lines, Answering::default(), side.seed);
     let bytes = context.counters().bytes;
-    assert!(bytes / 256 >= side.scaled(300_000) / 2, "{} rounds", bytes / 256);
+    assert!(bytes / 256 >= side.scaled(10_000) / 2, "{} rounds", bytes / 256);
     side.meet();
 }
 
@@ -141,7 +141,7 @@ fn requests_detached(side: &mut Side) {
 fn both_sides_call_at_full_credit(side: &mut Side) {
     for bytes in [256, 1024, 1 << 14] {
         let load =
-            Load { calls: side.scaled(50_000), depth: usize::MAX, request: 40, response: 200, drops: 50 };
+            Load { calls: side.scaled(10_000), depth: usize::MAX, request: 40, response: 200, drops: 50 };
         run(side, ring(bytes), load, true, Answering::default());
     }
 }
@@ -198,8 +198,15 @@ fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<Use
         while let Some(request) = context.recv() {
             let bytes = request.data().to_vec();
             let stop = bytes == b"stop";
-            if request.reply(&bytes).is_err() {
-                assert!(endpoint.failure().is_some());
+            if bytes == b"later" {
+                std::thread::sleep(Duration::from_millis(3500));
+            }
+            // What is longer than the other side allows is dropped.
+            if let Err((cause, _)) = request.reply(&bytes) {
+                assert!(
+                    matches!(cause, NotReplied::TooLong { .. }) || endpoint.failure().is_some(),
+                    "{cause}"
+                );
             }
             if stop {
                 context.flush();
@@ -307,10 +314,13 @@ fn refusals_hand_back_what_was_attached(side: &mut Side) {
     let refused = endpoint.call(&[], usize::MAX, (1, 4)).expect_err("too long");
     assert!(matches!(refused.cause, NotCalled::TooLong(usize::MAX)) && !refused.cause.is_back_pressure());
     // The longest of each goes.
+    for (request, response) in [(&bytes[..longest], 0), (&[][..], response)] {
+        let answered = Cell::new(false);
+        endpoint.call(request, response, (2, 0)).expect("the longest");
+        until(&context, || answered.get(), |_, answer| answered.set(answer == Ok(vec![])));
+    }
     let mut answered = Vec::new();
-    endpoint.call(&bytes[..longest], 0, (2, 0)).expect("the longest request");
-    endpoint.call(&[], response, (2, 1)).expect("the longest answer");
-    let (mut causes, mut made) = (Vec::new(), 2);
+    let (mut causes, mut made) = (Vec::new(), 0);
     while causes.len() < 3 {
         match endpoint.call(&[1; 8], 8, (2, made)) {
             Ok(()) => made += 1,
@@ -324,7 +334,6 @@ fn refusals_hand_back_what_was_attached(side: &mut Side) {
     assert_eq!(endpoint.pending() as u64, made);
     let begin = Instant::now();
     while (answered.len() as u64) < made {
-        // The answer to the longest is longer than allowed, so it comes back empty.
         context.poll(|user, answer| answered.push((user, answer.expect("an answer").len())));
         assert!(begin.elapsed() < PATIENCE, "{answered:?}");
     }
@@ -506,15 +515,27 @@ fn a_deadline_is_for_its_own_call(side: &mut Side) {
                 assert!(begin.elapsed() < PATIENCE);
             }
         };
-        // Answered at once, its deadline is far away; all the calls after it have none.
-        let begin = Instant::now();
-        let time = Duration::from_secs(3);
+        // Answered at once, its deadline is far away; the calls after it have none, and one of them has its id.
+        let (begin, time) = (Instant::now(), Duration::from_secs(3));
         exchange(0, Some(time));
-        let mut number = 1;
-        while begin.elapsed() < time + Duration::from_secs(1) {
+        let generations = (1 << 15) - 1;
+        for number in 1..generations {
             exchange(number, None);
-            number += 1;
         }
+        assert!(begin.elapsed() < time, "too slow to show anything");
+        endpoint.call(b"later", 8, (0, generations)).expect("called");
+        let answered = Cell::new(false);
+        let right = Ok(b"later".to_vec());
+        until(
+            &context,
+            || answered.get(),
+            |_, answer| {
+                answered.set({
+                    assert_eq!(answer, right);
+                    true
+                })
+            },
+        );
     }
     stop(side, &context, &endpoint);
 }
@@ -548,26 +569,45 @@ fn deadlines_take_bounded_memory(side: &mut Side) {
 }
 
 fn waiting_does_not_delay_room(side: &mut Side) {
-    // The ring is full, the peer releases all of it and says nothing: only a READ tells, and a wait must not sleep over it.
+    // The ring is full; the peer gives all of it back and says nothing. Only a READ tells, and a wait must not sleep
+    // over it.
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &EndpointConfig { credit: 64, ..ring(256) });
+    let endpoint = side.connect(&context, &ring(1024));
     if side.index == 1 {
+        let made = side.exchange(&[])[0];
+        let mut requests = Vec::new();
+        let begin = Instant::now();
+        while requests.len() < usize::from(made) {
+            context.poll(|_, _| ());
+            requests.extend(std::iter::from_fn(|| context.recv()));
+            assert!(begin.elapsed() < PATIENCE);
+        }
+        requests.iter_mut().for_each(|request| request.detach());
+        context.poll(|_, _| ());
+        side.meet();
+        // Nothing is said from here on until the other side has found out.
+        side.meet();
+        requests.into_iter().for_each(|request| assert!(request.reply(&[]).is_ok()));
         return serve_while(side, &context, &endpoint);
     }
-    let calls = side.scaled(400).min(20);
-    let (mut made, mut answered) = (0, 0);
-    let begin = Instant::now();
-    while answered < calls {
-        while made < calls && endpoint.call(&[1; 20], 20, (0, made)).is_ok() {
-            made += 1;
+    let mut made = 0;
+    let refused = loop {
+        match endpoint.call(&[1; 200], 0, (0, made)) {
+            Ok(()) => made += 1,
+            Err(error) => break error.cause,
         }
-        answered += context.poll(|_, answer| assert!(answer.is_ok())) as u64;
-        context.wait(Duration::from_secs(5));
-        assert!(
-            begin.elapsed() < Duration::from_secs(60),
-            "{answered} of {calls} calls: a wait sleeps over what came"
-        );
+    };
+    assert_eq!(refused, NotCalled::Refused(Refusal::RingFull));
+    context.flush();
+    side.exchange(&[made as u8]);
+    side.meet();
+    let begin = Instant::now();
+    while endpoint.call(&[1; 200], 0, (0, made)).is_err() {
+        context.wait(Duration::from_secs(10));
+        context.poll(|_, _| panic!("nothing was answered"));
     }
+    assert!(begin.elapsed() < Duration::from_secs(5), "the wait slept over it: {:?}", begin.elapsed());
+    side.meet();
     stop(side, &context, &endpoint);
 }
 
