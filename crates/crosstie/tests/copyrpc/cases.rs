@@ -235,7 +235,7 @@ fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
 fn calls_and_polls_from_within_a_poll(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
-    let rounds = side.scaled(5000);
+    let rounds = side.scaled(2000);
     let (answered, served) = (Cell::new(0), Cell::new(0));
     let refused = RefCell::new(Vec::new());
     let serve = || {
