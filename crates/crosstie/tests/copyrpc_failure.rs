@@ -286,6 +286,66 @@ fn a_dead_peer_is_noticed_while_others_are_busy() {
     assert_eq!(left.context.counters().failures, 1);
 }
 
+#[test]
+fn a_deadline_is_for_its_own_call() {
+    // With one call at a time the ids of calls come round soon.
+    const GENERATIONS: u64 = (1 << 15) - 1;
+    let (mut left, mut right) = (Side::software(), Side::software());
+    let (here, there) =
+        pair(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
+    // Answered at once, its deadline is far away; the calls after it have none, and one of them has its id.
+    let begin = Instant::now();
+    let mut time = Duration::from_secs(2);
+    for number in 0..GENERATIONS {
+        let bytes = number.to_le_bytes();
+        let called = match number {
+            0 => here.call_within(&bytes, 8, (0, number), time),
+            _ => here.call(&bytes, 8, (0, number)),
+        };
+        assert!(called.is_ok() && left.open.insert((0, number)));
+        settle(&mut left, &mut right, "one at a time");
+    }
+    if begin.elapsed() > time {
+        println!("too slow to show much: {:?}", begin.elapsed());
+        time = Duration::ZERO;
+    }
+    assert!(here.call(&GENERATIONS.to_le_bytes(), 8, (0, GENERATIONS)).is_ok());
+    left.open.insert((0, GENERATIONS));
+    while begin.elapsed() < time + Duration::from_millis(200) {
+        left.turn();
+    }
+    assert!(left.failed.is_empty(), "ended by the deadline of another: {:?}", left.failed);
+    settle(&mut left, &mut right, "the last one");
+    assert!(left.failed.is_empty() && there.failure().is_none());
+}
+
+#[test]
+fn deadlines_take_bounded_memory() {
+    let (mut left, mut right) = (Side::software(), Side::software());
+    let (here, _there) =
+        pair(&left.context, &right.context, &EndpointConfig { pending_calls: 8, ..ring(4096) });
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let (calls, mut before) = (400_000u64, 0);
+    for number in 0..calls {
+        if number == calls / 10 {
+            before = resident();
+        }
+        assert!(here.call_within(&number.to_le_bytes(), 8, (0, number), Duration::from_secs(600)).is_ok());
+        left.open.insert((0, number));
+        if number % 8 == 7 {
+            settle(&mut left, &mut right, "deadlines");
+        }
+    }
+    // Other tests of this program may run at the same time; each deadline that is kept would take 24 bytes.
+    let grown = resident().saturating_sub(before);
+    println!("{calls} calls, {grown} bytes more");
+    assert!(grown < 6 << 20, "{calls} calls left {grown} bytes behind");
+    assert!(left.failed.is_empty());
+}
+
 // -------------------------------------------------------------------------------------------------- a hostile peer
 
 /// A queue pair that pretends to be a copyrpc endpoint.

@@ -44,8 +44,6 @@ cases![
     an_answer_that_is_too_long,
     closing_ends_what_is_pending,
     a_call_that_times_out,
-    a_deadline_is_for_its_own_call,
-    deadlines_take_bounded_memory,
     waiting_does_not_delay_room,
     closing_loses_no_receives,
     a_dropped_context_is_seen,
@@ -192,15 +190,13 @@ fn until<U>(
 
 /// Answers with what came, in between, until the other side is done.
 fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
-    let begin = Instant::now();
+    let mut last = Instant::now();
     loop {
         context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
         while let Some(request) = context.recv() {
+            last = Instant::now();
             let bytes = request.data().to_vec();
             let stop = bytes == b"stop";
-            if bytes == b"later" {
-                std::thread::sleep(Duration::from_millis(3500));
-            }
             // What is longer than the other side allows is dropped.
             if let Err((cause, _)) = request.reply(&bytes) {
                 assert!(
@@ -214,7 +210,8 @@ fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<Use
                 return;
             }
         }
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(last.elapsed() < PATIENCE);
+        std::thread::yield_now();
     }
 }
 
@@ -276,6 +273,7 @@ fn calls_and_polls_from_within_a_poll(side: &mut Side) {
             assert_eq!(answer.expect("an answer").to_vec(), number.to_le_bytes());
         });
         serve();
+        std::thread::yield_now();
         assert!(begin.elapsed() < PATIENCE, "{} answered, {} served", answered.get(), served.get());
     }
     context.flush();
@@ -494,78 +492,6 @@ fn a_call_that_times_out(side: &mut Side) {
         context.flush();
     }
     serve_while(side, &context, &endpoint);
-}
-
-fn a_deadline_is_for_its_own_call(side: &mut Side) {
-    // With one call at a time the ids of calls come round soon.
-    let context = side.context::<User>();
-    let endpoint = side.connect(&context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
-    if side.index == 1 {
-        return serve_while(side, &context, &endpoint);
-    }
-    if !side.is_slow() {
-        let exchange = |number: u64, time: Option<Duration>| {
-            let called = match time {
-                Some(time) => endpoint.call_within(b"ask", 8, (0, number), time),
-                None => endpoint.call(b"ask", 8, (0, number)),
-            };
-            called.expect("called");
-            let begin = Instant::now();
-            while context.poll(|_, answer| assert!(answer.is_ok(), "call {number}: {answer:?}")) == 0 {
-                assert!(begin.elapsed() < PATIENCE);
-            }
-        };
-        // Answered at once, its deadline is far away; the calls after it have none, and one of them has its id.
-        let (begin, time) = (Instant::now(), Duration::from_secs(3));
-        exchange(0, Some(time));
-        let generations = (1 << 15) - 1;
-        for number in 1..generations {
-            exchange(number, None);
-        }
-        assert!(begin.elapsed() < time, "too slow to show anything");
-        endpoint.call(b"later", 8, (0, generations)).expect("called");
-        let answered = Cell::new(false);
-        let right = Ok(b"later".to_vec());
-        until(
-            &context,
-            || answered.get(),
-            |_, answer| {
-                answered.set({
-                    assert_eq!(answer, right);
-                    true
-                })
-            },
-        );
-    }
-    stop(side, &context, &endpoint);
-}
-
-fn deadlines_take_bounded_memory(side: &mut Side) {
-    let context = side.context::<User>();
-    let endpoint = side.connect(&context, &EndpointConfig { pending_calls: 8, ..ring(4096) });
-    if side.index == 1 {
-        return serve_while(side, &context, &endpoint);
-    }
-    let resident = || {
-        let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
-    };
-    let calls = side.scaled(300_000);
-    let (mut made, mut answered, mut before) = (0, 0, 0);
-    let begin = Instant::now();
-    while answered < calls {
-        while made < calls && endpoint.call_within(b"ask", 8, (0, made), Duration::from_secs(600)).is_ok() {
-            made += 1;
-        }
-        answered += context.poll(|_, answer| assert!(answer.is_ok())) as u64;
-        if before == 0 && answered > calls / 10 {
-            before = resident();
-        }
-        assert!(begin.elapsed() < 2 * PATIENCE);
-    }
-    let grown = resident().saturating_sub(before);
-    assert!(grown < 4 << 20, "{calls} calls left {grown} bytes behind");
-    stop(side, &context, &endpoint);
 }
 
 fn waiting_does_not_delay_room(side: &mut Side) {
