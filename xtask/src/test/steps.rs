@@ -142,7 +142,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "the device contract holds on kernel Soft-RoCE, in one guest and between two",
+        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two",
         packages: VERBS,
         limit: 360,
         work: &[
@@ -159,6 +159,20 @@ pub(super) const STEPS: &[Step] = &[
                 test: "conformance",
                 hosts: 2,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
+            },
+            Guest {
+                package: "crosstie",
+                features: "verbs",
+                test: "copyrpc",
+                hosts: 1,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
+            },
+            Guest {
+                package: "crosstie",
+                features: "verbs",
+                test: "copyrpc",
+                hosts: 2,
+                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
         ],
     },

@@ -9,6 +9,7 @@ use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
     CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, ReplyError, RingBytes, Terms,
 };
+use crosstie_protocol::key::Key;
 
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::{Counters, EndpointAddress, EndpointConfig};
@@ -72,27 +73,63 @@ struct State<U> {
     unsignaled: u32,
     /// Polls that the present batch was held back.
     held: u32,
-    deadlines: BinaryHeap<Reverse<(Instant, u32, CallIdOrd)>>,
+    /// Whether a READ of the peer's position is on its way, and whether a batch came since the last probe.
+    reading: bool,
+    heard: bool,
+    deadlines: Deadlines,
 }
 
-/// A call in the heap of deadlines; which of two comes first does not matter.
-#[derive(Clone, Copy, Debug)]
-struct CallIdOrd(CallId);
+/// When calls are given up.
+///
+/// A call that is answered leaves its deadline behind, and ids of calls come round: a deadline counts only as long as its
+/// serial number is the last one at the call's index. So those that count are as many as calls can be pending.
+#[derive(Default)]
+struct Deadlines {
+    heap: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    calls: Vec<(u64, Option<CallId>)>,
+    serial: u64,
+}
 
-impl PartialEq for CallIdOrd {
-    fn eq(&self, _: &Self) -> bool {
-        true
+impl Deadlines {
+    fn index(call: CallId) -> usize {
+        Key::<16, 31>::from_bits(call.bits()).index() as usize
     }
-}
-impl Eq for CallIdOrd {}
-impl PartialOrd for CallIdOrd {
-    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
-        Some(self.cmp(other))
+
+    fn push(&mut self, call: CallId, deadline: Instant, pending_calls: usize) {
+        if self.calls.is_empty() {
+            self.calls = vec![(0, None); pending_calls];
+            self.heap.reserve(2 * pending_calls);
+        }
+        self.serial += 1;
+        self.calls[Self::index(call)] = (self.serial, Some(call));
+        if self.heap.len() >= 2 * pending_calls {
+            let Deadlines { heap, calls, .. } = self;
+            heap.retain(|Reverse((_, serial, index))| calls[*index as usize].0 == *serial);
+        }
+        self.heap.push(Reverse((deadline, self.serial, Self::index(call) as u32)));
     }
-}
-impl Ord for CallIdOrd {
-    fn cmp(&self, _: &Self) -> core::cmp::Ordering {
-        core::cmp::Ordering::Equal
+
+    /// A call without a deadline begins.
+    #[inline]
+    fn without(&mut self, call: CallId) {
+        if !self.calls.is_empty() {
+            self.calls[Self::index(call)] = (0, None);
+        }
+    }
+
+    /// A call whose time was over at `now`.
+    fn pop(&mut self, now: Instant) -> Option<CallId> {
+        loop {
+            let Reverse((deadline, serial, index)) = *self.heap.peek()?;
+            if deadline > now {
+                return None;
+            }
+            self.heap.pop();
+            match self.calls[index as usize] {
+                (last, call) if last == serial => return call,
+                _ => {}
+            }
+        }
     }
 }
 
@@ -165,7 +202,9 @@ impl<U> Connection<U> {
             outstanding: 0,
             unsignaled: 0,
             held: 0,
-            deadlines: BinaryHeap::new(),
+            reading: false,
+            heard: false,
+            deadlines: Deadlines::default(),
             qp,
         };
         let qp_num = state.qp.qp_num();
@@ -236,8 +275,9 @@ impl<U> Connection<U> {
             Err((refusal, user)) => return Err((refusal.into(), user)),
         };
         link.write(&placed, payload);
-        if let Some(deadline) = deadline {
-            state.deadlines.push(Reverse((deadline, 0, CallIdOrd(call))));
+        match deadline {
+            None => state.deadlines.without(call),
+            Some(deadline) => state.deadlines.push(call, deadline, state.config.pending_calls),
         }
         Ok(())
     }
@@ -266,6 +306,7 @@ impl<U> Connection<U> {
     #[inline]
     pub(super) fn arrive(&self, imm: u32) -> Result<(), Failure> {
         let mut state = self.state.borrow_mut();
+        state.heard = true;
         let Some(link) = &mut state.link else { return Ok(()) };
         link.protocol.arrive(imm, &Bytes(&self.ring)).map_err(Failure::Violation)
     }
@@ -303,18 +344,7 @@ impl<U> Connection<U> {
     /// Posts what is due. `hold`: a small batch may wait for company.
     pub(super) fn flush(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
         let mut state = self.state.borrow_mut();
-        let State {
-            qp,
-            position,
-            published,
-            peer_position,
-            link,
-            failure,
-            outstanding,
-            unsignaled,
-            held,
-            ..
-        } = &mut *state;
+        let State { qp, position, published, link, failure, outstanding, unsignaled, held, .. } = &mut *state;
         let (Some(link), None) = (link, &failure) else { return Ok(Left::Nothing) };
         if hold && link.prefers_company() && *held < HOLD_POLLS {
             *held += 1;
@@ -365,27 +395,25 @@ impl<U> Connection<U> {
             let written = position.store(0, &consumer.to_le_bytes());
             debug_assert!(written.is_ok());
         }
-        if link.protocol.wants_read() && *outstanding < SEND_DEPTH {
-            let refused = |_| Failure::Refused(PostError::Invalid("the word is too short"));
-            let piece = [peer_position.sge(0..8).map_err(refused)?];
-            let wr = SendWr::new(
-                wr_id(self.key, Sent::Position),
-                SendOp::Read(link.peer_word),
-                Data::Regions(&piece),
-            );
-            match qp.post(&wr.signaled()) {
-                Ok(()) => {
-                    link.protocol.read_posted();
-                    *outstanding += 1;
-                    counters.work_requests += 1;
-                    counters.signaled += 1;
-                    counters.reads += 1;
-                }
-                Err(PostError::Full) => left = Left::Pressed,
-                Err(error) => return Err(Failure::Refused(error)),
-            }
+        if link.protocol.wants_read() && !state.read_position(self.key, counters)? {
+            left = Left::Pressed;
         }
         Ok(left)
+    }
+
+    /// Asks a peer that owes answers, and was not heard of since the last time, whether it is there: a READ that
+    /// succeeds brings its position, one that fails ends the connection.
+    pub(super) fn probe(&self, counters: &mut Counters) -> Result<(), Failure> {
+        let mut state = self.state.borrow_mut();
+        let waits = state.link.as_ref().is_some_and(|link| link.protocol.ledger().pending > 0);
+        if waits && !std::mem::take(&mut state.heard) && !state.reading && state.failure.is_none() {
+            state.read_position(self.key, counters)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        self.state.borrow().reading
     }
 
     /// A request of the send queue is done, and with it all before it.
@@ -396,6 +424,7 @@ impl<U> Connection<U> {
             // A completion stands for itself and all that asked for none before it.
             Sent::Batch => state.outstanding = state.outstanding.saturating_sub(SIGNAL_INTERVAL),
             Sent::Position => {
+                state.reading = false;
                 state.outstanding = state.outstanding.saturating_sub(1);
                 let word = u64::from_le_bytes(state.peer_position.load(0).unwrap_or_default());
                 if let Some(link) = &mut state.link {
@@ -415,7 +444,7 @@ impl<U> Connection<U> {
         state.failure = Some(cause);
         // The peer should see it too. A queue pair that cannot be broken any more is broken.
         state.qp.fail().ok();
-        state.deadlines.clear();
+        state.deadlines = Deadlines::default();
         state.link.as_mut().map(|link| link.protocol.abandon_all().collect()).unwrap_or_default()
     }
 
@@ -437,7 +466,11 @@ impl<U> Connection<U> {
 
     /// Calls that wait for their answers.
     pub(super) fn pending(&self) -> usize {
-        self.state.borrow().link.as_ref().map_or(0, |link| link.protocol.ledger().pending)
+        let state = self.state.borrow();
+        match &state.link {
+            Some(link) if state.failure.is_none() => link.protocol.ledger().pending,
+            _ => 0,
+        }
     }
 
     /// Ends calls whose time is over.
@@ -445,12 +478,8 @@ impl<U> Connection<U> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let Some(link) = &mut state.link else { return };
-        while let Some(Reverse((deadline, _, CallIdOrd(call)))) = state.deadlines.peek() {
-            if *deadline > now {
-                break;
-            }
-            let user = link.protocol.abandon(*call);
-            state.deadlines.pop();
+        while let Some(call) = state.deadlines.pop(now) {
+            let user = link.protocol.abandon(call);
             expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
         }
     }
@@ -459,6 +488,32 @@ impl<U> Connection<U> {
         let state = self.state.borrow();
         let protocol = &state.link.as_ref()?.protocol;
         Some((protocol.longest_request() as usize, protocol.longest_response() as usize))
+    }
+}
+
+impl<U> State<U> {
+    /// Posts a READ of the peer's position. `false`: the send queue is full.
+    fn read_position(&mut self, key: u32, counters: &mut Counters) -> Result<bool, Failure> {
+        let Some(link) = &mut self.link else { return Ok(true) };
+        if self.outstanding == SEND_DEPTH {
+            return Ok(false);
+        }
+        let refused = |_| Failure::Refused(PostError::Invalid("the word is too short"));
+        let piece = [self.peer_position.sge(0..8).map_err(refused)?];
+        let op = SendOp::Read(link.peer_word);
+        let wr = SendWr::new(wr_id(key, Sent::Position), op, Data::Regions(&piece));
+        match self.qp.post(&wr.signaled()) {
+            Ok(()) => {}
+            Err(PostError::Full) => return Ok(false),
+            Err(error) => return Err(Failure::Refused(error)),
+        }
+        link.protocol.read_posted();
+        self.reading = true;
+        self.outstanding += 1;
+        counters.work_requests += 1;
+        counters.signaled += 1;
+        counters.reads += 1;
+        Ok(true)
     }
 }
 

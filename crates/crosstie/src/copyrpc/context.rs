@@ -23,6 +23,15 @@ use crate::device::{
 const BURST: usize = 64;
 /// Polls that found nothing before the clock and the state of connections are looked at.
 const IDLE_POLLS: u32 = 1024;
+/// Polls of any kind before: other connections may be busy while one is dead.
+const BUSY_POLLS: u32 = 1 << 12;
+/// Time between two such looks, however fast polls are.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Time after which a peer that owes answers and says nothing is asked whether it is there.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a wait sleeps on what comes before it looks at what was sent: while a READ is on its way, and else.
+const READING_SLICE: Duration = Duration::from_micros(200);
+const WAIT_SLICE: Duration = Duration::from_millis(10);
 /// Polls between looks at what was sent.
 const SETTLE_POLLS: u32 = 16;
 /// Polls between looks at the clock while calls have deadlines.
@@ -61,6 +70,8 @@ pub(super) struct Inner<U> {
     idle: Cell<u32>,
     polls: Cell<u32>,
     pub(super) has_deadlines: Cell<bool>,
+    next_look: Cell<Instant>,
+    next_probe: Cell<Instant>,
     this: Weak<Inner<U>>,
     #[expect(dead_code, reason = "what everything else was made of")]
     device: Device,
@@ -80,7 +91,8 @@ impl<U> Context<U> {
     /// A context on a device.
     pub fn new(device: Device, config: &Config) -> Result<Context<U>, DeviceError> {
         let pd = device.alloc_pd()?;
-        let recv_cq = device.create_cq(&CqConfig { depth: config.receives + BURST as u32 })?;
+        // A device may round the receives up, and refill posts as many as it takes.
+        let recv_cq = device.create_cq(&CqConfig { depth: 2 * config.receives + BURST as u32 })?;
         let send_cq = device.create_cq(&CqConfig { depth: config.send_completions })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: config.receives, max_sge: 1 })?;
         let inner = Rc::new_cyclic(|this| Inner {
@@ -105,6 +117,8 @@ impl<U> Context<U> {
             idle: Cell::new(0),
             polls: Cell::new(0),
             has_deadlines: Cell::new(false),
+            next_look: Cell::new(Instant::now()),
+            next_probe: Cell::new(Instant::now()),
             this: this.clone(),
             device,
         });
@@ -142,11 +156,28 @@ impl<U> Context<U> {
     /// something did: then [poll](Context::poll).
     pub fn wait(&self, timeout: Duration) -> bool {
         self.flush();
-        if !self.inner.arrived.borrow().is_empty() || self.inner.has_broken.get() {
+        let inner = &self.inner;
+        if !inner.arrived.borrow().is_empty() || inner.has_broken.get() {
             return true;
         }
-        // Errors of the queue itself show in the next poll.
-        self.inner.recv_cq.borrow_mut().wait(timeout).unwrap_or(true)
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            // What was sent may be a READ that says there is room, or an error. Errors of a queue show in the next poll.
+            if inner.send_cq.borrow_mut().wait(Duration::ZERO).unwrap_or(true) {
+                inner.is_pressed.set(true);
+                return true;
+            }
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            let slice = if inner.is_reading() { READING_SLICE } else { WAIT_SLICE };
+            if inner.recv_cq.borrow_mut().wait(slice.min(left)).unwrap_or(true) {
+                return true;
+            }
+            if left <= slice {
+                // Time has passed that no poll has counted: the next one looks at the clock.
+                inner.idle.set(IDLE_POLLS);
+                return false;
+            }
+        }
     }
 
     /// What happened so far.
@@ -155,7 +186,18 @@ impl<U> Context<U> {
     }
 }
 
+impl<U> Drop for Context<U> {
+    fn drop(&mut self) {
+        // They keep what keeps them, and nobody can ask for them any more.
+        drop(self.inner.arrived.take());
+    }
+}
+
 impl<U> Inner<U> {
+    fn is_reading(&self) -> bool {
+        self.connections.borrow().iter().any(|slot| slot.connection.as_ref().is_some_and(|c| c.is_reading()))
+    }
+
     fn add(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
         let mut slots = self.connections.borrow_mut();
         let free = slots.iter().position(|slot| slot.connection.is_none());
@@ -264,7 +306,7 @@ impl<U> Inner<U> {
         if self.polls.get().is_multiple_of(SETTLE_POLLS) || self.is_pressed.get() {
             self.settle();
         }
-        let look = self.idle.get() >= IDLE_POLLS;
+        let look = self.idle.get() >= IDLE_POLLS || self.polls.get().is_multiple_of(BUSY_POLLS);
         let late = self.has_deadlines.get() && (look || self.polls.get().is_multiple_of(DEADLINE_POLLS));
         if look || late || self.has_broken.get() {
             answers += self.tend(look, late, on_response);
@@ -300,10 +342,7 @@ impl<U> Inner<U> {
             let Some(imm) = completion.imm else { continue };
             match self.take_batch(&connection, imm, on_response) {
                 Ok(count) => answers += count,
-                Err(failure) => {
-                    self.counters.borrow_mut().violations += 1;
-                    self.give_up(connection, failure);
-                }
+                Err(failure) => self.give_up(connection, failure),
             }
         }
         (true, answers)
@@ -380,21 +419,27 @@ impl<U> Inner<U> {
         self.idle.set(if look { 0 } else { self.idle.get() });
         let mut ended = Vec::new();
         if look || late {
-            let now = late.then(Instant::now);
-            for slot in self.connections.borrow().iter() {
-                let Some(connection) = &slot.connection else { continue };
-                if let Some(now) = now {
+            let now = Instant::now();
+            if late {
+                for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref())
+                {
                     connection.expire(now, &mut ended);
                 }
-                if look && connection.is_broken() {
-                    self.give_up(connection.clone(), Failure::Broken(Status::RetryExceeded));
-                }
+            }
+            if look && now >= self.next_look.get() {
+                self.next_look.set(now + LOOK_INTERVAL);
+                self.look(now);
             }
         }
         self.has_broken.set(false);
         for (connection, failure) in self.broken.take() {
+            if connection.failure().is_some() {
+                continue;
+            }
             let users = connection.fail(failure);
-            self.counters.borrow_mut().failures += 1;
+            let mut counters = self.counters.borrow_mut();
+            counters.failures += 1;
+            counters.violations += u64::from(matches!(failure, Failure::Violation(_)));
             ended.extend(users.into_iter().map(|user| (user, CallFailed::Connection(failure))));
         }
         let count = ended.len();
@@ -402,6 +447,29 @@ impl<U> Inner<U> {
             on_response(user, Err(cause));
         }
         count
+    }
+
+    /// Looks after connections that nothing was heard of.
+    fn look(&self, now: Instant) {
+        // Completions of a queue pair that is gone do not come; what they used can be posted again.
+        self.receives.set(0);
+        self.refill();
+        let probe = now >= self.next_probe.get();
+        if probe {
+            self.next_probe.set(now + PROBE_INTERVAL);
+        }
+        for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
+            let found = if connection.is_broken() {
+                Err(Failure::Broken(Status::RetryExceeded))
+            } else if probe {
+                connection.probe(&mut self.counters.borrow_mut())
+            } else {
+                Ok(())
+            };
+            if let Err(failure) = found {
+                self.give_up(connection.clone(), failure);
+            }
+        }
     }
 
     fn fail_all(&self, failure: Failure) {
@@ -417,18 +485,24 @@ impl<U> Inner<U> {
         if 3 * self.receives.get() > 2 * self.config.receives {
             return;
         }
-        let mut srq = self.srq.borrow_mut();
-        while self.receives.get() < self.config.receives {
-            match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
-                Ok(()) => self.receives.set(self.receives.get() + 1),
-                // What is missing is tried again with the next poll.
-                Err(PostError::Full) => break,
-                Err(error) => {
-                    drop(srq);
-                    self.fail_all(Failure::Refused(error));
-                    return;
+        let refused = {
+            let mut srq = self.srq.borrow_mut();
+            let mut refused = None;
+            while self.receives.get() < self.config.receives && refused.is_none() {
+                match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
+                    Ok(()) => self.receives.set(self.receives.get() + 1),
+                    Err(error) => refused = Some(error),
                 }
             }
+            refused
+        };
+        match refused {
+            None => {}
+            // As many are there as there can be.
+            Some(PostError::Full) => self.receives.set(self.config.receives),
+            // What is left does for now; the next look tries again.
+            Some(_) if self.receives.get() > 0 => {}
+            Some(error) => self.fail_all(Failure::Refused(error)),
         }
     }
 }

@@ -1,0 +1,108 @@
+//! Calls between two processes, on one machine or two.
+//!
+//! Alone, it starts its second process itself:
+//!
+//! ```text
+//! cargo run --release --example copyrpc_echo
+//! ```
+//!
+//! In two terminals, or on two hosts with an RDMA device each (`--features verbs`, device `verbs:r0` or the like):
+//!
+//! ```text
+//! CROSSTIE_RENDEZVOUS=127.0.0.1:7099 CROSSTIE_SIZE=2 CROSSTIE_RANK=0 copyrpc_echo [DEVICE [CALLS]]
+//! CROSSTIE_RENDEZVOUS=127.0.0.1:7099 CROSSTIE_SIZE=2 CROSSTIE_RANK=1 copyrpc_echo [DEVICE [CALLS]]
+//! ```
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap;
+use crosstie::copyrpc::{Config, Context, Endpoint, EndpointAddress, EndpointConfig};
+use crosstie::device::{ConnectConfig, DeviceSpec};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Unanswered calls at a time.
+const DEPTH: u64 = 64;
+/// The request after which the server ends.
+const STOP: &[u8] = b"stop";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let device: DeviceSpec = arguments.next().unwrap_or("software".into()).parse()?;
+    let calls: u64 = arguments.next().unwrap_or("100000".into()).parse()?;
+
+    let mut job = bootstrap::from_env_or_local(2)?;
+    if job.size() != 2 {
+        return Err("it takes two".into());
+    }
+    let context = Context::open(&device, &Config::default())?;
+    let endpoint = context.create_endpoint(&EndpointConfig::default())?;
+    let addresses = job.all_gather(endpoint.address().as_bytes())?;
+    let peer = &addresses[1 - job.rank() as usize];
+    let peer = EndpointAddress::read_from_bytes(peer).map_err(|_| "the peer's address is of another kind")?;
+    endpoint.connect(&peer, &ConnectConfig::default())?;
+    job.barrier()?;
+    match job.rank() {
+        0 => serve(&context, &endpoint)?,
+        _ => call(&context, &endpoint, calls)?,
+    }
+    // Nobody closes before the other has its last answer.
+    job.barrier()?;
+    job.finish()?;
+    Ok(())
+}
+
+fn serve(context: &Context<u64>, endpoint: &Endpoint<u64>) -> Result<(), Box<dyn Error>> {
+    let mut bytes = [0; 64];
+    let mut served = 0;
+    loop {
+        if context.poll(|_, _| ()) == 0 && served == 0 {
+            context.wait(Duration::from_millis(10));
+        }
+        while let Some(request) = context.recv() {
+            let len = request.data().copy_to(&mut bytes);
+            request.reply(&bytes[..len]).map_err(|(cause, _)| cause)?;
+            if &bytes[..len] == STOP {
+                context.flush();
+                println!("server: {served} calls answered");
+                return Ok(());
+            }
+            served += 1;
+        }
+        if let Some(failure) = endpoint.failure() {
+            return Err(failure.into());
+        }
+    }
+}
+
+fn call(context: &Context<u64>, endpoint: &Endpoint<u64>, calls: u64) -> Result<(), Box<dyn Error>> {
+    let begin = Instant::now();
+    let (mut made, mut answered, mut wrong) = (0, 0, None);
+    while answered < calls {
+        while made < calls && made - answered < DEPTH {
+            match endpoint.call(&made.to_le_bytes(), 8, made) {
+                Ok(()) => made += 1,
+                Err(error) if error.cause.is_back_pressure() => break,
+                Err(error) => return Err(error.cause.into()),
+            }
+        }
+        answered += context.poll(|number, answer| match answer {
+            Ok(echo) if echo.read::<u64>() == Some(number.to_le()) => {}
+            Ok(_) => wrong = Some(format!("call {number}: another echo")),
+            Err(cause) => wrong = Some(format!("call {number}: {cause}")),
+        }) as u64;
+        if let Some(wrong) = wrong {
+            return Err(wrong.into());
+        }
+    }
+    let took = begin.elapsed();
+    let counters = context.counters();
+    println!(
+        "client: {calls} calls answered, {:.0} per second, {:.1} messages per WRITE",
+        calls as f64 / took.as_secs_f64(),
+        counters.batched as f64 / counters.batches.max(1) as f64,
+    );
+    endpoint.call(STOP, STOP.len(), calls).map_err(|error| error.cause)?;
+    while context.poll(|_, _| ()) == 0 {}
+    Ok(())
+}
