@@ -9,6 +9,7 @@
 //! In two terminals, or on two hosts with an RDMA device each (`--features verbs`, device `verbs:r0` or the like):
 //!
 //! ```text
+//! (umask 077; head -c 32 /dev/urandom | base64 > secret); export CROSSTIE_SECRET_FILE=secret  # the same for both
 //! CROSSTIE_RENDEZVOUS=127.0.0.1:7099 CROSSTIE_SIZE=2 CROSSTIE_RANK=0 copyrpc_echo [DEVICE [CALLS]]
 //! CROSSTIE_RENDEZVOUS=127.0.0.1:7099 CROSSTIE_SIZE=2 CROSSTIE_RANK=1 copyrpc_echo [DEVICE [CALLS]]
 //! ```
