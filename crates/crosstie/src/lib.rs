@@ -2,7 +2,7 @@
 //! shared memory.
 //!
 //! Start with [`device`]: it explains the contract that everything else stands on. [`bootstrap`] gets the processes of a
-//! job to know each other, [`telemetry`] counts and times. On one machine, without any device, [`ipc`] and [`delegation`] carry
+//! job to know each other, [`telemetry`] counts and times. [`copyrpc`] carries calls between nodes. On one machine, without any device, [`ipc`] and [`delegation`] carry
 //! calls between processes, and [`flux`] between threads.
 
 pub mod bootstrap;
