@@ -253,6 +253,37 @@ fn a_tiny_ring_goes_round_half_a_million_times() {
 }
 
 #[test]
+fn a_panicking_callback_ends_the_connections_and_not_the_context() {
+    let (mut left, mut right) = (Side::software(), Side::software());
+    let (here, there) = pair(&left.context, &right.context, &ring(4096));
+    here.call(b"panic", 8, (0, 0)).unwrap();
+    here.call(b"lost with it", 8, (0, 1)).unwrap();
+    let begun = Instant::now();
+    loop {
+        right.turn();
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            left.context.poll(|_, _| panic!("as asked"));
+        }));
+        if polled.is_err() {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    let mut ended = Vec::new();
+    while here.failure().is_none() || ended.is_empty() {
+        left.context.poll(|user, answer| ended.push((user, answer.err())));
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert_eq!(ended, [((0, 1), Some(CallFailed::Connection(Failure::Closed)))]);
+    drop((here, there));
+    // A new connection of the same contexts works.
+    let (here, there) = pair(&left.context, &right.context, &ring(4096));
+    left.endpoints.push(here);
+    right.endpoints.push(there);
+    exercise(&mut left, &mut right, 100, "after a panic");
+}
+
+#[test]
 fn a_dead_peer_is_noticed_while_others_are_busy() {
     let (mut left, mut right) = (Side::software(), Side::software());
     for _ in 0..2 {

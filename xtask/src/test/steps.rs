@@ -56,7 +56,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
-        limit: 900,
+        limit: 1200,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
             variables: &[],

@@ -77,6 +77,19 @@ pub(super) struct Inner<U> {
     device: Device,
 }
 
+/// A poll is under way, until this is dropped.
+struct Polling<'c, U>(&'c Inner<U>);
+
+impl<U> Drop for Polling<'_, U> {
+    fn drop(&mut self) {
+        self.0.polling.set(false);
+        if std::thread::panicking() {
+            // By a callback, in the middle of what came: the rest of it is lost, and nobody knows of which connections.
+            self.0.fail_all(Failure::Closed);
+        }
+    }
+}
+
 struct Slot<U> {
     key: ConnectionKey,
     connection: Option<Rc<Connection<U>>>,
@@ -135,7 +148,8 @@ impl<U> Context<U> {
     /// Sends what is due, and takes in what came: answers go to `on_response` with what was attached to their calls,
     /// requests to [`recv`](Context::recv). Says how many answers there were. Never waits.
     ///
-    /// `on_response` may call, reply and receive; a poll from within it does nothing.
+    /// `on_response` may call, reply and receive; a poll from within it does nothing. If it panics, all connections of the
+    /// context are over.
     #[inline]
     pub fn poll(&self, mut on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
         self.inner.poll(&mut on_response)
@@ -292,6 +306,7 @@ impl<U> Inner<U> {
         if self.polling.replace(true) {
             return 0;
         }
+        let _until_the_end = Polling(self);
         self.polls.set(self.polls.get().wrapping_add(1));
         if self.has_dirty.get() {
             self.flush(true);
@@ -311,7 +326,6 @@ impl<U> Inner<U> {
         if look || late || self.has_broken.get() {
             answers += self.tend(look, late, on_response);
         }
-        self.polling.set(false);
         answers
     }
 
