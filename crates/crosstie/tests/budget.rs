@@ -5,17 +5,18 @@
 //! by the allocator of this test, per thread. System calls are forbidden to both threads by a seccomp filter in a child
 //! process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a child.
 
+#[path = "allocations/mod.rs"]
+mod allocations;
 #[path = "seccomp/mod.rs"]
 mod seccomp;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io::Read as _;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use allocations::ALLOCATIONS;
 use crosstie::device::*;
 
 /// Operations before anything is counted, so that everything that is set up late is set up.
@@ -28,47 +29,6 @@ const DEPTH: u64 = 64;
 const CHILD: &str = "CROSSTIE_BUDGET_CHILD";
 /// How long a child may take; a guard against hanging, nothing else.
 const CHILD_TIME: Duration = Duration::from_secs(300);
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count_allocation() {
-    // A thread that is ending has no counter any more, and is none of ours.
-    ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
-}
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(at, layout, len) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// What the two threads do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

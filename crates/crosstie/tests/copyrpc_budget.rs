@@ -5,54 +5,20 @@
 //! the allocator of this test; system calls are forbidden by a seccomp filter in a child process, which the first one
 //! kills; instructions are counted by callgrind (Debian package `valgrind`), also in a child.
 
+#[path = "allocations/mod.rs"]
+mod allocations;
 #[path = "seccomp/mod.rs"]
 mod seccomp;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
+use allocations::ALLOCATIONS;
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, Device, software};
 
 /// Says to a child of this test what it is for.
 const CHILD: &str = "CROSSTIE_COPYRPC_BUDGET_CHILD";
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count_allocation() {
-    // A thread that is ending has no counter any more, and is none of ours.
-    ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
-}
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(at, layout, len) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count_allocation();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Two contexts and what connects them.
 struct Pair {

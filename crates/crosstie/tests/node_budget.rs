@@ -4,14 +4,15 @@
 //! child process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a
 //! child; the figures of the optimised build are in `docs/PERFORMANCE.md`.
 
+#[path = "allocations/mod.rs"]
+mod allocations;
 #[path = "seccomp/mod.rs"]
 mod seccomp;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
+use allocations::ALLOCATIONS;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WARM_UP: u64 = 2_000;
@@ -20,31 +21,6 @@ const MEASURED: u64 = 100_000;
 const COUNTED: u64 = 1_000;
 /// Says to a child of this test what it is for.
 const CHILD: &str = "CROSSTIE_NODE_BUDGET_CHILD";
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending has no counter any more, and is none of ours.
-        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// 32 bytes, as a type or raw.
 trait Message: crosstie::Message {

@@ -69,7 +69,6 @@ pub(crate) enum Admission {
         reply: Vec<u8>,
     },
     /// Ask again in a millisecond.
-    #[allow(dead_code)]
     Later,
 }
 
