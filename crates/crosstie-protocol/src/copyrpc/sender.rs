@@ -232,8 +232,10 @@ impl Sender {
         let piece = self.sealed[0];
         self.posted += piece.delta;
         self.spendable += piece.metadata.credit_grant;
-        self.sealed.copy_within(1.., 0);
         self.sealed_len -= 1;
+        if self.sealed_len > 0 {
+            self.sealed.copy_within(1.., 0);
+        }
     }
 
     /// Forgets what was not posted. `each` is told where every forgotten batch starts and how many messages it has.

@@ -285,7 +285,8 @@ impl<U> Inner<U> {
         let mut dirty = self.dirty.borrow_mut();
         let mut counters = self.counters.borrow_mut();
         let mut pressed = false;
-        dirty.retain(|connection| {
+        let mut next = 0;
+        while let Some(connection) = dirty.get(next) {
             let left = match connection.flush(hold, &mut counters) {
                 Ok(left) => left,
                 Err(failure) => {
@@ -294,9 +295,13 @@ impl<U> Inner<U> {
                 }
             };
             pressed |= left == Left::Pressed;
-            connection.dirty.set(left != Left::Nothing);
-            left != Left::Nothing
-        });
+            if left == Left::Nothing {
+                connection.dirty.set(false);
+                dirty.swap_remove(next);
+            } else {
+                next += 1;
+            }
+        }
         self.has_dirty.set(!dirty.is_empty());
         self.is_pressed.set(pressed);
     }

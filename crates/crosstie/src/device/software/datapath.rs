@@ -321,7 +321,7 @@ pub(super) fn execute(
             permit(attached, Access::REMOTE_WRITE)?;
             let place = target.remote(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
             if let Place::Direct(at) = place {
-                prefetch::for_write(at);
+                each_line(at, len, prefetch::for_write);
                 let stride = at.addr().wrapping_sub(attached.last_at);
                 attached.last_at = at.addr();
                 // A wrong guess asks for a line in vain; addresses that are none are no harm.
@@ -336,7 +336,7 @@ pub(super) fn execute(
                 target.put(place, data)?;
                 attached.ring.publish(claim, position, &entry);
                 if let Place::Direct(at) = place {
-                    prefetch::demote(at);
+                    each_line(at, len, prefetch::demote);
                 }
             } else {
                 target.put(place, data)?;
@@ -398,6 +398,13 @@ pub(super) fn execute(
     }
     drop(inside);
     Ok(())
+}
+
+/// Hints at the lines of a small payload: its first, and that of its last byte or the next one.
+#[inline(always)]
+fn each_line(at: *mut u8, len: u32, hint: impl Fn(*const u8)) {
+    hint(at);
+    hint(at.wrapping_add((len as usize).clamp(1, 128) - 1));
 }
 
 /// Whether the request may touch the local memory that it names.
