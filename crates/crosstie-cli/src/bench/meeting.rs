@@ -44,6 +44,16 @@ impl<'a> Meeting<'a> {
         self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
     }
 
+    /// Waits for everybody; whoever has something keeps it if all have.
+    pub(crate) fn agree<T>(&mut self, mine: Result<T, Error>) -> Result<T, Error> {
+        let (mine, step) = match mine {
+            Ok(mine) => (Some(mine), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.keep_step(step)?;
+        mine.ok_or(Error::Protocol)
+    }
+
     /// Waits for everybody.
     pub(crate) fn keep_step(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
         self.gather(mine.map(|()| Vec::new())).map(drop)

@@ -80,6 +80,8 @@ pub(crate) struct Figures<'a> {
     pub(crate) latency: &'a Histogram,
     pub(crate) errors: u64,
     pub(crate) counters: BTreeMap<String, u64>,
+    /// The same exchange with one SEND per message, where that was measured.
+    pub(crate) sends_ops_per_s: Option<f64>,
     pub(crate) limits: Limits,
 }
 
@@ -113,6 +115,10 @@ pub(crate) struct Report {
     bytes_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     messages_per_batch: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sends_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batching_gain: Option<f64>,
     counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
@@ -134,7 +140,8 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(subject: Subject, figures: &Figures<'_>) -> Report {
-        let Figures { ops, seconds, ops_per_s, latency, errors, ref counters, limits } = *figures;
+        let Figures { ops, seconds, ops_per_s, latency, errors, ref counters, sends_ops_per_s, limits } =
+            *figures;
         let quantile = |q| latency.quantile(q).unwrap_or(0);
         let p50_ns = quantile(0.5);
         let bytes = |ops: f64| Some(ops * subject.payload as f64).filter(|_| subject.payload >= LARGE);
@@ -154,6 +161,8 @@ impl Report {
             errors,
             bytes_per_s: bytes_per_s.map(f64::round),
             messages_per_batch: messages_per_batch(counters),
+            sends_ops_per_s: sends_ops_per_s.map(f64::round),
+            batching_gain: sends_ops_per_s.map(|sends| round(ops_per_s / sends, 100.0)),
             counters: counters.clone(),
             limit_ns: limits.line_ns.map(|ns| round(ns, 10.0)),
             limit_ops_per_s: limits.ops_per_s.map(f64::round),
@@ -194,6 +203,10 @@ impl Report {
         }
         if let Some(messages) = self.messages_per_batch {
             rows.push(["messages per batch".into(), format!("{messages:.1}"), "-".into(), "-".into()]);
+        }
+        if let (Some(sends), Some(gain)) = (self.sends_ops_per_s, self.batching_gain) {
+            rows.push(["one SEND per message".into(), scaled(sends), "-".into(), "-".into()]);
+            rows.push(["batching gain".into(), format!("{gain:.1} x"), "-".into(), "-".into()]);
         }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();

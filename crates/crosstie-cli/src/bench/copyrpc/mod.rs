@@ -2,10 +2,13 @@
 //!
 //! Two sides, threads or processes, each kept on a core of its own, or on two hosts. The leading one asks, with the loop
 //! of `bench ipc`; the other answers until it is told, by a last request, that the slice is over. Between our slices the
-//! limits are measured where both sides share memory. So all of them see the same weather, and the medians over the
+//! limits are measured where both sides share memory, and, if that is wanted, the same exchange with one SEND per message
+//! over the same device. So all of them see the same weather, and the medians over the
 //! slices can be compared.
 
 mod plan;
+mod role;
+mod sends;
 mod side;
 
 use std::collections::BTreeMap;
@@ -18,12 +21,13 @@ use zerocopy::IntoBytes;
 
 pub(crate) use plan::{Arguments, Plan};
 
+use self::role::Role;
+use self::sends::Sends;
 use self::side::{Body, COUNTERS, Counted, Side};
 use super::arena::{self, Arena};
 use super::cores;
 use super::limits::{self, Exchange, Line, Memcpy, Pace, Take};
 use super::meeting::Meeting;
-use super::node::exchange::{Asking, Client, Idle, Server, Tally};
 use super::node::plan::ArenaPlan;
 use super::patience::Patience;
 use super::progress::Progress;
@@ -90,25 +94,11 @@ fn in_threads<M: Body + ?Sized>(plan: &Plan, arena: &Arena) -> Result<Option<Rep
     })
 }
 
-/// What a side does in a slice of ours.
-enum Role<M: Body + ?Sized> {
-    Client(Client<Side<M>>),
-    Server(Server<Side<M>>),
-}
-
-impl<M: Body + ?Sized> Role<M> {
-    fn side(&mut self) -> &mut Side<M> {
-        match self {
-            Role::Client(client) => &mut client.asking,
-            Role::Server(server) => &mut server.answering,
-        }
-    }
-}
-
 /// What the leading side measured.
 #[derive(Default)]
 struct Measured {
     ours: Vec<Pace>,
+    sends: Vec<Pace>,
     /// As [`Line::lead`] records them.
     lines: Histogram,
     two_rings: Vec<Pace>,
@@ -130,21 +120,22 @@ fn take_part<M: Body + ?Sized>(
     let patience = Patience::new(cores.is_some() || arena.is_none());
 
     // Before pinning: threads of the device may run anywhere.
-    let opened = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok);
-    let (side, card) =
-        match opened.map_err(Error::from).and_then(|device| Side::<M>::open(plan, device, rank == 0)) {
-            Ok(side) => (Some(side), None),
-            Err(error) => (None, Some(error)),
-        };
-    let card = card.map_or_else(|| Ok(side.as_ref().map(Side::card).unwrap_or_default()), Err);
-    let theirs = meeting.exchange(card)?;
-    let side = side.ok_or(Error::Protocol)?;
+    let open = || {
+        let device = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok)?;
+        let sends = plan.beside_sends.then(|| Sends::open(plan, &device, rank == 0)).transpose()?;
+        Ok::<_, Error>((Side::<M>::open(plan, device, rank == 0)?, sends))
+    };
+    let (side, sends) = meeting.agree(open())?;
+    let theirs = meeting.exchange(Ok(side.card()))?;
     meeting.keep_step(side.connect(&theirs))?;
-    let idle = Idle::new(true, patience);
-    let mut role = if meeting.leads() {
-        Role::Client(Client::new(side, rank, plan.payload, plan.depth, idle))
-    } else {
-        Role::Server(Server::new(side, idle))
+    let mut ours = Role::new(side, rank, plan.payload, plan.depth, patience);
+    let mut sends = match sends {
+        None => None,
+        Some(mut sends) => {
+            let theirs = meeting.exchange(Ok(sends.card()))?;
+            meeting.keep_step(sends.connect(&theirs))?;
+            Some(Role::new(sends, rank, plan.payload, plan.depth, patience))
+        }
     };
     let pinned = cores.map_or(Ok(()), |cores| cores::pin(cores[rank]));
     meeting.keep_step(pinned)?;
@@ -157,18 +148,16 @@ fn take_part<M: Body + ?Sized>(
         if at == 1 {
             // What came before was to warm up.
             measured = Measured::default();
-            role.side().counted = Counted::default();
-            match &mut role {
-                Role::Client(client) => client.tally = Tally::default(),
-                Role::Server(server) => server.responses = 0,
-            }
+            ours.carrier().counted = Counted::default();
+            ours.forget();
+            sends.iter_mut().for_each(Role::forget);
         }
-        role.side().begin();
-        let mine = match &mut role {
-            Role::Client(client) => ask(client, slice, patience).map(|pace| measured.ours.push(pace)),
-            Role::Server(server) => server.answer(Side::is_over),
-        };
+        let mine = ours.slice(slice, patience).map(|pace| measured.ours.extend(pace));
         meeting.keep_step(mine)?;
+        if let Some(sends) = &mut sends {
+            let mine = sends.slice(slice, patience).map(|pace| measured.sends.extend(pace));
+            meeting.keep_step(mine)?;
+        }
         if let Some(plain) = &mut plain {
             plain.round(slice, &mut meeting, &mut measured)?;
         }
@@ -176,34 +165,23 @@ fn take_part<M: Body + ?Sized>(
     }
     drop(progress);
 
-    let counted = role.side().counted;
-    let responses = if let Role::Server(server) = &role { server.responses } else { 0 };
-    let words: Vec<u64> = counted.into_iter().chain([responses]).collect();
+    let counted = ours.carrier().counted;
+    let sent = sends.as_ref().map_or(0, Role::responses);
+    let words: Vec<u64> = counted.into_iter().chain([ours.responses(), sent]).collect();
     let theirs = meeting.exchange(Ok(words.as_bytes().to_vec()))?;
-    let Role::Client(client) = role else { return Ok(None) };
+    let Role::Client(client) = ours else { return Ok(None) };
     let (theirs, []) = theirs.as_chunks::<8>() else { return Err(Error::Protocol) };
     let theirs: Vec<u64> = theirs.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-    let [theirs @ .., responses] = theirs.as_slice() else { return Err(Error::Protocol) };
+    let [theirs @ .., responses, sent] = theirs.as_slice() else { return Err(Error::Protocol) };
     if theirs.len() != counted.len() {
         return Err(Error::Protocol);
     }
     let both: Vec<u64> = counted.iter().zip(theirs).map(|(ours, theirs)| ours + theirs).collect();
-    let errors = client.tally.errors + client.tally.requests.abs_diff(*responses);
-    Ok(Some(report(plan, cores, &measured, &client.tally.latency, &both, errors)))
-}
-
-/// The client's slice, and the word to the server that it is over.
-fn ask<M: Body + ?Sized>(
-    client: &mut Client<Side<M>>,
-    slice: Duration,
-    mut patience: Patience,
-) -> Result<Pace, Error> {
-    let pace = client.ask(slice)?;
-    client.asking.end()?;
-    while client.asking.poll(|_, _| ())? == 0 {
-        patience.idle()?;
+    let mut errors = client.tally.errors_if_answered(*responses);
+    if let Some(Role::Client(sends)) = &sends {
+        errors += sends.tally.errors_if_answered(*sent);
     }
-    Ok(pace)
+    Ok(Some(report(plan, cores, &measured, &client.tally.latency, &both, errors)))
 }
 
 /// This side of everything that is not ours.
@@ -269,7 +247,7 @@ fn report(
     counted: &[u64],
     errors: u64,
 ) -> Report {
-    let Measured { ours, lines, two_rings, roomy_rings, memcpy } = measured;
+    let Measured { ours, sends, lines, two_rings, roomy_rings, memcpy } = measured;
     let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
     let limit = [two_rings, roomy_rings].into_iter().filter_map(|paces| per_second(paces));
     let limit = limit.reduce(f64::max);
@@ -297,6 +275,7 @@ fn report(
         latency,
         errors,
         counters,
+        sends_ops_per_s: per_second(sends),
         limits: report::Limits {
             line_ns: Line::median(lines),
             ops_per_s: limit,

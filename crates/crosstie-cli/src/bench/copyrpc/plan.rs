@@ -56,6 +56,9 @@ pub(crate) struct Arguments {
     /// Put the two sides into two processes rather than two threads.
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Measure beside it the same exchange with one SEND per message over the same device: what batching gains.
+    #[arg(long)]
+    pub(crate) beside_sends: bool,
 }
 
 /// A measurement that makes sense, as far as that is known without the device.
@@ -66,13 +69,14 @@ pub(crate) struct Plan {
     pub(super) depth: usize,
     pub(super) endpoints: usize,
     pub(super) processes: bool,
+    pub(super) beside_sends: bool,
     pub(super) specs: [DeviceSpec; 2],
     pub(super) duration: Duration,
 }
 
 impl Plan {
     pub(crate) fn new(arguments: &Arguments) -> Result<Plan, Error> {
-        let Arguments { duration, payload, queue_depth, endpoints, processes, .. } = *arguments;
+        let Arguments { duration, payload, queue_depth, endpoints, processes, beside_sends, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
         let specs = match arguments.device.as_slice() {
             [one] => [one.clone(), one.clone()],
@@ -105,6 +109,7 @@ impl Plan {
             depth: queue_depth as usize,
             endpoints: endpoints as usize,
             processes,
+            beside_sends,
             specs,
             duration: Duration::from_secs_f64(duration),
         };
@@ -147,6 +152,7 @@ impl Plan {
         line.extend(["--endpoints".into(), self.endpoints.to_string().into()]);
         line.extend(["--duration".into(), self.duration.as_secs_f64().to_string().into()]);
         line.extend(self.processes.then(|| "--processes".into()));
+        line.extend(self.beside_sends.then(|| "--beside-sends".into()));
         line
     }
 

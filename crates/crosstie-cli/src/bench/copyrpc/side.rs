@@ -8,12 +8,10 @@ use crosstie::device::{ConnectConfig, Device};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Plan;
+use super::role::{Carrier, END};
 use crate::bench::node::exchange::{Answering, Asking, answer};
 use crate::bench::node::payload::Payload;
 use crate::error::Error;
-
-/// The number of the request that ends a slice. Those of a client never get so far.
-const END: u64 = u64::MAX;
 
 /// What travels, and how one looks at it.
 pub(super) trait Body: Payload + AsRef<[u8]> {
@@ -120,12 +118,6 @@ impl<M: Body + ?Sized> Side<M> {
         Ok(())
     }
 
-    /// Before a slice.
-    pub(super) fn begin(&mut self) {
-        self.begun = self.context.counters();
-        self.over = false;
-    }
-
     /// After a slice.
     fn count(&mut self) {
         let now = self.context.counters();
@@ -133,9 +125,15 @@ impl<M: Body + ?Sized> Side<M> {
             *sum += count(&now) - count(&self.begun);
         }
     }
+}
 
-    /// Tells the server, after a slice, that it is over.
-    pub(super) fn end(&mut self) -> Result<(), Error> {
+impl<M: Body + ?Sized> Carrier for Side<M> {
+    fn begin(&mut self) {
+        self.begun = self.context.counters();
+        self.over = false;
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
         self.count();
         if !self.call(END)? {
             return Err(Error::Exchange { what: "calling", source: "no room for a single call".into() });
@@ -144,8 +142,7 @@ impl<M: Body + ?Sized> Side<M> {
         Ok(())
     }
 
-    /// The server: whether it was told so.
-    pub(super) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.over
     }
 }

@@ -228,6 +228,7 @@ fn report(
         latency,
         errors,
         counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.words()).collect(),
+        sends_ops_per_s: None,
         limits: report::Limits {
             line_ns: Line::median(lines),
             ops_per_s: per_second(plain),

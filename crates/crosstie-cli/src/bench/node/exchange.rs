@@ -96,6 +96,13 @@ pub(in crate::bench) struct Tally {
     pub(in crate::bench) latency: Histogram,
 }
 
+impl Tally {
+    /// Everything that went wrong, if the other side gave so many responses.
+    pub(in crate::bench) fn errors_if_answered(&self, responses: u64) -> u64 {
+        self.errors + self.requests.abs_diff(responses)
+    }
+}
+
 impl<A: Asking> Client<A> {
     /// `id` sets its numbers apart from those of others.
     pub(in crate::bench) fn new(asking: A, id: usize, payload: usize, depth: usize, idle: Idle) -> Client<A> {

@@ -365,6 +365,7 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         latency: &latency,
         errors: sum(|told| told.errors) + requests.abs_diff(responses),
         counters,
+        sends_ops_per_s: None,
         limits: report::Limits {
             line_ns: Line::median(lines),
             ops_per_s: limit,
