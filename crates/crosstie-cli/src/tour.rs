@@ -1,14 +1,15 @@
 //! `crosstie` without a command: a short tour of the benchmarks.
 
-use std::time::Duration;
-
 use crosstie::device::DeviceSpec;
 
 use crate::bench::device::{self, Op, Plan};
+use crate::bench::plan::{Devices, Span};
 use crate::bench::report::Report;
 use crate::error::Error;
 use crate::table;
 
+/// At each stop.
+const SECONDS: f64 = 0.7;
 /// Operation, payload, queue depth.
 const STOPS: [(Op, usize, usize); 7] = [
     (Op::WriteImm, 32, 1),
@@ -31,8 +32,8 @@ pub(crate) fn run() -> Result<(), Error> {
             depth,
             processes: true,
             in_place: false,
-            specs: [DeviceSpec::Software, DeviceSpec::Software],
-            duration: Duration::from_millis(700),
+            devices: Devices::new(&[DeviceSpec::Software])?,
+            span: Span::new(SECONDS)?,
         };
         let Some(report) = device::run(&plan)? else {
             return Err(Error::Usage("the tour makes its own processes: start it outside of a job".into()));

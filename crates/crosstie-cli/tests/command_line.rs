@@ -228,6 +228,27 @@ fn calls_between_nodes_carry_payloads_of_many_sizes() {
 }
 
 #[test]
+fn calls_between_nodes_are_compared_with_one_send_per_message() {
+    for way in [&[][..], &["--processes"]] {
+        for (payload, response, depth) in
+            [("32", "32", "1"), ("32", "32", "64"), ("8", "300", "1000"), ("65536", "65536", "4")]
+        {
+            let rest = ["--payload", payload, "--response", response, "--queue-depth", depth];
+            let found = copyrpc(way, &[&rest[..], &["--beside-sends"]].concat());
+            let figure = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("{name} of {found}"));
+            assert!(figure("sends_ops_per_s") > 0.0, "{found}");
+            let gain = figure("ops_per_s") / figure("sends_ops_per_s");
+            assert!((figure("batching_gain") - gain).abs() < 0.02, "{found}");
+        }
+    }
+    let found = copyrpc(&[], &[]);
+    assert_eq!((&found["sends_ops_per_s"], &found["batching_gain"]), (&Value::Null, &Value::Null), "{found}");
+    let table = crosstie(&["bench", "copyrpc", "--duration", "0.05", "--beside-sends"]);
+    let table = String::from_utf8_lossy(&table.stdout);
+    assert!(table.contains("one SEND per message") && table.contains("batching gain"), "{table}");
+}
+
+#[test]
 fn a_wrong_command_line_is_one_line_and_status_2() {
     let wrong: [&[&str]; 29] = [
         &["bench"],

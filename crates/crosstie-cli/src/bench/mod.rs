@@ -8,8 +8,10 @@ mod limits;
 mod meeting;
 pub(crate) mod node;
 mod patience;
+pub(crate) mod plan;
 mod progress;
 pub(crate) mod report;
+mod sides;
 
 /// Whether this process is the other side of a benchmark that its parent runs.
 pub(crate) fn is_child() -> bool {

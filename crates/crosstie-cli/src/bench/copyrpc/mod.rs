@@ -2,9 +2,8 @@
 //!
 //! Two sides, threads or processes, each kept on a core of its own, or on two hosts. The leading one asks, with the loop
 //! of `bench ipc`; the other answers until it is told, by a last request, that the slice is over. Between our slices the
-//! limits are measured where both sides share memory, and, if that is wanted, the same exchange with one SEND per message
-//! over the same device. So all of them see the same weather, and the medians over the
-//! slices can be compared.
+//! limits are measured where both sides share memory, and, where it is wanted, the same exchange with one SEND per
+//! message over the same device. So all of them see the same weather, and the medians over the slices can be compared.
 
 mod plan;
 mod role;
@@ -14,8 +13,6 @@ mod side;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crosstie::bootstrap::{self, Bootstrap, local};
-use crosstie::device::Device;
 use crosstie::telemetry::Histogram;
 use zerocopy::IntoBytes;
 
@@ -24,74 +21,36 @@ pub(crate) use plan::{Arguments, Plan};
 use self::role::Role;
 use self::sends::Sends;
 use self::side::{Body, COUNTERS, Counted, Side};
-use super::arena::{self, Arena};
-use super::cores;
+use super::arena::Arena;
 use super::limits::{self, Exchange, Line, Memcpy, Pace, Take};
 use super::meeting::Meeting;
 use super::node::plan::ArenaPlan;
 use super::patience::Patience;
 use super::progress::Progress;
 use super::report::{self, Figures, LARGE, Report, Subject, median};
+use super::sides::{Place, TwoSides};
 use crate::error::Error;
 
 /// Measures, and reports where this process leads.
 pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
     // Usual sizes as types, as a user would; others as raw bytes.
-    match plan.payload {
-        payload if payload != plan.response => measure::<[u8]>(plan),
-        8 => measure::<[u8; 8]>(plan),
-        16 => measure::<[u8; 16]>(plan),
-        32 => measure::<[u8; 32]>(plan),
-        48 => measure::<[u8; 48]>(plan),
-        64 => measure::<[u8; 64]>(plan),
-        _ => measure::<[u8]>(plan),
-    }
-}
-
-fn measure<M: Body + ?Sized>(plan: &Plan) -> Result<Option<Report>, Error> {
-    let mut job = bootstrap::from_env()?;
-    let arena_len = ArenaPlan::new(plan.payload, plan.depth).len;
-    match job.size() {
-        1 if plan.processes => {
-            let arena = Arena::create(arena_len)?;
-            let mut job = local::Launch::new(2)
-                .arguments(plan.command_line())
-                .variable(arena::VARIABLE, arena.descriptor())
-                .start()?;
-            let report = cores::on_own_thread(|| take_part::<M>(plan, &mut job, Some(&arena), None))?;
-            job.finish()?;
-            Ok(report)
-        }
-        1 => in_threads::<M>(plan, &Arena::create(arena_len)?),
-        2 => {
-            let arena = Arena::inherited(arena_len)?;
-            let plan = Plan { processes: true, ..plan.clone() };
-            let report = take_part::<M>(&plan, job.as_mut(), arena.as_ref(), None)?;
-            job.finish()?;
-            Ok(report)
-        }
-        size => {
-            Err(Error::Usage(format!("bench copyrpc has two sides, but this job has {size} ranks: start 2")))
-        }
-    }
-}
-
-/// Both sides in this process, on one device if they name the same.
-fn in_threads<M: Body + ?Sized>(plan: &Plan, arena: &Arena) -> Result<Option<Report>, Error> {
-    let [left, right] = &plan.specs;
-    let first = Device::open(left)?;
-    let second = if left == right { first.clone() } else { Device::open(right)? };
-    let mut members = local::threads(2, bootstrap::Limits::default())?.into_iter();
-    let (Some(mut leader), Some(mut follower)) = (members.next(), members.next()) else {
-        return Err(Error::Protocol);
+    let take_part = match plan.payload {
+        payload if payload != plan.response => take_part::<[u8]>,
+        8 => take_part::<[u8; 8]>,
+        16 => take_part::<[u8; 16]>,
+        32 => take_part::<[u8; 32]>,
+        48 => take_part::<[u8; 48]>,
+        64 => take_part::<[u8; 64]>,
+        _ => take_part::<[u8]>,
     };
-    std::thread::scope(|scope| {
-        let follower = scope.spawn(move || take_part::<M>(plan, &mut follower, Some(arena), Some(second)));
-        let report = cores::on_own_thread(|| take_part::<M>(plan, &mut leader, Some(arena), Some(first)));
-        let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // What the follower has to complain of, the leader has heard.
-        report.and_then(|report| followed.map(|_| report))
-    })
+    let sides = TwoSides {
+        bench: "copyrpc",
+        devices: &plan.devices,
+        processes: plan.processes,
+        command_line: plan.command_line(),
+        arena: ArenaPlan::new(plan.payload, plan.depth).len,
+    };
+    sides.run(|place| take_part(plan, place))
 }
 
 /// What the leading side measured.
@@ -106,26 +65,15 @@ struct Measured {
     memcpy: Vec<Pace>,
 }
 
-/// One side, from opening the device to the report.
-fn take_part<M: Body + ?Sized>(
-    plan: &Plan,
-    job: &mut dyn Bootstrap,
-    arena: Option<&Arena>,
-    device: Option<Device>,
-) -> Result<Option<Report>, Error> {
-    let mut meeting = Meeting::new(job);
-    let rank = meeting.rank();
-    // Sides that share no memory were started by others, who know where they should run.
-    let cores = if arena.is_some() { cores::pair()? } else { None };
-    let patience = Patience::new(cores.is_some() || arena.is_none());
-
-    // Before pinning: threads of the device may run anywhere.
-    let open = || {
-        let device = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok)?;
+/// One side, from its device to the report.
+fn take_part<M: Body + ?Sized>(plan: &Plan, mut place: Place<'_>) -> Result<Option<Report>, Error> {
+    let Place { rank, arena, processes, cores, patience, .. } = place;
+    let opened = place.device().and_then(|device| {
         let sends = plan.beside_sends.then(|| Sends::open(plan, &device, rank == 0)).transpose()?;
-        Ok::<_, Error>((Side::<M>::open(plan, device, rank == 0)?, sends))
-    };
-    let (side, sends) = meeting.agree(open())?;
+        Ok((Side::<M>::open(plan, device, rank == 0)?, sends))
+    });
+    let meeting = &mut place.meeting;
+    let (side, sends) = meeting.agree(opened)?;
     let theirs = meeting.exchange(Ok(side.card()))?;
     meeting.keep_step(side.connect(&theirs))?;
     let mut ours = Role::new(side, rank, plan.payload, plan.depth, patience);
@@ -137,11 +85,11 @@ fn take_part<M: Body + ?Sized>(
             Some(Role::new(sends, rank, plan.payload, plan.depth, patience))
         }
     };
-    let pinned = cores.map_or(Ok(()), |cores| cores::pin(cores[rank]));
-    meeting.keep_step(pinned)?;
+    place.pin()?;
 
+    let mut meeting = place.meeting;
     let mut plain = arena.map(|arena| Plain::new(plan, arena, patience, meeting.leads()));
-    let (count, slice) = plan.slices();
+    let (count, slice) = plan.span.slices();
     let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
     let mut measured = Measured::default();
     for at in 0..=count {
@@ -181,7 +129,7 @@ fn take_part<M: Body + ?Sized>(
     if let Some(Role::Client(sends)) = &sends {
         errors += sends.tally.errors_if_answered(*sent);
     }
-    Ok(Some(report(plan, cores, &measured, &client.tally.latency, &both, errors)))
+    Ok(Some(report(plan, processes, cores, &measured, &client.tally.latency, &both, errors)))
 }
 
 /// This side of everything that is not ours.
@@ -241,6 +189,7 @@ impl<'a> Plain<'a> {
 
 fn report(
     plan: &Plan,
+    processes: bool,
     cores: Option<[usize; 2]>,
     measured: &Measured,
     latency: &Histogram,
@@ -256,14 +205,14 @@ fn report(
     counters.insert("messages".into(), counters["calls"] + counters["replies"]);
     let subject = Subject {
         bench: "copyrpc",
-        device: plan.device_text(),
+        device: plan.devices.to_string(),
         op: None,
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: None,
         response: Some(plan.response).filter(|response| *response != plan.payload),
         endpoints: Some(plan.endpoints),
-        processes: plan.processes,
+        processes,
         waiting: None,
         registered_in_place: None,
         cores: cores.map(Vec::from),

@@ -1,11 +1,11 @@
 //! What to measure.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
 
+use crate::bench::plan::{Devices, Span};
 use crate::error::Error;
 
 /// The least payload: what a response is verified by is a number of 8 bytes in it.
@@ -19,10 +19,6 @@ const MAX_MEMORY: u64 = 256 << 20;
 const USUAL_MEMORY: usize = 64 << 20;
 /// What a message takes in a ring beside its payload, at most.
 const AROUND: usize = 128;
-/// The longest run.
-const MAX_SECONDS: f64 = 3600.0;
-/// Our slice; the limits are measured between two of them.
-const SLICE: Duration = Duration::from_millis(25);
 
 /// Calls between two nodes, many to a WRITE with immediate.
 ///
@@ -70,25 +66,16 @@ pub(crate) struct Plan {
     pub(super) endpoints: usize,
     pub(super) processes: bool,
     pub(super) beside_sends: bool,
-    pub(super) specs: [DeviceSpec; 2],
-    pub(super) duration: Duration,
+    pub(super) devices: Devices,
+    pub(super) span: Span,
 }
 
 impl Plan {
     pub(crate) fn new(arguments: &Arguments) -> Result<Plan, Error> {
         let Arguments { duration, payload, queue_depth, endpoints, processes, beside_sends, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
-        let specs = match arguments.device.as_slice() {
-            [one] => [one.clone(), one.clone()],
-            [left, right] => [left.clone(), right.clone()],
-            more => {
-                let count = more.len();
-                return usage(format!("--device names {count} devices: give one, or one for each side"));
-            }
-        };
-        if !(duration > 0.0 && duration <= MAX_SECONDS) {
-            return usage(format!("--duration {duration}: give seconds above 0, up to {MAX_SECONDS}"));
-        }
+        let devices = Devices::new(&arguments.device)?;
+        let span = Span::new(duration)?;
         if queue_depth == 0 || queue_depth > MAX_DEPTH {
             return usage(format!("--queue-depth {queue_depth}: give 1 to {MAX_DEPTH} requests in flight"));
         }
@@ -110,8 +97,8 @@ impl Plan {
             endpoints: endpoints as usize,
             processes,
             beside_sends,
-            specs,
-            duration: Duration::from_secs_f64(duration),
+            devices,
+            span,
         };
         let in_flight = payload.max(response).max(64) * u64::from(queue_depth);
         let rings = plan.endpoint().ring as u64 * u64::from(endpoints);
@@ -135,30 +122,17 @@ impl Plan {
         EndpointConfig { ring, credit: ring / 4, pending_calls: self.depth }
     }
 
-    /// How many slices, of which length.
-    pub(super) fn slices(&self) -> (u32, Duration) {
-        let count = (self.duration.as_secs_f64() / SLICE.as_secs_f64()).round().max(1.0) as u32;
-        (count, self.duration / count)
-    }
-
     /// The command line that measures this.
     pub(super) fn command_line(&self) -> Vec<OsString> {
-        let [left, right] = &self.specs;
         let mut line: Vec<OsString> = ["bench", "copyrpc"].map(OsString::from).into();
-        line.extend(["--device".into(), format!("{left},{right}").into()]);
+        line.extend(self.devices.words());
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--response".into(), self.response.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--endpoints".into(), self.endpoints.to_string().into()]);
-        line.extend(["--duration".into(), self.duration.as_secs_f64().to_string().into()]);
+        line.extend(self.span.words());
         line.extend(self.processes.then(|| "--processes".into()));
         line.extend(self.beside_sends.then(|| "--beside-sends".into()));
         line
-    }
-
-    /// The devices of both sides, once where they are alike.
-    pub(super) fn device_text(&self) -> String {
-        let [left, right] = &self.specs;
-        if left == right { left.to_string() } else { format!("{left},{right}") }
     }
 }

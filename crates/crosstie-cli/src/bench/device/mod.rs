@@ -11,8 +11,6 @@ mod traffic;
 
 use std::time::Duration;
 
-use crosstie::bootstrap::{self, Bootstrap, Limits, local};
-use crosstie::device::Device;
 use crosstie::telemetry::{Counters, Histogram};
 use zerocopy::IntoBytes;
 
@@ -20,60 +18,23 @@ pub(crate) use plan::{Arguments, Op, Plan};
 use side::Side;
 use traffic::Traffic;
 
-use super::arena::{self, Arena};
-use super::cores;
 use super::limits::{Line, Memcpy, Pace, Plain};
 use super::meeting::Meeting;
-use super::patience::Patience;
 use super::progress::Progress;
 use super::report::{self, Figures, LARGE, Report, Subject, median};
+use super::sides::{Place, TwoSides};
 use crate::error::Error;
 
 /// Measures, and reports where this process leads.
 pub(crate) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
-    let mut job = bootstrap::from_env()?;
-    let arena_len = Plain::arena_len(plan.payload, plan.depth);
-    match job.size() {
-        1 if plan.processes => {
-            let arena = Arena::create(arena_len)?;
-            let mut job = local::Launch::new(2)
-                .arguments(plan.command_line())
-                .variable(arena::VARIABLE, arena.descriptor())
-                .start()?;
-            let report = cores::on_own_thread(|| take_part(plan, &mut job, Some(&arena), None))?;
-            job.finish()?;
-            Ok(report)
-        }
-        1 => in_threads(plan, &Arena::create(arena_len)?),
-        2 => {
-            let arena = Arena::inherited(arena_len)?;
-            let plan = Plan { processes: true, ..plan.clone() };
-            let report = take_part(&plan, job.as_mut(), arena.as_ref(), None)?;
-            job.finish()?;
-            Ok(report)
-        }
-        size => {
-            Err(Error::Usage(format!("bench device has two sides, but this job has {size} ranks: start 2")))
-        }
-    }
-}
-
-/// Both sides in this process, on one device if they name the same.
-fn in_threads(plan: &Plan, arena: &Arena) -> Result<Option<Report>, Error> {
-    let [left, right] = &plan.specs;
-    let first = Device::open(left)?;
-    let second = if left == right { first.clone() } else { Device::open(right)? };
-    let mut members = local::threads(2, Limits::default())?.into_iter();
-    let (Some(mut leader), Some(mut follower)) = (members.next(), members.next()) else {
-        return Err(Error::Protocol);
+    let sides = TwoSides {
+        bench: "device",
+        devices: &plan.devices,
+        processes: plan.processes,
+        command_line: plan.command_line(),
+        arena: Plain::arena_len(plan.payload, plan.depth),
     };
-    std::thread::scope(|scope| {
-        let follower = scope.spawn(move || take_part(plan, &mut follower, Some(arena), Some(second)));
-        let report = cores::on_own_thread(|| take_part(plan, &mut leader, Some(arena), Some(first)));
-        let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // What the follower has to complain of, the leader has heard.
-        report.and_then(|report| followed.map(|_| report))
-    })
+    sides.run(|place| take_part(plan, place))
 }
 
 /// What the leading side measured.
@@ -87,47 +48,23 @@ struct Measured {
     memcpy: Vec<Pace>,
 }
 
-/// One side, from opening the device to the report.
-fn take_part(
-    plan: &Plan,
-    job: &mut dyn Bootstrap,
-    arena: Option<&Arena>,
-    device: Option<Device>,
-) -> Result<Option<Report>, Error> {
-    let mut meeting = Meeting::new(job);
-    // Sides that share no memory were started by others, who know where they should run.
-    let cores = if arena.is_some() { cores::pair()? } else { None };
-    let patience = Patience::new(cores.is_some() || arena.is_none());
-    let rank = usize::from(!meeting.leads());
-    let opened = || {
-        // Before pinning: threads of the device may run anywhere.
-        let device = device.map_or_else(|| Device::open(&plan.specs[rank]), Ok)?;
-        Side::new(plan, &device, patience)
-    };
-    let opened = opened();
-    let card = opened.as_ref().map(|side| side.card().as_bytes().to_vec());
-    let mut side = match card {
-        Ok(card) => {
-            let theirs = meeting.exchange(Ok(card))?;
-            let mut side = opened?;
-            let connected = side.connect(&theirs);
-            meeting.keep_step(connected)?;
-            Traffic::new(side)
-        }
-        Err(_) => {
-            let error = opened.err().unwrap_or(Error::Protocol);
-            meeting.exchange(Err(error))?;
-            return Err(Error::Protocol);
-        }
-    };
-    let pinned = cores.map_or(Ok(()), |cores| cores::pin(cores[rank]));
-    meeting.keep_step(pinned)?;
+/// One side, from its device to the report.
+fn take_part(plan: &Plan, mut place: Place<'_>) -> Result<Option<Report>, Error> {
+    let Place { arena, processes, cores, patience, .. } = place;
+    let opened = place.device().and_then(|device| Side::new(plan, &device, patience));
+    let mut side = place.meeting.agree(opened)?;
+    let theirs = place.meeting.exchange(Ok(side.card().as_bytes().to_vec()))?;
+    let connected = side.connect(&theirs);
+    place.meeting.keep_step(connected)?;
+    let mut side = Traffic::new(side);
+    place.pin()?;
+    let mut meeting = place.meeting;
 
     let mut plain = arena
         .map(|arena| (Line::new(arena, patience), Plain::new(arena, plan.payload, plan.depth, patience)));
     let mut memcpy =
         (meeting.leads() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
-    let (count, slice) = plan.slices();
+    let (count, slice) = plan.span.slices();
     let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
     let mut measured = Measured::default();
     for at in 0..=count {
@@ -152,7 +89,7 @@ fn take_part(
         theirs.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
     let [words @ .., errors] = theirs.as_slice() else { return Err(Error::Protocol) };
     both += Counters::from_words(words.try_into().map_err(|_| Error::Protocol)?);
-    Ok(Some(report(plan, cores, &measured, both, side.side.errors + errors)))
+    Ok(Some(report(plan, processes, cores, &measured, both, side.side.errors + errors)))
 }
 
 /// One slice of everything.
@@ -200,6 +137,7 @@ fn round(
 
 fn report(
     plan: &Plan,
+    processes: bool,
     cores: Option<[usize; 2]>,
     measured: &Measured,
     counters: Counters,
@@ -209,14 +147,14 @@ fn report(
     let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
     let subject = Subject {
         bench: "device",
-        device: plan.device_text(),
+        device: plan.devices.to_string(),
         op: Some(plan.op.name()),
         payload: plan.payload,
         queue_depth: plan.depth,
         clients: None,
         response: None,
         endpoints: None,
-        processes: plan.processes,
+        processes,
         waiting: None,
         registered_in_place: Some(plan.in_place),
         cores: cores.map(Vec::from),

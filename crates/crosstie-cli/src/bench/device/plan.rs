@@ -1,19 +1,15 @@
 //! What to measure.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use clap::ValueEnum;
 use crosstie::device::{Device, DeviceSpec};
 
+use crate::bench::plan::{Devices, Span};
 use crate::error::Error;
 
 /// One side's memory for messages is no larger than this.
 const MAX_MEMORY: u64 = 1 << 30;
-/// The longest run.
-const MAX_SECONDS: f64 = 3600.0;
-/// Our slice; the limits are measured between two of them.
-const SLICE: Duration = Duration::from_millis(25);
 /// Requests up to this long carry their bytes inline where the device can.
 const INLINE: u32 = 220;
 
@@ -90,27 +86,16 @@ pub(crate) struct Plan {
     pub(crate) depth: usize,
     pub(crate) processes: bool,
     pub(crate) in_place: bool,
-    pub(crate) specs: [DeviceSpec; 2],
-    pub(crate) duration: Duration,
+    pub(crate) devices: Devices,
+    pub(crate) span: Span,
 }
 
 impl Plan {
     pub(crate) fn new(arguments: &Arguments) -> Result<Plan, Error> {
         let Arguments { duration, op, queue_depth, processes, registered_in_place, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
-        let specs = match arguments.device.as_slice() {
-            [one] => [one.clone(), one.clone()],
-            [left, right] => [left.clone(), right.clone()],
-            more => {
-                return usage(format!(
-                    "--device names {} devices: give one, or one for each side",
-                    more.len()
-                ));
-            }
-        };
-        if !(duration > 0.0 && duration <= MAX_SECONDS) {
-            return usage(format!("--duration {duration}: give seconds above 0, up to {MAX_SECONDS}"));
-        }
+        let devices = Devices::new(&arguments.device)?;
+        let span = Span::new(duration)?;
         if queue_depth == 0 {
             return usage("--queue-depth 0: at least one operation must be in flight".into());
         }
@@ -131,8 +116,8 @@ impl Plan {
             depth: queue_depth as usize,
             processes,
             in_place: registered_in_place,
-            specs,
-            duration: Duration::from_secs_f64(duration),
+            devices,
+            span,
         })
     }
 
@@ -170,28 +155,15 @@ impl Plan {
         self.op.is_received() && self.depth == 1
     }
 
-    /// How many slices, of which length.
-    pub(crate) fn slices(&self) -> (u32, Duration) {
-        let count = (self.duration.as_secs_f64() / SLICE.as_secs_f64()).round().max(1.0) as u32;
-        (count, self.duration / count)
-    }
-
     /// The command line that measures this.
     pub(crate) fn command_line(&self) -> Vec<OsString> {
-        let [left, right] = &self.specs;
         let mut line: Vec<OsString> = ["bench", "device", "--op", self.op.name()].map(OsString::from).into();
-        line.extend(["--device".into(), format!("{left},{right}").into()]);
+        line.extend(self.devices.words());
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
-        line.extend(["--duration".into(), self.duration.as_secs_f64().to_string().into()]);
+        line.extend(self.span.words());
         line.extend(self.processes.then(|| "--processes".into()));
         line.extend(self.in_place.then(|| "--registered-in-place".into()));
         line
-    }
-
-    /// The devices of both sides, once where they are alike.
-    pub(crate) fn device_text(&self) -> String {
-        let [left, right] = &self.specs;
-        if left == right { left.to_string() } else { format!("{left},{right}") }
     }
 }

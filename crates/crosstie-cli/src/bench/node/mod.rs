@@ -159,7 +159,7 @@ fn take_part<T: Transport>(
     meeting.keep_step(pinned)?;
 
     let mut sides = Sides::new(plan, arena, patience, &meeting);
-    let (count, slice) = plan.slices();
+    let (count, slice) = plan.span.slices();
     let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
     let mut measured = Measured::default();
     for at in 0..=count {

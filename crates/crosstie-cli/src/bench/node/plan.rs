@@ -1,12 +1,12 @@
 //! What to measure.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use clap::ValueEnum;
 
 use crate::bench::cores;
 use crate::bench::limits::{RINGS, in_place_len, two_rings_len};
+use crate::bench::plan::Span;
 use crate::error::Error;
 
 /// The least payload: what a response is verified by is a number of 8 bytes in it.
@@ -19,10 +19,6 @@ const MAX_CLIENTS: u32 = 128;
 const MAX_DEPTH: u32 = 1024;
 /// Messages of all clients in flight take no more memory than this.
 const MAX_MEMORY: u64 = 256 << 20;
-/// The longest run.
-const MAX_SECONDS: f64 = 3600.0;
-/// Our slice; the limits are measured between two of them.
-const SLICE: Duration = Duration::from_millis(25);
 /// A roomier pair of plain rings has this many times the depth, unless it takes more memory than caches like.
 const ROOMY: usize = 4;
 const ROOMY_MEMORY: usize = 16 << 20;
@@ -127,16 +123,14 @@ pub(crate) struct Plan {
     pub(super) clients: usize,
     pub(super) processes: bool,
     pub(super) waiting: Waiting,
-    duration: Duration,
+    pub(super) span: Span,
 }
 
 impl Plan {
     pub(crate) fn new(kind: Kind, arguments: &Arguments) -> Result<Plan, Error> {
         let Arguments { duration, payload, queue_depth, clients, processes, waiting, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
-        if !(duration > 0.0 && duration <= MAX_SECONDS) {
-            return usage(format!("--duration {duration}: give seconds above 0, up to {MAX_SECONDS}"));
-        }
+        let span = Span::new(duration)?;
         if queue_depth == 0 || queue_depth > MAX_DEPTH {
             return usage(format!("--queue-depth {queue_depth}: give 1 to {MAX_DEPTH} requests in flight"));
         }
@@ -179,7 +173,7 @@ impl Plan {
             clients: clients as usize,
             processes,
             waiting,
-            duration: Duration::from_secs_f64(duration),
+            span,
         })
     }
 
@@ -188,19 +182,13 @@ impl Plan {
         self.clients + 1
     }
 
-    /// How many slices, of which length.
-    pub(super) fn slices(&self) -> (u32, Duration) {
-        let count = (self.duration.as_secs_f64() / SLICE.as_secs_f64()).round().max(1.0) as u32;
-        (count, self.duration / count)
-    }
-
     /// The command line that measures this.
     pub(super) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", self.kind.name()].map(OsString::from).into();
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--clients".into(), self.clients.to_string().into()]);
-        line.extend(["--duration".into(), self.duration.as_secs_f64().to_string().into()]);
+        line.extend(self.span.words());
         line.extend(["--waiting".into(), self.waiting.name().into()]);
         line.extend(self.processes.then(|| "--processes".into()));
         line
