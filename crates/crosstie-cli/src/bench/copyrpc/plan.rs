@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Put the two sides into two processes rather than two threads.
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Measure beside it the same exchange with one SEND per message over the same device: what batching gains.
+    /// Measure in between the same exchange with one SEND per message over the same device: what batching gains.
     #[arg(long)]
     pub(crate) beside_sends: bool,
 }
