@@ -6,5 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod long;
 pub mod message;
 pub mod placement;
+pub mod store;
