@@ -11,3 +11,4 @@ pub mod long;
 pub mod message;
 pub mod placement;
 pub mod store;
+pub mod workload;
