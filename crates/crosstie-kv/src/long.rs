@@ -425,6 +425,33 @@ mod tests {
         }
     }
 
+    /// Every message with one byte changed, in every way.
+    #[test]
+    fn one_wrong_byte_is_refused_or_another_message() {
+        let (mut bytes, mut again) = (Vec::new(), Vec::new());
+        for kind in 1..8 {
+            let call = call(kind, b"a key", b"expected", b"value");
+            Request { rank: 1, daemon: 2, call }.encode(&mut bytes).unwrap();
+            for (at, byte) in (0..bytes.len()).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
+                let right = std::mem::replace(&mut bytes[at], byte);
+                if let Ok(request) = Request::decode(&bytes) {
+                    request.encode(&mut again).unwrap();
+                    assert_eq!(again, bytes);
+                }
+                bytes[at] = right;
+            }
+        }
+        Response { status: Status::Done, value: b"value" }.encode(&mut bytes).unwrap();
+        for (at, byte) in (0..bytes.len()).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
+            let right = std::mem::replace(&mut bytes[at], byte);
+            if let Ok(response) = Response::decode(&bytes) {
+                response.encode(&mut again).unwrap();
+                assert_eq!(again, bytes);
+            }
+            bytes[at] = right;
+        }
+    }
+
     #[test]
     fn limits_hold_in_both_directions() {
         let (key, value) = (vec![0; MAX_KEY + 1], vec![1; MAX_VALUE + 1]);
