@@ -202,8 +202,8 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
         }
     }
     for step in &mut plan {
-        let unnoticed = |left: Value| !needed[left as usize] && !(any_needed && left != ABSENT);
-        if step.is_some_and(|step| step.optional && step.leaves.is_some_and(unnoticed)) {
+        let noticed = |left: Value| needed[left as usize] || (any_needed && left != ABSENT);
+        if step.is_some_and(|step| step.optional && step.leaves.is_some_and(|left| !noticed(left))) {
             *step = None;
         }
     }

@@ -107,8 +107,11 @@ fn any_unique() -> impl Strategy<Value = Vec<Event>> {
     })
 }
 
-/// A history of a register that worked: (operation, pause before it happens, time before that and after that, lost).
-fn simulate(steps: &[(Op, u64, u64, u64, [u64; 2], u8)], unique: bool) -> Vec<Event> {
+/// Operation, value, expected value, pause before it happens, time from its call to that and from that to its return, fate.
+type Simulated = (Op, u64, u64, u64, [u64; 2], u8);
+
+/// A history of a register that worked.
+fn simulate(steps: &[Simulated], unique: bool) -> Vec<Event> {
     let (mut now, mut value) = (1000, None);
     let mut events = Vec::new();
     for (n, &(op, small, expected, pause, [before, after], odds)) in steps.iter().enumerate() {
@@ -133,7 +136,7 @@ fn simulate(steps: &[(Op, u64, u64, u64, [u64; 2], u8)], unique: bool) -> Vec<Ev
     events
 }
 
-fn any_steps() -> impl Strategy<Value = Vec<(Op, u64, u64, u64, [u64; 2], u8)>> {
+fn any_steps() -> impl Strategy<Value = Vec<Simulated>> {
     prop::collection::vec((any_op(), 0u64..3, 0u64..3, 0u64..20, [0u64..60, 0u64..60], any::<u8>()), 0..60)
 }
 
