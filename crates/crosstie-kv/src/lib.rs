@@ -6,5 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod history;
+pub mod long;
 pub mod message;
 pub mod placement;
+pub mod store;
+pub mod workload;

@@ -55,6 +55,8 @@ pub enum Status {
     NodeGone = 5,
     /// The request names a node or a shard that does not have the key.
     Misrouted = 6,
+    /// The request breaks the rules of its format or a limit. Only long requests do, see [`crate::long`].
+    Malformed = 7,
 }
 
 /// A response: 16 bytes.

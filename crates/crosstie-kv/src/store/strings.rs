@@ -1,0 +1,120 @@
+//! Byte strings: a table of hashes, and one allocation for each key with its value.
+
+use super::table::{Slot, Table};
+
+pub(super) struct Strings {
+    table: Table<Entry, STRING_SLOTS>,
+    /// What the records take.
+    records: usize,
+}
+
+/// 24 KiB.
+const STRING_SLOTS: usize = 1024;
+
+struct Entry {
+    hash: u64,
+    record: Option<Record>,
+}
+
+/// ```text
+/// | key_len u32 | key | value |
+/// ```
+struct Record(Box<[u8]>);
+
+impl Slot for Entry {
+    const VACANT: Entry = Entry { hash: 0, record: None };
+    #[inline]
+    fn is_vacant(&self) -> bool {
+        self.record.is_none()
+    }
+}
+
+impl Strings {
+    pub(super) fn new() -> Strings {
+        Strings { table: Table::new(), records: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn allocated(&self) -> usize {
+        self.table.allocated() + self.records
+    }
+
+    pub(super) fn get(&self, hash: u64, key: &[u8]) -> Option<&[u8]> {
+        self.table.get(hash, |entry| entry.is(hash, key))?.record.as_ref().map(|record| record.parts().1)
+    }
+
+    /// Stores `value`, if `spare` bytes more than before suffice.
+    pub(super) fn put(&mut self, hash: u64, key: &[u8], value: &[u8], spare: usize) -> bool {
+        let cost = Record::cost(key.len(), value.len());
+        let Some(entry) = self.table.get_mut(hash, |entry| entry.is(hash, key)) else {
+            let fits = spare.checked_sub(cost);
+            let Some(spare) = fits else { return false };
+            if !self.table.reserve(hash, spare, |entry| entry.hash) {
+                return false;
+            }
+            self.table.insert(hash, Entry { hash, record: Some(Record::new(key, value)) });
+            self.records += cost;
+            return true;
+        };
+        if let Some(record) = &mut entry.record {
+            let old = record.value_mut();
+            if old.len() == value.len() {
+                old.copy_from_slice(value);
+                return true;
+            }
+            let old = Record::cost(key.len(), old.len());
+            if cost > old + spare {
+                return false;
+            }
+            self.records = self.records - old + cost;
+        }
+        // The old one goes first: the two together may be more than there is room for.
+        entry.record = None;
+        entry.record = Some(Record::new(key, value));
+        true
+    }
+
+    pub(super) fn remove(&mut self, hash: u64, key: &[u8]) -> bool {
+        let removed = self.table.remove(hash, |entry| entry.is(hash, key), |entry| entry.hash);
+        let Some(record) = removed.and_then(|entry| entry.record) else { return false };
+        let (key, value) = record.parts();
+        self.records -= Record::cost(key.len(), value.len());
+        true
+    }
+}
+
+impl Entry {
+    #[inline]
+    fn is(&self, hash: u64, key: &[u8]) -> bool {
+        self.hash == hash && self.record.as_ref().is_some_and(|record| record.parts().0 == key)
+    }
+}
+
+impl Record {
+    const PREFIX: usize = size_of::<u32>();
+
+    fn new(key: &[u8], value: &[u8]) -> Record {
+        Record([&(key.len() as u32).to_ne_bytes(), key, value].concat().into())
+    }
+
+    /// What the allocator takes for one: it adds a word, and rounds up to two.
+    fn cost(key: usize, value: usize) -> usize {
+        (Self::PREFIX + key + value + 8).next_multiple_of(16).max(32)
+    }
+
+    fn key_len(&self) -> usize {
+        self.0.first_chunk().map_or(0, |len| u32::from_ne_bytes(*len) as usize)
+    }
+
+    fn parts(&self) -> (&[u8], &[u8]) {
+        self.0[Self::PREFIX..].split_at(self.key_len())
+    }
+
+    fn value_mut(&mut self) -> &mut [u8] {
+        let key = self.key_len();
+        &mut self.0[Self::PREFIX + key..]
+    }
+}

@@ -1,0 +1,314 @@
+//! A hash table that grows by segments.
+//!
+//! ```text
+//! directory   | 0 | 0 | 1 | 2 |          2^depth entries, chosen by the highest bits of the hash
+//!               |   |   |   `----> segment 2
+//! segment 0  <--'---'   `--------> segment 1
+//! | slot | slot | ...            |       SLOTS each, linear probing from the lowest bits of the hash
+//! ```
+//!
+//! A full segment is split into two; the rest of the table stays where it is (extendible hashing). So growing never stops
+//! the daemon for longer than one segment takes, and never needs twice the memory. A look-up reads the directory, which stays in
+//! the cache, and one or two lines of a segment. Segments are not given back when their keys are deleted, new keys use them.
+
+/// What a table is made of.
+pub(super) trait Slot: Sized {
+    /// A slot with nothing in it.
+    const VACANT: Self;
+    fn is_vacant(&self) -> bool;
+}
+
+pub(super) struct Table<S, const SLOTS: usize> {
+    /// Numbers of segments. Empty at first, then 2^depth.
+    directory: Vec<u32>,
+    depth: u32,
+    segments: Vec<Segment<S, SLOTS>>,
+    len: usize,
+}
+
+struct Segment<S, const SLOTS: usize> {
+    slots: Box<[S; SLOTS]>,
+    len: u32,
+    /// How many of the highest bits all hashes in it have in common.
+    depth: u32,
+}
+
+/// Bits that choose a segment, at most. A table that would need more is full.
+const MAX_DEPTH: u32 = 28;
+
+impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
+    /// Slots of a segment that may be taken. One in five stays free, which keeps probing short.
+    const FULL: usize = SLOTS - SLOTS.div_ceil(5);
+
+    pub(super) fn new() -> Self {
+        const { assert!(SLOTS.is_power_of_two() && SLOTS >= 8 && SLOTS <= 1 << 16) };
+        Table { directory: Vec::new(), depth: 0, segments: Vec::new(), len: 0 }
+    }
+
+    /// Slots that are taken.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes that it has allocated.
+    pub(super) fn allocated(&self) -> usize {
+        self.directory.capacity() * size_of::<u32>()
+            + self.segments.capacity() * size_of::<Segment<S, SLOTS>>()
+            + self.segments.len() * size_of::<[S; SLOTS]>()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&S> {
+        let segment = &self.segments[self.segment_of(hash)?];
+        segment.find(hash, is).map(|at| &segment.slots[at])
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&mut S> {
+        let segment = self.segment_of(hash)?;
+        let segment = &mut self.segments[segment];
+        segment.find(hash, is).map(|at| &mut segment.slots[at])
+    }
+
+    /// Makes room for one more slot with `hash`. Allocates `spare` bytes at most, and if they do not suffice says `false`.
+    pub(super) fn reserve(&mut self, hash: u64, mut spare: usize, hash_of: impl Fn(&S) -> u64) -> bool {
+        loop {
+            let full = match self.segment_of(hash) {
+                Some(segment) if (self.segments[segment].len as usize) < Self::FULL => return true,
+                full => full,
+            };
+            // Everything new is paid for, though what it replaces will be freed: for a moment, both are there.
+            let more_segments = self.segments.len() == self.segments.capacity();
+            let segments = if more_segments { (self.segments.len() * 2).max(4) } else { 0 };
+            let more_directory = full.is_none_or(|full| self.segments[full].depth == self.depth);
+            let directory = if more_directory { (self.directory.len() * 2).max(1) } else { 0 };
+            let bytes = size_of::<[S; SLOTS]>()
+                + segments * size_of::<Segment<S, SLOTS>>()
+                + directory * size_of::<u32>();
+            let Some(left) = spare.checked_sub(bytes) else { return false };
+            spare = left;
+            if more_segments {
+                self.segments.reserve_exact(segments - self.segments.len());
+            }
+            match full {
+                None => {
+                    self.directory = vec![0];
+                    self.segments.push(Segment::new(0));
+                }
+                Some(_) if more_directory && self.depth == MAX_DEPTH => return false,
+                Some(full) => {
+                    if more_directory {
+                        self.directory = self.directory.iter().flat_map(|&segment| [segment; 2]).collect();
+                        self.depth += 1;
+                    }
+                    self.split(full, hash, &hash_of);
+                }
+            }
+        }
+    }
+
+    /// Puts `slot`, which must not be there yet, where there is room for it.
+    pub(super) fn insert(&mut self, hash: u64, slot: S) {
+        let Some(segment) = self.segment_of(hash) else { unreachable!("an insert follows a reserve") };
+        debug_assert!((self.segments[segment].len as usize) < Self::FULL);
+        self.segments[segment].insert(hash, slot);
+        self.len += 1;
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        hash: u64,
+        is: impl Fn(&S) -> bool,
+        hash_of: impl Fn(&S) -> u64,
+    ) -> Option<S> {
+        let segment = self.segment_of(hash)?;
+        let segment = &mut self.segments[segment];
+        let at = segment.find(hash, is)?;
+        self.len -= 1;
+        Some(segment.remove(at, hash_of))
+    }
+
+    #[inline]
+    fn segment_of(&self, hash: u64) -> Option<usize> {
+        // In two steps: a shift by 64 would be none.
+        self.directory.get(((hash >> 1) >> (63 - self.depth)) as usize).map(|&segment| segment as usize)
+    }
+
+    /// Moves the half of segment `full` whose next bit is set into a new segment. `hash` is one that belongs into `full`.
+    fn split(&mut self, full: usize, hash: u64, hash_of: &impl Fn(&S) -> u64) {
+        let old = &mut self.segments[full];
+        old.depth += 1;
+        let depth = old.depth;
+        let mut new = Segment::new(depth);
+        old.sort(hash_of, |hash| hash >> (64 - depth) & 1 == 1, &mut new);
+
+        let number = self.segments.len() as u32;
+        self.segments.push(new);
+        let prefix = (hash >> (64 - depth)) as usize | 1;
+        let entries = 1 << (self.depth - depth);
+        self.directory[prefix * entries..][..entries].fill(number);
+    }
+}
+
+impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
+    fn new(depth: u32) -> Self {
+        let slots: Box<[S]> = (0..SLOTS).map(|_| S::VACANT).collect();
+        let Ok(slots) = slots.try_into() else { unreachable!("it has SLOTS slots") };
+        Segment { slots, len: 0, depth }
+    }
+
+    #[inline]
+    fn home(hash: u64) -> usize {
+        hash as usize & (SLOTS - 1)
+    }
+
+    #[inline]
+    fn after(at: usize) -> usize {
+        (at + 1) & (SLOTS - 1)
+    }
+
+    // Probing ends: some slots are always vacant.
+    #[inline]
+    fn find(&self, hash: u64, is: impl Fn(&S) -> bool) -> Option<usize> {
+        let mut at = Self::home(hash);
+        loop {
+            let slot = &self.slots[at];
+            if is(slot) {
+                return Some(at);
+            }
+            if slot.is_vacant() {
+                return None;
+            }
+            at = Self::after(at);
+        }
+    }
+
+    fn insert(&mut self, hash: u64, slot: S) {
+        let mut at = Self::home(hash);
+        while !self.slots[at].is_vacant() {
+            at = Self::after(at);
+        }
+        self.slots[at] = slot;
+        self.len += 1;
+    }
+
+    fn take(&mut self, at: usize) -> S {
+        self.len -= 1;
+        std::mem::replace(&mut self.slots[at], S::VACANT)
+    }
+
+    /// Takes a slot out, and moves those behind it up that were only there because it was taken.
+    fn remove(&mut self, at: usize, hash_of: impl Fn(&S) -> u64) -> S {
+        let removed = self.take(at);
+        let (mut hole, mut at) = (at, Self::after(at));
+        while !self.slots[at].is_vacant() {
+            let home = Self::home(hash_of(&self.slots[at]));
+            // It may move unless its home lies behind the hole.
+            if (at.wrapping_sub(home) & (SLOTS - 1)) >= (at.wrapping_sub(hole) & (SLOTS - 1)) {
+                self.slots.swap(hole, at);
+                hole = at;
+            }
+            at = Self::after(at);
+        }
+        removed
+    }
+
+    /// Moves the slots that `goes` into `new`, and the others up to where they would be without those.
+    fn sort(&mut self, hash_of: &impl Fn(&S) -> u64, goes: impl Fn(u64) -> bool, new: &mut Self) {
+        // From behind a vacant slot on, whatever a slot was moved on by lies before it and has been sorted.
+        let vacant = self.slots.iter().position(S::is_vacant).unwrap_or(0);
+        for at in (vacant + 1..SLOTS).chain(0..vacant) {
+            if !self.slots[at].is_vacant() {
+                let hash = hash_of(&self.slots[at]);
+                let slot = self.take(at);
+                if goes(hash) { new.insert(hash, slot) } else { self.insert(hash, slot) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A key, which is its own hash, and a value. Zero is none.
+    type Pair = (u64, u32);
+
+    impl Slot for Pair {
+        const VACANT: Pair = (0, 0);
+        fn is_vacant(&self) -> bool {
+            self.0 == 0
+        }
+    }
+
+    type Small = Table<Pair, 8>;
+
+    fn reserve(table: &mut Small, key: u64, spare: usize) -> bool {
+        table.reserve(key, spare, |slot| slot.0)
+    }
+
+    proptest! {
+        /// Keys whose hashes meet in few segments and few homes, or nowhere: what was put in is there, what was not is not.
+        #[test]
+        fn it_is_a_map(steps in prop::collection::vec((0u64..4, 1u64..8, 0u64..40, any::<bool>(), any::<u32>()), 0..400)) {
+            let mut table = Small::new();
+            let mut oracle = BTreeMap::new();
+            for (high, low, middle, put, value) in steps {
+                let key = high << 62 | middle << 56 | low;
+                if put {
+                    match table.get_mut(key, |slot| slot.0 == key) {
+                        Some(slot) => slot.1 = value,
+                        None => {
+                            prop_assert!(reserve(&mut table, key, usize::MAX));
+                            table.insert(key, (key, value));
+                        }
+                    }
+                    oracle.insert(key, value);
+                } else {
+                    let removed = table.remove(key, |slot| slot.0 == key, |slot| slot.0);
+                    prop_assert_eq!(removed.map(|slot| slot.1), oracle.remove(&key));
+                }
+                prop_assert_eq!(table.len(), oracle.len());
+                for (key, value) in &oracle {
+                    prop_assert_eq!(table.get(*key, |slot| slot.0 == *key), Some(&(*key, *value)));
+                }
+                prop_assert_eq!(table.segments.iter().map(|segment| segment.len as usize).sum::<usize>(), table.len());
+            }
+        }
+    }
+
+    #[test]
+    fn it_allocates_no_more_than_it_may() {
+        let mut table = Small::new();
+        let limit = 4000;
+        let mut key = 0u64;
+        loop {
+            key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let before = table.allocated();
+            if !reserve(&mut table, key, limit - before) {
+                break;
+            }
+            table.insert(key, (key, 1));
+            assert!(table.allocated() <= limit);
+        }
+        assert!(table.len() > 60, "{}", table.len());
+    }
+
+    /// Equal hashes cannot be separated by splitting. The table says so before it has eaten all memory.
+    #[test]
+    fn equal_hashes_fill_it() {
+        let mut table = Small::new();
+        for n in 0..Small::FULL as u32 {
+            assert!(reserve(&mut table, 5, 1 << 20));
+            table.insert(5, (5, n));
+        }
+        assert!(!reserve(&mut table, 5, 1 << 20));
+        assert!(table.allocated() < 2 << 20);
+        assert!(table.get(5, |slot| slot.1 == 3).is_some());
+        assert!(reserve(&mut table, 5 << 61, 1 << 10));
+    }
+}

@@ -1,0 +1,162 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::long::Call;
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        2 => Just(Op::Get),
+        4 => Just(Op::Put),
+        1 => Just(Op::Delete),
+        2 => Just(Op::Insert),
+        2 => Just(Op::CompareAndSwap)
+    ]
+}
+
+/// What a store with endless memory would say to it, and the value that the key would have then.
+fn expected<V: Clone + PartialEq>(
+    op: Op,
+    current: Option<&V>,
+    expected: &V,
+    value: &V,
+) -> (Status, Option<V>) {
+    match (op, current) {
+        (Op::Get, Some(current)) => (Status::Done, Some(current.clone())),
+        (Op::Put, _) | (Op::Insert, None) => (Status::Done, Some(value.clone())),
+        (Op::Delete, Some(_)) => (Status::Done, None),
+        (Op::Insert, Some(current)) => (Status::Mismatch, Some(current.clone())),
+        (Op::CompareAndSwap, Some(current)) if current == expected => (Status::Done, Some(value.clone())),
+        (Op::CompareAndSwap, Some(current)) => (Status::Mismatch, Some(current.clone())),
+        (Op::Get | Op::Delete | Op::CompareAndSwap, None) => (Status::NotFound, None),
+    }
+}
+
+fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}
+
+proptest! {
+    #[test]
+    fn words_are_a_map(steps in prop::collection::vec((op(), 0u64..24, 0u64..4, 0u64..4), 0..300)) {
+        let mut shard = Shard::new(1 << 20);
+        let mut oracle = BTreeMap::new();
+        for (op, key, value, wanted) in steps {
+            let answer = shard.apply(&Request { value, expected: wanted, ..Request::new(op, 0, key) });
+            let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
+            let says = matches!(status, Status::Mismatch) || op == Op::Get;
+            prop_assert_eq!(answer, Response::new(status, new.filter(|_| says).unwrap_or(0)));
+            set(&mut oracle, key, new);
+            prop_assert_eq!(shard.stats().words, oracle.len() as u64);
+        }
+    }
+
+    /// Under a limit that is hit, a string is stored whole or the shard is as before.
+    #[test]
+    fn strings_are_a_map_and_the_limit_holds(
+        steps in prop::collection::vec((op(), 0usize..300, prop_oneof![0usize..40, 0usize..4000], any::<bool>()), 0..400),
+    ) {
+        let limit = 150_000;
+        let mut shard = Shard::new(limit);
+        let mut oracle: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for (n, (op, key, len, right)) in steps.into_iter().enumerate() {
+            let key = vec![key as u8; key];
+            let value = vec![n as u8; len];
+            let wanted = if right { oracle.get(&key).cloned().unwrap_or_default() } else { vec![9; 2] };
+            let call = match op {
+                Op::Get => Call::Get { key: &key },
+                Op::Put => Call::Put { key: &key, value: &value },
+                Op::Delete => Call::Delete { key: &key },
+                Op::Insert => Call::Insert { key: &key, value: &value },
+                Op::CompareAndSwap => Call::CompareAndSwap { key: &key, expected: &wanted, value: &value },
+            };
+            let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
+            let before = shard.stats().bytes as usize;
+            let answer = shard.apply_long(&call);
+            if answer.status == Status::OutOfMemory {
+                prop_assert!(status == Status::Done && answer.value.is_empty());
+                // There was indeed no room: for the string, or for one more segment with it.
+                prop_assert!(before + key.len() + value.len() + 40_000 > limit, "refused at {} bytes", before);
+            } else {
+                prop_assert_eq!(answer.status, status);
+                let says = matches!(status, Status::Mismatch) || op == Op::Get;
+                prop_assert_eq!(answer.value, new.as_deref().filter(|_| says).unwrap_or_default());
+                set(&mut oracle, key, new);
+            }
+            let stats = shard.stats();
+            prop_assert!(stats.bytes <= limit as u64);
+            prop_assert_eq!(stats.strings, oracle.len() as u64);
+        }
+        for (key, value) in &oracle {
+            prop_assert_eq!(shard.apply_long(&Call::Get { key }).value, &value[..]);
+        }
+    }
+}
+
+#[test]
+fn many_words_survive_growing_and_shrinking() {
+    let mut shard = Shard::new(64 << 20);
+    let keys = 100_000;
+    let get = |shard: &mut Shard, key| shard.apply(&Request::new(Op::Get, 0, key));
+    for key in 0..keys {
+        let put = Request { value: !key, ..Request::new(Op::Put, 0, key) };
+        assert_eq!(shard.apply(&put), Response::new(Status::Done, 0));
+    }
+    assert!((0..keys).all(|key| get(&mut shard, key) == Response::new(Status::Done, !key)));
+    for key in (0..keys).filter(|key| key % 3 == 0) {
+        assert_eq!(shard.apply(&Request::new(Op::Delete, 0, key)).status, Status::Done);
+    }
+    assert!((0..keys).all(|key| (get(&mut shard, key).status == Status::Done) == (key % 3 != 0)));
+    let stats = shard.stats();
+    assert_eq!(stats.words, keys - keys.div_ceil(3));
+    assert_eq!((stats.gets, stats.puts, stats.deletes), (2 * keys, keys, keys.div_ceil(3)));
+    assert_eq!(stats.hits, keys + stats.words);
+}
+
+#[test]
+fn a_full_shard_refuses_new_words_only() {
+    let mut shard = Shard::new(1 << 20);
+    let put = |key, value| Request { value, ..Request::new(Op::Put, 0, key) };
+    let full = (0..).find(|&key| shard.apply(&put(key, 1)).status == Status::OutOfMemory).unwrap();
+    // 16 bytes a key, between 0.4 and 0.8 full.
+    assert!((26_000..53_000).contains(&full), "{full}");
+    assert!((0..full).all(|key| shard.apply(&put(key, 2)).status == Status::Done));
+    assert_eq!(shard.apply(&Request::new(Op::Get, 0, full)).status, Status::NotFound);
+    assert!((0..full).all(|key| shard.apply(&Request::new(Op::Get, 0, key)).value == 2));
+    assert_eq!(shard.apply(&Request::new(Op::Insert, 0, full)).status, Status::OutOfMemory);
+    assert_eq!(shard.stats().out_of_memory, 2);
+    assert!(shard.stats().bytes <= 1 << 20);
+    // A deleted key makes room where it was.
+    let deleted = (0..full).all(|key| shard.apply(&Request::new(Op::Delete, 0, key)).status == Status::Done);
+    assert!(deleted && shard.apply(&put(full, 3)).status == Status::Done);
+}
+
+#[test]
+fn a_limit_of_nothing_holds_nothing() {
+    let mut shard = Shard::new(0);
+    assert_eq!(shard.apply(&Request::new(Op::Get, 0, 1)).status, Status::NotFound);
+    assert_eq!(shard.apply(&Request::new(Op::Delete, 0, 1)).status, Status::NotFound);
+    assert_eq!(shard.apply(&Request::new(Op::Put, 0, 1)).status, Status::OutOfMemory);
+    let put = Call::Put { key: b"", value: b"" };
+    assert_eq!(shard.apply_long(&put).status, Status::OutOfMemory);
+    assert_eq!(shard.apply_long(&Call::Get { key: b"" }).status, Status::NotFound);
+    assert_eq!(shard.stats().bytes, 0);
+}
+
+#[test]
+fn lengths_and_kinds_are_checked() {
+    let mut shard = Shard::new(8 << 20);
+    let value = vec![1; long::MAX_VALUE + 1];
+    let put = |value| Call::Put { key: b"key", value };
+    assert_eq!(shard.apply_long(&put(&value)).status, Status::Malformed);
+    assert_eq!(shard.apply_long(&put(&value[1..])).status, Status::Done);
+    assert_eq!(shard.apply_long(&Call::Get { key: b"key" }).value, &value[1..]);
+    assert_eq!(shard.apply_long(&Call::Info).status, Status::Misrouted);
+    let stats = shard.stats();
+    assert_eq!(ShardStats::read_from_bytes(shard.apply_long(&Call::Stats).value).unwrap(), stats);
+    assert_eq!((stats.strings, stats.puts, stats.hits), (1, 2, 1));
+}
