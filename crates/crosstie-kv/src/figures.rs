@@ -28,6 +28,8 @@ pub const MAX_RUNS: usize = 4096;
 pub const MAX_BUCKETS: usize = 4096;
 /// Counters of a result at most.
 pub const MAX_COUNTERS: usize = 1024;
+/// The highest rate or time that is believed.
+pub const MAX_FIGURE: f64 = 1e18;
 /// What [`Figures::bench`] is.
 pub const BENCH: &str = "kv";
 
@@ -337,6 +339,8 @@ impl Figures {
         }
         histogram("latency", &self.latency)?;
         histogram("batches", &self.batches)?;
+        let powers = self.batches.iter().all(|[size, _]| size.is_power_of_two());
+        require(powers, "batches", || "has a size that is not a power of two".into())?;
         at_most("runs", self.runs.len(), MAX_RUNS)?;
         for (at, run) in self.runs.iter().enumerate() {
             figure_is_sound(&format!("runs[{at}].seconds"), run.seconds)?;
@@ -356,7 +360,9 @@ fn require(legal: bool, field: &str, what: impl FnOnce() -> String) -> Result<()
 }
 
 fn figure_is_sound(field: &str, figure: f64) -> Result<(), Impossible> {
-    require(figure.is_finite() && figure >= 0.0, field, || format!("is {figure}"))
+    require((0.0..=MAX_FIGURE).contains(&figure), field, || {
+        format!("is {figure:e}, not between 0 and {MAX_FIGURE:e}")
+    })
 }
 
 fn at_most(field: &str, len: usize, most: usize) -> Result<(), Impossible> {
@@ -441,6 +447,8 @@ mod tests {
             ("latency", json!([[1, u64::MAX], [2, 1]])),
             ("latency", json!([[1, 2, 3]])),
             ("batches", json!([[1, 1], [1, 1]])),
+            ("batches", json!([[1, 1], [3, 1]])),
+            ("ops_per_s", json!(1e19)),
             ("runs", json!([{"ops": 1, "seconds": 1.0}])),
             ("runs", json!([{"ops": 1, "seconds": 1.0, "ops_per_s": -1.0}])),
             ("device", json!("x".repeat(MAX_TEXT + 1))),
