@@ -63,7 +63,7 @@ pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
             text::percent(read_ratio),
             read_ratio,
         ),
-        figure("keys", format!("{keys} keys"), keys.to_string(), keys as f64),
+        figure("keys", format!("{} keys", text::whole(keys)), text::whole(keys), keys as f64),
         if zipf == 0.0 {
             figure("choice of keys", "uniform".into(), "uniform".into(), 0.0)
         } else {
@@ -91,6 +91,8 @@ pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
 pub(crate) struct Group<'a> {
     /// What tells it from the other groups, or what it is where it is the only one.
     pub(crate) label: String,
+    /// Whether it is the only one, so that its label says nothing.
+    pub(crate) alone: bool,
     pub(crate) facts: [Fact; FACTS],
     /// Meta first.
     pub(crate) results: Vec<&'a Figures>,
@@ -110,13 +112,17 @@ impl<'a> Comparison<'a> {
             let facts = facts(figures);
             match groups.iter_mut().find(|group| group.facts == facts) {
                 Some(group) => group.results.push(figures),
-                None => groups.push(Group { label: String::new(), facts, results: vec![figures] }),
+                None => {
+                    groups.push(Group { label: String::new(), alone: false, facts, results: vec![figures] })
+                }
             }
         }
         let varies = std::array::from_fn(|at| {
             groups.windows(2).any(|pair| pair[0].facts[at].value != pair[1].facts[at].value)
         });
+        let alone = groups.len() == 1;
         for group in &mut groups {
+            group.alone = alone;
             group.results.sort_by_key(|figures| figures.backend);
             group.label = label(&group.facts, &varies);
         }
@@ -190,10 +196,14 @@ impl<'a> Comparison<'a> {
             }
             let spread = highest(figures) / lowest(figures);
             if spread > SPREAD {
-                mild.push(Warning {
-                    severe: false,
-                    text: format!("{who}: the fastest run was {spread:.2} times the slowest; repeat it on a quiet machine."),
-                });
+                let what = if spread.is_finite() {
+                    format!(
+                        "the fastest run was {spread:.2} times the slowest; repeat it on a quiet machine."
+                    )
+                } else {
+                    "a run got nothing done.".into()
+                };
+                mild.push(Warning { severe: false, text: format!("{who}: {what}") });
             }
         }
         severe.append(&mut mild);

@@ -7,8 +7,8 @@ use super::html::{chip, class, escape};
 use super::plot::{Scale, Words, line, panel, point, x, y};
 use super::text::{percent, scaled, time, whole};
 
-/// The most nines on the axis of a latency plot: 99.999 %.
-const NINES: f64 = 5.0;
+/// The most nines on the axis of a latency plot: 99.99 %. What is beyond is in the table, as the maximum.
+const NINES: f64 = 4.0;
 /// Labels below the columns of a histogram at most.
 const LABELS: usize = 10;
 
@@ -139,7 +139,7 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
         }
     }
     let x_ticks: Vec<_> = scale.ticks().into_iter().map(|ns| (scale.place(ns), time_label(ns))).collect();
-    let shares: [f64; 7] = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999];
+    let shares: [f64; 6] = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999];
     let y_ticks: Vec<_> = shares
         .into_iter()
         .filter(|share| -(1.0 - share).log10() <= nines + 0.01)
@@ -158,7 +158,7 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
         })
         .collect();
     let words = Words {
-        title: &group.label,
+        title: if group.alone { "" } else { &group.label },
         description: &format!("Latency distribution. {}.", told.join(". ")),
         x_axis: "latency, logarithmic",
         y_axis: "operations that took no longer",
@@ -232,7 +232,7 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
         })
         .collect();
     let words = Words {
-        title: &group.label,
+        title: if group.alone { "" } else { &group.label },
         description: &format!("Messages per WRITE. {}.", told.join(". ")),
         x_axis: "messages in one WRITE",
         y_axis: "share of all WRITEs",

@@ -1,5 +1,7 @@
 //! The little of HTML that a report needs. All of it is well-formed XML too, so that tests can read it.
 
+use crosstie_kv::figures::Backend;
+
 /// Text for an element or a quoted attribute. What has a meaning to the parser is escaped; what no document may hold, and
 /// what turns the direction of the text around it, is replaced.
 pub(crate) fn escape(text: &str) -> String {
@@ -28,8 +30,10 @@ pub(crate) enum Cell {
     Text(String),
     /// To the right.
     Figure(String),
+    /// A list of figures.
+    Figures(String),
     /// A backend's name with its colour.
-    Backend(crosstie_kv::figures::Backend),
+    Backend(Backend),
 }
 
 impl Cell {
@@ -39,21 +43,22 @@ impl Cell {
         match self {
             Cell::Text(text) => format!("<{element}>{}</{end}>", escape(text)),
             Cell::Figure(text) => format!("<{element} class=\"n\">{}</{end}>", escape(text)),
+            Cell::Figures(text) => format!("<{element} class=\"runs\">{}</{end}>", escape(text)),
             Cell::Backend(backend) => format!("<{element}>{}</{end}>", chip(*backend)),
         }
     }
 }
 
 /// A backend's name with its colour.
-pub(crate) fn chip(backend: crosstie_kv::figures::Backend) -> String {
+pub(crate) fn chip(backend: Backend) -> String {
     format!("<span class=\"chip {}\">{}</span>", class(backend), backend.name())
 }
 
 /// The class that gives a mark its backend's colour.
-pub(crate) fn class(backend: crosstie_kv::figures::Backend) -> &'static str {
+pub(crate) fn class(backend: Backend) -> &'static str {
     match backend {
-        crosstie_kv::figures::Backend::Meta => "meta",
-        crosstie_kv::figures::Backend::Delegation => "delegation",
+        Backend::Meta => "meta",
+        Backend::Delegation => "delegation",
     }
 }
 

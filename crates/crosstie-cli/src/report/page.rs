@@ -6,7 +6,7 @@ use crosstie_kv::figures::{Backend, Figures};
 
 use super::compare::{Comparison, Group, highest, lowest, per_write, runs};
 use super::html::{Cell, chip, escape, table};
-use super::text::{NONE, bytes, scaled, time, times, whole};
+use super::text::{NONE, bytes, scaled, seconds, time, times, whole};
 use super::{compare, figure};
 
 /// Panels of one kind at most: a page of more is not read. Tables have everything.
@@ -70,12 +70,17 @@ fn headline(comparison: &Comparison<'_>) -> String {
         } else {
             format!("run by run: {}{more}", each.join(", "))
         };
-        tiles.push(tile("Delegation / Meta, there", &times(ratio.ratio), &runs, false));
+        tiles.push(tile("Delegation / Meta, same setting", &times(ratio.ratio), &runs, false));
     }
     tiles.push(tile(
-        "Median latency, there",
+        "Median latency",
         &time(best.p50_ns),
-        &format!("99 % within {}, all within {}", time(best.p99_ns), time(best.max_ns)),
+        &format!(
+            "{}, 99 % within {}, all within {}",
+            best.backend.name(),
+            time(best.p99_ns),
+            time(best.max_ns)
+        ),
         false,
     ));
     let all = || comparison.groups.iter().flat_map(|group| &group.results);
@@ -161,7 +166,7 @@ fn throughput(comparison: &Comparison<'_>) -> String {
                     let rates: Vec<String> = group.of(backend).flat_map(of).map(scaled).collect();
                     if rates.is_empty() { NONE.into() } else { shortened(&rates) }
                 };
-                [Cell::Figure(all(|figures| vec![figures.ops_per_s])), Cell::Text(all(runs))]
+                [Cell::Figure(all(|figures| vec![figures.ops_per_s])), Cell::Figures(all(runs))]
             };
             let ratio = group.ratio();
             let by_run: Vec<String> =
@@ -175,7 +180,7 @@ fn throughput(comparison: &Comparison<'_>) -> String {
                 delegation,
                 delegation_runs,
                 Cell::Figure(ratio.map_or_else(|| NONE.into(), |ratio| times(ratio.ratio))),
-                Cell::Text(if by_run.is_empty() { NONE.into() } else { shortened(&by_run) }),
+                Cell::Figures(if by_run.is_empty() { NONE.into() } else { shortened(&by_run) }),
             ]
         })
         .collect();
@@ -193,8 +198,10 @@ fn throughput(comparison: &Comparison<'_>) -> String {
 
 /// A list of figures, with its middle left out where it is long.
 fn shortened(figures: &[String]) -> String {
-    match figures {
-        [first, .., last] if figures.len() > 12 => format!("{first} … {last} ({})", figures.len()),
+    // A figure stays on one line with its unit.
+    let figures: Vec<String> = figures.iter().map(|figure| figure.replace(' ', "\u{a0}")).collect();
+    match figures.as_slice() {
+        [first, .., last] if figures.len() > 12 => format!("{first} … {last} ({} in all)", figures.len()),
         _ => figures.join(", "),
     }
 }
@@ -302,12 +309,14 @@ fn configuration(comparison: &Comparison<'_>) -> String {
     facts.push(("seed", of_all(|figures| figures.seed.to_string())));
     facts.push((
         "one cache line there and back",
-        of_all(|figures| figures.limit_ns.map_or_else(String::new, |ns| format!("{ns:.0} ns"))),
+        of_all(|figures| {
+            figures.limit_ns.filter(|ns| ns.is_finite()).map_or_else(String::new, |ns| format!("{ns:.0} ns"))
+        }),
     ));
     let facts: String = facts
         .into_iter()
         .filter(|(_, value)| !value.is_empty())
-        .map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(&value)))
+        .map(|(name, value)| format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(&value)))
         .collect();
     section("Configuration", "", &format!("<dl>\n{facts}</dl>\n"))
 }
@@ -323,7 +332,7 @@ fn details(comparison: &Comparison<'_>) -> String {
     let all = rows(comparison, |figures| {
         vec![
             Cell::Figure(whole(figures.ops)),
-            Cell::Figure(format!("{:.2}", figures.seconds)),
+            Cell::Figure(seconds(figures.seconds)),
             Cell::Figure(scaled(figures.ops_per_s)),
             Cell::Figure(scaled(lowest(figures))),
             Cell::Figure(scaled(highest(figures))),

@@ -3,9 +3,9 @@
 use super::html::escape;
 
 /// The size of a panel, in units that are pixels where the page gives it its natural width.
-pub(crate) const WIDTH: f64 = 440.0;
-pub(crate) const HEIGHT: f64 = 270.0;
-const LEFT: f64 = 58.0;
+pub(crate) const WIDTH: f64 = 380.0;
+pub(crate) const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 54.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 44.0;

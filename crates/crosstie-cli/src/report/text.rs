@@ -34,6 +34,11 @@ pub(crate) fn time(ns: u64) -> String {
     format!("{} {unit}", digits(figure))
 }
 
+/// A measured time in seconds.
+pub(crate) fn seconds(seconds: f64) -> String {
+    if seconds.is_finite() { format!("{seconds:.2}") } else { NONE.into() }
+}
+
 /// Bytes, in powers of 1024.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
