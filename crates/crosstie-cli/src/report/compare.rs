@@ -154,7 +154,7 @@ impl<'a> Comparison<'a> {
                 let Some(number) = group.facts[at].number else { continue };
                 let mut others = self.varies;
                 others[at] = false;
-                let rest = label(&group.facts, &others);
+                let rest = words(&group.facts, &others);
                 match lines.iter_mut().find(|(label, _)| *label == rest) {
                     Some((_, points)) => points.push((number, group)),
                     None => lines.push((rest, vec![(number, group)])),
@@ -279,8 +279,12 @@ pub(crate) fn per_write(figures: &Figures) -> Option<f64> {
 
 /// The chosen facts; the first four, which say how large it all was, where none is.
 fn label(facts: &[Fact; FACTS], chosen: &[bool; FACTS]) -> String {
-    let any = chosen.contains(&true);
-    let words =
-        facts.iter().zip(chosen).enumerate().filter(|(at, (_, chosen))| if any { **chosen } else { *at < 4 });
-    words.map(|(_, (fact, _))| fact.words.as_str()).collect::<Vec<_>>().join(", ")
+    let first: [bool; FACTS] = std::array::from_fn(|at| at < 4);
+    words(facts, if chosen.contains(&true) { chosen } else { &first })
+}
+
+/// The chosen facts.
+fn words(facts: &[Fact; FACTS], chosen: &[bool; FACTS]) -> String {
+    let chosen = facts.iter().zip(chosen).filter(|(_, chosen)| **chosen);
+    chosen.map(|(fact, _)| fact.words.as_str()).collect::<Vec<_>>().join(", ")
 }
