@@ -222,26 +222,25 @@ impl Row {
 pub(super) fn table(options: &Options, versions: &Versions, rows: &[Row]) -> String {
     let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
-    let mut text = format!(
-        "{}; medians of {} rounds of {} s\n\n{:width$}  {:>8}  {:>8}  {:4}  ratio  goal\n",
-        versions.join(", "),
-        options.rounds,
-        options.seconds,
-        "",
-        "crosstie",
-        "theirs",
-        "unit"
-    );
+    let mut text =
+        format!("{}; medians of {} rounds of {} s\n\n", versions.join(", "), options.rounds, options.seconds);
+    if !rows.is_empty() {
+        text += &format!("{:width$}  {:>8}  {:>8}  {:4}  ratio  goal\n", "", "crosstie", "theirs", "unit");
+    }
     for row in rows {
         let goal = row.goal.map_or_else(String::new, |goal| {
             format!("{}: {}", goal.text(), if goal.is_met(row.ratio()) { "met" } else { "missed" })
         });
-        let digits = if row.ours >= 100.0 { 0 } else { 2 };
+        let figure = |figure: f64| match figure {
+            x if x >= 100.0 => format!("{x:.0}"),
+            x if x >= 1.0 => format!("{x:.2}"),
+            x => format!("{x:.3}"),
+        };
         let line = format!(
-            "{:width$}  {:8.digits$}  {:8.digits$}  {:4}  {:5.2}  {goal}",
+            "{:width$}  {:>8}  {:>8}  {:4}  {:5.2}  {goal}",
             row.what,
-            row.ours,
-            row.theirs,
+            figure(row.ours),
+            figure(row.theirs),
             row.unit,
             row.ratio()
         );

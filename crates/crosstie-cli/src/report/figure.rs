@@ -129,6 +129,10 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
             }
             seen += count;
             points.push((across, up(seen as f64 / total)));
+            // What is beyond the axis is not drawn along its end.
+            if points.last().is_some_and(|(_, up)| *up >= 1.0) {
+                break;
+            }
         }
         marks += &line(class, &points);
         for (name, share, ns) in

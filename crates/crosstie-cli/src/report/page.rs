@@ -22,9 +22,9 @@ pub(crate) fn page(results: &[Figures]) -> String {
         headline(&comparison),
         warnings(&comparison),
         throughput(&comparison),
+        scaling(&comparison),
         latency(&comparison),
         batches(&comparison),
-        scaling(&comparison),
         configuration(&comparison),
         details(&comparison),
     ]
