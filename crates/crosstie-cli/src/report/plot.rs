@@ -30,7 +30,8 @@ impl Scale {
 
     /// Logarithmic, to round numbers around both; zero has no place on it and counts as one.
     pub(crate) fn around(lowest: f64, highest: f64) -> Scale {
-        let (lowest, highest) = (lowest.max(1.0).min(1e20), highest.max(1.0).min(1e20));
+        let bounded = |value: f64| if value.is_nan() { 1.0 } else { value.clamp(1.0, 1e20) };
+        let (lowest, highest) = (bounded(lowest), bounded(highest));
         let mut low = 10f64.powf(lowest.log10().floor());
         for part in [5.0, 2.0] {
             if low * part <= lowest {
