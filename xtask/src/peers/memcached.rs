@@ -107,7 +107,7 @@ impl Client {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            let at = ((self.random >> 32) * self.values.len() as u64 >> 32) as u32;
+            let at = (((self.random >> 32) * self.values.len() as u64) >> 32) as u32;
             self.written = self.written.wrapping_add(1);
             if self.written.is_multiple_of(2) { self.set(at) } else { self.get(at) }
         }
