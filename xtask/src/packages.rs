@@ -82,7 +82,8 @@ fn apt_get() -> Command {
     command
 }
 
-fn is_root() -> bool {
+/// Whether this user is root.
+pub(crate) fn is_root() -> bool {
     // The owner of /proc/self is the effective user.
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self").is_ok_and(|of| of.uid() == 0)

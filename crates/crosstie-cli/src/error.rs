@@ -1,9 +1,11 @@
 //! Why a command failed, and the exit status that says so.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crosstie::bootstrap;
 use crosstie::device::{CqError, DeviceError, OutOfRegion, PostError, Status};
+use crosstie_kv::figures;
 
 /// Why a command failed. Printed as one line.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,25 @@ pub(crate) enum Error {
         what: &'static str,
         /// What it answered.
         source: std::io::Error,
+    },
+    /// A file of figures could not be read.
+    #[error(transparent)]
+    Figures(#[from] figures::ReadError),
+    /// A file could not be written.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// More than a report shows.
+    #[error("{count} results, and a report shows at most {limit}: make several reports")]
+    TooManyResults {
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        limit: usize,
     },
     /// Not even the software device works.
     #[error("the software device does not work here: the table says why")]

@@ -5,6 +5,7 @@
 mod bench;
 mod doctor;
 mod error;
+mod report;
 mod table;
 mod tour;
 
@@ -41,6 +42,8 @@ enum Command {
     /// One measurement, beside what the machine itself allows.
     #[command(subcommand)]
     Bench(Bench),
+    /// Results of `bench kv --json` as one HTML page with plots, readable without a network.
+    Report(report::Arguments),
 }
 
 #[derive(Debug, Subcommand)]
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
         Some(Command::Bench(bench)) => measure(&bench),
+        Some(Command::Report(arguments)) => report::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod figures;
 pub mod history;
 pub mod long;
 pub mod message;

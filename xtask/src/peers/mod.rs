@@ -1,17 +1,27 @@
 //! `cargo xtask bench-peers`: ours beside others, on the same two cores, interleaved in one run.
 //!
 //! Every round measures everything once; what is compared are medians over the rounds. Progress goes to standard error.
+//! UCX is compared with our calls, Redis and memcached with our store. Whatever was started for it ends with it.
 
+mod compare;
+mod memcached;
+mod redis;
+mod server;
 mod ucx;
 
 use std::collections::BTreeMap;
-use std::process::{Command, ExitCode};
+use std::fmt;
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use self::compare::{COMPARISONS, Comparison, Row, alone, named, table, to_json};
+use self::memcached::Memcached;
+use self::redis::Redis;
 use self::ucx::Ucx;
-use crate::error::Error;
+use crate::error::{Error, at};
 use crate::process::{self, bounded, output, passing_output};
 use crate::workspace;
 
@@ -29,6 +39,44 @@ pub(crate) struct Options {
     /// Seconds for each measurement
     #[arg(long, value_name = "S", default_value_t = 0.3)]
     seconds: f64,
+    /// Only beside this one; may be given several times
+    #[arg(long, value_name = "PEER")]
+    only: Vec<Peer>,
+}
+
+/// Whom we are measured beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+enum Peer {
+    Ucx,
+    Redis,
+    Memcached,
+}
+
+/// Two cores, those of everybody.
+#[derive(Clone, Copy, Debug)]
+struct Cores([u64; 2]);
+
+impl Cores {
+    /// The first two that we may use; twice the same where it is the only one.
+    fn first() -> Result<Cores, Error> {
+        let path = "/proc/self/status";
+        let status = fs::read_to_string(path).map_err(at(path))?;
+        let list =
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+        let mut allowed = list.split(',').flat_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let number = |text: &str| text.trim().parse().unwrap_or(0u64);
+            number(first)..=number(last)
+        });
+        let first = allowed.next().unwrap_or(0);
+        Ok(Cores([first, allowed.next().unwrap_or(first)]))
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.0[0], self.0[1])
+    }
 }
 
 /// What a measurement found.
@@ -49,6 +97,12 @@ enum Probe {
     UcxCalls(usize, usize),
     /// A test of `ucx_perftest`, with messages of so many bytes, so many of them per second of measuring.
     UcxPerftest(&'static str, usize, f64),
+    /// Our store on one node, one client, so many operations in flight.
+    Store(usize),
+    /// Redis, so many to a pipeline.
+    Redis(usize),
+    /// memcached, so many to a pipeline.
+    Memcached(usize),
 }
 
 const LARGE: usize = 65536;
@@ -90,186 +144,155 @@ const PROBES: &[(&str, Probe)] = &[
     ("delegation depth 32", Probe::Ours(&["delegation", "--processes", "--queue-depth", "32"])),
     ("flux depth 1", Probe::Ours(&["flux"])),
     ("flux depth 32", Probe::Ours(&["flux", "--queue-depth", "32"])),
-];
-
-/// What is compared of a probe.
-#[derive(Clone, Copy)]
-enum By {
-    /// Operations per second, in millions.
-    Rate,
-    /// Payload bytes per second, in 10^9; of large messages, each counted once.
-    Bytes,
-    /// Median round trip in nanoseconds.
-    RoundTrip,
-    /// Median of one way in nanoseconds, twice.
-    TwoWays,
-    /// One cache line there and back, in nanoseconds.
-    Line,
-}
-
-impl By {
-    fn of(self, figures: &Figures) -> Option<f64> {
-        Some(match self {
-            By::Rate => figures.per_second / 1e6,
-            By::Bytes => figures.per_second * LARGE as f64 / 1e9,
-            By::RoundTrip => figures.p50_ns,
-            By::TwoWays => 2.0 * figures.p50_ns,
-            By::Line => figures.line_ns?,
-        })
-    }
-
-    fn unit(self) -> &'static str {
-        match self {
-            By::Rate => "M/s",
-            By::Bytes => "GB/s",
-            By::RoundTrip | By::TwoWays | By::Line => "ns",
-        }
-    }
-}
-
-/// What a ratio should be.
-#[derive(Clone, Copy)]
-enum Goal {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Goal {
-    fn is_met(self, ratio: f64) -> bool {
-        match self {
-            Goal::AtLeast(goal) => ratio >= goal,
-            Goal::AtMost(goal) => ratio <= goal,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            Goal::AtLeast(goal) => format!("at least {goal}"),
-            Goal::AtMost(goal) => format!("at most {goal}"),
-        }
-    }
-}
-
-/// Ours, and the best of theirs.
-struct Comparison {
-    what: &'static str,
-    ours: (&'static str, By),
-    theirs: (&'static [&'static str], By),
-    goal: Option<Goal>,
-}
-
-const UCX_DEPTHS: &[&str] = &["ucx 32 B depth 16", "ucx 32 B depth 64", "ucx 32 B depth 256"];
-const UCX_ONE: &[&str] = &["ucx 32 B depth 1"];
-const UCX_LARGE: &[&str] = &["ucx 64 KiB depth 1", "ucx 64 KiB depth 4"];
-
-const fn rate(
-    what: &'static str,
-    ours: &'static str,
-    theirs: &'static [&'static str],
-    goal: Option<Goal>,
-) -> Comparison {
-    Comparison { what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
-}
-
-/// The table.
-const COMPARISONS: &[Comparison] = &[
-    Comparison {
-        what: "copyrpc, 32 B, depth 1: round trip; UCX request and reply",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (UCX_ONE, By::RoundTrip),
-        goal: Some(Goal::AtMost(0.75)),
-    },
-    Comparison {
-        what: "copyrpc, 32 B, depth 1: round trip; UCX twice ucp_am_lat",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (&["ucp_am_lat 32 B"], By::TwoWays),
-        goal: Some(Goal::AtMost(0.75)),
-    },
-    Comparison {
-        what: "copyrpc, 32 B, depth 1: round trip; one cache line",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (&["copyrpc 32 B depth 1"], By::Line),
-        goal: Some(Goal::AtMost(5.0)),
-    },
-    rate("copyrpc, 32 B, depth 1; UCX depth 1", "copyrpc 32 B depth 1", UCX_ONE, None),
-    rate("copyrpc, 32 B, depth 64; UCX best depth", "copyrpc 32 B depth 64", UCX_DEPTHS, None),
-    rate(
-        "copyrpc, 32 B, depth 256; UCX best depth",
-        "copyrpc 32 B depth 256",
-        UCX_DEPTHS,
-        Some(Goal::AtLeast(2.0)),
-    ),
-    Comparison {
-        what: "copyrpc, 64 KiB there and back, depth 1; UCX depth 1",
-        ours: ("copyrpc 64 KiB depth 1", By::Bytes),
-        theirs: (&["ucx 64 KiB depth 1"], By::Bytes),
-        goal: Some(Goal::AtLeast(0.8)),
-    },
-    Comparison {
-        what: "copyrpc, 64 KiB there and back, depth 4; UCX best depth",
-        ours: ("copyrpc 64 KiB depth 4", By::Bytes),
-        theirs: (UCX_LARGE, By::Bytes),
-        goal: Some(Goal::AtLeast(0.8)),
-    },
-    Comparison {
-        what: "copyrpc, 64 KiB there, 8 B back, depth 4; UCX ucp_am_bw",
-        ours: ("copyrpc 64 KiB one way depth 4", By::Bytes),
-        theirs: (&["ucp_am_bw 64 KiB"], By::Bytes),
-        goal: Some(Goal::AtLeast(0.8)),
-    },
-    rate("ipc, 32 B, depth 1; UCX depth 1", "ipc depth 1", UCX_ONE, None),
-    rate("ipc, 32 B, depth 32; UCX best depth", "ipc depth 32", UCX_DEPTHS, None),
-    rate("delegation, 32 B, depth 1; UCX depth 1", "delegation depth 1", UCX_ONE, None),
-    rate("delegation, 32 B, depth 32; UCX best depth", "delegation depth 32", UCX_DEPTHS, None),
-    rate("flux (threads), 32 B, depth 1; UCX depth 1", "flux depth 1", UCX_ONE, None),
-    rate("flux (threads), 32 B, depth 32; UCX best depth", "flux depth 32", UCX_DEPTHS, None),
+    ("store depth 1", Probe::Store(1)),
+    ("redis pipeline 1", Probe::Redis(1)),
+    ("memcached pipeline 1", Probe::Memcached(1)),
+    ("store depth 16", Probe::Store(16)),
+    ("redis pipeline 16", Probe::Redis(16)),
+    ("memcached pipeline 16", Probe::Memcached(16)),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
-    let ucx = Ucx::prepare()?;
+    let asked = |peer: Peer| options.only.is_empty() || options.only.contains(&peer);
+    let compared: Vec<&Comparison> = COMPARISONS.iter().filter(|comparison| asked(comparison.peer)).collect();
     let mut build = Command::new(workspace::cargo());
     build.current_dir(workspace::root()).args(["build", "--release", "-p", "crosstie-cli"]);
     passing_output(&mut build)?;
+    let mut cores = Cores::first()?;
+    let peers = Peers {
+        ucx: asked(Peer::Ucx).then(Ucx::prepare).transpose()?,
+        redis: asked(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
+        memcached: asked(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
+    };
+    let has_store = has_store()?;
+    if !has_store && options.only != [Peer::Ucx] {
+        eprintln!(
+            "xtask: this crosstie has no `bench kv`: Redis and memcached are measured without ours beside them"
+        );
+    }
+    let named = named(&compared);
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
-    let mut cores = [0, 1];
     for round in 1..=options.rounds {
         for (name, probe) in PROBES {
+            if !named.contains(name) || (matches!(probe, Probe::Store(_)) && !has_store) {
+                continue;
+            }
             eprintln!("xtask: round {round} of {}: {name}", options.rounds);
-            let figures = match probe {
-                Probe::Ours(arguments) => ours(arguments, options.seconds, &mut cores)?,
-                Probe::UcxCalls(payload, depth) => ucx.calls(*payload, *depth, options.seconds, cores)?,
-                Probe::UcxPerftest(test, size, pace) => {
-                    let count = (pace * options.seconds).max(100.0) as u64;
-                    ucx.perftest(test, *size, count, cores)?
-                }
-            };
-            found.entry(name).or_default().push(figures);
+            if let Some(figures) = peers.measure(probe, options.seconds, &mut cores)? {
+                found.entry(name).or_default().push(figures);
+            }
         }
     }
+    let versions = peers.versions();
+    drop(peers);
     let medians: BTreeMap<&str, Figures> =
         found.iter().filter_map(|(name, all)| Some((*name, middle(all)?))).collect();
-    let rows: Vec<Row> = COMPARISONS.iter().filter_map(|comparison| Row::new(comparison, &medians)).collect();
+    let rows: Vec<Row> = compared.iter().filter_map(|comparison| Row::new(comparison, &medians)).collect();
     if options.json {
-        println!("{}", to_json(options, &ucx.version, &medians, &rows));
+        println!("{}", to_json(options, &versions, &medians, &rows));
     } else {
-        print!("{}", table(options, &ucx.version, &rows));
+        print!(
+            "{}{}",
+            table(options, &versions, &rows),
+            if has_store { String::new() } else { alone(&medians) }
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Those that were asked for.
+struct Peers {
+    ucx: Option<Ucx>,
+    redis: Option<Redis>,
+    memcached: Option<Memcached>,
+}
+
+impl Peers {
+    /// `None` of a peer that was not asked for.
+    fn measure(&self, probe: &Probe, seconds: f64, cores: &mut Cores) -> Result<Option<Figures>, Error> {
+        let Peers { ucx, redis, memcached } = self;
+        match *probe {
+            Probe::Ours(arguments) => ours(arguments, seconds, cores).map(Some),
+            Probe::Store(depth) => our_store(depth, seconds, *cores).map(Some),
+            Probe::UcxCalls(payload, depth) => {
+                ucx.as_ref().map(|ucx| ucx.calls(payload, depth, seconds, cores.0)).transpose()
+            }
+            Probe::UcxPerftest(test, size, pace) => {
+                let count = (pace * seconds).max(100.0) as u64;
+                ucx.as_ref().map(|ucx| ucx.perftest(test, size, count, cores.0)).transpose()
+            }
+            Probe::Redis(pipeline) => {
+                redis.as_ref().map(|redis| redis.measure(pipeline, seconds)).transpose()
+            }
+            Probe::Memcached(pipeline) => {
+                memcached.as_ref().map(|memcached| memcached.measure(pipeline, seconds)).transpose()
+            }
+        }
+    }
+
+    fn versions(&self) -> Versions {
+        let Peers { ucx, redis, memcached } = self;
+        let all = [
+            ("UCX", ucx.as_ref().map(|ucx| &ucx.version)),
+            ("Redis", redis.as_ref().map(|redis| &redis.version)),
+            ("memcached", memcached.as_ref().map(|memcached| &memcached.version)),
+        ];
+        all.into_iter().filter_map(|(name, version)| Some((name, version?.clone()))).collect()
+    }
+}
+
+/// What the peers are called, and their versions.
+type Versions = Vec<(&'static str, String)>;
+
 /// One `crosstie bench`. Sets `cores` to those that it used, for the others to use too.
-fn ours(arguments: &[&str], seconds: f64, cores: &mut [u64; 2]) -> Result<Figures, Error> {
-    let mut command = bounded(workspace::target().join("release/crosstie"), LIMIT);
+fn ours(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
+    let mut command = bounded(program(), LIMIT);
     command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
-    let text = output(&mut command)?;
-    let answer =
-        |what: &str| Error::Answer { command: process::describe(&command), what: format!("{what}: {text}") };
-    let found: Value = serde_json::from_str(&text).map_err(|error| answer(&error.to_string()))?;
-    let figures = read(&found).ok_or_else(|| answer("figures are missing"))?;
+    let (found, figures) = told(&mut command)?;
     let used =
         found["cores"].as_array().map(|used| used.iter().filter_map(Value::as_u64).collect::<Vec<_>>());
-    *cores = used.and_then(|used| used.try_into().ok()).ok_or_else(|| answer("it did not have two cores"))?;
+    let used = used.and_then(|used| used.try_into().ok());
+    cores.0 = used.ok_or_else(|| unexpected(&command, &format!("it did not have two cores: {found}")))?;
     Ok(figures)
+}
+
+/// Our store: one node, its daemon on one of the cores and its client on the other.
+fn our_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
+    let mut command = bounded("taskset", LIMIT);
+    command.args(["-c", &cores.to_string()]).arg(program()).args(["bench", "kv", "--backend", "delegation"]);
+    command.args(["--nodes", "1", "--daemons", "1", "--clients", "1", "--queue-depth", &depth.to_string()]);
+    command.args(["--read-ratio", "0.5", "--keys", &server::KEYS.to_string(), "--zipf", "0", "--runs", "1"]);
+    command.args(["--json", "--duration", &seconds.to_string()]);
+    let (found, figures) = told(&mut command)?;
+    match found["errors"].as_u64() {
+        Some(0) => Ok(figures),
+        _ => Err(unexpected(&command, &format!("wrong answers: {found}"))),
+    }
+}
+
+/// Whether the program has a store to measure.
+fn has_store() -> Result<bool, Error> {
+    let program = program();
+    let mut help = Command::new(&program);
+    let status = help.args(["bench", "kv", "--help"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.map(|status| status.success()).map_err(at(&program))
+}
+
+fn program() -> std::path::PathBuf {
+    workspace::target().join("release/crosstie")
+}
+
+/// The JSON object that a benchmark of ours prints, and its figures.
+fn told(command: &mut Command) -> Result<(Value, Figures), Error> {
+    let text = output(command)?;
+    let found: Value =
+        serde_json::from_str(&text).map_err(|error| unexpected(command, &format!("{error}: {text}")))?;
+    let figures = read(&found).ok_or_else(|| unexpected(command, &format!("figures are missing: {text}")))?;
+    Ok((found, figures))
+}
+
+fn unexpected(command: &Command, what: &str) -> Error {
+    Error::Answer { command: process::describe(command), what: what.into() }
 }
 
 fn read(found: &Value) -> Option<Figures> {
@@ -294,109 +317,16 @@ fn middle(all: &[Figures]) -> Option<Figures> {
     })
 }
 
-/// A line of the table.
-struct Row {
-    what: &'static str,
-    unit: &'static str,
-    ours: f64,
-    theirs: f64,
-    goal: Option<Goal>,
-}
-
-impl Row {
-    fn new(comparison: &Comparison, medians: &BTreeMap<&str, Figures>) -> Option<Row> {
-        let Comparison { what, ours: (name, by), theirs: (others, by_other), goal } = *comparison;
-        let theirs = others.iter().filter_map(|name| by_other.of(medians.get(name)?));
-        let best = if matches!(by, By::Rate | By::Bytes) { f64::max } else { f64::min };
-        Some(Row {
-            what,
-            unit: by.unit(),
-            ours: by.of(medians.get(name)?)?,
-            theirs: theirs.reduce(best)?,
-            goal,
-        })
-    }
-
-    fn ratio(&self) -> f64 {
-        self.ours / self.theirs
-    }
-}
-
-fn table(options: &Options, version: &str, rows: &[Row]) -> String {
-    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
-    let mut text = format!(
-        "UCX {version}; medians of {} rounds of {} s\n\n{:width$}  {:>8}  {:>8}  {:4}  ratio  goal\n",
-        options.rounds, options.seconds, "", "crosstie", "theirs", "unit"
-    );
-    for row in rows {
-        let goal = row.goal.map_or_else(String::new, |goal| {
-            format!("{}: {}", goal.text(), if goal.is_met(row.ratio()) { "met" } else { "missed" })
-        });
-        let digits = if row.ours >= 100.0 { 0 } else { 2 };
-        let line = format!(
-            "{:width$}  {:8.digits$}  {:8.digits$}  {:4}  {:5.2}  {goal}",
-            row.what,
-            row.ours,
-            row.theirs,
-            row.unit,
-            row.ratio()
-        );
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
-}
-
-fn to_json(options: &Options, version: &str, medians: &BTreeMap<&str, Figures>, rows: &[Row]) -> Value {
-    let measured: serde_json::Map<String, Value> = medians
-        .iter()
-        .map(|(name, figures)| {
-            let Figures { per_second, p50_ns, line_ns } = figures;
-            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": line_ns });
-            ((*name).to_owned(), figures)
-        })
-        .collect();
-    let compared: Vec<Value> = rows
-        .iter()
-        .map(|row| {
-            json!({
-                "what": row.what,
-                "unit": row.unit,
-                "ours": row.ours,
-                "theirs": row.theirs,
-                "ratio": row.ratio(),
-                "goal": row.goal.map(Goal::text),
-                "met": row.goal.map(|goal| goal.is_met(row.ratio())),
-            })
-        })
-        .collect();
-    json!({
-        "ucx": version,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "measured": measured,
-        "compared": compared,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn everything_compared_is_measured_and_its_best_is_taken() {
-        let figures = |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, line_ns: Some(1.0) };
-        let medians: BTreeMap<&str, Figures> =
-            PROBES.iter().enumerate().map(|(at, (name, _))| (*name, figures(at + 1))).collect();
-        assert_eq!(medians.len(), PROBES.len(), "a name is there twice");
-        let rows: Vec<Row> = COMPARISONS.iter().filter_map(|each| Row::new(each, &medians)).collect();
-        assert_eq!(rows.len(), COMPARISONS.len());
-        let deep = rows.iter().find(|row| row.what.contains("depth 256")).expect("a row");
-        assert_eq!((deep.ours, deep.theirs), (7e-6, 8e-6));
-        let options = Options { json: true, rounds: 1, seconds: 1.0 };
-        let found = to_json(&options, "1", &medians, &rows);
-        assert_eq!(found["compared"][2]["met"], true, "{found}");
-        assert!(table(&options, "1", &rows).contains("at most 5: met"));
+    fn there_are_cores() {
+        let cores = Cores::first().expect("cores");
+        assert_eq!(cores.to_string(), format!("{},{}", cores.0[0], cores.0[1]));
     }
 
     #[test]

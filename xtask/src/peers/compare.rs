@@ -1,0 +1,325 @@
+//! What is compared with what, and how the ratios are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::{Figures, LARGE, Options, PROBES, Peer, Probe, Versions};
+
+/// What is compared of a probe.
+#[derive(Clone, Copy)]
+enum By {
+    /// Operations per second, in millions.
+    Rate,
+    /// Payload bytes per second, in 10^9; of large messages, each counted once.
+    Bytes,
+    /// Median round trip in nanoseconds.
+    RoundTrip,
+    /// Median of one way in nanoseconds, twice.
+    TwoWays,
+    /// One cache line there and back, in nanoseconds.
+    Line,
+}
+
+impl By {
+    fn of(self, figures: &Figures) -> Option<f64> {
+        Some(match self {
+            By::Rate => figures.per_second / 1e6,
+            By::Bytes => figures.per_second * LARGE as f64 / 1e9,
+            By::RoundTrip => figures.p50_ns,
+            By::TwoWays => 2.0 * figures.p50_ns,
+            By::Line => figures.line_ns?,
+        })
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            By::Rate => "M/s",
+            By::Bytes => "GB/s",
+            By::RoundTrip | By::TwoWays | By::Line => "ns",
+        }
+    }
+}
+
+/// What a ratio should be.
+#[derive(Clone, Copy)]
+enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Goal {
+    fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Goal::AtLeast(goal) => ratio >= goal,
+            Goal::AtMost(goal) => ratio <= goal,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Goal::AtLeast(goal) => format!("at least {goal}"),
+            Goal::AtMost(goal) => format!("at most {goal}"),
+        }
+    }
+}
+
+/// Ours, and the best of theirs.
+pub(super) struct Comparison {
+    pub(super) peer: Peer,
+    what: &'static str,
+    ours: (&'static str, By),
+    theirs: (&'static [&'static str], By),
+    goal: Option<Goal>,
+}
+
+const UCX_DEPTHS: &[&str] = &["ucx 32 B depth 16", "ucx 32 B depth 64", "ucx 32 B depth 256"];
+const UCX_ONE: &[&str] = &["ucx 32 B depth 1"];
+const UCX_LARGE: &[&str] = &["ucx 64 KiB depth 1", "ucx 64 KiB depth 4"];
+
+const fn rate(
+    what: &'static str,
+    ours: &'static str,
+    theirs: &'static [&'static str],
+    goal: Option<Goal>,
+) -> Comparison {
+    Comparison { peer: Peer::Ucx, what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
+}
+
+/// Our store beside another, gets and puts 1:1, 8-byte values.
+const fn store(
+    peer: Peer,
+    what: &'static str,
+    ours: &'static str,
+    theirs: &'static [&'static str],
+    goal: f64,
+) -> Comparison {
+    let goal = Some(Goal::AtLeast(goal));
+    Comparison { peer, what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
+}
+
+/// The table.
+pub(super) const COMPARISONS: &[Comparison] = &[
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 32 B, depth 1: round trip; UCX request and reply",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (UCX_ONE, By::RoundTrip),
+        goal: Some(Goal::AtMost(0.75)),
+    },
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 32 B, depth 1: round trip; UCX twice ucp_am_lat",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (&["ucp_am_lat 32 B"], By::TwoWays),
+        goal: Some(Goal::AtMost(0.75)),
+    },
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 32 B, depth 1: round trip; one cache line",
+        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
+        theirs: (&["copyrpc 32 B depth 1"], By::Line),
+        goal: Some(Goal::AtMost(5.0)),
+    },
+    rate("copyrpc, 32 B, depth 1; UCX depth 1", "copyrpc 32 B depth 1", UCX_ONE, None),
+    rate("copyrpc, 32 B, depth 64; UCX best depth", "copyrpc 32 B depth 64", UCX_DEPTHS, None),
+    rate(
+        "copyrpc, 32 B, depth 256; UCX best depth",
+        "copyrpc 32 B depth 256",
+        UCX_DEPTHS,
+        Some(Goal::AtLeast(2.0)),
+    ),
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 64 KiB there and back, depth 1; UCX depth 1",
+        ours: ("copyrpc 64 KiB depth 1", By::Bytes),
+        theirs: (&["ucx 64 KiB depth 1"], By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 64 KiB there and back, depth 4; UCX best depth",
+        ours: ("copyrpc 64 KiB depth 4", By::Bytes),
+        theirs: (UCX_LARGE, By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    Comparison {
+        peer: Peer::Ucx,
+        what: "copyrpc, 64 KiB there, 8 B back, depth 4; UCX ucp_am_bw",
+        ours: ("copyrpc 64 KiB one way depth 4", By::Bytes),
+        theirs: (&["ucp_am_bw 64 KiB"], By::Bytes),
+        goal: Some(Goal::AtLeast(0.8)),
+    },
+    rate("ipc, 32 B, depth 1; UCX depth 1", "ipc depth 1", UCX_ONE, None),
+    rate("ipc, 32 B, depth 32; UCX best depth", "ipc depth 32", UCX_DEPTHS, None),
+    rate("delegation, 32 B, depth 1; UCX depth 1", "delegation depth 1", UCX_ONE, None),
+    rate("delegation, 32 B, depth 32; UCX best depth", "delegation depth 32", UCX_DEPTHS, None),
+    rate("flux (threads), 32 B, depth 1; UCX depth 1", "flux depth 1", UCX_ONE, None),
+    rate("flux (threads), 32 B, depth 32; UCX best depth", "flux depth 32", UCX_DEPTHS, None),
+    store(
+        Peer::Redis,
+        "store, 1:1 mix, depth 1; Redis pipeline 1",
+        "store depth 1",
+        &["redis pipeline 1"],
+        15.0,
+    ),
+    store(
+        Peer::Memcached,
+        "store, 1:1 mix, depth 1; memcached pipeline 1",
+        "store depth 1",
+        &["memcached pipeline 1"],
+        15.0,
+    ),
+    store(
+        Peer::Redis,
+        "store, 1:1 mix, depth 16; Redis pipeline 16",
+        "store depth 16",
+        &["redis pipeline 16"],
+        6.0,
+    ),
+    store(
+        Peer::Memcached,
+        "store, 1:1 mix, depth 16; memcached pipeline 16",
+        "store depth 16",
+        &["memcached pipeline 16"],
+        6.0,
+    ),
+];
+
+/// The names of all probes that are compared.
+pub(super) fn named(compared: &[&Comparison]) -> BTreeSet<&'static str> {
+    compared.iter().flat_map(|each| each.theirs.0.iter().copied().chain([each.ours.0])).collect()
+}
+
+/// A line of the table.
+pub(super) struct Row {
+    what: &'static str,
+    unit: &'static str,
+    ours: f64,
+    theirs: f64,
+    goal: Option<Goal>,
+}
+
+impl Row {
+    pub(super) fn new(comparison: &Comparison, medians: &BTreeMap<&str, Figures>) -> Option<Row> {
+        let Comparison { what, ours: (name, by), theirs: (others, by_other), goal, .. } = *comparison;
+        let theirs = others.iter().filter_map(|name| by_other.of(medians.get(name)?));
+        let best = if matches!(by, By::Rate | By::Bytes) { f64::max } else { f64::min };
+        Some(Row {
+            what,
+            unit: by.unit(),
+            ours: by.of(medians.get(name)?)?,
+            theirs: theirs.reduce(best)?,
+            goal,
+        })
+    }
+
+    fn ratio(&self) -> f64 {
+        self.ours / self.theirs
+    }
+}
+
+pub(super) fn table(options: &Options, versions: &Versions, rows: &[Row]) -> String {
+    let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
+    let mut text =
+        format!("{}; medians of {} rounds of {} s\n\n", versions.join(", "), options.rounds, options.seconds);
+    if !rows.is_empty() {
+        text += &format!("{:width$}  {:>8}  {:>8}  {:4}  ratio  goal\n", "", "crosstie", "theirs", "unit");
+    }
+    for row in rows {
+        let goal = row.goal.map_or_else(String::new, |goal| {
+            format!("{}: {}", goal.text(), if goal.is_met(row.ratio()) { "met" } else { "missed" })
+        });
+        let figure = |figure: f64| match figure {
+            x if x >= 100.0 => format!("{x:.0}"),
+            x if x >= 1.0 => format!("{x:.2}"),
+            x => format!("{x:.3}"),
+        };
+        let line = format!(
+            "{:width$}  {:>8}  {:>8}  {:4}  {:5.2}  {goal}",
+            row.what,
+            figure(row.ours),
+            figure(row.theirs),
+            row.unit,
+            row.ratio()
+        );
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// What others reached where ours was not measured.
+pub(super) fn alone(medians: &BTreeMap<&str, Figures>) -> String {
+    let stores = PROBES.iter().filter(|(_, probe)| matches!(probe, Probe::Redis(_) | Probe::Memcached(_)));
+    let found = stores.filter_map(|(name, _)| Some((name, medians.get(name)?)));
+    found.map(|(name, figures)| format!("{name}: {:.3} M/s\n", figures.per_second / 1e6)).collect()
+}
+
+pub(super) fn to_json(
+    options: &Options,
+    versions: &Versions,
+    medians: &BTreeMap<&str, Figures>,
+    rows: &[Row],
+) -> Value {
+    let measured: serde_json::Map<String, Value> = medians
+        .iter()
+        .map(|(name, figures)| {
+            let Figures { per_second, p50_ns, line_ns } = figures;
+            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": line_ns });
+            ((*name).to_owned(), figures)
+        })
+        .collect();
+    let compared: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "what": row.what,
+                "unit": row.unit,
+                "ours": row.ours,
+                "theirs": row.theirs,
+                "ratio": row.ratio(),
+                "goal": row.goal.map(Goal::text),
+                "met": row.goal.map(|goal| goal.is_met(row.ratio())),
+            })
+        })
+        .collect();
+    let versions: serde_json::Map<String, Value> =
+        versions.iter().map(|(name, version)| ((*name).to_owned(), json!(version))).collect();
+    json!({
+        "versions": versions,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "measured": measured,
+        "compared": compared,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_compared_is_measured_and_its_best_is_taken() {
+        let figures = |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, line_ns: Some(1.0) };
+        let medians: BTreeMap<&str, Figures> =
+            PROBES.iter().enumerate().map(|(at, (name, _))| (*name, figures(at + 1))).collect();
+        assert_eq!(medians.len(), PROBES.len(), "a name is there twice");
+        let rows: Vec<Row> = COMPARISONS.iter().filter_map(|each| Row::new(each, &medians)).collect();
+        assert_eq!(rows.len(), COMPARISONS.len());
+        let deep = rows.iter().find(|row| row.what.contains("depth 256")).expect("a row");
+        assert_eq!((deep.ours, deep.theirs), (7e-6, 8e-6));
+        let options = Options { json: true, rounds: 1, seconds: 1.0, only: vec![] };
+        let versions = vec![("UCX", "1".to_owned())];
+        let found = to_json(&options, &versions, &medians, &rows);
+        assert_eq!(found["compared"][2]["met"], true, "{found}");
+        assert_eq!(found["versions"]["UCX"], "1");
+        assert!(table(&options, &versions, &rows).contains("at most 5: met"));
+        let all: Vec<&Comparison> = COMPARISONS.iter().collect();
+        assert_eq!(named(&all).len(), PROBES.len(), "something is measured and not compared");
+        let redis: Vec<&Comparison> = COMPARISONS.iter().filter(|each| each.peer == Peer::Redis).collect();
+        assert!(named(&redis).iter().all(|name| name.starts_with("redis") || name.starts_with("store")));
+        assert!(alone(&medians).contains("memcached pipeline 16"));
+    }
+}
