@@ -5,8 +5,10 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -23,7 +25,7 @@ use crosstie::device::{ConnectConfig, DeviceSpec};
 use futures::executor::LocalPool;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
-use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -134,8 +136,7 @@ impl Pair {
 }
 
 fn connect(driver: &Driver, server: &Context<()>, config: &EndpointConfig) -> (Client, Endpoint<()>) {
-    let (client, endpoint) =
-        (driver.create_client(config).unwrap(), server.create_endpoint(config).unwrap());
+    let (client, endpoint) = (driver.create_client(config).unwrap(), server.create_endpoint(config).unwrap());
     let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
     client.connect(&endpoint.address(), &hasty).unwrap();
     endpoint.connect(&client.address(), &hasty).unwrap();
@@ -281,7 +282,8 @@ fn requests_of_any_bytes_are_answered_with_an_error() {
     let of = |status: u8| statuses.get(&vec![status, 0, 0, 0]).copied().unwrap_or(0);
     // Nothing, for who allows nothing: 8 bytes do not fit.
     let silent = statuses.get(&vec![]).copied().unwrap_or(0);
-    let total = counters.answered + counters.refused + counters.deferred + counters.unknown + counters.malformed;
+    let total =
+        counters.answered + counters.refused + counters.deferred + counters.unknown + counters.malformed;
     assert_eq!(statuses.values().sum::<u64>(), total);
     assert_eq!(of(0), counters.answered + counters.deferred);
     assert_eq!(of(1) + of(2) + of(3) + silent, counters.unknown + counters.malformed + counters.refused);
@@ -315,20 +317,20 @@ fn answers_of_any_bytes_end_their_call_only() {
 fn futures_may_be_dropped_at_any_time() {
     let pair = Pair::with_limit(&ring(1024, 64), 64);
     let mut service = service();
-    for round in 0..200 {
+    let mut random = Random(seed());
+    for _ in 0..200 {
         // More than the ring takes: some are made, some wait for room.
-        let mut calls: Vec<_> = (0..40).map(|number| pair.client.call::<Double>(number)).collect();
-        calls.retain(|_| (round + calls_seed()) % 3 != 0);
+        let mut calls: Vec<_> = (0..40).map(|number| (number, pair.client.call::<Double>(number))).collect();
+        calls.retain(|_| random.below(3) > 0);
         pair.turn(&mut service);
-        calls.truncate(calls.len() / 2);
-        for (number, call) in calls.into_iter().enumerate().rev() {
-            if number % 2 == 0 {
-                assert!(pair.finish(&mut service, call).is_ok());
+        calls.retain(|_| random.below(2) > 0);
+        for (number, call) in calls.into_iter().rev() {
+            if random.below(2) > 0 {
+                assert_eq!(pair.finish(&mut service, call), Ok(2 * number));
             }
         }
         // What was dropped is still answered, and its slots come back.
-        let last = pair.finish_with(async { pair.client.call::<Double>(5).await }, || pair.turn(&mut service));
-        assert_eq!(last, Ok(10));
+        assert_eq!(pair.finish(&mut service, async { pair.client.call::<Double>(5).await }), Ok(10));
     }
     assert!(pair.driver.counters().dropped > 0, "{:?}", pair.driver.counters());
 
@@ -340,12 +342,6 @@ fn futures_may_be_dropped_at_any_time() {
         drop(call);
     }
     assert!(peek(&mut stuck.client.call::<Double>(0)).is_pending());
-}
-
-/// Varies from call to call.
-fn calls_seed() -> u64 {
-    thread_local!(static NEXT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
-    NEXT.with(|next| next.replace(next.get() + 1))
 }
 
 #[test]
@@ -509,6 +505,68 @@ fn a_pool_of_futures_runs_it_and_rests_with_it() {
         }
         assert_eq!(driver.counters().calls, 10 * 2100);
     });
+}
+
+const VICTIM: &str = "CROSSTIE_SERVICE_VICTIM";
+
+/// A process that takes requests, and answers only some, until it is killed.
+fn victim(theirs: &str) -> ! {
+    let context = open::<()>();
+    let endpoint = context.create_endpoint(&ring(4096, 64)).unwrap();
+    endpoint.connect(&from_hex(theirs), &ConnectConfig::default()).unwrap();
+    // The test harness writes to the same place.
+    println!("\naddress {}", to_hex(&endpoint.address()));
+    std::io::stdout().flush().unwrap();
+    let mut service = service();
+    loop {
+        context.poll(|(), _| ());
+        service.serve(&context);
+    }
+}
+
+fn to_hex(address: &EndpointAddress) -> String {
+    address.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> EndpointAddress {
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+    EndpointAddress::read_from_bytes(&bytes).unwrap()
+}
+
+#[test]
+fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
+    if let Ok(theirs) = std::env::var(VICTIM) {
+        victim(&theirs);
+    }
+    let driver = Driver::new(open());
+    let client = driver.create_client(&ring(4096, 64)).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps",
+            "--exact",
+            "--nocapture",
+        ])
+        .env(VICTIM, to_hex(&client.address()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.find_map(|line| Some(line.strip_prefix("address ")?.to_owned())).expect("an address");
+    client.connect(&from_hex(&address), &ConnectConfig::default()).unwrap();
+    assert_eq!(driver.run_until(client.call::<Double>(4)), Ok(8));
+    // More than the ring takes, and none of them is ever answered.
+    let calls = join_all((0..200).map(|number| client.call::<Later>(number)));
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    let ended = driver.run_until(calls);
+    killer.join().unwrap();
+    let failure = client.failure().expect("it is over");
+    assert!(matches!(failure, Failure::Broken(_)), "{failure}");
+    assert_eq!(ended, vec![Err(Error::Failed(failure.into())); 200]);
 }
 
 /// Both sides on one context: each calls the other.
