@@ -10,11 +10,10 @@ mod allocations;
 #[path = "seccomp/mod.rs"]
 mod seccomp;
 
-use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::process::{Command, Output, Stdio};
-use std::task::{Context as TaskContext, Waker};
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use allocations::ALLOCATIONS;
 use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service};
@@ -184,7 +183,7 @@ fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
 impl<H: Handlers<(), u32>> Typed<H> {
     fn exchange<M: Method>(
         &mut self,
-        calls: &mut VecDeque<Call<M>>,
+        calls: &mut Vec<Call<M>>,
         rounds: u32,
         depth: usize,
         request: M::Request,
@@ -196,20 +195,22 @@ impl<H: Handlers<(), u32>> Typed<H> {
             for _ in 0..depth {
                 let mut call = self.client.call::<M>(request);
                 assert!(Pin::new(&mut call).poll(&mut task).is_pending());
-                calls.push_back(call);
+                calls.push(call);
             }
-            while !calls.is_empty() {
+            let mut answered = 0;
+            while answered < depth {
                 if self.driver.step() {
-                    while let Some(call) = calls.front_mut()
-                        && let std::task::Poll::Ready(answer) = Pin::new(call).poll(&mut task)
+                    while let Some(call) = calls.get_mut(answered)
+                        && let Poll::Ready(answer) = Pin::new(call).poll(&mut task)
                     {
                         assert!(answer.is_ok());
-                        calls.pop_front();
+                        answered += 1;
                     }
                 }
                 self.server.poll(|_, _| ());
                 self.service.serve(&self.server);
             }
+            calls.clear();
         }
     }
 }
@@ -219,8 +220,7 @@ fn no_typed_call_allocates() {
     // With the small ring most calls wait for room.
     for (ring, depth) in [(1 << 18, 1), (1 << 18, 64), (1 << 18, 300), (4096, 300)] {
         let mut typed = typed(ring);
-        let (mut echoes, mut larges) =
-            (VecDeque::with_capacity(depth + 1), VecDeque::with_capacity(depth + 1));
+        let (mut echoes, mut larges) = (Vec::with_capacity(depth + 1), Vec::with_capacity(depth + 1));
         let mut exchange = |rounds| {
             typed.exchange::<Echo>(&mut echoes, rounds, depth, [7; 32]);
             if ring > 4096 {
@@ -243,7 +243,7 @@ fn a_typed_call_costs_little_more_than_a_plain_one() {
     const NAME: &str = "a_typed_call_costs_little_more_than_a_plain_one";
     if let Ok(task) = std::env::var(CHILD) {
         let (pair, mut typed) = (Pair::new(1, 1 << 18), typed(1 << 18));
-        let mut calls = VecDeque::with_capacity(TYPED_DEPTH);
+        let mut calls = Vec::with_capacity(TYPED_DEPTH);
         match &*task {
             "plain" => {
                 pair.exchange(20, TYPED_DEPTH);

@@ -74,8 +74,9 @@ pub(super) struct Line {
 
 struct Slots {
     slots: Vec<Slot>,
-    /// The least recently used first.
-    free: VecDeque<u32>,
+    /// A list of those that are free, the least recently used first: where it begins, and where it ends.
+    first_free: usize,
+    last_free: usize,
     limit: usize,
 }
 
@@ -90,7 +91,11 @@ struct Slot {
     allowance: usize,
     deadline: Option<Instant>,
     line: Option<Rc<Line>>,
+    next_free: usize,
 }
+
+/// The end of the list.
+const NONE: usize = usize::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -104,42 +109,58 @@ enum State {
 }
 
 impl Slots {
+    #[inline]
     fn get(&mut self, ticket: Ticket) -> Option<&mut Slot> {
         self.slots.get_mut(ticket.0.index() as usize).filter(|slot| slot.ticket == ticket)
     }
 
+    #[inline]
     fn open(&mut self, state: State) -> Option<&mut Slot> {
-        let index = match self.free.pop_front() {
-            Some(index) => index as usize,
-            None if self.slots.len() >= self.limit => return None,
-            None => {
-                let ticket = Ticket(Key::first(self.slots.len() as u32));
-                self.slots.push(Slot {
-                    ticket,
-                    state,
-                    waker: None,
-                    buffer: Vec::new(),
-                    len: 0,
-                    allowance: 0,
-                    deadline: None,
-                    line: None,
-                });
-                self.slots.len() - 1
-            }
+        let index = match self.first_free {
+            NONE => self.grow()?,
+            index => index,
         };
-        let slot = &mut self.slots[index];
+        let slot = self.slots.get_mut(index)?;
+        self.first_free = slot.next_free;
         slot.state = state;
         Some(slot)
     }
 
+    #[cold]
+    fn grow(&mut self) -> Option<usize> {
+        let index = self.slots.len();
+        if index >= self.limit {
+            return None;
+        }
+        self.slots.push(Slot {
+            ticket: Ticket(Key::first(index as u32)),
+            state: State::Free,
+            waker: None,
+            buffer: Vec::new(),
+            len: 0,
+            allowance: 0,
+            deadline: None,
+            line: None,
+            next_free: NONE,
+        });
+        Some(index)
+    }
+
     /// The waker is the caller's to drop.
+    #[inline]
     fn release(&mut self, ticket: Ticket) -> Option<Waker> {
         let slot = self.get(ticket)?;
         slot.ticket = Ticket(ticket.0.next());
         slot.state = State::Free;
         slot.line = None;
+        slot.next_free = NONE;
         let waker = slot.waker.take();
-        self.free.push_back(ticket.0.index());
+        let index = ticket.0.index() as usize;
+        match self.first_free {
+            NONE => self.first_free = index,
+            _ => self.slots[self.last_free].next_free = index,
+        }
+        self.last_free = index;
         waker
     }
 }
@@ -197,7 +218,8 @@ fn closed() -> Error {
 
 impl Desk {
     pub(super) fn new(limit: usize) -> Desk {
-        let slots = Slots { slots: Vec::new(), free: VecDeque::new(), limit: limit.min(MAX_CALLS) };
+        let slots =
+            Slots { slots: Vec::new(), first_free: NONE, last_free: NONE, limit: limit.min(MAX_CALLS) };
         Desk {
             slots: RefCell::new(slots),
             open: Cell::new(0),

@@ -78,7 +78,7 @@ impl Driver {
     /// Runs a future to its end on this thread, and the context with it. Spins while there is something to do, sleeps on the
     /// device while there is not. A future that another thread wakes meanwhile gets on within 5 ms.
     ///
-    /// Requests that come meanwhile wait: see [`run_serving`](Driver::run_serving).
+    /// Requests that come meanwhile wait, and keep it from sleeping: see [`run_serving`](Driver::run_serving).
     pub fn run_until<F: Future>(&self, future: F) -> F::Output {
         self.run_with(future, || 0)
     }

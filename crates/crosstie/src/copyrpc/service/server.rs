@@ -42,7 +42,7 @@ pub struct Service<S, U, H = NoMethods> {
     of: PhantomData<fn(U)>,
 }
 
-/// What a service has done so far. Every request is counted once.
+/// What a service has done so far. Every request is counted once, unless its handler panicked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServiceCounters {
