@@ -76,7 +76,10 @@ fn service<U>() -> Service<Seen<U>, U, impl Handlers<Seen<U>, U>> {
             Choice::Leave => Err(Refused(42)),
             Choice::Panic => panic!("on request"),
         })
-        .on::<Bulk>(|_, bytes| std::array::from_fn(|index| bytes[index / 2]))
+        .on::<Bulk>(|seen, bytes| {
+            seen.order.push(u64::from(bytes[0]));
+            std::array::from_fn(|index| bytes[index / 2])
+        })
 }
 
 fn open<U>() -> Context<U> {
@@ -169,6 +172,26 @@ fn calls_wait_for_room_first_come_first_served() {
         assert_eq!(service.state().order, (0..500).collect::<Vec<_>>(), "ring {bytes}");
         assert!(pair.driver.counters().waited > 400, "{:?}", pair.driver.counters());
     }
+}
+
+#[test]
+fn a_small_call_does_not_overtake_a_large_one_that_waits() {
+    let pair = Pair::new(&ring(1 << 14, 64));
+    let mut service = service();
+    let calls: Vec<_> = (0..50)
+        .map(|number| {
+            (
+                pair.client.call::<Bulk>([2 * number; 1000]),
+                pair.client.call::<Double>(2 * u64::from(number) + 1),
+            )
+        })
+        .collect();
+    for (large, small) in calls {
+        assert!(pair.finish(&mut service, large).is_ok());
+        assert!(pair.finish(&mut service, small).is_ok());
+    }
+    assert!(pair.driver.counters().waited > 0);
+    assert_eq!(service.state().order, (0..100).collect::<Vec<_>>());
 }
 
 #[test]
@@ -336,7 +359,9 @@ fn futures_may_be_dropped_at_any_time() {
 
     // Not even with a peer that never answers do those pile up that were dropped while they waited for room.
     let stuck = Pair::with_limit(&ring(1024, 4), 64);
-    for number in 0..10_000 {
+    let _made: Vec<_> = (0..4).map(|number| stuck.client.call::<Double>(number)).collect();
+    let _first_to_wait = stuck.client.call::<Double>(4);
+    for number in 5..10_000 {
         let call = stuck.client.call::<Double>(number);
         stuck.driver.step();
         drop(call);
@@ -366,6 +391,10 @@ fn calls_end_in_time_whether_made_or_waiting() {
     // The server does nothing.
     let ended = pair.driver.run_until(join_all(hasty));
     assert!(ended.iter().all(|end| *end == Err(Error::Failed(CallFailed::TimedOut))), "{ended:?}");
+    // Also behind one that waits for ever.
+    let _front: Vec<_> = (0..8).map(|number| pair.client.call::<Double>(number)).collect();
+    let late = pair.driver.run_until(pair.client.call_within::<Double>(9, soon));
+    assert_eq!(late, Err(Error::Failed(CallFailed::TimedOut)));
     // Now it does; what was too late is answered to nobody, and what was behind gets on.
     let answers = pair.finish(&mut service(), join_all(patient.into_iter().chain(behind)));
     assert_eq!(answers, [Ok(0), Ok(2), Ok(20), Ok(22)]);
