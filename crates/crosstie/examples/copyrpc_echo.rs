@@ -14,13 +14,13 @@
 //! CROSSTIE_RENDEZVOUS=127.0.0.1:7099 CROSSTIE_SIZE=2 CROSSTIE_RANK=1 copyrpc_echo [DEVICE [CALLS]]
 //! ```
 
+mod pair;
+
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crosstie::bootstrap;
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointAddress, EndpointConfig};
+use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, DeviceSpec};
-use zerocopy::{FromBytes, IntoBytes};
 
 /// Unanswered calls at a time.
 const DEPTH: u64 = 64;
@@ -32,15 +32,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device: DeviceSpec = arguments.next().unwrap_or("software".into()).parse()?;
     let calls: u64 = arguments.next().unwrap_or("100000".into()).parse()?;
 
-    let mut job = bootstrap::from_env_or_local(2)?;
-    if job.size() != 2 {
-        return Err("it takes two".into());
-    }
+    let mut job = pair::join()?;
     let context = Context::open(&device, &Config::default())?;
     let endpoint = context.create_endpoint(&EndpointConfig::default())?;
-    let addresses = job.all_gather(endpoint.address().as_bytes())?;
-    let peer = &addresses[1 - job.rank() as usize];
-    let peer = EndpointAddress::read_from_bytes(peer).map_err(|_| "the peer's address is of another kind")?;
+    let peer = pair::swap(&mut job, &endpoint.address())?;
     endpoint.connect(&peer, &ConnectConfig::default())?;
     job.barrier()?;
     match job.rank() {

@@ -1,5 +1,5 @@
 //! The budget of copyrpc's data path, exactly: no allocation and no system call per call, and a call that costs the same
-//! however many endpoints its context has.
+//! however many endpoints its context has. And of the service layer: no allocation either, and little more work.
 //!
 //! Both sides run in one thread, which polls them in turn, so counts are the same in every run. Allocations are counted by
 //! the allocator of this test; system calls are forbidden by a seccomp filter in a child process, which the first one
@@ -11,9 +11,12 @@ mod allocations;
 mod seccomp;
 
 use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
 use std::process::{Command, Output, Stdio};
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use allocations::ALLOCATIONS;
+use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service};
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, Device, software};
 
@@ -123,16 +126,7 @@ fn a_call_costs_the_same_with_any_number_of_endpoints() {
         return;
     }
     let counts = [1, 8, 64, 512].map(|endpoints| {
-        let mut callgrind = Command::new("valgrind");
-        callgrind
-            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-            .arg("--toggle-collect=crosstie_budget_exchange")
-            .arg(std::env::current_exe().unwrap());
-        let output = child(&mut callgrind, NAME, &endpoints.to_string());
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{endpoints} endpoints: {output:?}");
-        let collected = text.lines().find_map(|line| line.split_once("Collected : "));
-        let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text);
+        let count = instructions("crosstie_budget_exchange", NAME, &endpoints.to_string());
         let each = count as f64 / f64::from(ROUNDS) / DEPTH as f64;
         println!("{endpoints} endpoints, depth {DEPTH} in all: {each:.0} instructions per call, both sides");
         each
@@ -146,6 +140,157 @@ fn a_call_costs_the_same_with_any_number_of_endpoints() {
 #[inline(never)]
 fn crosstie_budget_exchange(pair: &Pair) {
     pair.exchange(ROUNDS, DEPTH);
+}
+
+/// A typed client, and a service, that do what a [`Pair`] does.
+struct Typed<H> {
+    driver: Driver,
+    client: Client,
+    server: Context<u32>,
+    service: Service<(), u32, H>,
+    #[expect(dead_code, reason = "keeps the connection open")]
+    endpoint: Endpoint<u32>,
+}
+
+struct Echo;
+impl Method for Echo {
+    const ID: u32 = 1;
+    type Request = [u8; 32];
+    type Response = [u8; 32];
+}
+
+/// Larger than what goes through registers.
+struct Large;
+impl Method for Large {
+    const ID: u32 = 2;
+    type Request = [u8; 1000];
+    type Response = [u8; 2000];
+}
+
+fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
+    let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
+    let driver = Driver::new(Context::new(device(), &Config::default()).unwrap());
+    let server = Context::new(device(), &Config::default()).unwrap();
+    let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH };
+    let (client, endpoint) =
+        (driver.create_client(&config).unwrap(), server.create_endpoint(&config).unwrap());
+    client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
+    endpoint.connect(&client.address(), &ConnectConfig::default()).unwrap();
+    let service = Service::new(()).on::<Large>(|(), large| [large[0]; 2000]).on::<Echo>(|(), bytes| bytes);
+    Typed { driver, client, server, service, endpoint }
+}
+
+impl<H: Handlers<(), u32>> Typed<H> {
+    fn exchange<M: Method>(
+        &mut self,
+        calls: &mut Vec<Call<M>>,
+        rounds: u32,
+        depth: usize,
+        request: M::Request,
+    ) where
+        M::Request: Copy,
+    {
+        let mut task = TaskContext::from_waker(Waker::noop());
+        for _ in 0..rounds {
+            for _ in 0..depth {
+                let mut call = self.client.call::<M>(request);
+                assert!(Pin::new(&mut call).poll(&mut task).is_pending());
+                calls.push(call);
+            }
+            let mut answered = 0;
+            while answered < depth {
+                if self.driver.step() {
+                    while let Some(call) = calls.get_mut(answered)
+                        && let Poll::Ready(answer) = Pin::new(call).poll(&mut task)
+                    {
+                        assert!(answer.is_ok());
+                        answered += 1;
+                    }
+                }
+                self.server.poll(|_, _| ());
+                self.service.serve(&self.server);
+            }
+            calls.clear();
+        }
+    }
+}
+
+#[test]
+fn no_typed_call_allocates() {
+    // With the small ring most calls wait for room.
+    for (ring, depth) in [(1 << 18, 1), (1 << 18, 64), (1 << 18, 300), (4096, 300)] {
+        let mut typed = typed(ring);
+        let (mut echoes, mut larges) = (Vec::with_capacity(depth + 1), Vec::with_capacity(depth + 1));
+        let mut exchange = |rounds| {
+            typed.exchange::<Echo>(&mut echoes, rounds, depth, [7; 32]);
+            if ring > 4096 {
+                typed.exchange::<Large>(&mut larges, rounds / 10, depth.min(20), [7; 1000]);
+            }
+        };
+        exchange(1_000);
+        let before = ALLOCATIONS.get();
+        exchange(1_000);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, ring {ring}, depth {depth}");
+    }
+}
+
+/// Calls in flight for the comparison of typed calls with plain ones, and how many times.
+const TYPED_DEPTH: usize = 64;
+const TYPED_ROUNDS: u32 = 200;
+
+#[test]
+fn a_typed_call_costs_little_more_than_a_plain_one() {
+    const NAME: &str = "a_typed_call_costs_little_more_than_a_plain_one";
+    if let Ok(task) = std::env::var(CHILD) {
+        let (pair, mut typed) = (Pair::new(1, 1 << 18), typed(1 << 18));
+        let mut calls = Vec::with_capacity(TYPED_DEPTH);
+        match &*task {
+            "plain" => {
+                pair.exchange(20, TYPED_DEPTH);
+                crosstie_budget_plain(&pair);
+            }
+            _ => {
+                typed.exchange::<Echo>(&mut calls, 20, TYPED_DEPTH, [7; 32]);
+                crosstie_budget_typed(&mut || {
+                    typed.exchange::<Echo>(&mut calls, TYPED_ROUNDS, TYPED_DEPTH, [7; 32]);
+                });
+            }
+        }
+        return;
+    }
+    let each = |count: u64| count as f64 / f64::from(TYPED_ROUNDS) / TYPED_DEPTH as f64;
+    let plain = each(instructions("crosstie_budget_plain", NAME, "plain"));
+    let typed = each(instructions("crosstie_budget_typed", NAME, "typed"));
+    println!(
+        "depth {TYPED_DEPTH}: {plain:.0} instructions per plain call, {typed:.0} per typed one, both sides"
+    );
+    assert!(typed <= 1.75 * plain, "{typed:.0} instructions per typed call, {plain:.0} per plain one");
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn crosstie_budget_plain(pair: &Pair) {
+    pair.exchange(TYPED_ROUNDS, TYPED_DEPTH);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn crosstie_budget_typed(exchange: &mut dyn FnMut()) {
+    exchange();
+}
+
+/// Instructions that a child of this test, set to a task, spends in a function.
+fn instructions(function: &str, test: &str, task: &str) -> u64 {
+    let mut callgrind = Command::new("valgrind");
+    callgrind
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--toggle-collect={function}"))
+        .arg(std::env::current_exe().unwrap());
+    let output = child(&mut callgrind, test, task);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{task}: {output:?}");
+    let collected = text.lines().find_map(|line| line.split_once("Collected : "));
+    collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text)
 }
 
 /// Runs a command that starts one test of this program again, for a task.

@@ -55,6 +55,7 @@ mod context;
 mod endpoint;
 mod error;
 mod payload;
+pub mod service;
 mod table;
 
 use crosstie_protocol::copyrpc::Violation;

@@ -1,0 +1,151 @@
+//! A small store between two processes: typed methods, and a client that awaits its calls.
+//!
+//! Alone, it starts its second process itself:
+//!
+//! ```text
+//! cargo run --release --example copyrpc_service
+//! ```
+//!
+//! In two terminals, or on two hosts, it is started as `copyrpc_echo` is: `copyrpc_service [DEVICE [KEYS]]`.
+
+mod pair;
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::service::{self, Client, Deferred, Driver, Method, Refused, Service};
+use crosstie::copyrpc::{Config, Context, EndpointConfig};
+use crosstie::device::{ConnectConfig, DeviceSpec};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+/// Calls at a time.
+const DEPTH: usize = 64;
+
+#[derive(Clone, Copy, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Pair {
+    key: u64,
+    value: u64,
+}
+
+/// Stores a value; says how many keys there are.
+struct Put;
+impl Method for Put {
+    const ID: u32 = 1;
+    type Request = Pair;
+    type Response = u64;
+}
+
+/// The value of a key; refused if there is none.
+struct Get;
+impl Method for Get {
+    const ID: u32 = 2;
+    type Request = u64;
+    type Response = u64;
+}
+const NO_SUCH_KEY: Refused = Refused(1);
+
+/// The next value that is stored under a key: answered when it is.
+struct Watch;
+impl Method for Watch {
+    const ID: u32 = 3;
+    type Request = u64;
+    type Response = u64;
+}
+
+/// The server ends.
+struct Stop;
+impl Method for Stop {
+    const ID: u32 = 4;
+    type Request = ();
+    type Response = ();
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let device: DeviceSpec = arguments.next().unwrap_or("software".into()).parse()?;
+    let keys: u64 = arguments.next().unwrap_or("100000".into()).parse()?;
+
+    let mut job = pair::join()?;
+    if job.rank() == 0 {
+        let context = Context::open(&device, &Config::default())?;
+        let endpoint = context.create_endpoint(&EndpointConfig::default())?;
+        endpoint.connect(&pair::swap(&mut job, &endpoint.address())?, &ConnectConfig::default())?;
+        job.barrier()?;
+        serve(&context, || endpoint.failure())?;
+        // Nobody closes before the other has its last answer.
+        job.barrier()?;
+    } else {
+        let driver = Driver::new(Context::open(&device, &Config::default())?);
+        let client = driver.create_client(&EndpointConfig::default())?;
+        client.connect(&pair::swap(&mut job, &client.address())?, &ConnectConfig::default())?;
+        job.barrier()?;
+        driver.run_until(call(client.clone(), keys))?;
+        job.barrier()?;
+    }
+    job.finish()?;
+    Ok(())
+}
+
+#[derive(Default)]
+struct Store {
+    values: HashMap<u64, u64>,
+    watchers: HashMap<u64, Vec<Deferred<Watch, ()>>>,
+    is_stopped: bool,
+}
+
+fn serve(
+    context: &Context<()>,
+    failure: impl Fn() -> Option<crosstie::copyrpc::Failure>,
+) -> Result<(), Box<dyn Error>> {
+    let mut service = Service::new(Store::default())
+        .on::<Stop>(|store: &mut Store, ()| store.is_stopped = true)
+        .defer::<Watch>(|store, key, reply| store.watchers.entry(key).or_default().push(reply))
+        .try_on::<Get>(|store, key| store.values.get(&key).copied().ok_or(NO_SUCH_KEY))
+        .on::<Put>(|store, Pair { key, value }| {
+            store.values.insert(key, value);
+            for watcher in store.watchers.remove(&key).into_iter().flatten() {
+                // Who is gone does not care.
+                watcher.send(value).ok();
+            }
+            store.values.len() as u64
+        });
+    while !service.state().is_stopped {
+        context.poll(|(), _| ());
+        if service.serve(context) == 0 {
+            context.wait(Duration::from_millis(10));
+        }
+        if let Some(failure) = failure() {
+            return Err(failure.into());
+        }
+    }
+    context.flush();
+    println!("server: {:?}", service.counters());
+    Ok(())
+}
+
+async fn call(client: Client, keys: u64) -> Result<(), service::Error> {
+    let watched = client.call::<Watch>(keys.saturating_sub(1));
+    let begin = Instant::now();
+    let keys: Vec<u64> = (0..keys).collect();
+    for keys in keys.chunks(DEPTH) {
+        // Calls are under way from here on, not only when they are awaited.
+        let calls = keys.iter().map(|&key| client.call::<Put>(Pair { key, value: key * key }));
+        for call in calls.collect::<Vec<_>>() {
+            call.await?;
+        }
+        let calls = keys.iter().map(|&key| (key, client.call::<Get>(key)));
+        for (key, call) in calls.collect::<Vec<_>>() {
+            assert_eq!(call.await?, key * key);
+        }
+    }
+    let rate = 2.0 * keys.len() as f64 / begin.elapsed().as_secs_f64();
+    println!("client: {} keys stored and read, {rate:.0} calls per second", keys.len());
+    println!("client: the last of them became {}", watched.await?);
+    match client.call::<Get>(u64::MAX).await {
+        Err(service::Error::Refused(NO_SUCH_KEY)) => println!("client: and another is not there"),
+        answer => println!("client: a key that nobody stored: {answer:?}"),
+    }
+    client.call::<Stop>(()).await
+}
