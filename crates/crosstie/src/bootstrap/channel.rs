@@ -110,7 +110,13 @@ enum Stage {
 
 impl Channel {
     /// Begins to dial, as `rank` of `size`. `limit` is the longest payload that will be taken.
-    pub fn dial(address: SocketAddr, rank: u32, size: u32, secret: &Secret, limit: usize) -> io::Result<Channel> {
+    pub fn dial(
+        address: SocketAddr,
+        rank: u32,
+        size: u32,
+        secret: &Secret,
+        limit: usize,
+    ) -> io::Result<Channel> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
