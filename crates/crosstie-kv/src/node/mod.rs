@@ -39,7 +39,8 @@
 //!   ones, until it is back. See [`Node::peers`].
 //! - If a daemon panics, the node ends: its clients and the other nodes notice, nobody waits for it.
 //! - No request for an 8-byte key allocates, locks or makes a system call, once queues have grown to their size.
-//! - An idle node sleeps most of the time: the longer it is idle the longer its naps, up to a millisecond.
+//! - An idle node sleeps most of the time: the longer it is idle the longer its naps, up to four milliseconds. A client's
+//!   request for a key of the daemon that it sleeps at ends the nap; others wait for its end.
 
 mod config;
 mod control;

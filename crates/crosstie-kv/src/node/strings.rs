@@ -63,7 +63,7 @@ impl Strings {
 
     #[inline]
     pub(super) fn poll(&mut self) -> usize {
-        self.server.poll_with_skip()
+        self.server.poll()
     }
 
     /// The next request of a client. Its bytes are to be [given back](Strings::give_back).
