@@ -108,10 +108,10 @@ pub struct PeerMissing {
     pub why: String,
 }
 
-/// A daemon panicked, and took the node with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("daemon {daemon} panicked, and the node ended: see what its thread printed")]
-pub struct DaemonPanicked {
+/// A thread of a node panicked, and took the node with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("thread {thread} panicked, and the node ended: see what it printed")]
+pub struct Panicked {
     /// Which one.
-    pub daemon: u32,
+    pub thread: String,
 }

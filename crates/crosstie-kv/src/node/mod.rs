@@ -55,9 +55,9 @@ mod strings;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,7 @@ use crosstie::{Waiting, delegation, ipc};
 pub use crate::long::Backend;
 pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig, Room};
 pub use counters::{Counts, DaemonCounters};
-pub use error::{DaemonPanicked, PeerMissing, PeersMissing, StartError};
+pub use error::{Panicked, PeerMissing, PeersMissing, StartError};
 
 use control::Control;
 use daemon::Daemon;
@@ -108,8 +108,8 @@ pub struct PeerState {
 struct Shared {
     incarnation: u64,
     stop: AtomicBool,
-    /// One more than the number of the daemon that panicked first.
-    panicked: AtomicU32,
+    /// The thread that panicked first.
+    panicked: OnceLock<String>,
     board: counters::Board,
     peers: Mutex<Vec<PeerState>>,
     peers_changed: Condvar,
@@ -141,7 +141,7 @@ impl Shared {
     fn ring(&self) {
         if let Some(mut bell) = self.bell.as_ref() {
             // A full pipe rings, too.
-            bell.write(&[1]).ok();
+            bell.write_all(&[1]).ok();
         }
     }
 
@@ -170,17 +170,15 @@ impl Shared {
 }
 
 /// What a thread of a node leaves behind when it panics.
-struct Alarm {
-    shared: Arc<Shared>,
-    daemon: u32,
-}
+struct Alarm(Arc<Shared>);
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The first one is the cause; others may follow from it.
-            self.shared.panicked.compare_exchange(0, self.daemon + 1, Relaxed, Relaxed).ok();
-            self.shared.stop();
+            let thread = std::thread::current().name().unwrap_or_default().to_owned();
+            self.0.panicked.get_or_init(|| thread);
+            self.0.stop();
         }
     }
 }
@@ -201,26 +199,12 @@ impl Node {
         let placement = config.check(membership.as_ref())?;
         let (bell, far_bell) = UnixStream::pair()?;
         bell.set_nonblocking(true)?;
-        let (sender, events) = channel();
-        let peer = |rank| PeerState { rank, is_up: false, incarnation: None, times_up: 0, problem: None };
-        let shared = Arc::new(Shared {
-            incarnation: incarnation(),
-            stop: AtomicBool::new(false),
-            panicked: AtomicU32::new(0),
-            board: (0..config.daemons).map(|_| Mutex::default()).collect(),
-            peers: Mutex::new((0..config.nodes).map(peer).collect()),
-            peers_changed: Condvar::new(),
-            refusals: AtomicU64::new(0),
-            events: sender,
-            bell: membership.is_some().then_some(bell),
-        });
-        // From here on a node that does not start ends those of its threads that have.
-        let mut node = Node { shared, config: config.clone(), threads: Vec::new() };
+        let (mut node, events) = Node::prepare(config, membership.is_some().then_some(bell));
         let commands = node.start_daemons(placement)?;
         if let Some(membership) = membership {
             let shared = node.shared.clone();
             let control = Control::new(config, membership, commands, events, far_bell, shared.clone())?;
-            let alarm = Alarm { shared, daemon: 0 };
+            let alarm = Alarm(shared);
             let run = move || {
                 let _alarm = alarm;
                 control.run();
@@ -228,6 +212,24 @@ impl Node {
             node.threads.push(std::thread::Builder::new().name("kv-control".to_owned()).spawn(run)?);
         }
         Ok(node)
+    }
+
+    /// A node without threads yet. From here on one that does not start ends those of its threads that have.
+    fn prepare(config: &NodeConfig, bell: Option<UnixStream>) -> (Node, Receiver<Event>) {
+        let (sender, events) = channel();
+        let peer = |rank| PeerState { rank, is_up: false, incarnation: None, times_up: 0, problem: None };
+        let shared = Arc::new(Shared {
+            incarnation: incarnation(),
+            stop: AtomicBool::new(false),
+            panicked: OnceLock::new(),
+            board: (0..config.daemons).map(|_| Mutex::default()).collect(),
+            peers: Mutex::new((0..config.nodes).map(peer).collect()),
+            peers_changed: Condvar::new(),
+            refusals: AtomicU64::new(0),
+            events: sender,
+            bell,
+        });
+        (Node { shared, config: config.clone(), threads: Vec::new() }, events)
     }
 
     fn start_daemons(
@@ -279,7 +281,7 @@ impl Node {
             let (ready, is_ready) = sync_channel(1);
             commands.push(sender);
             let (config, shared) = (self.config.clone(), self.shared.clone());
-            let alarm = Alarm { shared: shared.clone(), daemon };
+            let alarm = Alarm(shared.clone());
             let run = move || {
                 let _alarm = alarm;
                 let started = Start { config, placement, daemon, parts, commands: receiver, shared, ready };
@@ -367,12 +369,12 @@ impl Node {
         !self.shared.is_stopping()
     }
 
-    /// Ends it: clients see it go, other nodes too. Says if a daemon had ended it before.
-    pub fn stop(mut self) -> Result<(), DaemonPanicked> {
+    /// Ends it: clients see it go, other nodes too. Says if a panic had ended it before.
+    pub fn stop(mut self) -> Result<(), Panicked> {
         self.end();
-        match self.shared.panicked.load(Relaxed) {
-            0 => Ok(()),
-            number => Err(DaemonPanicked { daemon: number - 1 }),
+        match self.shared.panicked.get() {
+            None => Ok(()),
+            Some(thread) => Err(Panicked { thread: thread.clone() }),
         }
     }
 
@@ -522,4 +524,44 @@ fn service<S>(
 fn incarnation() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     crate::placement::mix(now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, Error};
+    use crate::message::{Op, Status};
+
+    /// Whatever a daemon panics of, its node ends, and nobody waits for it.
+    #[test]
+    fn a_panic_ends_the_node_and_all_that_wait() {
+        for backend in [Backend::Meta, Backend::Delegation] {
+            let name = format!("kv-panic-{}-{backend:?}", std::process::id());
+            let config = NodeConfig { daemons: 3, backend, ..NodeConfig::member(&name, 0, 2) };
+            let (mut node, _events) = Node::prepare(&config, None);
+            let commands = node.start_daemons(Placement::new(2, 3).unwrap()).unwrap();
+            let mut client = Client::<u64>::pipelined(&name).unwrap();
+            let local = (0..).find(|key| client.placement().of_word(*key).rank == 0).unwrap();
+            client.put(local, 5).unwrap();
+            let remote = (0..).find(|key| client.placement().of_word(*key).rank == 1).unwrap();
+            assert_eq!(client.get(remote), Err(Error::NodeGone { rank: 1 }), "there never was one");
+            let mut begun = 0;
+            for key in 0..60 {
+                begun += usize::from(client.begin(Request::new(Op::Get, 0, key), key).is_ok());
+            }
+            let holder = backend.holder(1, 3);
+            // There is no such rank, and no control plane that would say so.
+            commands[holder as usize].send(Command::Open { rank: 77, epoch: 1 }).unwrap();
+            while node.is_running() {
+                std::thread::yield_now();
+            }
+            let mut ended = 0;
+            while ended < begun {
+                client.wait(None);
+                ended += client.poll(|_, response| assert_ne!(response.status, Status::Misrouted));
+            }
+            assert_eq!(node.stop(), Err(Panicked { thread: format!("kv-daemon-{holder}") }));
+            assert_eq!(client.get(local), Err(Error::ServerGone));
+        }
+    }
 }

@@ -104,8 +104,13 @@ enum Stage {
     AwaitVerdict(Transcript),
     AwaitClaim { nonce: [u8; NONCE] },
     Judging(Transcript),
-    Open { sealer: Sealer, opener: Opener },
+    Open(Box<Frames>),
     Over,
+}
+
+struct Frames {
+    sealer: Sealer,
+    opener: Opener,
 }
 
 impl Channel {
@@ -156,7 +161,7 @@ impl Channel {
         let Stage::Judging(transcript) = self.stage else { return Err(ChannelError::Closed) };
         self.unsent.extend(transcript.verdict(&self.secret, Verdict::Accepted));
         let (sealer, opener) = transcript.coordinator_side(&self.secret, self.limit);
-        self.stage = Stage::Open { sealer, opener };
+        self.stage = Stage::Open(Box::new(Frames { sealer, opener }));
         self.write()
     }
 
@@ -180,11 +185,11 @@ impl Channel {
 
     /// Sends a frame, as soon as the other side takes it. The payload must be within the other side's limit.
     pub fn send(&mut self, kind: u8, payload: &[u8]) -> Result<(), ChannelError> {
-        let Stage::Open { sealer, .. } = &mut self.stage else { return Err(ChannelError::Closed) };
+        let Stage::Open(frames) = &mut self.stage else { return Err(ChannelError::Closed) };
         if self.unsent.len() + payload.len() > MAX_UNSENT {
             return Err(ChannelError::Stalled);
         }
-        let sealed = sealer.seal(kind, Arc::from(payload));
+        let sealed = frames.sealer.seal(kind, Arc::from(payload));
         self.unsent.extend(sealed.head);
         self.unsent.extend_from_slice(&sealed.payload);
         self.unsent.extend(sealed.tag);
@@ -193,7 +198,7 @@ impl Channel {
 
     /// Whether frames may be sent.
     pub fn is_open(&self) -> bool {
-        matches!(self.stage, Stage::Open { .. })
+        matches!(self.stage, Stage::Open(_))
     }
 
     /// Whether it has something to write: then poll for that, too.
@@ -269,7 +274,7 @@ impl Channel {
                 let (sealer, mut opener) = transcript.member_side(&self.secret, self.limit);
                 opener.extend(&self.received[VERDICT..]);
                 self.received = Vec::new();
-                self.stage = Stage::Open { sealer, opener };
+                self.stage = Stage::Open(Box::new(Frames { sealer, opener }));
                 Ok(Some(News::Open))
             }
             Stage::AwaitClaim { nonce } => {
@@ -292,7 +297,7 @@ impl Channel {
                     }
                 }
             }
-            Stage::Open { opener, .. } => match opener.next() {
+            Stage::Open(frames) => match frames.opener.next() {
                 Ok(frame) => Ok(frame.map(|frame| News::Frame { kind: frame.kind, payload: frame.payload })),
                 Err(violation) => Err(ChannelError::Violation(violation)),
             },
@@ -318,7 +323,7 @@ impl Channel {
             Ok(0) => Err(ChannelError::Closed),
             Ok(count) => {
                 match &mut self.stage {
-                    Stage::Open { opener, .. } => opener.extend(&buffer[..count]),
+                    Stage::Open(frames) => frames.opener.extend(&buffer[..count]),
                     _ => self.received.extend_from_slice(&buffer[..count]),
                 }
                 Ok(true)
