@@ -28,8 +28,8 @@ use crate::message::Status;
 pub const MAX_KEY: usize = 64 << 10;
 /// Bytes of a value at most.
 pub const MAX_VALUE: usize = 1 << 20;
-/// Bytes of an encoded request at most: a compare-and-swap has two values.
-pub const MAX_REQUEST: usize = size_of::<RequestHeader>() + MAX_KEY + 2 * MAX_VALUE;
+/// Bytes of an encoded request at most: what shared memory carries. Only a compare-and-swap, with its two values, can meet it.
+pub const MAX_REQUEST: usize = crosstie::ipc::MAX_MESSAGE;
 /// Bytes of an encoded response at most.
 pub const MAX_RESPONSE: usize = size_of::<ResponseHeader>() + MAX_VALUE;
 
@@ -95,14 +95,28 @@ pub struct Response<'a> {
     pub value: &'a [u8],
 }
 
-/// How requests for other nodes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+/// How requests for other nodes travel. All nodes of a cluster have the same.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(u8)]
 pub enum Backend {
     /// By the client's daemon to the daemon that holds the connection.
     Meta = 1,
     /// Straight into the ring of the one daemon that holds all connections.
+    #[default]
     Delegation = 2,
+}
+
+impl Backend {
+    /// The daemon that is connected with `rank`, of `daemons`.
+    #[inline]
+    pub fn holder(self, rank: u32, daemons: u32) -> u32 {
+        match self {
+            Backend::Meta => rank % daemons,
+            Backend::Delegation => 0,
+        }
+    }
 }
 
 /// What a node is: the answer to [`Call::Info`].
@@ -132,7 +146,9 @@ pub struct Info {
     /// How requests for other nodes travel.
     pub backend: Backend,
     /// Zero.
-    pub reserved: [u8; 7],
+    pub reserved: [u8; 3],
+    /// How many clients have asked before: they take turns in choosing a daemon for requests that any can take.
+    pub turn: u32,
 }
 
 /// Why bytes are no message, or why a message cannot be sent.
@@ -150,7 +166,7 @@ pub enum Malformed {
     /// A key, or a value, is too long.
     #[error("a {part} of {len} bytes; it may have {limit} at most")]
     TooLong {
-        /// "key", "value" or "expected value".
+        /// "key", "value", "expected value", or "request" for all of it together.
         part: &'static str,
         /// Its length.
         len: usize,
@@ -295,16 +311,18 @@ impl Info {
     }
 }
 
+/// No number is one of [`Op`](crate::message::Op): between nodes both kinds of request travel on one connection, and the first
+/// byte tells them apart.
 #[derive(Clone, Copy, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 enum Kind {
-    Get = 1,
-    Put = 2,
-    Delete = 3,
-    Insert = 4,
-    CompareAndSwap = 5,
-    Info = 6,
-    Stats = 7,
+    Get = 17,
+    Put = 18,
+    Delete = 19,
+    Insert = 20,
+    CompareAndSwap = 21,
+    Info = 22,
+    Stats = 23,
 }
 
 #[derive(TryFromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -328,6 +346,8 @@ struct ResponseHeader {
 }
 
 const _: () = assert!(cfg!(target_endian = "little"), "messages are read as they lie in memory");
+const _: () =
+    assert!(MAX_REQUEST >= size_of::<RequestHeader>() + MAX_KEY + MAX_VALUE && MAX_RESPONSE <= MAX_REQUEST);
 const _: () = assert!(size_of::<RequestHeader>() == 24 && size_of::<ResponseHeader>() == 8);
 const _: () = assert!(size_of::<Info>() == 56);
 
@@ -340,7 +360,8 @@ fn split_header<H: TryFromBytes + KnownLayout>(bytes: &[u8]) -> Result<(H, &[u8]
 fn check_lengths(key: usize, expected: usize, value: usize) -> Result<(), Malformed> {
     check_length("key", key, MAX_KEY)?;
     check_length("expected value", expected, MAX_VALUE)?;
-    check_length("value", value, MAX_VALUE)
+    check_length("value", value, MAX_VALUE)?;
+    check_length("request", size_of::<RequestHeader>() + key + expected + value, MAX_REQUEST)
 }
 
 fn check_length(part: &'static str, len: usize, limit: usize) -> Result<(), Malformed> {
@@ -359,12 +380,12 @@ mod tests {
 
     fn call<'a>(kind: u8, key: &'a [u8], expected: &'a [u8], value: &'a [u8]) -> Call<'a> {
         match kind {
-            1 => Call::Get { key },
-            2 => Call::Put { key, value },
-            3 => Call::Delete { key },
-            4 => Call::Insert { key, value },
-            5 => Call::CompareAndSwap { key, expected, value },
-            6 => Call::Info,
+            17 => Call::Get { key },
+            18 => Call::Put { key, value },
+            19 => Call::Delete { key },
+            20 => Call::Insert { key, value },
+            21 => Call::CompareAndSwap { key, expected, value },
+            22 => Call::Info,
             _ => Call::Stats,
         }
     }
@@ -372,10 +393,10 @@ mod tests {
     /// Bytes that begin nearly as messages do, so that more than the first check is reached.
     fn nearly() -> impl Strategy<Value = Vec<u8>> {
         let small = || prop_oneof![3 => 0u32..20, 1 => any::<u32>()];
-        (0u8..9, any::<[bool; 3]>(), any::<u64>(), [small(), small(), small()], bytes()).prop_map(
+        (16u8..25, any::<[bool; 3]>(), any::<u64>(), [small(), small(), small()], bytes()).prop_map(
             |(kind, odd, place, lengths, body)| {
                 let mut bytes = vec![kind];
-                bytes.extend(odd.map(|odd| u8::from(odd && kind == 3)));
+                bytes.extend(odd.map(|odd| u8::from(odd && kind == 19)));
                 bytes.extend(place.to_le_bytes());
                 lengths.iter().for_each(|len| bytes.extend(len.to_le_bytes()));
                 bytes.extend(body);
@@ -387,7 +408,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            place in any::<[u32; 2]>(), kind in 1u8..8, key in bytes(), expected in bytes(), value in bytes(),
+            place in any::<[u32; 2]>(), kind in 17u8..24, key in bytes(), expected in bytes(), value in bytes(),
         ) {
             let request = Request { rank: place[0], daemon: place[1], call: call(kind, &key, &expected, &value) };
             let mut encoded = vec![7; 3];
@@ -429,7 +450,7 @@ mod tests {
     #[test]
     fn one_wrong_byte_is_refused_or_another_message() {
         let (mut bytes, mut again) = (Vec::new(), Vec::new());
-        for kind in 1..8 {
+        for kind in 17..24 {
             let call = call(kind, b"a key", b"expected", b"value");
             Request { rank: 1, daemon: 2, call }.encode(&mut bytes).unwrap();
             for (at, byte) in (0..bytes.len()).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
@@ -457,10 +478,16 @@ mod tests {
         let (key, value) = (vec![0; MAX_KEY + 1], vec![1; MAX_VALUE + 1]);
         let mut encoded = Vec::new();
         let at = |call| Request { rank: 0, daemon: 0, call };
-        let full = Call::CompareAndSwap { key: &key[1..], expected: &value[1..], value: &value[1..] };
+        let full = Call::Put { key: &key[1..], value: &value[1..] };
+        at(full).encode(&mut encoded).unwrap();
+        assert_eq!(Request::decode(&encoded).unwrap().call, full);
+        let rest = MAX_REQUEST - size_of::<RequestHeader>() - 1 - MAX_VALUE;
+        let full = Call::CompareAndSwap { key: b"k", expected: &value[1..], value: &value[..rest] };
         at(full).encode(&mut encoded).unwrap();
         assert_eq!(encoded.len(), MAX_REQUEST);
         assert_eq!(Request::decode(&encoded).unwrap().call, full);
+        let beyond = Call::CompareAndSwap { key: b"ke", expected: &value[1..], value: &value[..rest] };
+        assert!(matches!(at(beyond).encode(&mut encoded), Err(Malformed::TooLong { part: "request", .. })));
         let longest = Response { status: Status::Done, value: &value[1..] };
         longest.encode(&mut encoded).unwrap();
         assert_eq!(encoded.len(), MAX_RESPONSE);
@@ -487,11 +514,11 @@ mod tests {
         let mut encoded = Vec::new();
         let put = Request { rank: 0, daemon: 0, call: Call::Put { key: b"k", value: b"v" } };
         put.encode(&mut encoded).unwrap();
-        for kind in [1, 3, 6, 7] {
+        for kind in [17, 19, 22, 23] {
             encoded[0] = kind;
             assert_eq!(Request::decode(&encoded), Err(Malformed::Superfluous));
         }
-        encoded[0] = 8;
+        encoded[0] = 24;
         assert_eq!(Request::decode(&encoded), Err(Malformed::Header));
     }
 }

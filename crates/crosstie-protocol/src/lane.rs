@@ -12,7 +12,7 @@
 //! ```
 
 /// Longest message that a word can describe.
-pub const MAX_LEN: usize = 1 << 20;
+pub const MAX_LEN: usize = (1 << LEN_BITS) - 1;
 /// Most slots of a lane.
 pub const MAX_SLOTS: usize = 1 << 11;
 

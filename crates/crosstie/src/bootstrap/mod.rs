@@ -11,6 +11,8 @@
 //! | [`tcp`] | several machines | rank 0 listens, the others connect and prove the job's secret |
 //! | `mpi` (cargo feature `mpi`) | under mpirun | `MPI_COMM_WORLD` |
 //!
+//! A service that lives on when a rank dies has a [`channel`] for each pair of ranks instead.
+//!
 //! [`from_env`] picks the way from the environment; [`from_env_or_local`] spawns ranks where it says nothing.
 //!
 //! Promises, the same for all ways except where `mpi` says otherwise:
@@ -26,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod alone;
+pub mod channel;
 mod coordinator;
 mod environment;
 mod error;

@@ -86,6 +86,14 @@ impl Secret {
         Secret::new(bytes)
     }
 
+    /// A secret of its own for one purpose: proofs made with it are worth nothing for another.
+    #[must_use]
+    pub fn for_purpose(&self, purpose: &str) -> Secret {
+        let mut keyed = self.keyed("crosstie bootstrap 1 purpose");
+        keyed.update(purpose.as_bytes());
+        Secret(keyed.finish().to_vec())
+    }
+
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -145,6 +145,19 @@ pub enum CallError<Token> {
 }
 
 impl<Token> CallError<Token> {
+    /// The token.
+    pub fn into_token(self) -> Token {
+        match self {
+            CallError::Full(token) | CallError::RingFull(token) => token,
+            CallError::TooLong { token, .. } | CallError::Disconnected { token, .. } => token,
+        }
+    }
+
+    /// Whether the same call can succeed later.
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, CallError::Full(_) | CallError::RingFull(_))
+    }
+
     pub(crate) fn without_token(self) -> CallError<()> {
         match self {
             CallError::Full(_) => CallError::Full(()),

@@ -1,0 +1,97 @@
+//! What a daemon does when there is nothing to do.
+
+use std::time::Duration;
+
+use crosstie::Waiting;
+
+/// Passes without anything to do before others are let run.
+const SPINS: u32 = 64;
+/// Passes after which it naps.
+const YIELDS: u32 = 256;
+/// The first nap. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
+const FIRST_NAP: Duration = Duration::from_micros(50);
+/// The longest nap, and the longest while answers are yet to come.
+const LONGEST_NAP: Duration = Duration::from_millis(4);
+const LONGEST_SHORT_NAP: Duration = Duration::from_micros(50);
+
+pub(super) struct Idle {
+    waiting: Waiting,
+    passes: u32,
+    nap: Duration,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Look again.
+    Spin,
+    /// Let others run.
+    Yield,
+    /// See to what is rarely seen to, then sleep so long, or less if answers are yet to come.
+    Nap(Duration),
+}
+
+impl Idle {
+    pub(super) fn new(waiting: Waiting) -> Idle {
+        Idle { waiting, passes: 0, nap: FIRST_NAP }
+    }
+
+    /// There was something to do.
+    #[inline]
+    pub(super) fn reset(&mut self) {
+        self.passes = 0;
+        self.nap = FIRST_NAP;
+    }
+
+    /// There was nothing.
+    #[inline]
+    pub(super) fn next(&mut self) -> Rest {
+        if self.waiting == Waiting::Spin {
+            return Rest::Spin;
+        }
+        self.passes += 1;
+        match self.passes {
+            ..SPINS if self.waiting == Waiting::Adaptive => Rest::Spin,
+            ..YIELDS => Rest::Yield,
+            _ => {
+                self.passes = YIELDS;
+                let nap = self.nap;
+                self.nap = (nap * 9 / 8).min(LONGEST_NAP);
+                Rest::Nap(nap)
+            }
+        }
+    }
+}
+
+/// How long a nap is that may keep answers waiting.
+pub(super) fn shortened(nap: Duration) -> Duration {
+    nap.min(LONGEST_SHORT_NAP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_and_work_ends_them() {
+        let mut idle = Idle::new(Waiting::Adaptive);
+        assert_eq!(idle.next(), Rest::Spin);
+        let naps: Vec<Duration> = std::iter::repeat_with(|| idle.next())
+            .take(1000)
+            .filter_map(|rest| match rest {
+                Rest::Nap(nap) => Some(nap),
+                _ => None,
+            })
+            .collect();
+        assert!(naps.is_sorted());
+        assert_eq!((naps[0], *naps.last().unwrap()), (FIRST_NAP, LONGEST_NAP));
+        idle.reset();
+        assert_eq!(idle.next(), Rest::Spin);
+    }
+
+    #[test]
+    fn who_shall_spin_never_sleeps() {
+        let mut idle = Idle::new(Waiting::Spin);
+        assert!(std::iter::repeat_with(|| idle.next()).take(10_000).all(|rest| rest == Rest::Spin));
+    }
+}

@@ -1,0 +1,521 @@
+//! A daemon's connections with other nodes.
+
+use std::collections::VecDeque;
+
+use crosstie::copyrpc::{self, Context, Endpoint, EndpointAddress, RecvHandle};
+use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
+use crosstie::{delegation, flux, ipc};
+use zerocopy::IntoBytes;
+
+use super::inside::Inside;
+use super::passing::Waiter;
+use crate::long;
+use crate::message::{Request, Response, Status};
+
+/// Where the answer of another node goes.
+pub(super) enum Origin {
+    /// To a client that wrote into the ring.
+    Ring(delegation::Ticket),
+    /// To a client of this daemon.
+    Client(ipc::Ticket),
+    /// To another daemon.
+    Daemon(flux::Ticket),
+    /// To a client of this daemon, as bytes.
+    Long(ipc::Ticket),
+}
+
+/// What the control plane has a daemon do. The epoch tells one connection with a rank from the next.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Command {
+    /// Create an endpoint for a rank; ends the one before.
+    Open { rank: u32, epoch: u64 },
+    /// Connect it.
+    Connect { rank: u32, epoch: u64, address: EndpointAddress },
+    /// The other side has connected, too: requests may be sent.
+    Enable { rank: u32, epoch: u64 },
+    /// End it.
+    Close { rank: u32, epoch: u64 },
+}
+
+/// What a daemon tells the control plane.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The endpoint is there.
+    Opened { rank: u32, epoch: u64, address: EndpointAddress },
+    /// It is connected.
+    Connected { rank: u32, epoch: u64 },
+    /// Requests are sent.
+    Up { rank: u32, epoch: u64 },
+    /// It is over.
+    Failed { rank: u32, epoch: u64, why: String },
+}
+
+/// A daemon's way to other nodes, chosen once when it starts.
+pub(super) trait Way {
+    /// Takes in what came and sends what is due; says how much that was.
+    fn turn(&mut self, inside: &mut Inside) -> usize;
+    /// Sends a request to a node. The answer goes to its origin, whatever it is.
+    fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside);
+    /// The same with bytes, of which `allowance` come back at most.
+    fn call_long(
+        &mut self,
+        rank: u32,
+        bytes: &[u8],
+        allowance: usize,
+        ticket: ipc::Ticket,
+        inside: &mut Inside,
+    );
+    /// Answers another node.
+    fn reply(&mut self, waiter: u32, answer: &[u8]);
+    /// Whether answers are yet to come.
+    fn in_flight(&self) -> bool;
+    /// Does what the control plane says.
+    fn command(&mut self, command: Command, inside: &mut Inside) -> Option<Event>;
+    /// Looks after connections; hands out those that are over.
+    fn tend(&mut self, inside: &mut Inside, each: impl FnMut(Event));
+    /// What happened so far.
+    fn counters(&self) -> (copyrpc::Counters, delegation::Counters);
+}
+
+/// No connections. Nobody asks for any.
+pub(super) struct Nowhere;
+
+impl Way for Nowhere {
+    #[inline]
+    fn turn(&mut self, _: &mut Inside) -> usize {
+        0
+    }
+
+    fn call(&mut self, _: u32, _: &Request, origin: Origin, inside: &mut Inside) {
+        inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut NoRing);
+    }
+
+    fn call_long(&mut self, _: u32, _: &[u8], _: usize, ticket: ipc::Ticket, inside: &mut Inside) {
+        inside.long.answer_status(ticket, Status::NodeGone);
+    }
+
+    fn reply(&mut self, _: u32, _: &[u8]) {}
+
+    fn in_flight(&self) -> bool {
+        false
+    }
+
+    fn command(&mut self, _: Command, _: &mut Inside) -> Option<Event> {
+        None
+    }
+
+    fn tend(&mut self, _: &mut Inside, _: impl FnMut(Event)) {}
+
+    fn counters(&self) -> (copyrpc::Counters, delegation::Counters) {
+        Default::default()
+    }
+}
+
+/// The ring that clients write into, or none.
+pub(super) trait RingSide {
+    /// The next request.
+    fn next(&mut self) -> Option<(Request, delegation::Ticket)>;
+    /// Answers; says whether anybody waits for it.
+    fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool;
+    /// What happened so far.
+    fn counters(&self) -> delegation::Counters;
+}
+
+pub(super) struct NoRing;
+
+impl RingSide for NoRing {
+    #[inline]
+    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+        None
+    }
+
+    fn reply(&mut self, _: delegation::Ticket, _: &Response) -> bool {
+        false
+    }
+
+    fn counters(&self) -> delegation::Counters {
+        delegation::Counters::default()
+    }
+}
+
+pub(super) type Ring = delegation::Server<Request, Response>;
+
+impl RingSide for Ring {
+    #[inline]
+    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+        let asked = self.recv()?;
+        Some((*asked.message(), asked.defer()))
+    }
+
+    #[inline]
+    fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool {
+        delegation::Server::reply(self, ticket, response).is_ok()
+    }
+
+    fn counters(&self) -> delegation::Counters {
+        delegation::Server::counters(self)
+    }
+}
+
+/// Connections with some or all other nodes.
+pub(super) struct Network<R> {
+    context: Context<Origin>,
+    ring: R,
+    endpoint: copyrpc::EndpointConfig,
+    /// By rank.
+    peers: Box<[Peer]>,
+    /// Requests of other nodes that daemons of this one work on.
+    guests: Guests,
+    /// In all backlogs.
+    waiting: usize,
+}
+
+#[derive(Default)]
+struct Peer {
+    endpoint: Option<Endpoint<Origin>>,
+    is_up: bool,
+    epoch: u64,
+    /// What found no room. A client or a daemon waits for each, so there are never more than those may ask at a time.
+    backlog: VecDeque<(Request, Origin)>,
+    long_backlog: VecDeque<(Box<[u8]>, usize, ipc::Ticket)>,
+}
+
+/// Requests that wait for another daemon, by number.
+#[derive(Default)]
+struct Guests {
+    places: Vec<Option<RecvHandle<Origin>>>,
+    free: Vec<u32>,
+}
+
+impl Guests {
+    #[inline]
+    fn keep(&mut self, mut guest: RecvHandle<Origin>) -> u32 {
+        // What it says is known; its place in the ring is another's.
+        guest.detach();
+        match self.free.pop() {
+            Some(number) => {
+                self.places[number as usize] = Some(guest);
+                number
+            }
+            None => {
+                self.places.push(Some(guest));
+                self.places.len() as u32 - 1
+            }
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, number: u32) -> Option<RecvHandle<Origin>> {
+        let guest = self.places.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(guest)
+    }
+
+    fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+}
+
+impl<R: RingSide> Network<R> {
+    pub(super) fn open(
+        device: &DeviceSpec,
+        nodes: u32,
+        endpoint: copyrpc::EndpointConfig,
+        ring: R,
+    ) -> Result<Network<R>, DeviceError> {
+        // A rank that comes back may be connected before its predecessor is forgotten.
+        let config = copyrpc::Config { max_endpoints: 2 * nodes as usize, ..copyrpc::Config::default() };
+        Ok(Network {
+            context: Context::open(device, &config)?,
+            ring,
+            endpoint,
+            peers: (0..nodes).map(|_| Peer::default()).collect(),
+            guests: Guests::default(),
+            waiting: 0,
+        })
+    }
+
+    /// Answers of other nodes.
+    #[inline]
+    fn take_answers(&mut self, inside: &mut Inside) -> usize {
+        let ring = &mut self.ring;
+        self.context.poll(|origin, result| match (origin, result) {
+            (Origin::Long(ticket), Ok(payload)) => inside.long.answer_payload(ticket, payload),
+            (origin, result) => {
+                let response = match result {
+                    // A request that its receiver dropped is answered with nothing.
+                    Ok(payload) => payload.read().unwrap_or(Response::new(Status::NodeGone, 0)),
+                    Err(_) => Response::new(Status::NodeGone, 0),
+                };
+                inside.answer(origin, &response, ring);
+            }
+        })
+    }
+
+    /// Requests of other nodes.
+    #[inline]
+    fn take_requests(&mut self, inside: &mut Inside) -> usize {
+        let mut count = 0;
+        while let Some(asked) = self.context.recv() {
+            count += 1;
+            let Some(request) = asked.data().read::<Request>() else {
+                self.take_long(asked, inside);
+                continue;
+            };
+            let place = inside.placement.of_word(request.key);
+            if place == inside.place {
+                let response = inside.shard.apply(&request);
+                inside.counts.served += 1;
+                inside.counts.undelivered += u64::from(asked.reply(response.as_bytes()).is_err());
+            } else if place.rank == inside.place.rank {
+                let waiter = Waiter::Peer(self.guests.keep(asked));
+                inside.counts.passed_in += 1;
+                if let Err(waiter) = inside.passing.pass(place.daemon, request, waiter) {
+                    self.give_up(waiter);
+                }
+            } else {
+                let response = Response::new(Status::Misrouted, 0);
+                inside.counts.undelivered += u64::from(asked.reply(response.as_bytes()).is_err());
+            }
+        }
+        count
+    }
+
+    /// A request of another node that is not of 8-byte keys.
+    #[cold]
+    fn take_long(&mut self, asked: RecvHandle<Origin>, inside: &mut Inside) {
+        let bytes = asked.data().to_vec();
+        match inside.route_long(&bytes) {
+            Ok(place) if place == inside.place => {
+                let answer = inside.apply_long(&bytes, asked.response_limit() as usize);
+                inside.counts.undelivered += u64::from(asked.reply(answer).is_err());
+            }
+            Ok(place) if place.rank == inside.place.rank => {
+                let waiter = self.guests.keep(asked);
+                inside.long.pass(place.daemon, waiter, bytes);
+            }
+            other => {
+                let status = other.err().unwrap_or(Status::Misrouted);
+                let answer = inside.long.status(status);
+                inside.counts.undelivered += u64::from(asked.reply(answer).is_err());
+            }
+        }
+    }
+
+    fn give_up(&mut self, waiter: Waiter) {
+        if let Waiter::Peer(number) = waiter {
+            self.reply(number, Response::new(Status::NodeGone, 0).as_bytes());
+        }
+    }
+
+    /// Clients' requests in the ring.
+    #[inline]
+    fn take_ring(&mut self, inside: &mut Inside) -> usize {
+        let mut count = 0;
+        while let Some((request, ticket)) = self.ring.next() {
+            count += 1;
+            let rank = inside.placement.of_word(request.key).rank;
+            if rank == request.rank && rank != inside.place.rank {
+                self.send(rank, &request, Origin::Ring(ticket), inside);
+            } else {
+                let response = Response::new(Status::Misrouted, 0);
+                inside.answer(Origin::Ring(ticket), &response, &mut self.ring);
+            }
+        }
+        count
+    }
+
+    #[inline]
+    fn send(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
+        inside.counts.sent += 1;
+        let peer = &mut self.peers[rank as usize];
+        let origin = match &peer.endpoint {
+            Some(endpoint) if peer.is_up && peer.backlog.is_empty() => {
+                match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+                    Ok(()) => return,
+                    Err(error) if error.cause.is_back_pressure() => {
+                        return self.keep(rank, request, error.user, inside);
+                    }
+                    Err(error) => error.user,
+                }
+            }
+            Some(_) if peer.is_up => return self.keep(rank, request, origin, inside),
+            _ => origin,
+        };
+        inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+    }
+
+    #[cold]
+    fn keep(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
+        self.peers[rank as usize].backlog.push_back((*request, origin));
+        self.waiting += 1;
+        inside.counts.backlogged += 1;
+    }
+
+    /// Tries again with what found no room.
+    #[cold]
+    fn retry(&mut self) {
+        for peer in &mut self.peers {
+            let Some(endpoint) = &peer.endpoint else { continue };
+            while let Some((request, origin)) = peer.backlog.pop_front() {
+                self.waiting -= 1;
+                if let Err(error) = endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+                    // Also if the connection is over: the next look at it ends all that wait.
+                    peer.backlog.push_front((request, error.user));
+                    self.waiting += 1;
+                    break;
+                }
+            }
+            while let Some((bytes, allowance, ticket)) = peer.long_backlog.pop_front() {
+                self.waiting -= 1;
+                if let Err(error) = endpoint.call(&bytes, allowance, Origin::Long(ticket)) {
+                    if let Origin::Long(ticket) = error.user {
+                        peer.long_backlog.push_front((bytes, allowance, ticket));
+                        self.waiting += 1;
+                    }
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Ends the connection with a rank. All that waits for it ends as [`Status::NodeGone`].
+    fn close(&mut self, rank: u32, inside: &mut Inside) {
+        let peer = &mut self.peers[rank as usize];
+        peer.is_up = false;
+        let mut over = peer.endpoint.take().map_or(Vec::new(), Endpoint::close);
+        self.waiting -= peer.backlog.len() + peer.long_backlog.len();
+        over.extend(peer.backlog.drain(..).map(|(_, origin)| origin));
+        over.extend(peer.long_backlog.drain(..).map(|(_, _, ticket)| Origin::Long(ticket)));
+        for origin in over {
+            inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+        }
+    }
+}
+
+impl<R: RingSide> Way for Network<R> {
+    #[inline]
+    fn turn(&mut self, inside: &mut Inside) -> usize {
+        let mut count = self.take_answers(inside);
+        count += self.take_requests(inside);
+        if self.waiting > 0 {
+            self.retry();
+        }
+        count + self.take_ring(inside)
+    }
+
+    #[inline]
+    fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
+        self.send(rank, request, origin, inside);
+    }
+
+    fn call_long(
+        &mut self,
+        rank: u32,
+        bytes: &[u8],
+        allowance: usize,
+        ticket: ipc::Ticket,
+        inside: &mut Inside,
+    ) {
+        inside.counts.sent += 1;
+        let peer = &mut self.peers[rank as usize];
+        let up = peer.endpoint.as_ref().filter(|_| peer.is_up);
+        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.longest()?))) else {
+            return inside.long.answer_status(ticket, Status::NodeGone);
+        };
+        let allowance = allowance.min(longest);
+        let Err(error) = endpoint.call(bytes, allowance, Origin::Long(ticket)) else { return };
+        let Origin::Long(ticket) = error.user else { return };
+        match error.cause {
+            cause if cause.is_back_pressure() => {
+                peer.long_backlog.push_back((bytes.into(), allowance, ticket));
+                self.waiting += 1;
+            }
+            copyrpc::NotCalled::Failed(_) | copyrpc::NotCalled::NotConnected => {
+                inside.long.answer_status(ticket, Status::NodeGone);
+            }
+            // Longer than this connection carries.
+            _ => inside.long.answer_status(ticket, Status::Malformed),
+        }
+    }
+
+    #[inline]
+    fn reply(&mut self, waiter: u32, answer: &[u8]) {
+        if let Some(guest) = self.guests.take(waiter)
+            && let Err((_, Some(guest))) = guest.reply(answer)
+        {
+            // Longer than the peer allowed. It gets the status alone.
+            let mut short = Vec::new();
+            if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
+                drop(guest.reply(&short));
+            }
+        }
+    }
+
+    #[inline]
+    fn in_flight(&self) -> bool {
+        self.waiting > 0
+            || self.guests.len() > 0
+            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending() > 0))
+    }
+
+    fn command(&mut self, command: Command, inside: &mut Inside) -> Option<Event> {
+        match command {
+            Command::Open { rank, epoch } => {
+                self.close(rank, inside);
+                let peer = &mut self.peers[rank as usize];
+                peer.epoch = epoch;
+                match self.context.create_endpoint(&self.endpoint) {
+                    Ok(endpoint) => {
+                        let address = endpoint.address();
+                        peer.endpoint = Some(endpoint);
+                        Some(Event::Opened { rank, epoch, address })
+                    }
+                    Err(error) => Some(Event::Failed { rank, epoch, why: error.to_string() }),
+                }
+            }
+            Command::Connect { rank, epoch, address } => {
+                let endpoint = self.current(rank, epoch)?.endpoint.as_ref()?;
+                match endpoint.connect(&address, &ConnectConfig::default()) {
+                    Ok(()) => Some(Event::Connected { rank, epoch }),
+                    Err(error) => {
+                        self.close(rank, inside);
+                        Some(Event::Failed { rank, epoch, why: error.to_string() })
+                    }
+                }
+            }
+            Command::Enable { rank, epoch } => {
+                let peer = self.current(rank, epoch)?;
+                peer.is_up = peer.endpoint.is_some();
+                Some(Event::Up { rank, epoch })
+            }
+            Command::Close { rank, epoch } => {
+                self.current(rank, epoch)?;
+                self.close(rank, inside);
+                None
+            }
+        }
+    }
+
+    fn tend(&mut self, inside: &mut Inside, mut each: impl FnMut(Event)) {
+        for rank in 0..self.peers.len() {
+            let peer = &self.peers[rank];
+            let epoch = peer.epoch;
+            if let Some(failure) = peer.endpoint.as_ref().and_then(Endpoint::failure) {
+                let rank = rank as u32;
+                self.close(rank, inside);
+                each(Event::Failed { rank, epoch, why: failure.to_string() });
+            }
+        }
+    }
+
+    fn counters(&self) -> (copyrpc::Counters, delegation::Counters) {
+        (self.context.counters(), self.ring.counters())
+    }
+}
+
+impl<R> Network<R> {
+    fn current(&mut self, rank: u32, epoch: u64) -> Option<&mut Peer> {
+        self.peers.get_mut(rank as usize).filter(|peer| peer.epoch == epoch)
+    }
+}

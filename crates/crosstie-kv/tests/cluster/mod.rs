@@ -1,0 +1,184 @@
+//! Clusters for tests, and clients that know what they should hear.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::Secret;
+use crosstie_kv::client::{BeginError, Client};
+use crosstie_kv::message::{Op, Request, Response, Status};
+use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
+
+/// After this long without an answer something hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const BACKENDS: [Backend; 2] = [Backend::Meta, Backend::Delegation];
+
+pub(crate) fn fresh_name(what: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("kv-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// The seed of this run, printed so that it can be given again.
+pub(crate) fn seed() -> u64 {
+    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
+    });
+    println!("CROSSTIE_SEED={seed}");
+    seed
+}
+
+/// Numbers that look random (splitmix64).
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// Where nodes of a cluster listen, before any of them runs.
+pub(crate) struct Plan {
+    pub(crate) secret: Secret,
+    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+impl Plan {
+    pub(crate) fn new(nodes: u32) -> Plan {
+        let listeners: Vec<_> = (0..nodes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        Plan { secret: Secret::random().unwrap(), listeners, addresses }
+    }
+
+    pub(crate) fn membership(&self, rank: usize) -> Membership {
+        Membership {
+            listener: self.listeners[rank].try_clone().unwrap(),
+            addresses: self.addresses.clone(),
+            secret: self.secret.clone(),
+        }
+    }
+}
+
+/// All nodes of a cluster in this process, connected.
+pub(crate) fn start(nodes: u32, adjust: impl Fn(&mut NodeConfig)) -> Vec<Node> {
+    let name = fresh_name("cluster");
+    let plan = Plan::new(nodes);
+    let start = |rank: u32| {
+        let mut config = NodeConfig::member(&format!("{name}-{rank}"), rank, nodes);
+        config.memory_limit = 64 << 20;
+        adjust(&mut config);
+        match nodes {
+            1 => Node::start(&config).unwrap(),
+            _ => Node::join(&config, plan.membership(rank as usize)).unwrap(),
+        }
+    };
+    let cluster: Vec<Node> = (0..nodes).map(start).collect();
+    cluster.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+    cluster
+}
+
+/// Makes `count` operations on keys of its own, several at a time, and checks every answer.
+pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u64, keys: u64) {
+    let mut numbers = Numbers(seed ^ owner);
+    let mut model: HashMap<u64, u64> = HashMap::new();
+    // What is under way, by key, with what it must hear.
+    let mut pending: HashMap<u64, (Request, Status, u64)> = HashMap::new();
+    let (mut begun, mut ended, mut last) = (0, 0, Instant::now());
+    while ended < count {
+        while begun < count && (pending.len() as u64) < keys {
+            let key = (owner << 40) | numbers.below(keys);
+            if pending.contains_key(&key) {
+                break;
+            }
+            let (request, expectation) = ask(&mut numbers, &model, key);
+            match client.begin(request, key) {
+                Ok(()) => {
+                    begun += 1;
+                    pending.insert(key, (request, expectation.0, expectation.1));
+                }
+                Err(BeginError::Full(back)) => {
+                    assert_eq!(back, key);
+                    break;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let before = ended;
+        client.poll(|key, response| {
+            let (request, status, value) = pending.remove(&key).expect("answered twice, or never asked");
+            assert_eq!(response, Response::new(status, value), "{request:?}");
+            if status == Status::Done {
+                match request.op {
+                    Op::Put | Op::Insert | Op::CompareAndSwap => drop(model.insert(key, request.value)),
+                    Op::Delete => drop(model.remove(&key)),
+                    Op::Get => {}
+                }
+            }
+            ended += 1;
+        });
+        if ended == before {
+            assert!(last.elapsed() < PATIENCE, "no answer for {:?}", pending.values().next());
+            client.wait(Some(Duration::from_millis(1)));
+        } else {
+            last = Instant::now();
+        }
+    }
+    assert_eq!(client.in_flight(), 0);
+}
+
+fn ask(numbers: &mut Numbers, model: &HashMap<u64, u64>, key: u64) -> (Request, (Status, u64)) {
+    let value = numbers.next();
+    let current = model.get(&key).copied();
+    let new = |op| Request { value, ..Request::new(op, 0, key) };
+    match numbers.below(8) {
+        0..=2 => (
+            Request::new(Op::Get, 0, key),
+            current.map_or((Status::NotFound, 0), |value| (Status::Done, value)),
+        ),
+        3..=4 => (new(Op::Put), (Status::Done, 0)),
+        5 => {
+            let status = if current.is_some() { Status::Done } else { Status::NotFound };
+            (Request::new(Op::Delete, 0, key), (status, 0))
+        }
+        6 => (new(Op::Insert), current.map_or((Status::Done, 0), |value| (Status::Mismatch, value))),
+        _ => {
+            let guess = if numbers.below(2) == 0 { current.unwrap_or(0) } else { numbers.next() };
+            let request = Request { expected: guess, ..new(Op::CompareAndSwap) };
+            let expectation = match current {
+                None => (Status::NotFound, 0),
+                Some(current) if current == guess => (Status::Done, 0),
+                Some(current) => (Status::Mismatch, current),
+            };
+            (request, expectation)
+        }
+    }
+}
+
+/// Clients on all nodes at once, as threads.
+pub(crate) fn exercise_all(cluster: &[Node], clients: u64, count: u64, keys: u64) {
+    let seed = seed();
+    std::thread::scope(|scope| {
+        for (rank, node) in (0..).zip(cluster) {
+            for client in 0..clients {
+                let name = node.name().to_owned();
+                scope.spawn(move || {
+                    let owner = rank * clients + client + 1;
+                    let mut client = Client::pipelined(&name).unwrap();
+                    exercise(&mut client, owner, seed, count, keys);
+                });
+            }
+        }
+    });
+}

@@ -1,0 +1,204 @@
+//! Clusters in one process: every answer of every backend is the right one, with much room and with hardly any.
+
+mod cluster;
+
+use std::time::Instant;
+
+use cluster::{BACKENDS, PATIENCE, Plan, exercise_all, fresh_name, start};
+use crosstie::copyrpc::EndpointConfig;
+use crosstie_kv::client::{AttachError, Client, Error, Swap};
+use crosstie_kv::long::{MAX_KEY, MAX_VALUE};
+use crosstie_kv::node::{Backend, Node, NodeConfig, Room, StartError};
+
+#[test]
+fn one_node_answers() {
+    for daemons in 1..=3 {
+        let cluster = start(1, |config| config.daemons = daemons);
+        exercise_all(&cluster, 3, 20_000, 50);
+    }
+}
+
+#[test]
+fn several_nodes_answer() {
+    for backend in BACKENDS {
+        for (nodes, daemons) in [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)] {
+            let begun = Instant::now();
+            let cluster = start(nodes, |config| (config.daemons, config.backend) = (daemons, backend));
+            exercise_all(&cluster, 2, 5_000, 50);
+            println!("{backend:?}, {nodes} nodes, {daemons} daemons: {:?}", begun.elapsed());
+        }
+    }
+}
+
+/// With room for next to nothing, requests wait at every corner, and none is lost.
+#[test]
+fn nothing_is_lost_where_room_is_scarce() {
+    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2 };
+    let room = Room { passing: 1, ring: 2, endpoint };
+    for backend in BACKENDS {
+        for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {
+            let begun = Instant::now();
+            let cluster = start(nodes, |config| {
+                (config.daemons, config.backend, config.room, config.queue_depth) =
+                    (daemons, backend, room, 16);
+            });
+            exercise_all(&cluster, 3, 20_000, 64);
+            println!("{backend:?}, {nodes} nodes, {daemons} daemons: {:?}", begun.elapsed());
+            let waited: u64 =
+                cluster.iter().flat_map(Node::counters).map(|counters| counters.counts.backlogged).sum();
+            assert!(waited > 0, "there was room after all");
+        }
+    }
+}
+
+/// Many clients swap the same words: every increment counts once.
+#[test]
+fn swaps_of_all_nodes_add_up() {
+    const EACH: u64 = 300;
+    for backend in BACKENDS {
+        let cluster = start(3, |config| (config.daemons, config.backend) = (2, backend));
+        std::thread::scope(|scope| {
+            for node in &cluster {
+                scope.spawn(|| {
+                    let mut client = Client::attach(node.name()).unwrap();
+                    for key in 0..4 {
+                        client.insert(key, 0).unwrap();
+                    }
+                    for turn in 0..EACH {
+                        let (key, mut seen) = (turn % 4, 0);
+                        while let Swap::Mismatch(current) =
+                            client.compare_and_swap(key, seen, seen + 1).unwrap()
+                        {
+                            seen = current;
+                        }
+                    }
+                });
+            }
+        });
+        let mut client = Client::attach(cluster[1].name()).unwrap();
+        let total: u64 = (0..4).map(|key| client.get(key).unwrap().unwrap()).sum();
+        assert_eq!(total, 3 * EACH);
+    }
+}
+
+#[test]
+fn byte_strings_go_everywhere() {
+    for backend in BACKENDS {
+        for nodes in 1..=3 {
+            let begun = Instant::now();
+            let cluster = start(nodes, |config| (config.daemons, config.backend) = (3, backend));
+            let mut writer = Client::attach(cluster[0].name()).unwrap();
+            let mut reader = Client::attach(cluster[nodes as usize - 1].name()).unwrap();
+            for number in 0..60usize {
+                let key = vec![number as u8; number % 7 * 40 + 1];
+                let value: Vec<u8> = (0..number * 700).map(|byte| (byte % 251) as u8).collect();
+                assert_eq!(reader.get_bytes(&key).unwrap(), None);
+                writer.put_bytes(&key, &value).unwrap();
+                assert_eq!(reader.get_bytes(&key).unwrap().as_ref(), Some(&value));
+                assert_eq!(reader.insert_bytes(&key, b"other").unwrap().as_ref(), Some(&value));
+                assert_eq!(
+                    writer.compare_and_swap_bytes(&key, b"none", b"").unwrap(),
+                    Swap::Mismatch(value.clone())
+                );
+                assert_eq!(writer.compare_and_swap_bytes(&key, &value, b"new").unwrap(), Swap::Done);
+                assert!(reader.delete_bytes(&key).unwrap());
+                assert!(!writer.delete_bytes(&key).unwrap());
+            }
+            let served: u64 = (0..nodes)
+                .flat_map(|rank| (0..3).map(move |daemon| (rank, daemon)))
+                .map(|(rank, daemon)| reader.stats(rank, daemon).unwrap())
+                .map(|stats| stats.deletes)
+                .sum();
+            assert_eq!(served, 120);
+            println!("{backend:?}, {nodes} nodes: {:?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn limits_of_byte_strings_are_errors() {
+    let cluster = start(1, |_| {});
+    let mut client = Client::attach(cluster[0].name()).unwrap();
+    let (key, value) = (vec![1; MAX_KEY + 1], vec![2; MAX_VALUE + 1]);
+    client.put_bytes(&key[1..], &value[1..]).unwrap();
+    assert_eq!(client.get_bytes(&key[1..]).unwrap().as_deref(), Some(&value[1..]));
+    assert!(matches!(client.put_bytes(&key, b""), Err(Error::TooLong(_))));
+    assert!(matches!(client.put_bytes(b"", &value), Err(Error::TooLong(_))));
+    client.put_bytes(b"", b"also a key").unwrap();
+    assert_eq!(client.get_bytes(b"").unwrap().as_deref(), Some(&b"also a key"[..]));
+}
+
+#[test]
+fn memory_has_an_end_and_says_so() {
+    let cluster = start(2, |config| config.memory_limit = 1 << 20);
+    let mut client = Client::attach(cluster[0].name()).unwrap();
+    let refused = (0..200_000u64).find_map(|key| client.put(key, key).err()).unwrap();
+    assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
+    assert_eq!(client.get(0).unwrap(), Some(0), "what is there stays there");
+}
+
+#[test]
+fn a_name_belongs_to_one_node() {
+    let config = NodeConfig::alone(&fresh_name("taken"));
+    let node = Node::start(&config).unwrap();
+    match Node::start(&config) {
+        Err(StartError::NameTaken { name }) => assert_eq!(name, config.name),
+        other => panic!("{other:?}"),
+    }
+    // The first one is not disturbed.
+    let mut client = Client::attach(&config.name).unwrap();
+    client.put(1, 2).unwrap();
+    node.stop().unwrap();
+    assert_eq!(client.put(1, 2), Err(Error::ServerGone));
+    assert!(matches!(Client::attach(&config.name), Err(AttachError::NoNode { .. })));
+    let again = Node::start(&config).unwrap();
+    client.reconnect().unwrap();
+    assert_eq!(client.get(1).unwrap(), None);
+    drop(again);
+}
+
+#[test]
+fn configurations_that_make_no_sense_are_refused() {
+    let good = NodeConfig::alone(&fresh_name("config"));
+    for (bad, word) in [
+        (NodeConfig { daemons: 0, ..good.clone() }, "daemons"),
+        (NodeConfig { nodes: 0, ..good.clone() }, "nodes"),
+        (NodeConfig { rank: 1, ..good.clone() }, "rank 1"),
+        (NodeConfig { queue_depth: 5000, ..good.clone() }, "queue_depth"),
+        (NodeConfig { name: "x".repeat(60), ..good.clone() }, "name"),
+        (NodeConfig { name: "no spaces".to_owned(), ..good.clone() }, "no spaces"),
+        (NodeConfig { cores: Some(vec![0, 1]), ..good.clone() }, "2 cores"),
+        (NodeConfig { cores: Some(vec![1023]), ..good.clone() }, "core 1023"),
+        (NodeConfig { nodes: 2, ..good.clone() }, "1 addresses"),
+    ] {
+        let error = Node::start(&bad).expect_err(word).to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    let plan = Plan::new(1);
+    drop(Node::join(&good, plan.membership(0)).unwrap());
+}
+
+#[test]
+fn other_clusters_are_told_why() {
+    let (plan, name) = (Plan::new(2), fresh_name("other"));
+    let first = Node::join(&NodeConfig::member(&format!("{name}-0"), 0, 2), plan.membership(0)).unwrap();
+    let config = NodeConfig { daemons: 2, ..NodeConfig::member(&format!("{name}-1"), 1, 2) };
+    let second = Node::join(&config, plan.membership(1)).unwrap();
+    let begun = Instant::now();
+    for node in [&first, &second] {
+        loop {
+            let peers = node.peers();
+            let problem = peers.iter().find_map(|peer| peer.problem.as_deref()).unwrap_or_default();
+            if problem.contains("2 daemons") && problem.contains("start all alike") {
+                break;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{peers:?}");
+            std::thread::yield_now();
+        }
+    }
+    drop(second);
+    let config = NodeConfig { backend: Backend::Meta, daemons: 1, ..config };
+    let second = Node::join(&config, plan.membership(1)).unwrap();
+    let error = second.wait_for_peers(std::time::Duration::from_millis(300)).unwrap_err();
+    assert_eq!(error.0[0].rank, 0);
+}

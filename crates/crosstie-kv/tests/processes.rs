@@ -1,0 +1,374 @@
+//! Clients and nodes as processes of their own, and what happens when they are killed.
+//!
+//! The other processes are this program, which plays a role when the environment names one.
+
+mod cluster;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cluster::{BACKENDS, Numbers, PATIENCE, Plan, exercise, fresh_name, seed, start};
+use crosstie::bootstrap::Secret;
+use crosstie_kv::client::{BeginError, Client, Error};
+use crosstie_kv::message::{Op, Request, Status};
+use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
+
+const ROLE: &str = "CROSSTIE_KV_ROLE";
+
+/// Plays the role that a test below gave it; an ordinary run has none.
+#[test]
+fn the_other_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match &role.split(' ').collect::<Vec<_>>()[..] {
+        ["exercise", name, owner, count] => {
+            let mut client = Client::pipelined(name).unwrap();
+            eprintln!("attached");
+            exercise(&mut client, owner.parse().unwrap(), 7, count.parse().unwrap(), 40);
+            eprintln!("done");
+        }
+        ["load", name] => load(name),
+        ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
+        _ => panic!("{role}"),
+    }
+}
+
+/// Begins operations for ever, as many as there is room for.
+fn load(name: &str) {
+    let mut client = Client::<()>::pipelined(name).unwrap();
+    eprintln!("attached");
+    let mut numbers = Numbers(u64::from(std::process::id()));
+    loop {
+        let request = Request { value: 1, ..Request::new(Op::Put, 0, (99 << 40) | numbers.below(1000)) };
+        if let Err(BeginError::ServerGone(())) = client.begin(request, ()) {
+            return;
+        }
+        client.poll(|(), _| ());
+    }
+}
+
+/// A node, until its input ends.
+fn serve(name: &str, rank: u32, backend: &str, addresses: &str) {
+    let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
+    let backend = if backend == "Meta" { Backend::Meta } else { Backend::Delegation };
+    let config = NodeConfig { daemons: 2, backend, ..NodeConfig::member(name, rank, addresses.len() as u32) };
+    // A socket of the one before may linger.
+    let begun = Instant::now();
+    let listener = loop {
+        match TcpListener::bind(addresses[rank as usize]) {
+            Ok(listener) => break listener,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut secret = String::new();
+    std::io::stdin().read_line(&mut secret).unwrap();
+    let secret = Secret::new(secret.trim()).unwrap();
+    let node = Node::join(&config, Membership { listener, addresses, secret }).unwrap();
+    node.wait_for_peers(PATIENCE).unwrap();
+    eprintln!("serving");
+    std::io::stdin().read_to_string(&mut String::new()).unwrap();
+    node.stop().unwrap();
+}
+
+struct Other {
+    child: Child,
+    output: BufReader<ChildStderr>,
+    input: Option<ChildStdin>,
+}
+
+impl Other {
+    fn start(role: &str) -> Other {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process", "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stderr.take().unwrap());
+        let input = child.stdin.take();
+        Other { child, output, input }
+    }
+
+    fn expect(&mut self, expected: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        if line.trim() != expected {
+            self.output.read_to_string(&mut line).unwrap();
+            panic!("not {expected:?} but: {line}");
+        }
+    }
+
+    fn join(mut self) {
+        self.input = None;
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "the other process failed:\n{rest}");
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // Whoever is left when a test ends is no longer needed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn processes_attach_beside_threads() {
+    for backend in BACKENDS {
+        let cluster = start(2, |config| (config.daemons, config.backend) = (2, backend));
+        let mut others: Vec<Other> = (0..4)
+            .map(|other| {
+                let name = cluster[other % 2].name();
+                Other::start(&format!("exercise {name} {} 10000", other + 1))
+            })
+            .collect();
+        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        exercise(&mut client, 9, 7, 10_000, 40);
+        others.iter_mut().for_each(|other| other.expect("attached"));
+        others.iter_mut().for_each(|other| other.expect("done"));
+        others.into_iter().for_each(Other::join);
+    }
+}
+
+/// Clients that are killed in the middle of their work are forgotten, and others do not notice.
+#[test]
+fn killed_clients_leave_room_for_others() {
+    let mut numbers = Numbers(seed());
+    for backend in BACKENDS {
+        // With room for three clients: one that stays, and two that come and go.
+        let cluster = start(2, |config| {
+            (config.daemons, config.backend, config.max_clients) = (2, backend, 3);
+        });
+        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        for round in 0..8 {
+            let mut victims: Vec<Other> =
+                (0..2).map(|_| Other::start(&format!("load {}", cluster[0].name()))).collect();
+            victims.iter_mut().for_each(|victim| victim.expect("attached"));
+            // With keys that no round before has used.
+            exercise(&mut client, 2 * round + 1, round, 500, 40);
+            std::thread::sleep(Duration::from_micros(numbers.below(20_000)));
+            victims.iter_mut().for_each(Other::kill);
+            exercise(&mut client, 2 * round + 2, round, 500, 40);
+            until("the dead still have their places", || {
+                cluster[0].counters().iter().all(|daemon| daemon.words.arrived - daemon.words.left == 1)
+            });
+        }
+    }
+}
+
+/// A word key of a rank.
+fn key_of(client: &Client<u64>, rank: u32, after: u64) -> u64 {
+    (after..).find(|key| client.placement().of_word(*key).rank == rank).unwrap()
+}
+
+/// A node that is killed is gone for its keys only, and back when it is back.
+#[test]
+fn a_killed_node_rejoins() {
+    let mut numbers = Numbers(seed());
+    for backend in BACKENDS {
+        let nodes = 3;
+        let plan = Plan::new(nodes);
+        let name = fresh_name("rejoin");
+        let secret = "a secret of this test alone";
+        let membership =
+            |rank: usize| Membership { secret: Secret::new(secret).unwrap(), ..plan.membership(rank) };
+        let survivors: Vec<Node> = (0..2)
+            .map(|rank| {
+                let config = NodeConfig::member(&format!("{name}-{rank}"), rank, nodes);
+                Node::join(&NodeConfig { daemons: 2, backend, ..config }, membership(rank as usize)).unwrap()
+            })
+            .collect();
+        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
+        let role = format!("node {name}-2 2 {backend:?} {}", addresses.join(","));
+        let Plan { mut listeners, .. } = plan;
+        // The other process listens itself.
+        drop(listeners.pop());
+        let start_other = || {
+            let mut other = Other::start(&role);
+            writeln!(other.input.as_mut().unwrap(), "{secret}").unwrap();
+            other.expect("serving");
+            other
+        };
+        let mut other = start_other();
+        survivors.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+        let mut client = Client::<u64>::pipelined(survivors[0].name()).unwrap();
+        let (here, beside, there) = (key_of(&client, 0, 0), key_of(&client, 1, 0), key_of(&client, 2, 0));
+        let mut bytes_there = 0u64;
+        while client.placement().of_bytes(&bytes_there.to_le_bytes()).rank != 2 {
+            bytes_there += 1;
+        }
+        let bytes_there = bytes_there.to_le_bytes();
+        for round in 1..=3u64 {
+            client.put(there, round).unwrap();
+            client.put_bytes(&bytes_there, b"value").unwrap();
+            // Killed in the middle of requests; each of them ends.
+            let mut begun = 0;
+            while client.begin(Request::new(Op::Get, 0, there), begun).is_ok() {
+                begun += 1;
+            }
+            std::thread::sleep(Duration::from_micros(numbers.below(3) * 100));
+            other.kill();
+            let (mut ended, mut gone) = (0, 0);
+            until("an operation never ended", || {
+                client.poll(|_, response| {
+                    ended += 1;
+                    match response.status {
+                        Status::Done => assert_eq!(response.value, round),
+                        status => {
+                            assert_eq!(status, Status::NodeGone);
+                            gone += 1;
+                        }
+                    }
+                });
+                ended == begun
+            });
+            println!("{backend:?}: {gone} of {begun} operations were too late");
+            until("its death goes unnoticed", || client.get(there) == Err(Error::NodeGone { rank: 2 }));
+            assert_eq!(client.get_bytes(&bytes_there), Err(Error::NodeGone { rank: 2 }));
+            // All else goes on.
+            client.put(here, round).unwrap();
+            client.put(beside, round).unwrap();
+            assert_eq!((client.get(here), client.get(beside)), (Ok(Some(round)), Ok(Some(round))));
+            until("the survivors do not know", || survivors.iter().all(|node| !node.peers()[2].is_up));
+            other = start_other();
+            survivors.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+            assert_eq!(client.get(there), Ok(None), "it came back empty");
+            assert_eq!(client.get_bytes(&bytes_there), Ok(None));
+        }
+        assert_eq!(survivors[0].peers()[2].times_up, 4);
+        other.join();
+    }
+}
+
+/// A client whose node is killed hears of it, whatever it waits for.
+#[test]
+fn a_client_survives_its_node() {
+    for backend in BACKENDS {
+        let (plan, name) = (Plan::new(2), fresh_name("survivor"));
+        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
+        let secret = "a secret of this test alone";
+        let Plan { listeners, .. } = plan;
+        drop(listeners);
+        let mut nodes: Vec<Other> = (0..2)
+            .map(|rank| {
+                let role = format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(","));
+                let mut node = Other::start(&role);
+                writeln!(node.input.as_mut().unwrap(), "{secret}").unwrap();
+                node
+            })
+            .collect();
+        nodes.iter_mut().for_each(|node| node.expect("serving"));
+        let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
+        let mut begun = 0;
+        for key in 0..40 {
+            begun += u64::from(client.begin(Request::new(Op::Get, 0, key), key).is_ok());
+        }
+        nodes[0].kill();
+        let mut ended = 0;
+        until("an operation never ended", || {
+            client.poll(|_, response| {
+                assert!(matches!(response.status, Status::NotFound | Status::NodeGone));
+                ended += 1;
+            });
+            ended == begun
+        });
+        until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
+        assert_eq!(client.get_bytes(b"x"), Err(Error::ServerGone));
+        assert!(matches!(client.begin(Request::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
+        let role = format!("node {name}-0 0 {backend:?} {}", addresses.join(","));
+        let mut again = Other::start(&role);
+        writeln!(again.input.as_mut().unwrap(), "{secret}").unwrap();
+        again.expect("serving");
+        client.reconnect().unwrap();
+        for key in 0..10 {
+            assert_eq!(client.get(key), Ok(None));
+        }
+        again.join();
+    }
+}
+
+/// Who does not know the secret, or says nothing sensible, is refused and disturbs nobody.
+#[test]
+fn strangers_at_the_control_port_are_harmless() {
+    let seed = seed();
+    let (plan, name) = (Plan::new(3), fresh_name("strangers"));
+    let config = |rank| NodeConfig::member(&format!("{name}-{rank}"), rank, 3);
+    let nodes: Vec<Node> =
+        (0..2).map(|rank| Node::join(&config(rank), plan.membership(rank as usize)).unwrap()).collect();
+    // A node with another secret, as rank 2.
+    let wrong = Membership { secret: Secret::random().unwrap(), ..plan.membership(2) };
+    let stranger = Node::join(&config(2), wrong).unwrap();
+    until("the stranger was not refused", || {
+        let problems = stranger.peers();
+        problems[0].problem.as_deref().is_some_and(|problem| problem.contains("secret"))
+    });
+    assert!(nodes[0].refusals() > 0);
+    // Bytes that mean nothing, and connections that say nothing.
+    let mut numbers = Numbers(seed);
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(plan.addresses[0]).unwrap();
+        let garbage: Vec<u8> = (0..numbers.below(300)).map(|_| numbers.next() as u8).collect();
+        // It may hang up on us in the middle.
+        stream.write_all(&garbage).ok();
+        if garbage.len() < 20 {
+            silent.push(stream);
+        }
+    }
+    drop(stranger);
+    let third = Node::join(&config(2), plan.membership(2)).unwrap();
+    third.wait_for_peers(PATIENCE).unwrap();
+    nodes.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+    let mut client = Client::pipelined(third.name()).unwrap();
+    exercise(&mut client, 3, seed, 2000, 40);
+    drop(silent);
+}
+
+/// How much of a core an idle cluster uses. For the reader; machines differ.
+#[test]
+fn an_idle_node_is_nearly_asleep() {
+    let cluster = start(2, |config| config.daemons = 2);
+    let mut client = Client::attach(cluster[0].name()).unwrap();
+    for key in 0..1000 {
+        client.put(key, key).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let (used, begun) = (processor_time(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
+    println!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
+    let naps: u64 = cluster[0].counters().iter().map(|daemon| daemon.counts.naps).sum();
+    assert!(naps > 100, "it does not nap");
+    assert_eq!(client.get(7), Ok(Some(7)));
+}
+
+/// Of this process, so far.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let on_core = |text: &str| text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0u64);
+    let sum: u64 = threads
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok())
+        .map(|text| on_core(&text))
+        .sum();
+    Duration::from_nanos(sum.max(on_core(&stat)))
+}
