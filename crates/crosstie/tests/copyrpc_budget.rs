@@ -35,7 +35,7 @@ impl Pair {
         let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
         let client = Context::new(device(), &Config::default()).unwrap();
         let server = Context::new(device(), &Config::default()).unwrap();
-        let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH };
+        let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk: 0 };
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for _ in 0..endpoints {
             let (near, far) =

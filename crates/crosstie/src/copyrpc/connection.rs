@@ -2,16 +2,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+use std::rc::Rc;
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, ReplyError, RingBytes, Terms,
+    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, Refusal, ReplyError, RingBytes, Terms,
 };
 use crosstie_protocol::key::Key;
 
+use super::bulk::{self, Bulk};
+use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+use super::operation::{Budget, Finished};
+use super::pool::Region;
 use super::{Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
     Access, ConnectConfig, Data, DeviceError, Mr, Pd, PostError, QpState, RcQp, RemoteAddr, SendOp, SendWr,
@@ -33,16 +38,28 @@ const LARGE_BATCH: u32 = 32;
 pub(super) enum Sent {
     Batch,
     Position,
+    /// Of the operation with this key.
+    Operation(u32),
 }
 
 /// `wr_id` of a request of the connection with this key.
 pub(super) fn wr_id(key: u32, sent: Sent) -> u64 {
-    u64::from(key) << 1 | u64::from(sent == Sent::Position)
+    u64::from(key) << 2
+        | match sent {
+            Sent::Batch => 0,
+            Sent::Position => 1,
+            Sent::Operation(operation) => u64::from(operation) << 34 | 2,
+        }
 }
 
 /// What [`wr_id`] was made of.
 pub(super) fn from_wr_id(wr_id: u64) -> (u32, Sent) {
-    ((wr_id >> 1) as u32, if wr_id & 1 == 1 { Sent::Position } else { Sent::Batch })
+    let sent = match wr_id & 3 {
+        0 => Sent::Batch,
+        1 => Sent::Position,
+        _ => Sent::Operation((wr_id >> 34) as u32),
+    };
+    ((wr_id >> 2) as u32, sent)
 }
 
 /// A connection as its handles share it.
@@ -54,22 +71,22 @@ pub(super) struct Connection<U> {
     pub(super) ring: Mr,
     /// Whether it is among those to be flushed.
     pub(super) dirty: Cell<bool>,
-    state: RefCell<State<U>>,
+    pub(super) state: RefCell<State<U>>,
 }
 
-struct State<U> {
-    qp: RcQp,
+pub(super) struct State<U> {
+    pub(super) qp: RcQp,
     /// The consumer position of this side, for the peer to READ.
     position: Mr,
     published: u64,
     /// Where the peer's is READ to.
     peer_position: Mr,
-    config: EndpointConfig,
-    link: Option<Link<U>>,
-    failure: Option<Failure>,
+    pub(super) config: EndpointConfig,
+    pub(super) link: Option<Link<U>>,
+    pub(super) failure: Option<Failure>,
     /// Requests in the send queue that are not known to be done, those since the last one with a completion, and
     /// how many each completion that is due stands for.
-    outstanding: u32,
+    pub(super) outstanding: u32,
     unsignaled: u32,
     /// Polls that the present batch was held back.
     held: u32,
@@ -77,6 +94,12 @@ struct State<U> {
     reading: bool,
     heard: bool,
     deadlines: Deadlines,
+    /// What goes beside the rings, and what it needs.
+    pub(super) bulk: Option<Box<Bulk>>,
+    pub(super) pd: Rc<Pd>,
+    pub(super) budget: Rc<Budget>,
+    /// Operations that ended with the connection.
+    pub(super) finished: VecDeque<Finished>,
 }
 
 /// When calls are given up.
@@ -134,8 +157,10 @@ impl Deadlines {
 }
 
 /// What exists once the peer is known.
-struct Link<U> {
-    protocol: Protocol<U>,
+pub(super) struct Link<U> {
+    pub(super) protocol: Protocol<U>,
+    /// The longest bulk payload of this connection; zero: none.
+    pub(super) bulk: u32,
     /// Where batches are built, at the offsets that they will have in the peer's ring.
     staging: Mr,
     peer_ring: RemoteAddr,
@@ -180,14 +205,24 @@ pub(super) enum Arrived<U> {
         len: usize,
         held: Held,
     },
+    /// A bulk response.
+    Landed {
+        user: Option<U>,
+        region: Region,
+        len: usize,
+        held: Held,
+    },
+    /// A request that waits, or that one before it holds up.
+    Queued,
 }
 
 impl<U> Connection<U> {
     pub(super) fn new(
         key: u32,
-        pd: &Pd,
+        pd: &Rc<Pd>,
         qp: RcQp,
         config: EndpointConfig,
+        budget: &Rc<Budget>,
     ) -> Result<Connection<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
@@ -205,6 +240,10 @@ impl<U> Connection<U> {
             reading: false,
             heard: false,
             deadlines: Deadlines::default(),
+            bulk: None,
+            pd: pd.clone(),
+            budget: budget.clone(),
+            finished: VecDeque::new(),
             qp,
         };
         let qp_num = state.qp.qp_num();
@@ -221,6 +260,7 @@ impl<U> Connection<U> {
             credit_limit: state.config.credit as u64,
             ring_rkey: ring.rkey,
             consumer_rkey: position.rkey,
+            bulk_limit: u64::from(bulk::limit(&state.config)),
         };
         EndpointAddress::new(state.qp.address(), &info)
     }
@@ -249,7 +289,8 @@ impl<U> Connection<U> {
         state.qp.connect(&peer.qp(), &connect)?;
         let peer_ring = RemoteAddr { addr: info.ring_addr, rkey: info.ring_rkey };
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
-        state.link = Some(Link { protocol, staging, peer_ring, peer_word, ends: [0; BATCHES_AHEAD] });
+        let bulk = bulk::agreed(&state.config, &info, &protocol);
+        state.link = Some(Link { protocol, bulk, staging, peer_ring, peer_word, ends: [0; BATCHES_AHEAD] });
         Ok(())
     }
 
@@ -272,13 +313,13 @@ impl<U> Connection<U> {
         };
         let (call, placed) = match link.protocol.call(len, response, user) {
             Ok(called) => called,
+            Err((Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }, user)) => {
+                return state.call_bulk(payload, allowance, user, deadline);
+            }
             Err((refusal, user)) => return Err((refusal.into(), user)),
         };
         link.write(&placed, payload);
-        match deadline {
-            None => state.deadlines.without(call),
-            Some(deadline) => state.deadlines.push(call, deadline, state.config.pending_calls),
-        }
+        state.began(call, deadline);
         Ok(())
     }
 
@@ -319,6 +360,17 @@ impl<U> Connection<U> {
         let Some(link) = state.link.as_mut() else { return Ok(None) };
         Ok(match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
             None => None,
+            Some(Request(request))
+                if request.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.holds_up()) =>
+            {
+                state.queue(&self.ring, request)?;
+                Some(Arrived::Queued)
+            }
+            Some(Response(response))
+                if response.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_lent()) =>
+            {
+                Some(state.landed(&self.ring, response)?)
+            }
             Some(Request(request)) => Some(Arrived::Request {
                 offset: request.offset,
                 len: request.len,
@@ -342,7 +394,15 @@ impl<U> Connection<U> {
     }
 
     /// Posts what is due. `hold`: a small batch may wait for company.
+    #[inline]
     pub(super) fn flush(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
+        let has_bulk = self.state.borrow().bulk.is_some();
+        let busy = has_bulk && self.advance(counters)?;
+        let left = self.flush_ring(hold, counters)?;
+        Ok(if busy { Left::Pressed } else { left })
+    }
+
+    fn flush_ring(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
         let mut state = self.state.borrow_mut();
         let State { qp, position, published, link, failure, outstanding, unsignaled, held, .. } = &mut *state;
         let (Some(link), None) = (link, &failure) else { return Ok(Left::Nothing) };
@@ -413,7 +473,8 @@ impl<U> Connection<U> {
     }
 
     pub(super) fn is_reading(&self) -> bool {
-        self.state.borrow().reading
+        let state = self.state.borrow();
+        state.reading || state.bulk.as_ref().is_some_and(|bulk| bulk.is_operating())
     }
 
     /// A request of the send queue is done, and with it all before it.
@@ -431,6 +492,7 @@ impl<U> Connection<U> {
                     link.protocol.read_done(word).map_err(Failure::Violation)?;
                 }
             }
+            Sent::Operation(key) => state.operated(EndpointId(self.key), key),
         }
         Ok(())
     }
@@ -445,6 +507,7 @@ impl<U> Connection<U> {
         // The peer should see it too. A queue pair that cannot be broken any more is broken.
         state.qp.fail().ok();
         state.deadlines = Deadlines::default();
+        state.end_bulk(EndpointId(self.key), cause);
         state.link.as_mut().map(|link| link.protocol.abandon_all().collect()).unwrap_or_default()
     }
 
@@ -486,12 +549,27 @@ impl<U> Connection<U> {
 
     pub(super) fn longest(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
+        let Link { protocol, bulk, .. } = state.link.as_ref()?;
+        let (request, response) = (protocol.longest_request(), protocol.longest_response());
+        Some((request.max(*bulk) as usize, response.max(*bulk) as usize))
+    }
+
+    pub(super) fn longest_in_ring(&self) -> Option<(usize, usize)> {
+        let state = self.state.borrow();
         let protocol = &state.link.as_ref()?.protocol;
         Some((protocol.longest_request() as usize, protocol.longest_response() as usize))
     }
 }
 
 impl<U> State<U> {
+    #[inline]
+    pub(super) fn began(&mut self, call: CallId, deadline: Option<Instant>) {
+        match deadline {
+            None => self.deadlines.without(call),
+            Some(deadline) => self.deadlines.push(call, deadline, self.config.pending_calls),
+        }
+    }
+
     /// Posts a READ of the peer's position. `false`: the send queue is full.
     fn read_position(&mut self, key: u32, counters: &mut Counters) -> Result<bool, Failure> {
         let Some(link) = &mut self.link else { return Ok(true) };
@@ -524,6 +602,13 @@ impl<U> Link<U> {
             .staging
             .store(placed.offset, &placed.header.encode())
             .and_then(|()| self.staging.write(placed.payload_offset(), payload));
+        debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+    }
+
+    /// A message in two parts.
+    pub(super) fn write_parts(&mut self, placed: &Placed, first: &[u8], second: &[u8]) {
+        self.write(placed, first);
+        let written = self.staging.write(placed.payload_offset() + first.len(), second);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }
 

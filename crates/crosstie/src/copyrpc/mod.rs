@@ -50,11 +50,14 @@
 //! back, for a few polls at most, while the peer has not finished with the two before it: otherwise a fast loop would
 //! send every message alone. A call that is alone never waits.
 
+mod bulk;
 mod connection;
 mod context;
 mod endpoint;
 mod error;
+mod operation;
 mod payload;
+mod pool;
 mod table;
 
 use crosstie_protocol::copyrpc::Violation;
@@ -62,8 +65,9 @@ use crosstie_protocol::copyrpc::wire::{CONNECT_INFO_SIZE, ConnectInfo};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use context::Context;
-pub use endpoint::{Endpoint, RecvHandle};
-pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+pub use endpoint::{Endpoint, EndpointId, RecvHandle};
+pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError};
+pub use operation::{Finished, RAW_DEPTH};
 pub use payload::Payload;
 
 use crate::device::QpAddress;
@@ -94,11 +98,16 @@ pub struct EndpointConfig {
     pub credit: usize,
     /// Unanswered calls of this side, at most 65536.
     pub pending_calls: usize,
+    /// Bytes of bulk memory for each of four purposes, up to 1 GiB: requests that go and that come, answers that come and
+    /// that go. It is allocated when it is used, in powers of two, and kept until the endpoint is closed. The lesser of
+    /// both sides is the longest payload of a connection. Zero: what a ring does not hold is refused. (Rings of 256
+    /// bytes carry no bulk calls either.)
+    pub bulk: usize,
 }
 
 impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
-        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024 }
+        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024, bulk: 64 << 20 }
     }
 }
 
@@ -130,6 +139,20 @@ pub struct Counters {
     pub bytes: u64,
     /// Completions taken.
     pub completions: u64,
+    /// Calls made whose request or room for the answer is in bulk memory.
+    pub bulk_calls: u64,
+    /// Answers given that are.
+    pub bulk_replies: u64,
+    /// READs of pieces of bulk requests.
+    pub bulk_reads: u64,
+    /// WRITEs of pieces of bulk answers.
+    pub bulk_writes: u64,
+    /// Bytes of both.
+    pub bulk_bytes: u64,
+    /// READs that the application asked for.
+    pub raw_reads: u64,
+    /// WRITEs that the application asked for.
+    pub raw_writes: u64,
     /// Batches that broke the rules.
     pub violations: u64,
     /// Connections that ended other than by closing.

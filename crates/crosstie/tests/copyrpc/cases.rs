@@ -51,7 +51,7 @@ cases![
 ];
 
 fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 512 }
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 512, bulk: 0 }
 }
 
 /// One endpoint; side 0 calls, or both.

@@ -182,7 +182,7 @@ fn each_lie_has_its_name() {
     let (ring, imm) = one(request(5, 0));
     assert_eq!(refused(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
     let (ring, _) = one(request(2, u32::MAX));
-    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 32) + 32, left: 96 });
+    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 31) + 32, left: 96 });
 
     let (ring, imm) = one(response(1 << 16, 2, 0));
     assert_eq!(refused(&ring, imm, 0), Violation::UnknownCall { call_id: 1 << 16 });
