@@ -304,14 +304,16 @@ impl<U> State<U> {
         let landing = lent.as_mut().and_then(|lent| lent.landing.take());
         lent.into_iter().for_each(|lent| bulk.take_back(lent));
         let mut bytes = [0; BULK_RESPONSE_SIZE];
-        if len < bytes.len() || ring.read(offset, &mut bytes).is_err() {
-            return Err(Failure::Violation(Violation::BulkMalformed));
-        }
+        let copied = ring.read(offset, &mut bytes[..len.min(BULK_RESPONSE_SIZE)]);
+        debug_assert!(copied.is_ok(), "messages are inside the ring");
         let capacity = landing.as_ref().map(|(_, capacity)| *capacity);
-        let len = decode_bulk_response(&bytes, len, capacity).map_err(Failure::Violation)? as usize;
-        match landing {
-            Some((region, _)) => Ok(Arrived::Landed { user, region, len, held }),
-            None => Err(Failure::Violation(Violation::BulkUnasked)),
+        match (decode_bulk_response(&bytes, len, capacity), landing) {
+            (Ok(len), Some((region, _))) => Ok(Arrived::Landed { user, region, len: len as usize, held }),
+            (said, _) => {
+                // The call is no longer pending, but it ends with the others.
+                self.orphan = user;
+                Err(Failure::Violation(said.err().unwrap_or(Violation::BulkUnasked)))
+            }
         }
     }
 

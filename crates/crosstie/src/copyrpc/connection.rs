@@ -100,6 +100,8 @@ pub(super) struct State<U> {
     pub(super) budget: Rc<Budget>,
     /// Operations that ended with the connection.
     pub(super) finished: VecDeque<Finished>,
+    /// What was attached to a call whose answer ended the connection.
+    pub(super) orphan: Option<U>,
 }
 
 /// When calls are given up.
@@ -244,6 +246,7 @@ impl<U> Connection<U> {
             pd: pd.clone(),
             budget: budget.clone(),
             finished: VecDeque::new(),
+            orphan: None,
             qp,
         };
         let qp_num = state.qp.qp_num();
@@ -508,7 +511,9 @@ impl<U> Connection<U> {
         state.qp.fail().ok();
         state.deadlines = Deadlines::default();
         state.end_bulk(EndpointId(self.key), cause);
-        state.link.as_mut().map(|link| link.protocol.abandon_all().collect()).unwrap_or_default()
+        let orphan = state.orphan.take();
+        let pending = state.link.as_mut().map(|link| link.protocol.abandon_all());
+        orphan.into_iter().chain(pending.into_iter().flatten()).collect()
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
