@@ -38,10 +38,51 @@
 //!   `docs/wire-format.md` draws the bytes.
 //! - Every call ends once: with its answer, or with a [`CallFailed`] that says why. Requests come in the order in which
 //!   they were made; answers may be given in any order, at any time.
-//! - Memory is bounded: two rings per endpoint. What does not fit is refused and handed back ([`CallError`]); poll, and
-//!   try again.
+//! - Memory is bounded: two rings per endpoint, and [bulk memory](EndpointConfig::bulk) as configured. What does not fit
+//!   is refused and handed back ([`CallError`]); poll, and try again.
 //! - In the steady state a call allocates nothing, locks nothing and makes no system call.
 //! - A peer that dies or breaks the rules ends its own connection, and no other.
+//!
+//! # Long payloads
+//!
+//! The same calls carry up to 1 GiB each way ([`MAX_BULK`]). What the ring does not hold goes by READ and WRITE, in pieces,
+//! while small calls go on; [`EndpointConfig::bulk`] says how much memory that may take, and zero turns it off.
+//!
+//! ```
+//! # use crosstie::copyrpc::{Config, Context, EndpointConfig};
+//! # use crosstie::device::ConnectConfig;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (here, there) = (Context::<()>::open(&"software".parse()?, &Config::default())?,
+//! #                      Context::<()>::open(&"software".parse()?, &Config::default())?);
+//! let config = EndpointConfig { bulk: 8 << 20, ..EndpointConfig::default() };
+//! let (client, server) = (here.create_endpoint(&config)?, there.create_endpoint(&config)?);
+//! # client.connect(&server.address(), &ConnectConfig::default())?;
+//! # server.connect(&client.address(), &ConnectConfig::default())?;
+//! let picture = vec![7; 5 << 20];
+//! client.call(&picture, picture.len(), ())?;
+//! let mut answer = Vec::new();
+//! while answer.is_empty() {
+//!     here.poll(|(), response| answer = response.expect("an answer").to_vec());
+//!     there.poll(|(), _| ());
+//!     while let Some(request) = there.recv() {
+//!         let mut inverted = request.data().to_vec();
+//!         inverted.iter_mut().for_each(|byte| *byte = !*byte);
+//!         request.reply(&inverted).map_err(|(cause, _)| cause)?;
+//!     }
+//! }
+//! assert!(answer == vec![!7; 5 << 20]);
+//! # Ok(()) }
+//! ```
+//!
+//! - Requests still come in order: a long one holds up those behind it on its endpoint until it is there. When the memory of the
+//!   side that is called is in use, it waits until requests are released, and nothing is lost.
+//! - A long answer goes out over the polls that follow; [`RecvHandle::reply`] says what happens when there is no memory for it.
+//! - Memory that a peer or the device may still touch is not used again: that of a call stays lent until the answer is there,
+//!   also if the call has timed out.
+//! - Every endpoint has its own: what one peer left in its memory, no other ever sees.
+//!
+//! [`Endpoint::read`] and [`Endpoint::write`] are there for those who know each other's memory: the regions are lent to the
+//! operation, by type, and come back with its end from [`Context::take_finished`].
 //!
 //! # When batches go out
 //!
@@ -65,6 +106,7 @@ use crosstie_protocol::copyrpc::wire::{CONNECT_INFO_SIZE, ConnectInfo};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use context::Context;
+pub use crosstie_protocol::copyrpc::MAX_BULK;
 pub use endpoint::{Endpoint, EndpointId, RecvHandle};
 pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError};
 pub use operation::{Finished, RAW_DEPTH};
