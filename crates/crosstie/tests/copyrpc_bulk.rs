@@ -62,8 +62,8 @@ fn pair(left: &Context<User>, right: &Context<User>) -> (Endpoint<User>, Endpoin
 
 /// What a call with this number asks, and how long its answer is: every second request is long, and every third answer.
 fn request(number: u64) -> (Vec<u8>, usize) {
-    let mut bytes = vec![number as u8; if number % 2 == 0 { LONG } else { 40 }];
-    let response = if number % 3 == 0 { LONG } else { 24 };
+    let mut bytes = vec![number as u8; if number.is_multiple_of(2) { LONG } else { 40 }];
+    let response = if number.is_multiple_of(3) { LONG } else { 24 };
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes[8..16].copy_from_slice(&(response as u64).to_le_bytes());
     (bytes, response)

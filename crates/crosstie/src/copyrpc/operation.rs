@@ -237,6 +237,7 @@ impl<U> Endpoint<U> {
     ///     region.write(0, b"too soon").unwrap();
     /// }
     /// ```
+    #[expect(clippy::result_large_err, reason = "the region is handed back, without an allocation")]
     pub fn read(
         &self,
         region: Mr,
@@ -249,10 +250,12 @@ impl<U> Endpoint<U> {
 
     /// WRITEs `range` of the region into the peer's memory; the region is lent as for [`read`](Endpoint::read). The bytes are
     /// there before any call is that is made after this.
+    #[expect(clippy::result_large_err, reason = "the region is handed back, without an allocation")]
     pub fn write(&self, region: Mr, range: Range<usize>, to: RemoteAddr, token: u64) -> Result<(), RawError> {
         self.operate(SendOp::Write(to), region, range, token)
     }
 
+    #[expect(clippy::result_large_err, reason = "the region is handed back, without an allocation")]
     fn operate(&self, op: SendOp, region: Mr, range: Range<usize>, token: u64) -> Result<(), RawError> {
         let posted =
             self.connection.operate(op, range, region, token, &mut self.context.counters.borrow_mut());
