@@ -237,6 +237,7 @@ impl<U> Endpoint<U> {
     }
 
     /// As [`Endpoint::call`], for a request whose `len` bytes in the ring are a descriptor.
+    #[cold]
     pub fn call_bulk(
         &mut self,
         len: u32,
@@ -246,7 +247,7 @@ impl<U> Endpoint<U> {
         self.call_with(wire::BULK_FLAG, len, response_len, user)
     }
 
-    #[inline]
+    #[inline(always)]
     fn call_with(
         &mut self,
         flag: u32,
@@ -274,11 +275,12 @@ impl<U> Endpoint<U> {
     }
 
     /// As [`Endpoint::reply`], for a response that was written to where its request said. It always has room.
+    #[cold]
     pub fn reply_bulk(&mut self, owed: Owed) -> Result<Placed, (ReplyError, Owed)> {
         self.reply_with(wire::BULK_FLAG, owed, BULK_RESPONSE_SIZE as u32)
     }
 
-    #[inline]
+    #[inline(always)]
     fn reply_with(&mut self, flag: u32, owed: Owed, len: u32) -> Result<Placed, (ReplyError, Owed)> {
         if u64::from(len) > owed.max_len() && !reopened!(self.sender, LongReplies) {
             return Err((ReplyError::TooLong { len, max: owed.max_len() }, owed));
@@ -458,7 +460,7 @@ impl<U> Endpoint<U> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn admit(&mut self, len: u32, response_len: u32) -> Result<(), Refusal> {
         if len > self.longest_request {
             return Err(Refusal::TooLong { len, max: self.longest_request });
@@ -479,7 +481,7 @@ impl<U> Endpoint<U> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(&mut self, len: u32, header: Header) -> Placed {
         let Endpoint { sender, receiver, .. } = self;
         let position = sender.place(padded_size(len), || receiver.consumer());

@@ -21,7 +21,7 @@ use std::time::Instant;
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
     BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, Endpoint as Protocol, Held, MAX_BULK,
-    Owed, Refusal, Request, Response, Violation, decode_bulk_response,
+    Owed, Refusal, Violation, decode_bulk_response,
 };
 use crosstie_protocol::key::Key;
 
@@ -208,6 +208,7 @@ impl<U> State<U> {
 
     /// A call that no ring holds.
     #[cold]
+    #[inline(never)]
     pub(super) fn call_bulk(
         &mut self,
         payload: &[u8],
@@ -264,9 +265,17 @@ impl<U> State<U> {
 
     /// A request that is a bulk one, or behind one.
     #[cold]
-    pub(super) fn queue(&mut self, ring: &Mr, request: Request) -> Result<(), Failure> {
+    #[inline(never)]
+    pub(super) fn queue(
+        &mut self,
+        ring: &Mr,
+        offset: usize,
+        len: usize,
+        bulk: bool,
+        held: Held,
+        owed: Owed,
+    ) -> Result<(), Failure> {
         let limit = limit(&self.config);
-        let Request { offset, len, bulk, held, owed } = request;
         let arriving = if bulk {
             let mut bytes = [0; BULK_REQUEST_SIZE];
             if len < bytes.len() || ring.read(offset, &mut bytes).is_err() {
@@ -292,8 +301,18 @@ impl<U> State<U> {
 
     /// An answer that is a bulk one, or may be that of a bulk call.
     #[cold]
-    pub(super) fn landed(&mut self, ring: &Mr, response: Response<U>) -> Result<Arrived<U>, Failure> {
-        let Response { call, user, offset, len, bulk: is_bulk, held } = response;
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a response, field by field")]
+    pub(super) fn landed(
+        &mut self,
+        ring: &Mr,
+        call: u32,
+        user: Option<U>,
+        offset: usize,
+        len: usize,
+        is_bulk: bool,
+        held: Held,
+    ) -> Result<Arrived<U>, Failure> {
         let bulk = self.bulk();
         let mut lent = bulk.calls.get_mut(call_index(call)).and_then(Option::take);
         bulk.lent -= usize::from(lent.is_some());
@@ -352,6 +371,7 @@ impl<U> Link<U> {
 impl<U> Connection<U> {
     /// A long answer.
     #[cold]
+    #[inline(never)]
     pub(super) fn reply_bulk(
         &self,
         owed: Owed,
@@ -382,6 +402,7 @@ impl<U> Connection<U> {
 
     /// Posts what can be posted of bulk payloads. Says whether any operation is under way or waits for the send queue.
     #[cold]
+    #[inline(never)]
     pub(super) fn advance(&self, counters: &mut Counters) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();
         let State { qp, outstanding, budget, bulk, link, pd, failure, .. } = &mut *state;

@@ -317,7 +317,11 @@ impl<U> Connection<U> {
         let (call, placed) = match link.protocol.call(len, response, user) {
             Ok(called) => called,
             Err((Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }, user)) => {
-                return state.call_bulk(payload, allowance, user, deadline);
+                // Taken apart, so that the result of a small call need not be in memory.
+                return match state.call_bulk(payload, allowance, user, deadline) {
+                    Ok(()) => Ok(()),
+                    Err((cause, user)) => Err((cause, user)),
+                };
             }
             Err((refusal, user)) => return Err((refusal.into(), user)),
         };
@@ -359,33 +363,37 @@ impl<U> Connection<U> {
     #[inline]
     pub(super) fn next(&self) -> Result<Option<Arrived<U>>, Failure> {
         use crosstie_protocol::copyrpc::Arrival::{Request, Response};
+        use crosstie_protocol::copyrpc::{Request as Incoming, Response as Answer};
         let mut state = self.state.borrow_mut();
         let Some(link) = state.link.as_mut() else { return Ok(None) };
         Ok(match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
             None => None,
-            Some(Request(request))
-                if request.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.holds_up()) =>
-            {
-                state.queue(&self.ring, request)?;
-                Some(Arrived::Queued)
+            Some(Request(request)) => {
+                if request.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.holds_up()) {
+                    // Field by field: what a call takes by reference stays in memory on the way of small messages too.
+                    let Incoming { offset, len, bulk, held, owed } = request;
+                    state.queue(&self.ring, offset, len, bulk, held, owed)?;
+                    return Ok(Some(Arrived::Queued));
+                }
+                Some(Arrived::Request {
+                    offset: request.offset,
+                    len: request.len,
+                    held: request.held,
+                    owed: request.owed,
+                })
             }
-            Some(Response(response))
-                if response.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_lent()) =>
-            {
-                Some(state.landed(&self.ring, response)?)
+            Some(Response(response)) => {
+                if response.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_lent()) {
+                    let Answer { call, user, offset, len, bulk, held } = response;
+                    return state.landed(&self.ring, call, user, offset, len, bulk, held).map(Some);
+                }
+                Some(Arrived::Response {
+                    user: response.user,
+                    offset: response.offset,
+                    len: response.len,
+                    held: response.held,
+                })
             }
-            Some(Request(request)) => Some(Arrived::Request {
-                offset: request.offset,
-                len: request.len,
-                held: request.held,
-                owed: request.owed,
-            }),
-            Some(Response(response)) => Some(Arrived::Response {
-                user: response.user,
-                offset: response.offset,
-                len: response.len,
-                held: response.held,
-            }),
         })
     }
 
@@ -567,7 +575,7 @@ impl<U> Connection<U> {
 }
 
 impl<U> State<U> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn began(&mut self, call: CallId, deadline: Option<Instant>) {
         match deadline {
             None => self.deadlines.without(call),
@@ -601,7 +609,7 @@ impl<U> State<U> {
 }
 
 impl<U> Link<U> {
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, placed: &Placed, payload: &[u8]) {
         let written = self
             .staging
@@ -611,6 +619,8 @@ impl<U> Link<U> {
     }
 
     /// A message in two parts.
+    #[cold]
+    #[inline(never)]
     pub(super) fn write_parts(&mut self, placed: &Placed, first: &[u8], second: &[u8]) {
         self.write(placed, first);
         let written = self.staging.write(placed.payload_offset() + first.len(), second);

@@ -202,14 +202,17 @@ impl<U> RecvHandle<U> {
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
         let Some(owed) = self.owed.take() else { return Err((Failure::Closed.into(), None)) };
-        match self.connection.reply(owed, payload) {
+        let replied = match self.connection.reply(owed, payload) {
+            Err((NotReplied::TooLong { .. }, Some(owed))) if self.landing.len > 0 => {
+                self.reply_bulk(owed, payload)
+            }
+            replied => replied,
+        };
+        match replied {
             Ok(()) => {
                 self.context.counters.borrow_mut().replies += 1;
                 self.context.wrote(&self.connection);
                 Ok(())
-            }
-            Err((NotReplied::TooLong { .. }, Some(owed))) if self.landing.len > 0 => {
-                self.reply_bulk(owed, payload)
             }
             Err((cause, None)) => Err((cause, None)),
             Err((cause, owed)) => {
@@ -220,24 +223,15 @@ impl<U> RecvHandle<U> {
     }
 
     #[cold]
-    fn reply_bulk(mut self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
+    #[inline(never)]
+    fn reply_bulk(&self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<Owed>)> {
         let replied = self.connection.reply_bulk(owed, self.landing, payload);
-        // Also after a refusal: writes that are done give memory back.
-        self.context.mark(&self.connection);
         match replied {
-            Ok(()) => {
-                let mut counters = self.context.counters.borrow_mut();
-                counters.replies += 1;
-                counters.bulk_replies += 1;
-                drop(counters);
-                Ok(())
-            }
-            Err((cause, None)) => Err((cause, None)),
-            Err((cause, owed)) => {
-                self.owed = owed;
-                Err((cause, Some(self)))
-            }
+            Ok(()) => self.context.counters.borrow_mut().bulk_replies += 1,
+            // Writes that are done give memory back: they are to be looked at.
+            Err(_) => self.context.mark(&self.connection),
         }
+        replied
     }
 }
 
