@@ -118,7 +118,7 @@ impl Receiver {
         let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
             // The bit of a bulk message makes it too long for any ring, so nobody else is asked for it.
-            needs = bulk_size(&header, left)?;
+            needs = bulk_size(header, left)?;
         }
         self.cursor += needs;
         self.messages_left -= 1;
@@ -183,7 +183,7 @@ impl Receiver {
 /// Bytes that a message takes which is a bulk message, or too long.
 #[cold]
 #[inline(never)]
-fn bulk_size(header: &Header, left: u64) -> Result<u64, Violation> {
+fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
     let needs = wire::padded_size(header.ring_len());
     if header.is_bulk() && needs <= left { Ok(needs) } else { Err(Violation::MessageTooLong { needs, left }) }
 }

@@ -206,10 +206,26 @@ impl<U> State<U> {
         self.bulk.get_or_insert_with(|| Box::new(Bulk::new(&self.config)))
     }
 
-    /// A call that no ring holds.
+    /// A call that the ring refused: for now, or because no ring holds it.
     #[cold]
     #[inline(never)]
-    pub(super) fn call_bulk(
+    pub(super) fn refused(
+        &mut self,
+        refusal: Refusal,
+        payload: &[u8],
+        allowance: usize,
+        user: U,
+        deadline: Option<Instant>,
+    ) -> Result<(), (NotCalled, U)> {
+        match refusal {
+            Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. } => {
+                self.call_bulk(payload, allowance, user, deadline)
+            }
+            refusal => Err((refusal.into(), user)),
+        }
+    }
+
+    fn call_bulk(
         &mut self,
         payload: &[u8],
         allowance: usize,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, Refusal, ReplyError, RingBytes, Terms,
+    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, ReplyError, RingBytes, Terms,
 };
 use crosstie_protocol::key::Key;
 
@@ -316,14 +316,13 @@ impl<U> Connection<U> {
         };
         let (call, placed) = match link.protocol.call(len, response, user) {
             Ok(called) => called,
-            Err((Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }, user)) => {
-                // Taken apart, so that the result of a small call need not be in memory.
-                return match state.call_bulk(payload, allowance, user, deadline) {
+            // Taken apart, so that the result of a call that is made need not be in memory.
+            Err((refusal, user)) => {
+                return match state.refused(refusal, payload, allowance, user, deadline) {
                     Ok(()) => Ok(()),
                     Err((cause, user)) => Err((cause, user)),
                 };
             }
-            Err((refusal, user)) => return Err((refusal.into(), user)),
         };
         link.write(&placed, payload);
         state.began(call, deadline);
