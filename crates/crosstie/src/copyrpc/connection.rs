@@ -297,7 +297,7 @@ impl<U> Connection<U> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn call(
         &self,
         payload: &[u8],
@@ -364,7 +364,8 @@ impl<U> Connection<U> {
         use crosstie_protocol::copyrpc::Arrival::{Request, Response};
         use crosstie_protocol::copyrpc::{Request as Incoming, Response as Answer};
         let mut state = self.state.borrow_mut();
-        let Some(link) = state.link.as_mut() else { return Ok(None) };
+        let state = &mut *state;
+        let Some(link) = &mut state.link else { return Ok(None) };
         Ok(match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
             None => None,
             Some(Request(request)) => {

@@ -65,7 +65,7 @@ impl<U> Endpoint<U> {
         self.begin(payload, response, user, deadline)
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin(
         &self,
         payload: &[u8],
