@@ -169,7 +169,7 @@ fn with_faults(plan: Plan, what: &str) -> (u64, u64) {
         left.endpoints.push(here);
         right.endpoints.push(there);
     }
-    for _ in 0..20 {
+    for _ in 0..30 {
         left.call(4);
         right.call(4);
         left.turn();

@@ -404,6 +404,22 @@ impl<U> Endpoint<U> {
         self.receiver.consumer()
     }
 
+    /// Whether the payload of the next message that is placed may travel by itself, see [`Endpoint::detach`]. Not while
+    /// anything waits to be posted but the batch under construction.
+    #[inline]
+    pub fn can_detach(&self) -> bool {
+        self.sender.is_clear()
+    }
+
+    /// The payload of the message that was placed last does not go to the staging ring: it was posted as a WRITE of its
+    /// own, to the same offset of the peer's ring. The batch ends with the message's header.
+    ///
+    /// Only if [`Endpoint::can_detach`] said so before the message was placed.
+    pub fn detach(&mut self, placed: &Placed) {
+        let Endpoint { sender, receiver, .. } = self;
+        sender.seal_without(padded_size(placed.header.ring_len()) - HEADER_SIZE as u64, receiver.consumer());
+    }
+
     /// Whether to post a READ of the peer's consumer position. Asked at every poll.
     #[inline]
     pub fn wants_read(&self) -> bool {

@@ -30,8 +30,19 @@ pub(super) const SEND_DEPTH: u32 = 256;
 const BATCHES_AHEAD: usize = 2;
 /// Polls that a small batch waits for company at most.
 const HOLD_POLLS: u32 = 16;
+/// Batches up to here are handed to the device with the request, rather than left for it to fetch.
+const INLINE: usize = 220;
+/// Payloads from here on go straight to the peer's ring, if the device takes as much with a request: a batch has little to
+/// gain by them, and a copy is saved. A device that takes so much copies at once and fetches nothing: small batches
+/// gain nothing by being handed over.
+const DIRECT: usize = 8 << 10;
 /// Messages of a batch that goes at once.
 const LARGE_BATCH: u32 = 32;
+
+/// Bytes that a queue pair of this device should take with a request.
+pub(super) fn inline_limit(device: u32) -> u32 {
+    if device as usize >= DIRECT { device } else { device.min(INLINE as u32) }
+}
 
 /// What a send completion is about; the low bits of `wr_id`, above it the connection's index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +99,8 @@ pub(super) struct State<U> {
     /// how many each completion that is due stands for.
     pub(super) outstanding: u32,
     unsignaled: u32,
+    /// Bytes that the queue pair takes with a request.
+    inline: usize,
     /// Polls that the present batch was held back.
     held: u32,
     /// Whether a READ of the peer's position is on its way, and whether a batch came since the last probe.
@@ -223,6 +236,7 @@ impl<U> Connection<U> {
         key: u32,
         pd: &Rc<Pd>,
         qp: RcQp,
+        inline: u32,
         config: EndpointConfig,
         budget: &Rc<Budget>,
     ) -> Result<Connection<U>, DeviceError> {
@@ -238,6 +252,7 @@ impl<U> Connection<U> {
             failure: None,
             outstanding: 0,
             unsignaled: 0,
+            inline: inline as usize,
             held: 0,
             reading: false,
             heard: false,
@@ -304,12 +319,14 @@ impl<U> Connection<U> {
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
+        counters: &mut Counters,
     ) -> Result<(), (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), user));
         }
+        let direct = state.can_go_direct(payload.len());
         let Some(link) = &mut state.link else { return Err((NotCalled::NotConnected, user)) };
         let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
             return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
@@ -324,24 +341,35 @@ impl<U> Connection<U> {
                 };
             }
         };
-        link.write(&placed, payload);
+        if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
+            state.write(&placed, payload);
+        }
         state.began(call, deadline);
         Ok(())
     }
 
     #[inline]
-    pub(super) fn reply(&self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<Owed>)> {
+    pub(super) fn reply(
+        &self,
+        owed: Owed,
+        payload: &[u8],
+        counters: &mut Counters,
+    ) -> Result<(), (NotReplied, Option<Owed>)> {
         let mut state = self.state.borrow_mut();
+        let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), None));
         }
+        let direct = state.can_go_direct(payload.len());
         let Some(link) = &mut state.link else { return Err((Failure::Closed.into(), None)) };
         let too_long =
             |owed: Owed| (NotReplied::TooLong { len: payload.len(), max: owed.max_len() }, Some(owed));
         let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(owed)) };
         match link.protocol.reply(owed, len) {
             Ok(placed) => {
-                link.write(&placed, payload);
+                if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
+                    state.write(&placed, payload);
+                }
                 Ok(())
             }
             Err((ReplyError::TooLong { .. }, owed)) => Err(too_long(owed)),
@@ -415,7 +443,8 @@ impl<U> Connection<U> {
 
     fn flush_ring(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
         let mut state = self.state.borrow_mut();
-        let State { qp, position, published, link, failure, outstanding, unsignaled, held, .. } = &mut *state;
+        let State { qp, position, published, link, failure, outstanding, unsignaled, inline, held, .. } =
+            &mut *state;
         let (Some(link), None) = (link, &failure) else { return Ok(Left::Nothing) };
         if hold && link.prefers_company() && *held < HOLD_POLLS {
             *held += 1;
@@ -431,9 +460,17 @@ impl<U> Connection<U> {
             let refused = |_| Failure::Refused(PostError::Invalid("a batch outside of its ring"));
             link.staging.store(emit.offset, &emit.metadata.encode()).map_err(refused)?;
             let piece = [link.staging.sge(emit.offset..emit.offset + emit.len).map_err(refused)?];
+            let mut small = [0; INLINE];
+            let data = match small.get_mut(..emit.len) {
+                Some(small) if emit.len <= *inline && *inline < DIRECT => {
+                    link.staging.read(emit.offset, small).map_err(refused)?;
+                    Data::Inline(small)
+                }
+                _ => Data::Regions(&piece),
+            };
             let to = RemoteAddr { addr: link.peer_ring.addr + emit.offset as u64, ..link.peer_ring };
             let op = SendOp::WriteImm(to, emit.imm);
-            let mut wr = SendWr::new(wr_id(self.key, Sent::Batch), op, Data::Regions(&piece));
+            let mut wr = SendWr::new(wr_id(self.key, Sent::Batch), op, data);
             wr.signaled = *unsignaled + 1 >= SIGNAL_INTERVAL;
             match qp.post(&wr) {
                 Ok(()) => {}
@@ -537,7 +574,10 @@ impl<U> Connection<U> {
     /// Whether the batch under construction should go now: the peer can work on it while more are written.
     #[inline]
     pub(super) fn has_large_batch(&self) -> bool {
-        self.state.borrow().link.as_ref().is_some_and(|link| link.protocol.unsent_messages() >= LARGE_BATCH)
+        self.state.borrow().link.as_ref().is_some_and(|link| {
+            // Sealed: by a payload that went ahead, or by the ring's end.
+            link.protocol.unsent_messages() >= LARGE_BATCH || !link.protocol.can_detach()
+        })
     }
 
     /// Calls that wait for their answers.
@@ -581,6 +621,43 @@ impl<U> State<U> {
             None => self.deadlines.without(call),
             Some(deadline) => self.deadlines.push(call, deadline, self.config.pending_calls),
         }
+    }
+
+    #[inline]
+    fn write(&mut self, placed: &Placed, payload: &[u8]) {
+        if let Some(link) = &mut self.link {
+            link.write(placed, payload);
+        }
+    }
+
+    #[inline]
+    fn can_go_direct(&self, len: usize) -> bool {
+        len >= DIRECT
+            && len <= self.inline
+            && self.outstanding < SEND_DEPTH
+            && self.link.as_ref().is_some_and(|link| link.protocol.can_detach())
+    }
+
+    /// Posts the payload of the message that was placed last, straight from where it is. `false`: the send queue is full, or
+    /// the device refuses it, as it will refuse the batch.
+    #[cold]
+    fn write_direct(&mut self, key: u32, placed: &Placed, payload: &[u8], counters: &mut Counters) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        let to = RemoteAddr { addr: link.peer_ring.addr + placed.payload_offset() as u64, ..link.peer_ring };
+        let mut wr = SendWr::new(wr_id(key, Sent::Batch), SendOp::Write(to), Data::Inline(payload));
+        wr.signaled = self.unsignaled + 1 >= SIGNAL_INTERVAL;
+        if self.qp.post(&wr).is_err() {
+            return false;
+        }
+        self.outstanding += 1;
+        self.unsignaled = if wr.signaled { 0 } else { self.unsignaled + 1 };
+        counters.work_requests += 1;
+        counters.signaled += u64::from(wr.signaled);
+        counters.bytes += payload.len() as u64;
+        let written = link.staging.store(placed.offset, &placed.header.encode());
+        debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+        link.protocol.detach(placed);
+        true
     }
 
     /// Posts a READ of the peer's position. `false`: the send queue is full.

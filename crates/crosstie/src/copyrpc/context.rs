@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
-use super::connection::{Arrived, Connection, Left, SEND_DEPTH, Sent, from_wr_id};
+use super::connection::{Arrived, Connection, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit};
 use super::endpoint::{Endpoint, RecvHandle};
 use super::error::{CallFailed, Failure};
 use super::operation::{Budget, Finished};
@@ -76,7 +76,6 @@ pub(super) struct Inner<U> {
     next_look: Cell<Instant>,
     next_probe: Cell<Instant>,
     this: Weak<Inner<U>>,
-    #[expect(dead_code, reason = "what everything else was made of")]
     device: Device,
 }
 
@@ -226,12 +225,20 @@ impl<U> Inner<U> {
             return Err(DeviceError::Exhausted { what: "endpoints (raise max_endpoints)" });
         }
         let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
-        let qp = QpConfig { max_send_wr: SEND_DEPTH, max_recv_wr: 1, max_send_sge: 1, ..QpConfig::default() };
+        let max_inline = inline_limit(self.device.attr().max_inline);
+        let qp = QpConfig {
+            max_send_wr: SEND_DEPTH,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline,
+        };
         let qp = {
             let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
             self.pd.create_rc(&qp, &send, &recv, Some(&self.srq.borrow()))?
         };
-        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, *config, &self.budget)?);
+        let connection =
+            Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config, &self.budget)?);
         self.by_qp.borrow_mut().insert(connection.qp_num, index as u32);
         let slot = Slot { key, connection: Some(connection.clone()) };
         match slots.get_mut(index) {

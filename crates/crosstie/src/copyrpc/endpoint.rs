@@ -73,12 +73,15 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        let called = self.connection.call(payload, response, user, deadline);
+        let called = {
+            let mut counters = self.context.counters.borrow_mut();
+            let called = self.connection.call(payload, response, user, deadline, &mut counters);
+            counters.calls += u64::from(called.is_ok());
+            called
+        };
         // Also after a refusal: the peer may have to be asked for room.
         self.context.wrote(&self.connection);
-        called.map_err(|(cause, user)| CallError { cause, user })?;
-        self.context.counters.borrow_mut().calls += 1;
-        Ok(())
+        called.map_err(|(cause, user)| CallError { cause, user })
     }
 
     /// Calls that wait for their answers.
@@ -202,7 +205,8 @@ impl<U> RecvHandle<U> {
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
         let Some(owed) = self.owed.take() else { return Err((Failure::Closed.into(), None)) };
-        let replied = match self.connection.reply(owed, payload) {
+        let replied = self.connection.reply(owed, payload, &mut self.context.counters.borrow_mut());
+        let replied = match replied {
             Err((NotReplied::TooLong { .. }, Some(owed))) if self.landing.len > 0 => {
                 self.reply_bulk(owed, payload)
             }
@@ -240,8 +244,9 @@ impl<U> Drop for RecvHandle<U> {
         self.detach();
         if let Some(owed) = self.owed.take() {
             // The credit of an answer that never comes would be lost. A connection that is over needs none.
-            if self.connection.reply(owed, &[]).is_ok() {
-                self.context.counters.borrow_mut().unanswered += 1;
+            let mut counters = self.context.counters.borrow_mut();
+            if self.connection.reply(owed, &[], &mut counters).is_ok() {
+                counters.unanswered += 1;
                 self.context.mark(&self.connection);
             }
         }
