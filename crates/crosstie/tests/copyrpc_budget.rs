@@ -18,7 +18,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use allocations::ALLOCATIONS;
 use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service};
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
-use crosstie::device::{ConnectConfig, Device, software};
+use crosstie::device::{Access, ConnectConfig, Device, Mr, RemoteMemory, software};
 
 /// Says to a child of this test what it is for.
 const CHILD: &str = "CROSSTIE_COPYRPC_BUDGET_CHILD";
@@ -34,11 +34,15 @@ struct Pair {
 
 impl Pair {
     fn new(endpoints: usize, ring: usize) -> Pair {
+        Pair::with_bulk(endpoints, ring, 0)
+    }
+
+    fn with_bulk(endpoints: usize, ring: usize, bulk: usize) -> Pair {
         // Valgrind has little address space to give.
         let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
         let client = Context::new(device(), &Config::default()).unwrap();
         let server = Context::new(device(), &Config::default()).unwrap();
-        let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH };
+        let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk };
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for _ in 0..endpoints {
             let (near, far) =
@@ -89,12 +93,60 @@ fn no_call_allocates() {
     assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
 }
 
+/// Long requests with long answers, two at a time, and READs in between, with regions that are used again.
+fn exchange_bulk(pair: &Pair, rounds: u32, buffer: &mut [u8], regions: &mut Vec<Mr>, board: RemoteMemory) {
+    let endpoint = &pair.here[0];
+    for round in 0..rounds {
+        for _ in 0..2 {
+            assert!(endpoint.call(&LONG_REQUEST, LONG_REQUEST.len(), round).is_ok());
+        }
+        while let Some(region) = regions.pop() {
+            assert!(endpoint.read(region, 0..4096, board.at(0), 0).is_ok());
+        }
+        let mut answered = 0;
+        while answered < 2 || regions.len() < 4 {
+            answered += pair.client.poll(|attached, answer| {
+                assert!(attached == round && answer.is_ok_and(|bytes| bytes.len() == LONG_REQUEST.len()));
+            });
+            while let Some(finished) = pair.client.take_finished() {
+                regions.push(finished.region);
+            }
+            pair.server.poll(|_, _| ());
+            while let Some(request) = pair.server.recv() {
+                let len = request.data().copy_to(buffer);
+                assert!(request.reply(&buffer[..len]).is_ok());
+            }
+        }
+    }
+}
+
+static LONG_REQUEST: [u8; 700_000] = [7; 700_000];
+
+#[test]
+fn no_bulk_call_allocates() {
+    let pair = Pair::with_bulk(1, 1 << 14, 4 << 20);
+    let mut buffer = vec![0; LONG_REQUEST.len()];
+    let board = pair.server.allocate(4096, Access::ALL).unwrap();
+    let mut regions: Vec<Mr> =
+        (0..4).map(|_| pair.client.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
+    exchange_bulk(&pair, 20, &mut buffer, &mut regions, board.remote());
+    let before = ALLOCATIONS.get();
+    exchange_bulk(&pair, 100, &mut buffer, &mut regions, board.remote());
+    assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator");
+    assert_eq!(pair.client.counters().bulk_calls, 240);
+}
+
 #[test]
 fn no_call_makes_a_system_call() {
     const NAME: &str = "no_call_makes_a_system_call";
     if let Ok(task) = std::env::var(CHILD) {
-        let pair = Pair::new(4, 1 << 16);
+        let pair = Pair::with_bulk(4, 1 << 16, 4 << 20);
         pair.exchange(2_000, 64);
+        let mut buffer = vec![0; LONG_REQUEST.len()];
+        let board = pair.server.allocate(4096, Access::ALL).unwrap();
+        let mut regions: Vec<Mr> =
+            (0..4).map(|_| pair.client.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
+        exchange_bulk(&pair, 20, &mut buffer, &mut regions, board.remote());
         seccomp::filter(&[libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
         if task == "guilty" {
             std::hint::black_box(std::process::id());
@@ -102,6 +154,7 @@ fn no_call_makes_a_system_call() {
         for depth in [1, 8, 64, 200] {
             pair.exchange(5_000, depth);
         }
+        exchange_bulk(&pair, 50, &mut buffer, &mut regions, board.remote());
         // SAFETY: no memory is involved.
         unsafe { libc::_exit(0) }
     }

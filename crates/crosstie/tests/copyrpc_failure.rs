@@ -49,7 +49,7 @@ fn seed() -> u64 {
 }
 
 fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64 }
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64, bulk: 0 }
 }
 
 fn pair(
@@ -169,7 +169,7 @@ fn with_faults(plan: Plan, what: &str) -> (u64, u64) {
         left.endpoints.push(here);
         right.endpoints.push(there);
     }
-    for _ in 0..20 {
+    for _ in 0..30 {
         left.call(4);
         right.call(4);
         left.turn();
@@ -547,6 +547,7 @@ fn a_read_position_that_lies_is_a_violation() {
         credit_limit: 64,
         ring_rkey: memory.remote().rkey,
         consumer_rkey: memory.remote().rkey,
+        bulk_limit: 0,
     };
     let address = [qp.address().as_bytes(), &info.encode()].concat();
     let theirs = QpAddress::read_from_bytes(&endpoint.address().as_bytes()[..INFO_AT]).unwrap();

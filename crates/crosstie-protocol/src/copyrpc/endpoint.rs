@@ -1,5 +1,6 @@
 //! Both halves of one side of a connection.
 
+use super::bulk::BULK_RESPONSE_SIZE;
 use super::pending::{CallId, Pending};
 use super::receiver::{Held, Receiver};
 use super::sender::{METADATA, Sender};
@@ -107,6 +108,8 @@ pub struct Request {
     pub offset: usize,
     /// Bytes of payload.
     pub len: usize,
+    /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
+    pub bulk: bool,
     /// For [`Endpoint::release`].
     pub held: Held,
     /// For [`Endpoint::reply`].
@@ -125,6 +128,8 @@ pub struct Response<U> {
     pub offset: usize,
     /// Bytes of payload.
     pub len: usize,
+    /// Whether the payload is a length, see [`decode_bulk_response`](super::decode_bulk_response).
+    pub bulk: bool,
     /// For [`Endpoint::release`].
     pub held: Held,
 }
@@ -228,6 +233,28 @@ impl<U> Endpoint<U> {
     /// has changed nothing.
     #[inline]
     pub fn call(&mut self, len: u32, response_len: u32, user: U) -> Result<(CallId, Placed), (Refusal, U)> {
+        self.call_with(0, len, response_len, user)
+    }
+
+    /// As [`Endpoint::call`], for a request whose `len` bytes in the ring are a descriptor.
+    #[cold]
+    pub fn call_bulk(
+        &mut self,
+        len: u32,
+        response_len: u32,
+        user: U,
+    ) -> Result<(CallId, Placed), (Refusal, U)> {
+        self.call_with(wire::BULK_FLAG, len, response_len, user)
+    }
+
+    #[inline(always)]
+    fn call_with(
+        &mut self,
+        flag: u32,
+        len: u32,
+        response_len: u32,
+        user: U,
+    ) -> Result<(CallId, Placed), (Refusal, U)> {
         if let Err(refusal) = self.admit(len, response_len) {
             return Err((refusal, user));
         }
@@ -236,24 +263,35 @@ impl<U> Endpoint<U> {
         self.balance -= allowance;
         self.spent += allowance;
         let call = self.pending.insert(blocks, user);
-        let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len };
-        Ok((call, self.place(header)))
+        let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len | flag };
+        Ok((call, self.place(len, header)))
     }
 
     /// Places the reply to a request. It can be too long, but never lack room. A failure hands `owed` back and has changed
     /// nothing.
     #[inline]
     pub fn reply(&mut self, owed: Owed, len: u32) -> Result<Placed, (ReplyError, Owed)> {
+        self.reply_with(0, owed, len)
+    }
+
+    /// As [`Endpoint::reply`], for a response that was written to where its request said. It always has room.
+    #[cold]
+    pub fn reply_bulk(&mut self, owed: Owed) -> Result<Placed, (ReplyError, Owed)> {
+        self.reply_with(wire::BULK_FLAG, owed, BULK_RESPONSE_SIZE as u32)
+    }
+
+    #[inline(always)]
+    fn reply_with(&mut self, flag: u32, owed: Owed, len: u32) -> Result<Placed, (ReplyError, Owed)> {
         if u64::from(len) > owed.max_len() && !reopened!(self.sender, LongReplies) {
             return Err((ReplyError::TooLong { len, max: owed.max_len() }, owed));
         }
         let header =
-            Header { call_id: owed.call_id | RESPONSE_FLAG, piggyback: owed.blocks, payload_len: len };
+            Header { call_id: owed.call_id | RESPONSE_FLAG, piggyback: owed.blocks, payload_len: len | flag };
         if !self.sender.owes(owed.allowance()) {
             return Err((ReplyError::NotOwed, owed));
         }
         // Placed first: what the ring's end seals is granted by the books before this reply, as the peer will read it.
-        let placed = self.place(header);
+        let placed = self.place(len, header);
         self.sender.unreserve(owed.allowance());
         Ok(placed)
     }
@@ -285,7 +323,7 @@ impl<U> Endpoint<U> {
             let mut position = start + METADATA;
             for _ in 0..messages {
                 let header = Header::decode(&staging.load((position & mask) as usize));
-                position += padded_size(header.payload_len);
+                position += padded_size(header.ring_len());
                 let allowance = u64::from(header.piggyback) * ALIGNMENT;
                 if header.is_response() {
                     owed_again += allowance;
@@ -324,7 +362,8 @@ impl<U> Endpoint<U> {
     #[inline]
     pub fn next<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Result<Option<Arrival<U>>, Violation> {
         let Some((header, held)) = self.receiver.next(ring)? else { return Ok(None) };
-        let (offset, len) = (self.receiver.payload_offset(&held), header.payload_len as usize);
+        let (offset, len) = (self.receiver.payload_offset(&held), header.ring_len() as usize);
+        let bulk = header.is_bulk();
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
         let arrival = if header.is_response() {
             let call = header.call_id & !RESPONSE_FLAG;
@@ -333,19 +372,19 @@ impl<U> Endpoint<U> {
                 return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
             }
             let allowed = wire::longest_response(allowance);
-            if u64::from(header.payload_len) > allowed {
-                return Err(Violation::ResponseTooLong { payload_len: header.payload_len, allowed });
+            if len as u64 > allowed {
+                return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
             }
             self.spent -= allowance;
             let user = self.pending.remove(call);
-            Arrival::Response(Response { call, user, offset, len, held })
+            Arrival::Response(Response { call, user, offset, len, bulk, held })
         } else {
             if allowance < MIN_CREDIT {
                 return Err(Violation::AllowanceTooSmall { blocks: header.piggyback });
             }
             self.sender.spend(allowance)?;
             let owed = Owed { call_id: header.call_id, blocks: header.piggyback };
-            Arrival::Request(Request { offset, len, held, owed })
+            Arrival::Request(Request { offset, len, bulk, held, owed })
         };
         if self.receiver.batch_ended() {
             self.check_grants()?;
@@ -363,6 +402,22 @@ impl<U> Endpoint<U> {
     #[inline]
     pub fn consumer(&mut self) -> u64 {
         self.receiver.consumer()
+    }
+
+    /// Whether the payload of the next message that is placed may travel by itself, see [`Endpoint::detach`]. Not while
+    /// anything waits to be posted but the batch under construction.
+    #[inline]
+    pub fn can_detach(&self) -> bool {
+        self.sender.is_clear()
+    }
+
+    /// The payload of the message that was placed last does not go to the staging ring: it was posted as a WRITE of its
+    /// own, to the same offset of the peer's ring. The batch ends with the message's header.
+    ///
+    /// Only if [`Endpoint::can_detach`] said so before the message was placed.
+    pub fn detach(&mut self, placed: &Placed) {
+        let Endpoint { sender, receiver, .. } = self;
+        sender.seal_without(padded_size(placed.header.ring_len()) - HEADER_SIZE as u64, receiver.consumer());
     }
 
     /// Whether to post a READ of the peer's consumer position. Asked at every poll.
@@ -421,7 +476,7 @@ impl<U> Endpoint<U> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn admit(&mut self, len: u32, response_len: u32) -> Result<(), Refusal> {
         if len > self.longest_request {
             return Err(Refusal::TooLong { len, max: self.longest_request });
@@ -442,10 +497,10 @@ impl<U> Endpoint<U> {
         Ok(())
     }
 
-    #[inline]
-    fn place(&mut self, header: Header) -> Placed {
+    #[inline(always)]
+    fn place(&mut self, len: u32, header: Header) -> Placed {
         let Endpoint { sender, receiver, .. } = self;
-        let position = sender.place(padded_size(header.payload_len), || receiver.consumer());
+        let position = sender.place(padded_size(len), || receiver.consumer());
         Placed { offset: sender.offset(position) as usize, header }
     }
 

@@ -63,6 +63,7 @@ macro_rules! reopened {
     }};
 }
 
+mod bulk;
 mod endpoint;
 mod pending;
 mod receiver;
@@ -72,6 +73,9 @@ mod tests;
 mod violation;
 pub mod wire;
 
+pub use bulk::{
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, MAX_BULK, decode_bulk_response,
+};
 pub use endpoint::{Arrival, Endpoint, Ledger, Owed, Placed, Progress, Request, Response, Terms, Undone};
 pub use pending::{CallId, MAX_PENDING};
 pub use receiver::Held;

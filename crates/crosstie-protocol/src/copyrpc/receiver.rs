@@ -115,9 +115,10 @@ impl Receiver {
         }
         let position = self.cursor;
         let header = Header::decode(&ring.load(self.offset(position) as usize));
-        let needs = wire::padded_size(header.payload_len);
+        let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
-            return Err(Violation::MessageTooLong { needs, left });
+            // The bit of a bulk message makes it too long for any ring, so nobody else is asked for it.
+            needs = bulk_size(header, left)?;
         }
         self.cursor += needs;
         self.messages_left -= 1;
@@ -177,6 +178,14 @@ impl Receiver {
         let block = self.offset(position) / ALIGNMENT;
         ((block / 64) as usize, 1 << (block % 64))
     }
+}
+
+/// Bytes that a message takes which is a bulk message, or too long.
+#[cold]
+#[inline(never)]
+fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
+    let needs = wire::padded_size(header.ring_len());
+    if header.is_bulk() && needs <= left { Ok(needs) } else { Err(Violation::MessageTooLong { needs, left }) }
 }
 
 #[cfg(test)]

@@ -238,6 +238,19 @@ impl Sender {
         }
     }
 
+    /// Whether nothing is sealed that was not posted.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.sealed_len == 0
+    }
+
+    /// Ends the batch; its last `tail` bytes are no part of the WRITE.
+    pub(super) fn seal_without(&mut self, tail: u64, consumer: u64) {
+        if let Some(open) = self.open.take() {
+            self.push(open.start, self.producer - open.start - tail, open.count, consumer);
+        }
+    }
+
     /// Forgets what was not posted. `each` is told where every forgotten batch starts and how many messages it has.
     pub(super) fn rollback(&mut self, mut each: impl FnMut(u64, u32)) {
         for piece in &self.sealed[..self.sealed_len] {

@@ -133,6 +133,20 @@ pub enum Violation {
         /// What the call allowed.
         allowed: u64,
     },
+    /// A bulk message that says nothing that makes sense.
+    #[error("a bulk message of the peer has no memory, an address of nothing, or the wrong length")]
+    BulkMalformed,
+    /// A bulk payload beyond what was announced or allowed.
+    #[error("the peer named a bulk payload of {len} bytes where at most {limit} were allowed")]
+    BulkTooLong {
+        /// As received.
+        len: u32,
+        /// At most.
+        limit: u32,
+    },
+    /// A bulk response to a call that named no memory for one.
+    #[error("the peer answered in bulk where the call named no memory for that")]
+    BulkUnasked,
     /// A response that gives back another allowance than its call consumed.
     #[error("the peer's response gives back an allowance of {blocks} blocks where its call took {taken}")]
     AllowanceMismatch {
@@ -173,7 +187,7 @@ pub enum TermsError {
 pub enum Refusal {
     /// The request can never fit into the peer's ring.
     #[error(
-        "a request of {len} bytes is too long for the peer's ring: at most {max}; send longer ones by READ or WRITE"
+        "a request of {len} bytes is too long for the peer's ring: at most {max}; for longer ones allow bulk memory on both sides"
     )]
     TooLong {
         /// As asked for.
@@ -195,6 +209,9 @@ pub enum Refusal {
     /// The peer has not granted enough response credit for now: poll and try again.
     #[error("the response credit is used up for now: poll and try again")]
     NoCredit,
+    /// The bulk memory of this side is in use: poll and try again.
+    #[error("the bulk memory of this side is in use: poll and try again")]
+    NoBulkMemory,
     /// As many calls are pending as the table holds: poll and try again.
     #[error("as many calls are pending as the table holds: poll and try again")]
     TooManyCalls,

@@ -14,14 +14,17 @@ pub const HEADER_SIZE: usize = 12;
 pub const FLOW_METADATA_SIZE: usize = 32;
 /// The bit of a call id that makes a message a response.
 pub const RESPONSE_FLAG: u32 = 0x8000_0000;
+/// The bit of a payload length that makes a message a bulk message: its payload is a descriptor. No payload in a ring is so
+/// long that it needs the bit.
+pub const BULK_FLAG: u32 = 0x8000_0000;
 /// The message count that makes a batch a wrap marker.
 pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 /// Bytes of the connect information.
-pub const CONNECT_INFO_SIZE: usize = 48;
+pub const CONNECT_INFO_SIZE: usize = 56;
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 const CONNECT_MAGIC: [u8; 4] = *b"xRPC";
-const CONNECT_VERSION: u32 = 1;
+const CONNECT_VERSION: u32 = 2;
 
 /// Bytes that a message with this payload takes in a ring: header, payload, and padding to [`ALIGNMENT`].
 ///
@@ -68,7 +71,7 @@ pub struct Header {
     /// The internal allowance of the call's response, in blocks of [`ALIGNMENT`] bytes: taken by the request, given
     /// back by the response.
     pub piggyback: u32,
-    /// Bytes of payload.
+    /// Bytes of payload, with [`BULK_FLAG`] in a bulk message.
     pub payload_len: u32,
 }
 
@@ -96,6 +99,18 @@ impl Header {
     #[inline]
     pub const fn is_response(&self) -> bool {
         self.call_id & RESPONSE_FLAG != 0
+    }
+
+    /// Whether it is a bulk message.
+    #[inline]
+    pub const fn is_bulk(&self) -> bool {
+        self.payload_len & BULK_FLAG != 0
+    }
+
+    /// Bytes of payload in the ring.
+    #[inline]
+    pub const fn ring_len(&self) -> u32 {
+        self.payload_len & !BULK_FLAG
     }
 }
 
@@ -157,6 +172,8 @@ pub struct ConnectInfo {
     pub ring_rkey: u32,
     /// Key to read the consumer position.
     pub consumer_rkey: u32,
+    /// The longest bulk payload that this side takes and gives; zero: none.
+    pub bulk_limit: u64,
 }
 
 impl ConnectInfo {
@@ -171,6 +188,7 @@ impl ConnectInfo {
         bytes[32..40].copy_from_slice(&self.credit_limit.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.ring_rkey.to_le_bytes());
         bytes[44..48].copy_from_slice(&self.consumer_rkey.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.bulk_limit.to_le_bytes());
         bytes
     }
 
@@ -191,6 +209,7 @@ impl ConnectInfo {
             credit_limit: u64::from_le_bytes(part(bytes, 32)),
             ring_rkey: u32::from_le_bytes(part(bytes, 40)),
             consumer_rkey: u32::from_le_bytes(part(bytes, 44)),
+            bulk_limit: u64::from_le_bytes(part(bytes, 48)),
         })
     }
 }
@@ -236,11 +255,12 @@ mod tests {
             credit_limit: 4,
             ring_rkey: 5,
             consumer_rkey: 6,
+            bulk_limit: 7,
         };
         assert_eq!(ConnectInfo::decode(&info.encode()), Ok(info));
         let mut other = info.encode();
-        other[4] = 2;
-        assert_eq!(ConnectInfo::decode(&other), Err(Violation::Version { theirs: 2, ours: 1 }));
+        other[4] = 1;
+        assert_eq!(ConnectInfo::decode(&other), Err(Violation::Version { theirs: 1, ours: 2 }));
         other[0] = 0;
         assert_eq!(ConnectInfo::decode(&other), Err(Violation::NotCopyrpc));
     }

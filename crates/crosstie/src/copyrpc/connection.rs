@@ -2,7 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+use std::rc::Rc;
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
@@ -11,7 +12,11 @@ use crosstie_protocol::copyrpc::{
 };
 use crosstie_protocol::key::Key;
 
+use super::bulk::{self, Bulk};
+use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+use super::operation::{Budget, Finished};
+use super::pool::Region;
 use super::{Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
     Access, ConnectConfig, Data, DeviceError, Mr, Pd, PostError, QpState, RcQp, RemoteAddr, SendOp, SendWr,
@@ -25,24 +30,47 @@ pub(super) const SEND_DEPTH: u32 = 256;
 const BATCHES_AHEAD: usize = 2;
 /// Polls that a small batch waits for company at most.
 const HOLD_POLLS: u32 = 16;
+/// Batches up to here are handed to the device with the request, rather than left for it to fetch.
+const INLINE: usize = 220;
+/// Payloads from here on go straight to the peer's ring, if the device takes as much with a request: a batch has little to
+/// gain by them, and a copy is saved. A device that takes so much copies at once and fetches nothing: small batches
+/// gain nothing by being handed over.
+const DIRECT: usize = 8 << 10;
 /// Messages of a batch that goes at once.
 const LARGE_BATCH: u32 = 32;
+
+/// Bytes that a queue pair of this device should take with a request.
+pub(super) fn inline_limit(device: u32) -> u32 {
+    if device as usize >= DIRECT { device } else { device.min(INLINE as u32) }
+}
 
 /// What a send completion is about; the low bits of `wr_id`, above it the connection's index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     Batch,
     Position,
+    /// Of the operation with this key.
+    Operation(u32),
 }
 
 /// `wr_id` of a request of the connection with this key.
 pub(super) fn wr_id(key: u32, sent: Sent) -> u64 {
-    u64::from(key) << 1 | u64::from(sent == Sent::Position)
+    u64::from(key) << 2
+        | match sent {
+            Sent::Batch => 0,
+            Sent::Position => 1,
+            Sent::Operation(operation) => u64::from(operation) << 34 | 2,
+        }
 }
 
 /// What [`wr_id`] was made of.
 pub(super) fn from_wr_id(wr_id: u64) -> (u32, Sent) {
-    ((wr_id >> 1) as u32, if wr_id & 1 == 1 { Sent::Position } else { Sent::Batch })
+    let sent = match wr_id & 3 {
+        0 => Sent::Batch,
+        1 => Sent::Position,
+        _ => Sent::Operation((wr_id >> 34) as u32),
+    };
+    ((wr_id >> 2) as u32, sent)
 }
 
 /// A connection as its handles share it.
@@ -54,29 +82,39 @@ pub(super) struct Connection<U> {
     pub(super) ring: Mr,
     /// Whether it is among those to be flushed.
     pub(super) dirty: Cell<bool>,
-    state: RefCell<State<U>>,
+    pub(super) state: RefCell<State<U>>,
 }
 
-struct State<U> {
-    qp: RcQp,
+pub(super) struct State<U> {
+    pub(super) qp: RcQp,
     /// The consumer position of this side, for the peer to READ.
     position: Mr,
     published: u64,
     /// Where the peer's is READ to.
     peer_position: Mr,
-    config: EndpointConfig,
-    link: Option<Link<U>>,
-    failure: Option<Failure>,
+    pub(super) config: EndpointConfig,
+    pub(super) link: Option<Link<U>>,
+    pub(super) failure: Option<Failure>,
     /// Requests in the send queue that are not known to be done, those since the last one with a completion, and
     /// how many each completion that is due stands for.
-    outstanding: u32,
+    pub(super) outstanding: u32,
     unsignaled: u32,
+    /// Bytes that the queue pair takes with a request.
+    inline: usize,
     /// Polls that the present batch was held back.
     held: u32,
     /// Whether a READ of the peer's position is on its way, and whether a batch came since the last probe.
     reading: bool,
     heard: bool,
     deadlines: Deadlines,
+    /// What goes beside the rings, and what it needs.
+    pub(super) bulk: Option<Box<Bulk>>,
+    pub(super) pd: Rc<Pd>,
+    pub(super) budget: Rc<Budget>,
+    /// Operations that ended with the connection.
+    pub(super) finished: VecDeque<Finished>,
+    /// What was attached to a call whose answer ended the connection.
+    pub(super) orphan: Option<U>,
 }
 
 /// When calls are given up.
@@ -134,8 +172,10 @@ impl Deadlines {
 }
 
 /// What exists once the peer is known.
-struct Link<U> {
-    protocol: Protocol<U>,
+pub(super) struct Link<U> {
+    pub(super) protocol: Protocol<U>,
+    /// The longest bulk payload of this connection; zero: none.
+    pub(super) bulk: u32,
     /// Where batches are built, at the offsets that they will have in the peer's ring.
     staging: Mr,
     peer_ring: RemoteAddr,
@@ -180,14 +220,25 @@ pub(super) enum Arrived<U> {
         len: usize,
         held: Held,
     },
+    /// A bulk response.
+    Landed {
+        user: Option<U>,
+        region: Region,
+        len: usize,
+        held: Held,
+    },
+    /// A request that waits, or that one before it holds up.
+    Queued,
 }
 
 impl<U> Connection<U> {
     pub(super) fn new(
         key: u32,
-        pd: &Pd,
+        pd: &Rc<Pd>,
         qp: RcQp,
+        inline: u32,
         config: EndpointConfig,
+        budget: &Rc<Budget>,
     ) -> Result<Connection<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
@@ -201,10 +252,16 @@ impl<U> Connection<U> {
             failure: None,
             outstanding: 0,
             unsignaled: 0,
+            inline: inline as usize,
             held: 0,
             reading: false,
             heard: false,
             deadlines: Deadlines::default(),
+            bulk: None,
+            pd: pd.clone(),
+            budget: budget.clone(),
+            finished: VecDeque::new(),
+            orphan: None,
             qp,
         };
         let qp_num = state.qp.qp_num();
@@ -221,6 +278,7 @@ impl<U> Connection<U> {
             credit_limit: state.config.credit as u64,
             ring_rkey: ring.rkey,
             consumer_rkey: position.rkey,
+            bulk_limit: u64::from(bulk::limit(&state.config)),
         };
         EndpointAddress::new(state.qp.address(), &info)
     }
@@ -249,52 +307,69 @@ impl<U> Connection<U> {
         state.qp.connect(&peer.qp(), &connect)?;
         let peer_ring = RemoteAddr { addr: info.ring_addr, rkey: info.ring_rkey };
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
-        state.link = Some(Link { protocol, staging, peer_ring, peer_word, ends: [0; BATCHES_AHEAD] });
+        let bulk = bulk::agreed(&state.config, &info, &protocol);
+        state.link = Some(Link { protocol, bulk, staging, peer_ring, peer_word, ends: [0; BATCHES_AHEAD] });
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn call(
         &self,
         payload: &[u8],
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
+        counters: &mut Counters,
     ) -> Result<(), (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), user));
         }
+        let direct = state.can_go_direct(payload.len());
         let Some(link) = &mut state.link else { return Err((NotCalled::NotConnected, user)) };
         let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
             return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
         };
         let (call, placed) = match link.protocol.call(len, response, user) {
             Ok(called) => called,
-            Err((refusal, user)) => return Err((refusal.into(), user)),
+            // Taken apart, so that the result of a call that is made need not be in memory.
+            Err((refusal, user)) => {
+                return match state.refused(refusal, payload, allowance, user, deadline) {
+                    Ok(()) => Ok(()),
+                    Err((cause, user)) => Err((cause, user)),
+                };
+            }
         };
-        link.write(&placed, payload);
-        match deadline {
-            None => state.deadlines.without(call),
-            Some(deadline) => state.deadlines.push(call, deadline, state.config.pending_calls),
+        if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
+            state.write(&placed, payload);
         }
+        state.began(call, deadline);
         Ok(())
     }
 
     #[inline]
-    pub(super) fn reply(&self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<Owed>)> {
+    pub(super) fn reply(
+        &self,
+        owed: Owed,
+        payload: &[u8],
+        counters: &mut Counters,
+    ) -> Result<(), (NotReplied, Option<Owed>)> {
         let mut state = self.state.borrow_mut();
+        let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), None));
         }
+        let direct = state.can_go_direct(payload.len());
         let Some(link) = &mut state.link else { return Err((Failure::Closed.into(), None)) };
         let too_long =
             |owed: Owed| (NotReplied::TooLong { len: payload.len(), max: owed.max_len() }, Some(owed));
         let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(owed)) };
         match link.protocol.reply(owed, len) {
             Ok(placed) => {
-                link.write(&placed, payload);
+                if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
+                    state.write(&placed, payload);
+                }
                 Ok(())
             }
             Err((ReplyError::TooLong { .. }, owed)) => Err(too_long(owed)),
@@ -315,22 +390,38 @@ impl<U> Connection<U> {
     #[inline]
     pub(super) fn next(&self) -> Result<Option<Arrived<U>>, Failure> {
         use crosstie_protocol::copyrpc::Arrival::{Request, Response};
+        use crosstie_protocol::copyrpc::{Request as Incoming, Response as Answer};
         let mut state = self.state.borrow_mut();
-        let Some(link) = state.link.as_mut() else { return Ok(None) };
+        let state = &mut *state;
+        let Some(link) = &mut state.link else { return Ok(None) };
         Ok(match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
             None => None,
-            Some(Request(request)) => Some(Arrived::Request {
-                offset: request.offset,
-                len: request.len,
-                held: request.held,
-                owed: request.owed,
-            }),
-            Some(Response(response)) => Some(Arrived::Response {
-                user: response.user,
-                offset: response.offset,
-                len: response.len,
-                held: response.held,
-            }),
+            Some(Request(request)) => {
+                if request.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.holds_up()) {
+                    // Field by field: what a call takes by reference stays in memory on the way of small messages too.
+                    let Incoming { offset, len, bulk, held, owed } = request;
+                    state.queue(&self.ring, offset, len, bulk, held, owed)?;
+                    return Ok(Some(Arrived::Queued));
+                }
+                Some(Arrived::Request {
+                    offset: request.offset,
+                    len: request.len,
+                    held: request.held,
+                    owed: request.owed,
+                })
+            }
+            Some(Response(response)) => {
+                if response.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_lent()) {
+                    let Answer { call, user, offset, len, bulk, held } = response;
+                    return state.landed(&self.ring, call, user, offset, len, bulk, held).map(Some);
+                }
+                Some(Arrived::Response {
+                    user: response.user,
+                    offset: response.offset,
+                    len: response.len,
+                    held: response.held,
+                })
+            }
         })
     }
 
@@ -342,9 +433,18 @@ impl<U> Connection<U> {
     }
 
     /// Posts what is due. `hold`: a small batch may wait for company.
+    #[inline]
     pub(super) fn flush(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
+        let has_bulk = self.state.borrow().bulk.is_some();
+        let busy = has_bulk && self.advance(counters)?;
+        let left = self.flush_ring(hold, counters)?;
+        Ok(if busy { Left::Pressed } else { left })
+    }
+
+    fn flush_ring(&self, hold: bool, counters: &mut Counters) -> Result<Left, Failure> {
         let mut state = self.state.borrow_mut();
-        let State { qp, position, published, link, failure, outstanding, unsignaled, held, .. } = &mut *state;
+        let State { qp, position, published, link, failure, outstanding, unsignaled, inline, held, .. } =
+            &mut *state;
         let (Some(link), None) = (link, &failure) else { return Ok(Left::Nothing) };
         if hold && link.prefers_company() && *held < HOLD_POLLS {
             *held += 1;
@@ -360,9 +460,17 @@ impl<U> Connection<U> {
             let refused = |_| Failure::Refused(PostError::Invalid("a batch outside of its ring"));
             link.staging.store(emit.offset, &emit.metadata.encode()).map_err(refused)?;
             let piece = [link.staging.sge(emit.offset..emit.offset + emit.len).map_err(refused)?];
+            let mut small = [0; INLINE];
+            let data = match small.get_mut(..emit.len) {
+                Some(small) if emit.len <= *inline && *inline < DIRECT => {
+                    link.staging.read(emit.offset, small).map_err(refused)?;
+                    Data::Inline(small)
+                }
+                _ => Data::Regions(&piece),
+            };
             let to = RemoteAddr { addr: link.peer_ring.addr + emit.offset as u64, ..link.peer_ring };
             let op = SendOp::WriteImm(to, emit.imm);
-            let mut wr = SendWr::new(wr_id(self.key, Sent::Batch), op, Data::Regions(&piece));
+            let mut wr = SendWr::new(wr_id(self.key, Sent::Batch), op, data);
             wr.signaled = *unsignaled + 1 >= SIGNAL_INTERVAL;
             match qp.post(&wr) {
                 Ok(()) => {}
@@ -413,7 +521,8 @@ impl<U> Connection<U> {
     }
 
     pub(super) fn is_reading(&self) -> bool {
-        self.state.borrow().reading
+        let state = self.state.borrow();
+        state.reading || state.bulk.as_ref().is_some_and(|bulk| bulk.is_operating())
     }
 
     /// A request of the send queue is done, and with it all before it.
@@ -431,6 +540,7 @@ impl<U> Connection<U> {
                     link.protocol.read_done(word).map_err(Failure::Violation)?;
                 }
             }
+            Sent::Operation(key) => state.operated(EndpointId(self.key), key),
         }
         Ok(())
     }
@@ -445,7 +555,10 @@ impl<U> Connection<U> {
         // The peer should see it too. A queue pair that cannot be broken any more is broken.
         state.qp.fail().ok();
         state.deadlines = Deadlines::default();
-        state.link.as_mut().map(|link| link.protocol.abandon_all().collect()).unwrap_or_default()
+        state.end_bulk(EndpointId(self.key), cause);
+        let orphan = state.orphan.take();
+        let pending = state.link.as_mut().map(|link| link.protocol.abandon_all());
+        orphan.into_iter().chain(pending.into_iter().flatten()).collect()
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
@@ -461,7 +574,10 @@ impl<U> Connection<U> {
     /// Whether the batch under construction should go now: the peer can work on it while more are written.
     #[inline]
     pub(super) fn has_large_batch(&self) -> bool {
-        self.state.borrow().link.as_ref().is_some_and(|link| link.protocol.unsent_messages() >= LARGE_BATCH)
+        self.state.borrow().link.as_ref().is_some_and(|link| {
+            // Sealed: by a payload that went ahead, or by the ring's end.
+            link.protocol.unsent_messages() >= LARGE_BATCH || !link.protocol.can_detach()
+        })
     }
 
     /// Calls that wait for their answers.
@@ -486,12 +602,64 @@ impl<U> Connection<U> {
 
     pub(super) fn longest(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
+        let Link { protocol, bulk, .. } = state.link.as_ref()?;
+        let (request, response) = (protocol.longest_request(), protocol.longest_response());
+        Some((request.max(*bulk) as usize, response.max(*bulk) as usize))
+    }
+
+    pub(super) fn longest_in_ring(&self) -> Option<(usize, usize)> {
+        let state = self.state.borrow();
         let protocol = &state.link.as_ref()?.protocol;
         Some((protocol.longest_request() as usize, protocol.longest_response() as usize))
     }
 }
 
 impl<U> State<U> {
+    #[inline(always)]
+    pub(super) fn began(&mut self, call: CallId, deadline: Option<Instant>) {
+        match deadline {
+            None => self.deadlines.without(call),
+            Some(deadline) => self.deadlines.push(call, deadline, self.config.pending_calls),
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, placed: &Placed, payload: &[u8]) {
+        if let Some(link) = &mut self.link {
+            link.write(placed, payload);
+        }
+    }
+
+    #[inline]
+    fn can_go_direct(&self, len: usize) -> bool {
+        len >= DIRECT
+            && len <= self.inline
+            && self.outstanding < SEND_DEPTH
+            && self.link.as_ref().is_some_and(|link| link.protocol.can_detach())
+    }
+
+    /// Posts the payload of the message that was placed last, straight from where it is. `false`: the send queue is full, or
+    /// the device refuses it, as it will refuse the batch.
+    #[cold]
+    fn write_direct(&mut self, key: u32, placed: &Placed, payload: &[u8], counters: &mut Counters) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        let to = RemoteAddr { addr: link.peer_ring.addr + placed.payload_offset() as u64, ..link.peer_ring };
+        let mut wr = SendWr::new(wr_id(key, Sent::Batch), SendOp::Write(to), Data::Inline(payload));
+        wr.signaled = self.unsignaled + 1 >= SIGNAL_INTERVAL;
+        if self.qp.post(&wr).is_err() {
+            return false;
+        }
+        self.outstanding += 1;
+        self.unsignaled = if wr.signaled { 0 } else { self.unsignaled + 1 };
+        counters.work_requests += 1;
+        counters.signaled += u64::from(wr.signaled);
+        counters.bytes += payload.len() as u64;
+        let written = link.staging.store(placed.offset, &placed.header.encode());
+        debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+        link.protocol.detach(placed);
+        true
+    }
+
     /// Posts a READ of the peer's position. `false`: the send queue is full.
     fn read_position(&mut self, key: u32, counters: &mut Counters) -> Result<bool, Failure> {
         let Some(link) = &mut self.link else { return Ok(true) };
@@ -518,12 +686,21 @@ impl<U> State<U> {
 }
 
 impl<U> Link<U> {
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, placed: &Placed, payload: &[u8]) {
         let written = self
             .staging
             .store(placed.offset, &placed.header.encode())
             .and_then(|()| self.staging.write(placed.payload_offset(), payload));
+        debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+    }
+
+    /// A message in two parts.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn write_parts(&mut self, placed: &Placed, first: &[u8], second: &[u8]) {
+        self.write(placed, first);
+        let written = self.staging.write(placed.payload_offset() + first.len(), second);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
-use super::connection::{Arrived, Connection, Left, SEND_DEPTH, from_wr_id};
+use super::connection::{Arrived, Connection, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit};
 use super::endpoint::{Endpoint, RecvHandle};
 use super::error::{CallFailed, Failure};
+use super::operation::{Budget, Finished};
 use super::payload::Payload;
 use super::table::QpTable;
 use super::{Config, Counters, EndpointConfig};
@@ -49,6 +50,7 @@ pub(super) struct Inner<U> {
     connections: RefCell<Vec<Slot<U>>>,
     by_qp: RefCell<QpTable>,
     arrived: RefCell<VecDeque<RecvHandle<U>>>,
+    pub(super) finished: RefCell<VecDeque<Finished>>,
     /// Connections with something to post, each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
     has_dirty: Cell<bool>,
@@ -63,7 +65,8 @@ pub(super) struct Inner<U> {
     receives: Cell<u32>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
-    pub(super) pd: Pd,
+    pub(super) pd: Rc<Pd>,
+    budget: Rc<Budget>,
     config: Config,
     pub(super) counters: RefCell<Counters>,
     polling: Cell<bool>,
@@ -73,7 +76,6 @@ pub(super) struct Inner<U> {
     next_look: Cell<Instant>,
     next_probe: Cell<Instant>,
     this: Weak<Inner<U>>,
-    #[expect(dead_code, reason = "what everything else was made of")]
     device: Device,
 }
 
@@ -112,6 +114,7 @@ impl<U> Context<U> {
             connections: RefCell::default(),
             by_qp: RefCell::default(),
             arrived: RefCell::new(VecDeque::with_capacity(1024)),
+            finished: RefCell::default(),
             dirty: RefCell::new(Vec::with_capacity(64)),
             has_dirty: Cell::new(false),
             is_pressed: Cell::new(false),
@@ -123,7 +126,8 @@ impl<U> Context<U> {
             receives: Cell::new(0),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
-            pd,
+            pd: Rc::new(pd),
+            budget: Budget::new(config.send_completions / 2),
             config: config.clone(),
             counters: RefCell::default(),
             polling: Cell::new(false),
@@ -171,7 +175,8 @@ impl<U> Context<U> {
     pub fn wait(&self, timeout: Duration) -> bool {
         self.flush();
         let inner = &self.inner;
-        if !inner.arrived.borrow().is_empty() || inner.has_broken.get() {
+        if !inner.arrived.borrow().is_empty() || !inner.finished.borrow().is_empty() || inner.has_broken.get()
+        {
             return true;
         }
         let deadline = Instant::now().checked_add(timeout);
@@ -220,12 +225,20 @@ impl<U> Inner<U> {
             return Err(DeviceError::Exhausted { what: "endpoints (raise max_endpoints)" });
         }
         let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
-        let qp = QpConfig { max_send_wr: SEND_DEPTH, max_recv_wr: 1, max_send_sge: 1, ..QpConfig::default() };
+        let max_inline = inline_limit(self.device.attr().max_inline);
+        let qp = QpConfig {
+            max_send_wr: SEND_DEPTH,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline,
+        };
         let qp = {
             let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
             self.pd.create_rc(&qp, &send, &recv, Some(&self.srq.borrow()))?
         };
-        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, *config)?);
+        let connection =
+            Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config, &self.budget)?);
         self.by_qp.borrow_mut().insert(connection.qp_num, index as u32);
         let slot = Slot { key, connection: Some(connection.clone()) };
         match slots.get_mut(index) {
@@ -238,6 +251,7 @@ impl<U> Inner<U> {
     /// Lets go of a connection.
     pub(super) fn remove(&self, connection: &Rc<Connection<U>>) -> Vec<U> {
         let ended = connection.fail(Failure::Closed);
+        self.deliver(connection);
         self.by_qp.borrow_mut().remove(connection.qp_num);
         let index = ConnectionKey::from_bits(connection.key).index() as usize;
         if let Some(slot) = self.connections.borrow_mut().get_mut(index)
@@ -397,9 +411,31 @@ impl<U> Inner<U> {
                     }
                     connection.release(held);
                 }
+                Arrived::Landed { user, region, len, held } => {
+                    connection.release(held);
+                    if let Some(user) = user {
+                        answers += 1;
+                        on_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                    }
+                    connection.give_landing(region);
+                }
+                Arrived::Queued => self.deliver(connection),
             }
         }
         Ok(answers)
+    }
+
+    /// Requests that had to wait and are there now, and operations that have ended.
+    #[cold]
+    fn deliver(&self, connection: &Rc<Connection<U>>) {
+        while let Some(finished) = connection.take_finished() {
+            self.finished.borrow_mut().push_back(finished);
+        }
+        let Some(context) = self.this.upgrade() else { return };
+        while let Some(incoming) = connection.take_arrived() {
+            let handle = RecvHandle::waited(connection.clone(), context.clone(), incoming);
+            self.arrived.borrow_mut().push_back(handle);
+        }
     }
 
     /// What was sent.
@@ -421,7 +457,12 @@ impl<U> Inner<U> {
                 Err(Failure::Broken(completion.status))
             };
             match settled {
-                Ok(()) => self.mark(&connection),
+                Ok(()) => {
+                    if matches!(sent, Sent::Operation(_)) {
+                        self.deliver(&connection);
+                    }
+                    self.mark(&connection);
+                }
                 Err(failure) => self.give_up(connection, failure),
             }
         }
@@ -456,6 +497,7 @@ impl<U> Inner<U> {
                 continue;
             }
             let users = connection.fail(failure);
+            self.deliver(&connection);
             let mut counters = self.counters.borrow_mut();
             counters.failures += 1;
             counters.violations += u64::from(matches!(failure, Failure::Violation(_)));

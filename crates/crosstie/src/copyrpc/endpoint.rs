@@ -3,14 +3,20 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crosstie_protocol::copyrpc::{Held, Owed};
+use crosstie_protocol::copyrpc::{BulkMemory, Held, Owed};
 
 use super::EndpointAddress;
+use super::bulk::Incoming;
 use super::connection::Connection;
 use super::context::Inner;
 use super::error::{CallError, ConnectError, Failure, NotReplied};
 use super::payload::Payload;
+use super::pool::Region;
 use crate::device::ConnectConfig;
+
+/// Names an endpoint among all that its context ever had, or nearly: after some 2^20 at the same place names repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(pub(super) u32);
 
 /// One side of a connection. Dropping it closes the connection.
 pub struct Endpoint<U> {
@@ -19,6 +25,11 @@ pub struct Endpoint<U> {
 }
 
 impl<U> Endpoint<U> {
+    /// Its name in the context: requests that come through it [bear it](RecvHandle::endpoint).
+    pub fn id(&self) -> EndpointId {
+        EndpointId(self.connection.key)
+    }
+
     /// What the peer must know to connect to it.
     pub fn address(&self) -> EndpointAddress {
         self.connection.address()
@@ -31,6 +42,10 @@ impl<U> Endpoint<U> {
 
     /// Calls the peer with `payload`; the answer has at most `response` bytes and comes out of
     /// [`Context::poll`](super::Context::poll) together with `user`. Goes out with the next poll or flush.
+    ///
+    /// Both may have up to 1 GiB, as far as the [bulk memory](super::EndpointConfig::bulk) of both sides allows: see
+    /// [`longest`](Endpoint::longest). Beyond [what the ring holds](Endpoint::longest_in_ring) a request is copied to bulk
+    /// memory, and the peer fetches it.
     #[inline]
     pub fn call(&self, payload: &[u8], response: usize, user: U) -> Result<(), CallError<U>> {
         self.begin(payload, response, user, None)
@@ -50,7 +65,7 @@ impl<U> Endpoint<U> {
         self.begin(payload, response, user, deadline)
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin(
         &self,
         payload: &[u8],
@@ -58,12 +73,15 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        let called = self.connection.call(payload, response, user, deadline);
+        let called = {
+            let mut counters = self.context.counters.borrow_mut();
+            let called = self.connection.call(payload, response, user, deadline, &mut counters);
+            counters.calls += u64::from(called.is_ok());
+            called
+        };
         // Also after a refusal: the peer may have to be asked for room.
         self.context.wrote(&self.connection);
-        called.map_err(|(cause, user)| CallError { cause, user })?;
-        self.context.counters.borrow_mut().calls += 1;
-        Ok(())
+        called.map_err(|(cause, user)| CallError { cause, user })
     }
 
     /// Calls that wait for their answers.
@@ -74,6 +92,11 @@ impl<U> Endpoint<U> {
     /// The longest request, and the longest answer that a call can ask for; `None` before it is connected.
     pub fn longest(&self) -> Option<(usize, usize)> {
         self.connection.longest()
+    }
+
+    /// As [`longest`](Endpoint::longest), of what travels in the rings.
+    pub fn longest_in_ring(&self) -> Option<(usize, usize)> {
+        self.connection.longest_in_ring()
     }
 
     /// Why the connection is over, if it is.
@@ -93,7 +116,7 @@ impl<U> Drop for Endpoint<U> {
     }
 }
 
-/// A request that came. Its bytes stay in the ring, and the ring behind them taken, until it is answered,
+/// A request that came. Its bytes stay in the ring (or in bulk memory), and the ring behind them taken, until it is answered,
 /// [detached](RecvHandle::detach) or dropped.
 ///
 /// Who drops it without an answer answers with nothing: an empty payload.
@@ -101,11 +124,18 @@ impl<U> Drop for Endpoint<U> {
 pub struct RecvHandle<U> {
     connection: Rc<Connection<U>>,
     context: Rc<Inner<U>>,
-    offset: usize,
-    len: usize,
+    offset: u32,
+    len: u32,
     held: Option<Held>,
     owed: Option<Owed>,
+    /// Where its bytes are, if not in the ring.
+    region: Option<Region>,
+    /// Where a long answer goes; nowhere if it has no bytes.
+    landing: BulkMemory,
 }
+
+/// No memory.
+const NOWHERE: BulkMemory = BulkMemory { addr: 0, len: 0, rkey: 0 };
 
 impl<U> RecvHandle<U> {
     pub(super) fn new(
@@ -116,19 +146,43 @@ impl<U> RecvHandle<U> {
         held: Held,
         owed: Owed,
     ) -> RecvHandle<U> {
-        RecvHandle { connection, context, offset, len, held: Some(held), owed: Some(owed) }
+        // No ring, and no bulk payload, is longer than 32 bits can say.
+        let (offset, len) = (offset as u32, len as u32);
+        let (held, owed) = (Some(held), Some(owed));
+        RecvHandle { connection, context, offset, len, held, owed, region: None, landing: NOWHERE }
+    }
+
+    /// A request that is a bulk one, or had to wait for one.
+    pub(super) fn waited(
+        connection: Rc<Connection<U>>,
+        context: Rc<Inner<U>>,
+        incoming: Incoming,
+    ) -> RecvHandle<U> {
+        let Incoming { offset, len, held, region, landing, owed } = incoming;
+        let (offset, len) = (offset as u32, len as u32);
+        let (owed, landing) = (Some(owed), landing.unwrap_or(NOWHERE));
+        RecvHandle { connection, context, offset, len, held, owed, region, landing }
+    }
+
+    /// The endpoint that it came through.
+    #[inline]
+    pub fn endpoint(&self) -> EndpointId {
+        EndpointId(self.connection.key)
     }
 
     /// What the peer sent. Empty after [`detach`](RecvHandle::detach).
     #[inline]
     pub fn data(&self) -> Payload<'_> {
-        let len = if self.held.is_some() { self.len } else { 0 };
-        Payload::new(&self.connection.ring, self.offset, len)
+        let (memory, is_there) = match &self.region {
+            Some(region) => (region.mr(), true),
+            None => (&self.connection.ring, self.held.is_some()),
+        };
+        Payload::new(memory, self.offset as usize, if is_there { self.len as usize } else { 0 })
     }
 
     /// The longest answer that the peer allows.
     pub fn response_limit(&self) -> u64 {
-        self.owed.as_ref().map_or(0, Owed::max_len)
+        self.owed.as_ref().map_or(0, |owed| owed.max_len().max(u64::from(self.landing.len)))
     }
 
     /// Gives the ring its place back; the answer can come later. For requests that take long.
@@ -137,13 +191,28 @@ impl<U> RecvHandle<U> {
             self.connection.release(held);
             self.context.mark(&self.connection);
         }
+        if let Some(region) = self.region.take() {
+            self.connection.give_arrival(region);
+            self.context.mark(&self.connection);
+        }
     }
 
-    /// Answers. An answer that is too long hands the request back.
+    /// Answers. Never waits. An answer that is too long hands the request back.
+    ///
+    /// An answer that is too long for the ring is copied to bulk memory, and written to the caller over the next polls. While
+    /// that memory is in use, the request is handed back as well ([`NotReplied::NoBulkMemory`]): poll, and answer
+    /// again. It comes back by itself, whatever the applications do.
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
         let Some(owed) = self.owed.take() else { return Err((Failure::Closed.into(), None)) };
-        match self.connection.reply(owed, payload) {
+        let replied = self.connection.reply(owed, payload, &mut self.context.counters.borrow_mut());
+        let replied = match replied {
+            Err((NotReplied::TooLong { .. }, Some(owed))) if self.landing.len > 0 => {
+                self.reply_bulk(owed, payload)
+            }
+            replied => replied,
+        };
+        match replied {
             Ok(()) => {
                 self.context.counters.borrow_mut().replies += 1;
                 self.context.wrote(&self.connection);
@@ -156,6 +225,18 @@ impl<U> RecvHandle<U> {
             }
         }
     }
+
+    #[cold]
+    #[inline(never)]
+    fn reply_bulk(&self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<Owed>)> {
+        let replied = self.connection.reply_bulk(owed, self.landing, payload);
+        match replied {
+            Ok(()) => self.context.counters.borrow_mut().bulk_replies += 1,
+            // Writes that are done give memory back: they are to be looked at.
+            Err(_) => self.context.mark(&self.connection),
+        }
+        replied
+    }
 }
 
 impl<U> Drop for RecvHandle<U> {
@@ -163,8 +244,9 @@ impl<U> Drop for RecvHandle<U> {
         self.detach();
         if let Some(owed) = self.owed.take() {
             // The credit of an answer that never comes would be lost. A connection that is over needs none.
-            if self.connection.reply(owed, &[]).is_ok() {
-                self.context.counters.borrow_mut().unanswered += 1;
+            let mut counters = self.context.counters.borrow_mut();
+            if self.connection.reply(owed, &[], &mut counters).is_ok() {
+                counters.unanswered += 1;
                 self.context.mark(&self.connection);
             }
         }

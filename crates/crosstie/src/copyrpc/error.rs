@@ -2,7 +2,7 @@
 
 use crosstie_protocol::copyrpc::{TermsError, Violation};
 
-use crate::device::{CqError, DeviceError, PostError, Status};
+use crate::device::{CqError, DeviceError, Mr, OutOfRegion, PostError, Status};
 
 /// Why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +41,9 @@ pub enum Failure {
     /// Closed by this side.
     #[error("the endpoint was closed here")]
     Closed,
+    /// The device has no memory for a bulk request of the peer, and none will come back.
+    #[error("the device has no memory for a bulk request: give it more, or configure less bulk memory")]
+    NoMemory,
 }
 
 /// How a call ended without an answer.
@@ -75,6 +78,9 @@ pub enum NotCalled {
     /// The request or the response is longer than any message can be.
     #[error("{0} bytes are longer than any message")]
     TooLong(usize),
+    /// The device has no memory for the payload, and none will come back.
+    #[error("the device has no memory for the payload: give it more, or configure less bulk memory")]
+    NoMemory,
     /// Not connected yet.
     #[error("the endpoint is not connected yet")]
     NotConnected,
@@ -87,7 +93,12 @@ impl NotCalled {
     /// Whether polling may help.
     pub fn is_back_pressure(&self) -> bool {
         use crosstie_protocol::copyrpc::Refusal;
-        matches!(self, NotCalled::Refused(Refusal::RingFull | Refusal::NoCredit | Refusal::TooManyCalls))
+        matches!(
+            self,
+            NotCalled::Refused(
+                Refusal::RingFull | Refusal::NoCredit | Refusal::TooManyCalls | Refusal::NoBulkMemory
+            )
+        )
     }
 }
 
@@ -103,7 +114,69 @@ pub enum NotReplied {
         /// Bytes at most.
         max: u64,
     },
+    /// The memory for long answers is in use for now; poll, and answer again.
+    #[error("the bulk memory for answers is in use: poll and answer again")]
+    NoBulkMemory,
+    /// The device has no memory for a long answer; the request can still be answered with less.
+    #[error("the device has no memory for the answer: give it more, or configure less bulk memory")]
+    NoMemory,
     /// The connection is over; nobody waits.
     #[error(transparent)]
     Failed(#[from] Failure),
+}
+
+impl NotReplied {
+    /// Whether polling may help.
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, NotReplied::NoBulkMemory)
+    }
+}
+
+/// Why a READ or WRITE was not begun. The region comes back; nothing has happened.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct RawError {
+    /// Why.
+    pub cause: NotPosted,
+    /// As given.
+    pub region: Mr,
+    /// As given.
+    pub token: u64,
+}
+
+/// Why a READ or WRITE was not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotPosted {
+    /// As many are under way as there can be: poll, then try again.
+    #[error("as many operations are under way as there can be: poll and try again")]
+    Full,
+    /// The range is not inside the region.
+    #[error(transparent)]
+    Range(OutOfRegion),
+    /// The device refused it.
+    #[error("the device refused the operation: {0}")]
+    Refused(PostError),
+    /// Not connected yet.
+    #[error("the endpoint is not connected yet")]
+    NotConnected,
+    /// The connection is over.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+impl NotPosted {
+    /// Whether polling may help.
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, NotPosted::Full)
+    }
+}
+
+impl From<PostError> for NotPosted {
+    fn from(error: PostError) -> NotPosted {
+        match error {
+            PostError::Full => NotPosted::Full,
+            error => NotPosted::Refused(error),
+        }
+    }
 }

@@ -38,10 +38,51 @@
 //!   `docs/wire-format.md` draws the bytes.
 //! - Every call ends once: with its answer, or with a [`CallFailed`] that says why. Requests come in the order in which
 //!   they were made; answers may be given in any order, at any time.
-//! - Memory is bounded: two rings per endpoint. What does not fit is refused and handed back ([`CallError`]); poll, and
-//!   try again.
+//! - Memory is bounded: two rings per endpoint, and [bulk memory](EndpointConfig::bulk) as configured. What does not fit
+//!   is refused and handed back ([`CallError`]); poll, and try again.
 //! - In the steady state a call allocates nothing, locks nothing and makes no system call.
 //! - A peer that dies or breaks the rules ends its own connection, and no other.
+//!
+//! # Long payloads
+//!
+//! The same calls carry up to 1 GiB each way ([`MAX_BULK`]). What the ring does not hold goes by READ and WRITE, in pieces,
+//! while small calls go on; [`EndpointConfig::bulk`] says how much memory that may take, and zero turns it off.
+//!
+//! ```
+//! # use crosstie::copyrpc::{Config, Context, EndpointConfig};
+//! # use crosstie::device::ConnectConfig;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (here, there) = (Context::<()>::open(&"software".parse()?, &Config::default())?,
+//! #                      Context::<()>::open(&"software".parse()?, &Config::default())?);
+//! let config = EndpointConfig { bulk: 8 << 20, ..EndpointConfig::default() };
+//! let (client, server) = (here.create_endpoint(&config)?, there.create_endpoint(&config)?);
+//! # client.connect(&server.address(), &ConnectConfig::default())?;
+//! # server.connect(&client.address(), &ConnectConfig::default())?;
+//! let picture = vec![7; 5 << 20];
+//! client.call(&picture, picture.len(), ())?;
+//! let mut answer = Vec::new();
+//! while answer.is_empty() {
+//!     here.poll(|(), response| answer = response.expect("an answer").to_vec());
+//!     there.poll(|(), _| ());
+//!     while let Some(request) = there.recv() {
+//!         let mut inverted = request.data().to_vec();
+//!         inverted.iter_mut().for_each(|byte| *byte = !*byte);
+//!         request.reply(&inverted).map_err(|(cause, _)| cause)?;
+//!     }
+//! }
+//! assert!(answer == vec![!7; 5 << 20]);
+//! # Ok(()) }
+//! ```
+//!
+//! - Requests still come in order: a long one holds up those behind it on its endpoint until it is there. When the memory of the
+//!   side that is called is in use, it waits until requests are released, and nothing is lost.
+//! - A long answer goes out over the polls that follow; [`RecvHandle::reply`] says what happens when there is no memory for it.
+//! - Memory that a peer or the device may still touch is not used again: that of a call stays lent until the answer is there,
+//!   also if the call has timed out.
+//! - Every endpoint has its own: what one peer left in its memory, no other ever sees.
+//!
+//! [`Endpoint::read`] and [`Endpoint::write`] are there for those who know each other's memory: the regions are lent to the
+//! operation, by type, and come back with its end from [`Context::take_finished`].
 //!
 //! # When batches go out
 //!
@@ -50,11 +91,14 @@
 //! back, for a few polls at most, while the peer has not finished with the two before it: otherwise a fast loop would
 //! send every message alone. A call that is alone never waits.
 
+mod bulk;
 mod connection;
 mod context;
 mod endpoint;
 mod error;
+mod operation;
 mod payload;
+mod pool;
 pub mod service;
 mod table;
 
@@ -63,8 +107,10 @@ use crosstie_protocol::copyrpc::wire::{CONNECT_INFO_SIZE, ConnectInfo};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use context::Context;
-pub use endpoint::{Endpoint, RecvHandle};
-pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+pub use crosstie_protocol::copyrpc::MAX_BULK;
+pub use endpoint::{Endpoint, EndpointId, RecvHandle};
+pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError};
+pub use operation::{Finished, RAW_DEPTH};
 pub use payload::Payload;
 
 use crate::device::QpAddress;
@@ -95,11 +141,16 @@ pub struct EndpointConfig {
     pub credit: usize,
     /// Unanswered calls of this side, at most 65536.
     pub pending_calls: usize,
+    /// Bytes of bulk memory for each of four purposes, up to 1 GiB: requests that go and that come, answers that come and
+    /// that go. It is allocated when it is used, in powers of two, and kept until the endpoint is closed. The lesser of
+    /// both sides is the longest payload of a connection. Zero: what a ring does not hold is refused. (Rings of 256
+    /// bytes carry no bulk calls either.)
+    pub bulk: usize,
 }
 
 impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
-        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024 }
+        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024, bulk: 64 << 20 }
     }
 }
 
@@ -131,6 +182,20 @@ pub struct Counters {
     pub bytes: u64,
     /// Completions taken.
     pub completions: u64,
+    /// Calls made whose request or room for the answer is in bulk memory.
+    pub bulk_calls: u64,
+    /// Answers given that are.
+    pub bulk_replies: u64,
+    /// READs of pieces of bulk requests.
+    pub bulk_reads: u64,
+    /// WRITEs of pieces of bulk answers.
+    pub bulk_writes: u64,
+    /// Bytes of both.
+    pub bulk_bytes: u64,
+    /// READs that the application asked for.
+    pub raw_reads: u64,
+    /// WRITEs that the application asked for.
+    pub raw_writes: u64,
     /// Batches that broke the rules.
     pub violations: u64,
     /// Connections that ended other than by closing.

@@ -12,6 +12,7 @@ use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::FromBytes;
 
 use crate::Side;
+use crate::bulk::*;
 use crate::load::{Answering, Line, Load, PATIENCE, User, drive};
 
 /// A named function that both sides run.
@@ -48,10 +49,21 @@ cases![
     closing_loses_no_receives,
     a_dropped_context_is_seen,
     batches_at_depth_64,
+    bulk_sizes_around_every_limit,
+    bulk_of_64_mib,
+    bulk_of_256_mib,
+    bulk_among_small_calls,
+    bulk_of_several_endpoints,
+    bulk_back_pressure,
+    bulk_calls_that_time_out,
+    bulk_is_refused_where_it_is_off,
+    closing_with_bulk_under_way,
+    raw_reads_and_writes,
+    raw_operations_that_fail_come_back,
 ];
 
-fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 512 }
+pub(crate) fn ring(bytes: usize) -> EndpointConfig {
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 512, bulk: 0 }
 }
 
 /// One endpoint; side 0 calls, or both.
@@ -108,7 +120,7 @@ fn a_tiny_ring_wraps_often(side: &mut Side) {
     let context = side.context();
     let endpoint = side.connect(&context, &ring(256));
     let calls = if side.index == 0 { side.scaled(50_000) } else { 0 };
-    let load = Load { calls, depth: usize::MAX, request: 20, response: 20, drops: 0 };
+    let load = Load { calls, depth: usize::MAX, request: 20, response: 20, ..Load::default() };
     let mut lines = [Line::new(endpoint, load, side.seed)];
     drive(&context, &mut lines, Answering::default(), side.seed);
     let bytes = context.counters().bytes;
@@ -138,8 +150,14 @@ fn requests_detached(side: &mut Side) {
 
 fn both_sides_call_at_full_credit(side: &mut Side) {
     for bytes in [256, 1024, 1 << 14] {
-        let load =
-            Load { calls: side.scaled(10_000), depth: usize::MAX, request: 40, response: 200, drops: 50 };
+        let load = Load {
+            calls: side.scaled(10_000),
+            depth: usize::MAX,
+            request: 40,
+            response: 200,
+            drops: 50,
+            long: None,
+        };
         run(side, ring(bytes), load, true, Answering::default());
     }
 }
@@ -175,7 +193,7 @@ fn requests_dropped_without_an_answer(side: &mut Side) {
 }
 
 /// Polls until `done`, at most for a while.
-fn until<U>(
+pub(crate) fn until<U>(
     context: &Context<U>,
     mut done: impl FnMut() -> bool,
     mut on: impl FnMut(U, Result<Vec<u8>, CallFailed>),
@@ -189,7 +207,7 @@ fn until<U>(
 }
 
 /// Answers with what came, in between, until the other side is done.
-fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut last = Instant::now();
     loop {
         context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
@@ -215,7 +233,7 @@ fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<Use
     }
 }
 
-fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut stopped = false;
     let begin = Instant::now();
     while endpoint.call(b"stop", 4, (9, 9)).is_err() {
@@ -428,7 +446,7 @@ fn closing_ends_what_is_pending(side: &mut Side) {
 }
 
 /// On a network nobody is told when a peer ends its queue pair.
-fn doomed_notices(side: &Side) -> bool {
+pub(crate) fn doomed_notices(side: &Side) -> bool {
     !side.is_slow()
 }
 
@@ -589,7 +607,7 @@ fn batches_at_depth_64(side: &mut Side) {
     let context = side.context();
     let endpoint = side.connect(&context, &EndpointConfig::default());
     let calls = if side.index == 0 { side.scaled(200_000) } else { 0 };
-    let load = Load { calls, depth: 64, request: 32, response: 32, drops: 0 };
+    let load = Load { calls, depth: 64, request: 32, response: 32, ..Load::default() };
     let mut lines = [Line::new(endpoint, load, side.seed)];
     drive(&context, &mut lines, Answering::default(), side.seed);
     let counters = context.counters();

@@ -53,13 +53,15 @@ pub(crate) struct Load {
     /// Longest request and answer; the longest possible if `usize::MAX`.
     pub(crate) request: usize,
     pub(crate) response: usize,
+    /// One request, and one answer, in so many has up to so many bytes instead.
+    pub(crate) long: Option<(usize, usize)>,
     /// One call in so many is for the other side to drop; none if zero.
     pub(crate) drops: usize,
 }
 
 impl Default for Load {
     fn default() -> Load {
-        Load { calls: 0, depth: 16, request: 64, response: 64, drops: 0 }
+        Load { calls: 0, depth: 16, request: 64, response: 64, long: None, drops: 0 }
     }
 }
 
@@ -118,12 +120,21 @@ impl Line {
         let number = self.made;
         let mut request = vec![0; self.random.below(self.load.request.min(longest_request) + 1)];
         let mut response = self.random.below(self.load.response.min(longest_response) + 1);
+        if let Some((one_in, longest)) = self.load.long {
+            if self.random.below(one_in) == 0 {
+                request = vec![0; self.random.below(longest + 1)];
+            }
+            if self.random.below(one_in) == 0 {
+                response = self.random.below(longest + 1);
+            }
+        }
         let goodbye = number == self.load.calls;
         if goodbye {
             if !self.expected.is_empty() {
                 return None;
             }
             request = vec![0; HEADER];
+            response = 0;
         }
         pattern(number, &mut request);
         if request.len() < HEADER {
@@ -187,6 +198,7 @@ impl Line {
 /// Has all lines make their calls and answer those of the other side until both sides are done.
 pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answering, seed: u64) {
     let mut kept: Vec<RecvHandle<User>> = Vec::new();
+    let mut unsent: Unsent = Vec::new();
     let mut random = Random(seed);
     let mut last = Instant::now();
     let mut idle = 0;
@@ -199,6 +211,9 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
             lines[index as usize].answered(number, answer.map(|bytes| bytes.to_vec()));
         });
         let mut came = 0;
+        for (request, bytes) in std::mem::take(&mut unsent) {
+            reply(request, bytes, &mut unsent);
+        }
         while let Some(mut request) = context.recv() {
             came += 1;
             check_order(lines, &request);
@@ -207,16 +222,16 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
                 let bytes = request.data().to_vec();
                 request.detach();
                 assert!(request.data().is_empty());
-                answer(lines, request, &bytes);
+                answer(lines, request, &bytes, &mut unsent);
             } else {
                 kept.push(request);
             }
             if kept.len() > answering.keep {
-                answer_one(lines, &mut kept, answering.shuffled, &mut random);
+                answer_one(lines, &mut kept, answering.shuffled, &mut random, &mut unsent);
             }
         }
         if came == 0 && polled == 0 && !kept.is_empty() {
-            answer_one(lines, &mut kept, answering.shuffled, &mut random);
+            answer_one(lines, &mut kept, answering.shuffled, &mut random, &mut unsent);
             came += 1;
         }
         progress |= polled + came > 0;
@@ -252,22 +267,31 @@ fn check_order(lines: &mut [Line], request: &RecvHandle<User>) {
     }
 }
 
-fn answer_one(lines: &mut [Line], kept: &mut Vec<RecvHandle<User>>, shuffled: bool, random: &mut Random) {
+/// Answers that were refused for the moment.
+type Unsent = Vec<(RecvHandle<User>, Vec<u8>)>;
+
+fn answer_one(
+    lines: &mut [Line],
+    kept: &mut Vec<RecvHandle<User>>,
+    shuffled: bool,
+    random: &mut Random,
+    unsent: &mut Unsent,
+) {
     let which = if shuffled { random.below(kept.len()) } else { 0 };
     let request = kept.remove(which);
     let bytes = request.data().to_vec();
-    answer(lines, request, &bytes);
+    answer(lines, request, &bytes, unsent);
 }
 
 /// Answers a request, whose bytes are checked.
-fn answer(lines: &mut [Line], request: RecvHandle<User>, bytes: &[u8]) {
+fn answer(lines: &mut [Line], request: RecvHandle<User>, bytes: &[u8], unsent: &mut Unsent) {
     if bytes.len() < HEADER {
         let mut right = bytes.to_vec();
         // All of it follows from the first byte.
         let base = bytes.first().copied().unwrap_or(0);
         right.iter_mut().enumerate().for_each(|(i, byte)| *byte = base.wrapping_add(i as u8));
         assert!(bytes == right, "a short request with other bytes");
-        return reply(request, bytes);
+        return reply(request, bytes.to_vec(), unsent);
     }
     let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
@@ -283,11 +307,13 @@ fn answer(lines: &mut [Line], request: RecvHandle<User>, bytes: &[u8]) {
     assert!(request.response_limit() >= len as u64);
     let mut right = vec![0; len];
     pattern(!number, &mut right);
-    reply(request, &right);
+    reply(request, right, unsent);
 }
 
-fn reply(request: RecvHandle<User>, bytes: &[u8]) {
-    if let Err((cause, _)) = request.reply(bytes) {
-        panic!("a reply always has room: {cause}");
+fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Unsent) {
+    match request.reply(&bytes) {
+        Ok(()) => {}
+        Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
+        Err((cause, _)) => panic!("a reply always has room: {cause}"),
     }
 }

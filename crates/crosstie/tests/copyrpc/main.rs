@@ -13,6 +13,7 @@
 //!
 //! It is a plain program, so that it can be carried to a machine where the device is.
 
+mod bulk;
 mod cases;
 #[path = "../conformance/channel.rs"]
 mod channel;

@@ -74,9 +74,11 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
             bytes
         },
     );
-    let header = (0u32..6, any::<bool>(), 0u32..6, 0u32..80).prop_map(|(index, response, blocks, len)| {
+    let header = (0u32..6, any::<bool>(), 0u32..6, 0u32..80, 0u8..4);
+    let header = header.prop_map(|(index, response, blocks, len, bulk)| {
         let flag = if response { wire::RESPONSE_FLAG } else { 0 };
-        let header = Header { call_id: (1 << 16 | index) | flag, piggyback: blocks, payload_len: len };
+        let payload_len = len | if bulk == 0 { wire::BULK_FLAG } else { 0 };
+        let header = Header { call_id: (1 << 16 | index) | flag, piggyback: blocks, payload_len };
         let mut bytes = header.encode().to_vec();
         bytes.resize(32, 0xaa);
         bytes
@@ -142,7 +144,7 @@ fn batch(metadata: FlowMetadata, messages: &[Header]) -> (Vec<u8>, u32) {
     let mut at = 32;
     for header in messages {
         ring[at..][..HEADER_SIZE].copy_from_slice(&header.encode());
-        at += wire::padded_size(header.payload_len) as usize;
+        at += wire::padded_size(header.ring_len()) as usize;
     }
     (ring, wire::encode_imm(at as u64))
 }
@@ -182,7 +184,7 @@ fn each_lie_has_its_name() {
     let (ring, imm) = one(request(5, 0));
     assert_eq!(refused(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
     let (ring, _) = one(request(2, u32::MAX));
-    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 32) + 32, left: 96 });
+    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 31) + 32, left: 96 });
 
     let (ring, imm) = one(response(1 << 16, 2, 0));
     assert_eq!(refused(&ring, imm, 0), Violation::UnknownCall { call_id: 1 << 16 });
@@ -201,6 +203,48 @@ fn each_lie_has_its_name() {
     assert!(matches!(refused(&ring, imm, 0), Violation::GrantOverLimit { .. }));
     let (ring, imm) = batch(FlowMetadata { consumer_pos: 96, ..metadata(0) }, &[]);
     assert_eq!(refused(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
+}
+
+#[test]
+fn bulk_messages_are_messages_with_a_bit() {
+    // Between others, so that their places are seen to be right.
+    let request = |payload_len| Header { call_id: 1 << 16, piggyback: 2, payload_len };
+    let answer =
+        Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, piggyback: 2, payload_len: 4 | wire::BULK_FLAG };
+    let (ring, imm) = batch(metadata(3), &[request(32 | wire::BULK_FLAG), answer, request(5)]);
+    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+    let (_, placed) = endpoint.call_bulk(40, 0, 'u').unwrap();
+    assert_eq!((placed.header.ring_len(), placed.header.is_bulk()), (40, true));
+    assert_eq!(endpoint.call_bulk(endpoint.longest_request() + 1, 0, 'v').unwrap_err().1, 'v');
+    endpoint.arrive(imm, ring.as_slice()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(arrival) = endpoint.next(ring.as_slice()).unwrap() {
+        match arrival {
+            Arrival::Request(request) => {
+                seen.push((request.offset, request.len, request.bulk));
+                let placed = endpoint.reply_bulk(request.owed).unwrap();
+                assert_eq!((placed.header.ring_len(), placed.header.is_bulk()), (4, true));
+                assert!(endpoint.ledger().holds() && endpoint.release(request.held));
+            }
+            Arrival::Response(response) => {
+                assert_eq!(response.user, Some('u'));
+                seen.push((response.offset, response.len, response.bulk));
+                assert!(endpoint.release(response.held));
+            }
+        }
+    }
+    assert_eq!(seen, [(44, 32, true), (108, 4, true), (140, 5, false)]);
+
+    // What was not posted can be undone, and its places are as long as they are.
+    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+    let mut staging = vec![0; 512];
+    for user in ['a', 'b'] {
+        let (_, placed) = endpoint.call_bulk(40, 0, user).unwrap();
+        staging[placed.offset..][..HEADER_SIZE].copy_from_slice(&placed.header.encode());
+    }
+    let mut undone = Vec::new();
+    endpoint.rollback(staging.as_slice(), |what| undone.push(what));
+    assert_eq!(undone, [Undone::Call(Some('a')), Undone::Call(Some('b'))]);
 }
 
 #[test]

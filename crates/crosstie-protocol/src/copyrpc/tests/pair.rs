@@ -23,8 +23,8 @@ pub(super) struct Side {
     pub(super) endpoint: Endpoint<u64>,
     ring: Vec<u8>,
     staging: Vec<u8>,
-    /// Posted by the peer, not landed.
-    link: VecDeque<(usize, Vec<u8>, u32)>,
+    /// Posted by the peer, not landed. Payloads that travel by themselves have no immediate.
+    link: VecDeque<(usize, Vec<u8>, Option<u32>)>,
     /// Landed, completion not polled.
     completions: VecDeque<u32>,
     /// Calls of the peer in the order in which they must arrive.
@@ -92,12 +92,12 @@ impl Pair {
         let number = self.next_call;
         let side = &mut self.sides[me];
         let before = side.endpoint.ledger();
+        let detached = number.is_multiple_of(3) && side.endpoint.can_detach();
         match side.endpoint.call(len, response_len, number) {
             Ok((_, placed)) => {
                 self.next_call += 1;
-                write(&mut side.staging, placed.offset, &placed.header.encode());
-                write(&mut side.staging, placed.payload_offset(), &pattern(number, 1, len as usize));
                 side.waiting.push((number, response_len));
+                self.write(me, &placed, &pattern(number, 1, len as usize), detached);
                 self.sides[1 - me].expected.push_back((number, len));
                 Ok(true)
             }
@@ -129,10 +129,22 @@ impl Pair {
                 other => return Err(format!("a reply longer than allowed: {other:?}")),
             }
         };
+        let detached = number.is_multiple_of(5) && side.endpoint.can_detach();
         let placed = side.endpoint.reply(owed, len).map_err(|(error, _)| error.to_string())?;
-        write(&mut side.staging, placed.offset, &placed.header.encode());
-        write(&mut side.staging, placed.payload_offset(), &pattern(number, 2, len as usize));
+        self.write(me, &placed, &pattern(number, 2, len as usize), detached);
         Ok(())
+    }
+
+    /// Writes a message to the staging ring or, `detached`, its header there and its payload to the link.
+    fn write(&mut self, me: usize, placed: &Placed, payload: &[u8], detached: bool) {
+        let side = &mut self.sides[me];
+        write(&mut side.staging, placed.offset, &placed.header.encode());
+        if detached {
+            side.endpoint.detach(placed);
+            self.sides[1 - me].link.push_back((placed.payload_offset(), payload.to_vec(), None));
+        } else {
+            write(&mut side.staging, placed.payload_offset(), payload);
+        }
     }
 
     pub(super) fn release(&mut self, me: usize, index: usize) -> Outcome {
@@ -160,7 +172,7 @@ impl Pair {
         let bytes = side.staging[emit.offset..][..emit.len].to_vec();
         side.endpoint.posted();
         side.emitted[emit.kind as usize] += 1;
-        self.sides[1 - me].link.push_back((emit.offset, bytes, emit.imm));
+        self.sides[1 - me].link.push_back((emit.offset, bytes, Some(emit.imm)));
         true
     }
 
@@ -206,7 +218,7 @@ impl Pair {
             }
         }
         write(&mut side.ring, offset, &bytes);
-        side.completions.push_back(imm);
+        side.completions.extend(imm);
         Ok(())
     }
 
