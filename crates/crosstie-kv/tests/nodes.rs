@@ -33,7 +33,7 @@ fn several_nodes_answer() {
 /// With room for next to nothing, requests wait at every corner, and none is lost.
 #[test]
 fn nothing_is_lost_where_room_is_scarce() {
-    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2 };
+    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, ..EndpointConfig::default() };
     let room = Room { passing: 1, ring: 2, endpoint };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {

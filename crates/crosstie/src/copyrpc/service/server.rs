@@ -214,6 +214,9 @@ pub struct Deferred<M, U> {
 
 impl<M: Method, U> Deferred<M, U> {
     /// Answers. Goes out with the next poll of the context. An error says that nobody waits any more.
+    ///
+    /// Values are meant to fit the ring. One that does not goes by bulk memory; while that is in use, the caller is told
+    /// that there is no answer.
     #[inline]
     pub fn send(mut self, response: M::Response) -> Result<(), Failure> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
@@ -245,8 +248,12 @@ fn answer<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), Failure> {
     match handle.reply(bytes) {
         Ok(()) => Ok(()),
         Err((NotReplied::Failed(failure), _)) => Err(failure),
+        // A value that no ring holds, when there is no bulk memory for it: the caller is told that there is no answer.
+        Err((NotReplied::NoBulkMemory | NotReplied::NoMemory, Some(handle))) => {
+            answer_without(handle, Status::Unanswered, 0)
+        }
         // The caller left no room even to tell it so, and gets nothing: the request, dropped, is answered empty.
-        Err((NotReplied::TooLong { .. }, _)) => Ok(()),
+        Err((NotReplied::TooLong { .. } | NotReplied::NoBulkMemory | NotReplied::NoMemory, _)) => Ok(()),
     }
 }
 
