@@ -224,7 +224,7 @@ fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
     let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
     let driver = Driver::new(Context::new(device(), &Config::default()).unwrap());
     let server = Context::new(device(), &Config::default()).unwrap();
-    let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH };
+    let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk: 0 };
     let (client, endpoint) =
         (driver.create_client(&config).unwrap(), server.create_endpoint(&config).unwrap());
     client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
