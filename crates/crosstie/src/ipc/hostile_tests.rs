@@ -186,12 +186,13 @@ fn a_client_that_scribbles_hurts_itself_only() {
 fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
     let seed = seed();
     let mut honest = Honest::new("ipc-racing-scribbler");
-    let (name, end) = (honest.name.clone(), Instant::now() + Duration::from_millis(500));
+    let (name, begun) = (honest.name.clone(), Instant::now());
+    let over = std::sync::atomic::AtomicBool::new(false);
     let mut state = seed;
     std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut state = !seed;
-            while Instant::now() < end {
+        scope.spawn(|| {
+            let (name, mut state) = (name, !seed);
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
                 let mut hostile = match Client::<[u8], [u8], ()>::connect(&name) {
                     Ok(hostile) => hostile,
                     // The one before is not forgotten yet.
@@ -207,9 +208,16 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
                 }
             }
         });
-        while Instant::now() < end {
+        // For a while, and, on a busy machine, until both have had their say.
+        let enough = |honest: &Honest| {
+            begun.elapsed() > Duration::from_millis(500)
+                && honest.answered > 100
+                && honest.server.counters().cut_off > 0
+        };
+        while !enough(&honest) && begun.elapsed() < PATIENCE {
             honest.turn(&mut state);
         }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     let answered = honest.answered;
     let counters = honest.finish(&mut state);
