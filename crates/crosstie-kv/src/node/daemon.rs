@@ -17,7 +17,7 @@ const RARE_PASSES: u64 = 1024;
 /// Time between two publications of counters.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// `FLUX`: there are other daemons.
+/// `FLUX`: there are other daemons to talk to.
 pub(super) struct Daemon<W, const FLUX: bool> {
     inside: Inside,
     way: W,
