@@ -64,7 +64,11 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
             }
             match self.idle.next() {
                 Rest::Spin => std::hint::spin_loop(),
-                Rest::Yield => std::thread::yield_now(),
+                Rest::Yield => {
+                    let before = Instant::now();
+                    std::thread::yield_now();
+                    self.idle.yielded(before.elapsed());
+                }
                 Rest::Nap(nap) => {
                     self.inside.counts.passes = passes;
                     if self.nap(nap) {
