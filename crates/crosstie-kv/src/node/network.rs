@@ -7,6 +7,7 @@ use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
 use crosstie::{delegation, flux, ipc};
 use zerocopy::IntoBytes;
 
+use super::counters::Counts;
 use super::inside::Inside;
 use super::passing::Waiter;
 use crate::long;
@@ -114,7 +115,7 @@ impl Way for Nowhere {
 /// The ring that clients write into, or none.
 pub(super) trait RingSide {
     /// The next request.
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)>;
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)>;
     /// Answers; says whether anybody waits for it.
     fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool;
     /// What happened so far.
@@ -125,7 +126,7 @@ pub(super) struct NoRing;
 
 impl RingSide for NoRing {
     #[inline]
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
         None
     }
 
@@ -142,9 +143,9 @@ pub(super) type Ring = delegation::Server<Request, Response>;
 
 impl RingSide for Ring {
     #[inline]
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
         let asked = self.recv()?;
-        Some((*asked.message(), asked.defer()))
+        Some((asked.message(), asked.defer()))
     }
 
     #[inline]
@@ -178,6 +179,34 @@ struct Peer {
     /// What found no room. A client or a daemon waits for each, so there are never more than those may ask at a time.
     backlog: VecDeque<(Request, Origin)>,
     long_backlog: VecDeque<(Box<[u8]>, usize, ipc::Ticket)>,
+}
+
+impl Peer {
+    /// Sends a request, now or when there is room. Its origin comes back if the node is not there.
+    #[inline]
+    fn send(
+        &mut self,
+        request: &Request,
+        origin: Origin,
+        waiting: &mut usize,
+        counts: &mut Counts,
+    ) -> Result<(), Origin> {
+        counts.sent += 1;
+        let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.is_up) else { return Err(origin) };
+        let origin = if self.backlog.is_empty() {
+            match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.cause.is_back_pressure() => error.user,
+                Err(error) => return Err(error.user),
+            }
+        } else {
+            origin
+        };
+        self.backlog.push_back((*request, origin));
+        *waiting += 1;
+        counts.backlogged += 1;
+        Ok(())
+    }
 }
 
 /// Requests that wait for another daemon, by number.
@@ -312,44 +341,22 @@ impl<R: RingSide> Network<R> {
     #[inline]
     fn take_ring(&mut self, inside: &mut Inside) -> usize {
         let mut count = 0;
+        // Looked at where it is, see `Inside::serve_clients`.
         while let Some((request, ticket)) = self.ring.next() {
             count += 1;
             let rank = inside.placement.of_word(request.key).rank;
-            if rank == request.rank && rank != inside.place.rank {
-                self.send(rank, &request, Origin::Ring(ticket), inside);
+            let in_vain = if rank == request.rank && rank != inside.place.rank {
+                let peer = &mut self.peers[rank as usize];
+                let sent = peer.send(request, Origin::Ring(ticket), &mut self.waiting, &mut inside.counts);
+                sent.err().map(|origin| (origin, Status::NodeGone))
             } else {
-                let response = Response::new(Status::Misrouted, 0);
-                inside.answer(Origin::Ring(ticket), &response, &mut self.ring);
+                Some((Origin::Ring(ticket), Status::Misrouted))
+            };
+            if let Some((origin, status)) = in_vain {
+                inside.answer(origin, &Response::new(status, 0), &mut self.ring);
             }
         }
         count
-    }
-
-    #[inline]
-    fn send(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        inside.counts.sent += 1;
-        let peer = &mut self.peers[rank as usize];
-        let origin = match &peer.endpoint {
-            Some(endpoint) if peer.is_up && peer.backlog.is_empty() => {
-                match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
-                    Ok(()) => return,
-                    Err(error) if error.cause.is_back_pressure() => {
-                        return self.keep(rank, request, error.user, inside);
-                    }
-                    Err(error) => error.user,
-                }
-            }
-            Some(_) if peer.is_up => return self.keep(rank, request, origin, inside),
-            _ => origin,
-        };
-        inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
-    }
-
-    #[cold]
-    fn keep(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        self.peers[rank as usize].backlog.push_back((*request, origin));
-        self.waiting += 1;
-        inside.counts.backlogged += 1;
     }
 
     /// Tries again with what found no room.
@@ -406,7 +413,10 @@ impl<R: RingSide> Way for Network<R> {
 
     #[inline]
     fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        self.send(rank, request, origin, inside);
+        let peer = &mut self.peers[rank as usize];
+        if let Err(origin) = peer.send(request, origin, &mut self.waiting, &mut inside.counts) {
+            inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+        }
     }
 
     fn call_long(
