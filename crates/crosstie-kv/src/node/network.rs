@@ -167,6 +167,8 @@ pub(super) struct Network<R> {
     peers: Box<[Peer]>,
     /// Requests of other nodes that daemons of this one work on.
     guests: Guests,
+    /// Long answers that found no memory to be sent from. Another node waits for each.
+    unanswered: VecDeque<(RecvHandle<Origin>, Vec<u8>)>,
     /// In all backlogs.
     waiting: usize,
 }
@@ -260,6 +262,7 @@ impl<R: RingSide> Network<R> {
             endpoint,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
             guests: Guests::default(),
+            unanswered: VecDeque::new(),
             waiting: 0,
         })
     }
@@ -317,7 +320,7 @@ impl<R: RingSide> Network<R> {
         match inside.route_long(&bytes) {
             Ok(place) if place == inside.place => {
                 let answer = inside.apply_long(&bytes, asked.response_limit() as usize);
-                inside.counts.undelivered += u64::from(asked.reply(answer).is_err());
+                self.answer(asked, answer);
             }
             Ok(place) if place.rank == inside.place.rank => {
                 let waiter = self.guests.keep(asked);
@@ -359,9 +362,37 @@ impl<R: RingSide> Network<R> {
         count
     }
 
+    /// Answers another node, now or when there is memory for it. Nobody waits if the connection is over.
+    #[inline]
+    fn answer(&mut self, guest: RecvHandle<Origin>, answer: &[u8]) {
+        if let Err((cause, Some(guest))) = guest.reply(answer) {
+            self.answer_later(cause, guest, answer);
+        }
+    }
+
+    #[cold]
+    fn answer_later(&mut self, cause: copyrpc::NotReplied, guest: RecvHandle<Origin>, answer: &[u8]) {
+        if cause.is_back_pressure() {
+            self.unanswered.push_back((guest, answer.to_vec()));
+            self.waiting += 1;
+            return;
+        }
+        // Longer than the peer allowed. It gets the status alone.
+        let mut short = Vec::new();
+        if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
+            drop(guest.reply(&short));
+        }
+    }
+
     /// Tries again with what found no room.
     #[cold]
     fn retry(&mut self) {
+        for _ in 0..self.unanswered.len() {
+            if let Some((guest, answer)) = self.unanswered.pop_front() {
+                self.waiting -= 1;
+                self.answer(guest, &answer);
+            }
+        }
         for peer in &mut self.peers {
             let Some(endpoint) = &peer.endpoint else { continue };
             while let Some((request, origin)) = peer.backlog.pop_front() {
@@ -451,14 +482,8 @@ impl<R: RingSide> Way for Network<R> {
 
     #[inline]
     fn reply(&mut self, waiter: u32, answer: &[u8]) {
-        if let Some(guest) = self.guests.take(waiter)
-            && let Err((_, Some(guest))) = guest.reply(answer)
-        {
-            // Longer than the peer allowed. It gets the status alone.
-            let mut short = Vec::new();
-            if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
-                drop(guest.reply(&short));
-            }
+        if let Some(guest) = self.guests.take(waiter) {
+            self.answer(guest, answer);
         }
     }
 
