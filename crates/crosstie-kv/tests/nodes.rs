@@ -104,6 +104,12 @@ fn byte_strings_go_everywhere() {
                 assert!(reader.delete_bytes(&key).unwrap());
                 assert!(!writer.delete_bytes(&key).unwrap());
             }
+            // As long as they may be, whichever node has them.
+            let value: Vec<u8> = (0..MAX_VALUE).map(|byte| (byte % 253) as u8).collect();
+            for key in (0..6u8).map(|number| vec![number; MAX_KEY]) {
+                writer.put_bytes(&key, &value).unwrap();
+                assert!(reader.get_bytes(&key).unwrap().as_ref() == Some(&value));
+            }
             let served: u64 = (0..nodes)
                 .flat_map(|rank| (0..3).map(move |daemon| (rank, daemon)))
                 .map(|(rank, daemon)| reader.stats(rank, daemon).unwrap())

@@ -17,7 +17,7 @@ const RARE_PASSES: u64 = 1024;
 /// Time between two publications of counters.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// `FLUX`: there are other daemons.
+/// `FLUX`: there are other daemons to talk to.
 pub(super) struct Daemon<W, const FLUX: bool> {
     inside: Inside,
     way: W,
@@ -64,7 +64,11 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
             }
             match self.idle.next() {
                 Rest::Spin => std::hint::spin_loop(),
-                Rest::Yield => std::thread::yield_now(),
+                Rest::Yield => {
+                    let before = Instant::now();
+                    std::thread::yield_now();
+                    self.idle.yielded(before.elapsed());
+                }
                 Rest::Nap(nap) => {
                     self.inside.counts.passes = passes;
                     if self.nap(nap) {

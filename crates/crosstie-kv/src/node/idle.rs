@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use crosstie::Waiting;
 
-/// Passes without anything to do before others are let run.
+/// Passes without anything to do before others are let run; and where others were seen to wait for the core.
 const SPINS: u32 = 64;
+const CROWDED_SPINS: u32 = 2;
+/// Letting others run takes less if there are none.
+const CROWDED: Duration = Duration::from_micros(3);
 /// Passes after which it naps.
 const YIELDS: u32 = 256;
 /// The first nap. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
@@ -16,6 +19,7 @@ const LONGEST_SHORT_NAP: Duration = Duration::from_micros(50);
 
 pub(super) struct Idle {
     waiting: Waiting,
+    spins: u32,
     passes: u32,
     nap: Duration,
 }
@@ -33,7 +37,7 @@ pub(super) enum Rest {
 
 impl Idle {
     pub(super) fn new(waiting: Waiting) -> Idle {
-        Idle { waiting, passes: 0, nap: FIRST_NAP }
+        Idle { waiting, spins: SPINS, passes: 0, nap: FIRST_NAP }
     }
 
     /// There was something to do.
@@ -41,6 +45,12 @@ impl Idle {
     pub(super) fn reset(&mut self) {
         self.passes = 0;
         self.nap = FIRST_NAP;
+    }
+
+    /// Others were let run, which took so long.
+    #[inline]
+    pub(super) fn yielded(&mut self, took: Duration) {
+        self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
     }
 
     /// There was nothing.
@@ -51,7 +61,7 @@ impl Idle {
         }
         self.passes += 1;
         match self.passes {
-            ..SPINS if self.waiting == Waiting::Adaptive => Rest::Spin,
+            passes if passes < self.spins && self.waiting == Waiting::Adaptive => Rest::Spin,
             ..YIELDS => Rest::Yield,
             _ => {
                 self.passes = YIELDS;
@@ -87,6 +97,18 @@ mod tests {
         assert_eq!((naps[0], *naps.last().unwrap()), (FIRST_NAP, LONGEST_NAP));
         idle.reset();
         assert_eq!(idle.next(), Rest::Spin);
+    }
+
+    #[test]
+    fn where_others_wait_for_the_core_it_spins_less() {
+        let mut idle = Idle::new(Waiting::Adaptive);
+        let mut spins = |took| {
+            idle.yielded(took);
+            idle.reset();
+            std::iter::repeat_with(|| idle.next()).take_while(|rest| *rest == Rest::Spin).count()
+        };
+        assert!(spins(Duration::from_micros(50)) < 5);
+        assert!(spins(Duration::from_nanos(300)) > 50);
     }
 
     #[test]

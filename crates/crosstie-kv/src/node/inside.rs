@@ -34,14 +34,16 @@ impl Inside {
         let (home, placement) = (self.place, self.placement);
         while let Some(asked) = self.words.recv() {
             count += 1;
-            let request = *asked.message();
+            // Looked at where it is: it was written there word by word just now, and a copy in larger pieces would wait until
+            // all that was written before has left the core.
+            let request = asked.message();
             let place = placement.of_word(request.key);
             if place == home && request.rank == home.rank {
-                let response = self.shard.apply(&request);
+                let response = self.shard.apply(request);
                 self.counts.served += 1;
                 self.counts.undelivered += u64::from(asked.reply(&response).is_err());
             } else {
-                let ticket = asked.defer();
+                let (request, ticket) = (*request, asked.defer());
                 self.send_on(&request, place, ticket, way);
             }
         }

@@ -462,7 +462,8 @@ impl Start {
             counts: Counts::default(),
         };
         let idle = Idle::new(config.waiting);
-        if config.daemons > 1 {
+        // Daemons of a node alone have nothing to ask each other: clients ask the right one.
+        if config.daemons > 1 && config.nodes > 1 {
             Daemon::<_, true>::new(inside, way, idle, self.commands, self.shared).run();
         } else {
             Daemon::<_, false>::new(inside, way, idle, self.commands, self.shared).run();

@@ -7,6 +7,7 @@ use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
 use crosstie::{delegation, flux, ipc};
 use zerocopy::IntoBytes;
 
+use super::counters::Counts;
 use super::inside::Inside;
 use super::passing::Waiter;
 use crate::long;
@@ -114,7 +115,7 @@ impl Way for Nowhere {
 /// The ring that clients write into, or none.
 pub(super) trait RingSide {
     /// The next request.
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)>;
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)>;
     /// Answers; says whether anybody waits for it.
     fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool;
     /// What happened so far.
@@ -125,7 +126,7 @@ pub(super) struct NoRing;
 
 impl RingSide for NoRing {
     #[inline]
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
         None
     }
 
@@ -142,9 +143,9 @@ pub(super) type Ring = delegation::Server<Request, Response>;
 
 impl RingSide for Ring {
     #[inline]
-    fn next(&mut self) -> Option<(Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
         let asked = self.recv()?;
-        Some((*asked.message(), asked.defer()))
+        Some((asked.message(), asked.defer()))
     }
 
     #[inline]
@@ -166,6 +167,8 @@ pub(super) struct Network<R> {
     peers: Box<[Peer]>,
     /// Requests of other nodes that daemons of this one work on.
     guests: Guests,
+    /// Long answers that found no memory to be sent from. Another node waits for each.
+    unanswered: VecDeque<(RecvHandle<Origin>, Vec<u8>)>,
     /// In all backlogs.
     waiting: usize,
 }
@@ -178,6 +181,34 @@ struct Peer {
     /// What found no room. A client or a daemon waits for each, so there are never more than those may ask at a time.
     backlog: VecDeque<(Request, Origin)>,
     long_backlog: VecDeque<(Box<[u8]>, usize, ipc::Ticket)>,
+}
+
+impl Peer {
+    /// Sends a request, now or when there is room. Its origin comes back if the node is not there.
+    #[inline]
+    fn send(
+        &mut self,
+        request: &Request,
+        origin: Origin,
+        waiting: &mut usize,
+        counts: &mut Counts,
+    ) -> Result<(), Origin> {
+        counts.sent += 1;
+        let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.is_up) else { return Err(origin) };
+        let origin = if self.backlog.is_empty() {
+            match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.cause.is_back_pressure() => error.user,
+                Err(error) => return Err(error.user),
+            }
+        } else {
+            origin
+        };
+        self.backlog.push_back((*request, origin));
+        *waiting += 1;
+        counts.backlogged += 1;
+        Ok(())
+    }
 }
 
 /// Requests that wait for another daemon, by number.
@@ -231,6 +262,7 @@ impl<R: RingSide> Network<R> {
             endpoint,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
             guests: Guests::default(),
+            unanswered: VecDeque::new(),
             waiting: 0,
         })
     }
@@ -288,7 +320,7 @@ impl<R: RingSide> Network<R> {
         match inside.route_long(&bytes) {
             Ok(place) if place == inside.place => {
                 let answer = inside.apply_long(&bytes, asked.response_limit() as usize);
-                inside.counts.undelivered += u64::from(asked.reply(answer).is_err());
+                self.answer(asked, answer);
             }
             Ok(place) if place.rank == inside.place.rank => {
                 let waiter = self.guests.keep(asked);
@@ -312,49 +344,55 @@ impl<R: RingSide> Network<R> {
     #[inline]
     fn take_ring(&mut self, inside: &mut Inside) -> usize {
         let mut count = 0;
+        // Looked at where it is, see `Inside::serve_clients`.
         while let Some((request, ticket)) = self.ring.next() {
             count += 1;
             let rank = inside.placement.of_word(request.key).rank;
-            if rank == request.rank && rank != inside.place.rank {
-                self.send(rank, &request, Origin::Ring(ticket), inside);
+            let in_vain = if rank == request.rank && rank != inside.place.rank {
+                let peer = &mut self.peers[rank as usize];
+                let sent = peer.send(request, Origin::Ring(ticket), &mut self.waiting, &mut inside.counts);
+                sent.err().map(|origin| (origin, Status::NodeGone))
             } else {
-                let response = Response::new(Status::Misrouted, 0);
-                inside.answer(Origin::Ring(ticket), &response, &mut self.ring);
+                Some((Origin::Ring(ticket), Status::Misrouted))
+            };
+            if let Some((origin, status)) = in_vain {
+                inside.answer(origin, &Response::new(status, 0), &mut self.ring);
             }
         }
         count
     }
 
+    /// Answers another node, now or when there is memory for it. Nobody waits if the connection is over.
     #[inline]
-    fn send(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        inside.counts.sent += 1;
-        let peer = &mut self.peers[rank as usize];
-        let origin = match &peer.endpoint {
-            Some(endpoint) if peer.is_up && peer.backlog.is_empty() => {
-                match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
-                    Ok(()) => return,
-                    Err(error) if error.cause.is_back_pressure() => {
-                        return self.keep(rank, request, error.user, inside);
-                    }
-                    Err(error) => error.user,
-                }
-            }
-            Some(_) if peer.is_up => return self.keep(rank, request, origin, inside),
-            _ => origin,
-        };
-        inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+    fn answer(&mut self, guest: RecvHandle<Origin>, answer: &[u8]) {
+        if let Err((cause, Some(guest))) = guest.reply(answer) {
+            self.answer_later(cause, guest, answer);
+        }
     }
 
     #[cold]
-    fn keep(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        self.peers[rank as usize].backlog.push_back((*request, origin));
-        self.waiting += 1;
-        inside.counts.backlogged += 1;
+    fn answer_later(&mut self, cause: copyrpc::NotReplied, guest: RecvHandle<Origin>, answer: &[u8]) {
+        if cause.is_back_pressure() {
+            self.unanswered.push_back((guest, answer.to_vec()));
+            self.waiting += 1;
+            return;
+        }
+        // Longer than the peer allowed. It gets the status alone.
+        let mut short = Vec::new();
+        if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
+            drop(guest.reply(&short));
+        }
     }
 
     /// Tries again with what found no room.
     #[cold]
     fn retry(&mut self) {
+        for _ in 0..self.unanswered.len() {
+            if let Some((guest, answer)) = self.unanswered.pop_front() {
+                self.waiting -= 1;
+                self.answer(guest, &answer);
+            }
+        }
         for peer in &mut self.peers {
             let Some(endpoint) = &peer.endpoint else { continue };
             while let Some((request, origin)) = peer.backlog.pop_front() {
@@ -406,7 +444,10 @@ impl<R: RingSide> Way for Network<R> {
 
     #[inline]
     fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
-        self.send(rank, request, origin, inside);
+        let peer = &mut self.peers[rank as usize];
+        if let Err(origin) = peer.send(request, origin, &mut self.waiting, &mut inside.counts) {
+            inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+        }
     }
 
     fn call_long(
@@ -441,14 +482,8 @@ impl<R: RingSide> Way for Network<R> {
 
     #[inline]
     fn reply(&mut self, waiter: u32, answer: &[u8]) {
-        if let Some(guest) = self.guests.take(waiter)
-            && let Err((_, Some(guest))) = guest.reply(answer)
-        {
-            // Longer than the peer allowed. It gets the status alone.
-            let mut short = Vec::new();
-            if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
-                drop(guest.reply(&short));
-            }
+        if let Some(guest) = self.guests.take(waiter) {
+            self.answer(guest, answer);
         }
     }
 
