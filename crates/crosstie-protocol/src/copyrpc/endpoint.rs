@@ -359,7 +359,8 @@ impl<U> Endpoint<U> {
     }
 
     /// The next message of the batch that arrived.
-    #[inline]
+    // Always: a result of this size would go through memory, twice per call.
+    #[inline(always)]
     pub fn next<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Result<Option<Arrival<U>>, Violation> {
         let Some((header, held)) = self.receiver.next(ring)? else { return Ok(None) };
         let (offset, len) = (self.receiver.payload_offset(&held), header.ring_len() as usize);

@@ -93,7 +93,7 @@ impl<U> Pending<U> {
     }
 
     /// Takes a call that is pending.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
         let index = CallKey::from_bits(bits).index();
         let key = self.next_key(index);

@@ -101,7 +101,7 @@ impl Receiver {
     }
 
     /// The next message of the batch: where its header is, and the header. It is held until it is released.
-    #[inline]
+    #[inline(always)]
     pub(super) fn next<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,

@@ -205,28 +205,20 @@ pub(super) enum Left {
     Pressed,
 }
 
+/// When what was written should go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Now,
+    /// With the next poll.
+    Later,
+}
+
 /// A message that came, as handed to the context.
 pub(super) enum Arrived<U> {
-    Request {
-        offset: usize,
-        len: usize,
-        held: Held,
-        owed: Owed,
-    },
     /// `None`: the caller gave up before.
-    Response {
-        user: Option<U>,
-        offset: usize,
-        len: usize,
-        held: Held,
-    },
+    Response { user: Option<U>, offset: usize, len: usize, held: Held },
     /// A bulk response.
-    Landed {
-        user: Option<U>,
-        region: Region,
-        len: usize,
-        held: Held,
-    },
+    Landed { user: Option<U>, region: Region, len: usize, held: Held },
     /// A request that waits, or that one before it holds up.
     Queued,
 }
@@ -320,7 +312,7 @@ impl<U> Connection<U> {
         user: U,
         deadline: Option<Instant>,
         counters: &mut Counters,
-    ) -> Result<(), (NotCalled, U)> {
+    ) -> Result<Due, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
@@ -336,7 +328,7 @@ impl<U> Connection<U> {
             // Taken apart, so that the result of a call that is made need not be in memory.
             Err((refusal, user)) => {
                 return match state.refused(refusal, payload, allowance, user, deadline) {
-                    Ok(()) => Ok(()),
+                    Ok(()) => Ok(Due::Later),
                     Err((cause, user)) => Err((cause, user)),
                 };
             }
@@ -345,16 +337,18 @@ impl<U> Connection<U> {
             state.write(&placed, payload);
         }
         state.began(call, deadline);
-        Ok(())
+        Ok(state.due())
     }
 
+    /// Answers a request, and gives back what was held of it.
     #[inline]
     pub(super) fn reply(
         &self,
         owed: Owed,
+        held: &mut Option<Held>,
         payload: &[u8],
         counters: &mut Counters,
-    ) -> Result<(), (NotReplied, Option<Owed>)> {
+    ) -> Result<Due, (NotReplied, Option<Owed>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
@@ -370,7 +364,10 @@ impl<U> Connection<U> {
                 if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
                     state.write(&placed, payload);
                 }
-                Ok(())
+                if let (Some(link), Some(held)) = (&mut state.link, held.take()) {
+                    link.protocol.release(held);
+                }
+                Ok(state.due())
             }
             Err((ReplyError::TooLong { .. }, owed)) => Err(too_long(owed)),
             Err((_, _)) => Err((Failure::Closed.into(), None)),
@@ -386,43 +383,45 @@ impl<U> Connection<U> {
         link.protocol.arrive(imm, &Bytes(&self.ring)).map_err(Failure::Violation)
     }
 
-    /// The next message of the batch.
+    /// Goes on with the batch: gives back what was held of it, hands small requests to `on_request`, and stops at
+    /// anything else.
     #[inline]
-    pub(super) fn next(&self) -> Result<Option<Arrived<U>>, Failure> {
+    pub(super) fn next(
+        &self,
+        done: Option<Held>,
+        mut on_request: impl FnMut(usize, usize, Held, Owed),
+    ) -> Result<Option<Arrived<U>>, Failure> {
         use crosstie_protocol::copyrpc::Arrival::{Request, Response};
         use crosstie_protocol::copyrpc::{Request as Incoming, Response as Answer};
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let Some(link) = &mut state.link else { return Ok(None) };
-        Ok(match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
-            None => None,
-            Some(Request(request)) => {
-                if request.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.holds_up()) {
-                    // Field by field: what a call takes by reference stays in memory on the way of small messages too.
-                    let Incoming { offset, len, bulk, held, owed } = request;
-                    state.queue(&self.ring, offset, len, bulk, held, owed)?;
-                    return Ok(Some(Arrived::Queued));
+        if let Some(held) = done {
+            link.protocol.release(held);
+        }
+        let (holds_up, has_lent) = match &state.bulk {
+            Some(bulk) => (bulk.holds_up(), bulk.has_lent()),
+            None => (false, false),
+        };
+        loop {
+            match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
+                None => return Ok(None),
+                Some(Request(Incoming { offset, len, bulk, held, owed })) => {
+                    if bulk || holds_up {
+                        // Field by field: what a call takes by reference stays in memory on the way of small messages too.
+                        state.queue(&self.ring, offset, len, bulk, held, owed)?;
+                        return Ok(Some(Arrived::Queued));
+                    }
+                    on_request(offset, len, held, owed);
                 }
-                Some(Arrived::Request {
-                    offset: request.offset,
-                    len: request.len,
-                    held: request.held,
-                    owed: request.owed,
-                })
-            }
-            Some(Response(response)) => {
-                if response.bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_lent()) {
-                    let Answer { call, user, offset, len, bulk, held } = response;
-                    return state.landed(&self.ring, call, user, offset, len, bulk, held).map(Some);
+                Some(Response(Answer { call, user, offset, len, bulk, held })) => {
+                    if bulk || has_lent {
+                        return state.landed(&self.ring, call, user, offset, len, bulk, held).map(Some);
+                    }
+                    return Ok(Some(Arrived::Response { user, offset, len, held }));
                 }
-                Some(Arrived::Response {
-                    user: response.user,
-                    offset: response.offset,
-                    len: response.len,
-                    held: response.held,
-                })
             }
-        })
+        }
     }
 
     #[inline]
@@ -571,15 +570,6 @@ impl<U> Connection<U> {
         state.failure.is_none() && state.link.is_some() && state.qp.state() == QpState::Error
     }
 
-    /// Whether the batch under construction should go now: the peer can work on it while more are written.
-    #[inline]
-    pub(super) fn has_large_batch(&self) -> bool {
-        self.state.borrow().link.as_ref().is_some_and(|link| {
-            // Sealed: by a payload that went ahead, or by the ring's end.
-            link.protocol.unsent_messages() >= LARGE_BATCH || !link.protocol.can_detach()
-        })
-    }
-
     /// Calls that wait for their answers.
     pub(super) fn pending(&self) -> usize {
         let state = self.state.borrow();
@@ -628,6 +618,16 @@ impl<U> State<U> {
         if let Some(link) = &mut self.link {
             link.write(placed, payload);
         }
+    }
+
+    /// Whether the batch under construction should go now: the peer can work on it while more are written.
+    #[inline]
+    fn due(&self) -> Due {
+        // Sealed: by a payload that went ahead, or by the ring's end.
+        let now = self.link.as_ref().is_some_and(|link| {
+            link.protocol.unsent_messages() >= LARGE_BATCH || !link.protocol.can_detach()
+        });
+        if now { Due::Now } else { Due::Later }
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
-use super::connection::{Arrived, Connection, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit};
+use super::connection::{Arrived, Connection, Due, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit};
 use super::endpoint::{Endpoint, RecvHandle};
 use super::error::{CallFailed, Failure};
 use super::operation::{Budget, Finished};
@@ -284,10 +284,10 @@ impl<U> Inner<U> {
         }
     }
 
-    /// A message was written: has its connection flushed with the next poll, or at once if that is enough for a batch.
+    /// A message was written: has its connection flushed when that is due.
     #[inline]
-    pub(super) fn wrote(&self, connection: &Rc<Connection<U>>) {
-        if connection.has_large_batch()
+    pub(super) fn wrote(&self, connection: &Rc<Connection<U>>, due: Due) {
+        if due == Due::Now
             && let Err(failure) = connection.flush(false, &mut self.counters.borrow_mut())
         {
             self.give_up(connection.clone(), failure);
@@ -397,32 +397,36 @@ impl<U> Inner<U> {
         let mut answers = 0;
         connection.arrive(imm)?;
         self.mark(connection);
-        while let Some(arrived) = connection.next()? {
-            match arrived {
-                Arrived::Request { offset, len, held, owed } => {
-                    let Some(context) = self.this.upgrade() else { break };
-                    let handle = RecvHandle::new(connection.clone(), context, offset, len, held, owed);
-                    self.arrived.borrow_mut().push_back(handle);
-                }
-                Arrived::Response { user, offset, len, held } => {
+        let Some(context) = self.this.upgrade() else { return Ok(0) };
+        let mut done = None;
+        loop {
+            let next = {
+                let mut arrived = self.arrived.borrow_mut();
+                connection.next(done.take(), |offset, len, held, owed| {
+                    let (connection, context) = (connection.clone(), context.clone());
+                    arrived.push_back(RecvHandle::new(connection, context, offset, len, held, owed));
+                })?
+            };
+            match next {
+                None => return Ok(answers),
+                Some(Arrived::Response { user, offset, len, held }) => {
                     if let Some(user) = user {
                         answers += 1;
                         on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
                     }
-                    connection.release(held);
+                    done = Some(held);
                 }
-                Arrived::Landed { user, region, len, held } => {
-                    connection.release(held);
+                Some(Arrived::Landed { user, region, len, held }) => {
                     if let Some(user) = user {
                         answers += 1;
                         on_response(user, Ok(Payload::new(region.mr(), 0, len)));
                     }
                     connection.give_landing(region);
+                    done = Some(held);
                 }
-                Arrived::Queued => self.deliver(connection),
+                Some(Arrived::Queued) => self.deliver(connection),
             }
         }
-        Ok(answers)
     }
 
     /// Requests that had to wait and are there now, and operations that have ended.

@@ -7,7 +7,7 @@ use crosstie_protocol::copyrpc::{BulkMemory, Held, Owed};
 
 use super::EndpointAddress;
 use super::bulk::Incoming;
-use super::connection::Connection;
+use super::connection::{Connection, Due};
 use super::context::Inner;
 use super::error::{CallError, ConnectError, Failure, NotReplied};
 use super::payload::Payload;
@@ -79,9 +79,17 @@ impl<U> Endpoint<U> {
             counters.calls += u64::from(called.is_ok());
             called
         };
-        // Also after a refusal: the peer may have to be asked for room.
-        self.context.wrote(&self.connection);
-        called.map_err(|(cause, user)| CallError { cause, user })
+        match called {
+            Ok(due) => {
+                self.context.wrote(&self.connection, due);
+                Ok(())
+            }
+            Err((cause, user)) => {
+                // The peer may have to be asked for room.
+                self.context.mark(&self.connection);
+                Err(CallError { cause, user })
+            }
+        }
     }
 
     /// Calls that wait for their answers.
@@ -205,7 +213,8 @@ impl<U> RecvHandle<U> {
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
         let Some(owed) = self.owed.take() else { return Err((Failure::Closed.into(), None)) };
-        let replied = self.connection.reply(owed, payload, &mut self.context.counters.borrow_mut());
+        let replied =
+            self.connection.reply(owed, &mut self.held, payload, &mut self.context.counters.borrow_mut());
         let replied = match replied {
             Err((NotReplied::TooLong { .. }, Some(owed))) if self.landing.len > 0 => {
                 self.reply_bulk(owed, payload)
@@ -213,9 +222,9 @@ impl<U> RecvHandle<U> {
             replied => replied,
         };
         match replied {
-            Ok(()) => {
+            Ok(due) => {
                 self.context.counters.borrow_mut().replies += 1;
-                self.context.wrote(&self.connection);
+                self.context.wrote(&self.connection, due);
                 Ok(())
             }
             Err((cause, None)) => Err((cause, None)),
@@ -228,14 +237,14 @@ impl<U> RecvHandle<U> {
 
     #[cold]
     #[inline(never)]
-    fn reply_bulk(&self, owed: Owed, payload: &[u8]) -> Result<(), (NotReplied, Option<Owed>)> {
+    fn reply_bulk(&self, owed: Owed, payload: &[u8]) -> Result<Due, (NotReplied, Option<Owed>)> {
         let replied = self.connection.reply_bulk(owed, self.landing, payload);
         match replied {
             Ok(()) => self.context.counters.borrow_mut().bulk_replies += 1,
             // Writes that are done give memory back: they are to be looked at.
             Err(_) => self.context.mark(&self.connection),
         }
-        replied
+        replied.map(|()| Due::Later)
     }
 }
 
@@ -245,7 +254,7 @@ impl<U> Drop for RecvHandle<U> {
         if let Some(owed) = self.owed.take() {
             // The credit of an answer that never comes would be lost. A connection that is over needs none.
             let mut counters = self.context.counters.borrow_mut();
-            if self.connection.reply(owed, &[], &mut counters).is_ok() {
+            if self.connection.reply(owed, &mut None, &[], &mut counters).is_ok() {
                 counters.unanswered += 1;
                 self.context.mark(&self.connection);
             }
