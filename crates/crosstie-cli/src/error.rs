@@ -1,11 +1,12 @@
 //! Why a command failed, and the exit status that says so.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crosstie::bootstrap;
 use crosstie::device::{CqError, DeviceError, OutOfRegion, PostError, Status};
-use crosstie_kv::figures;
+use crosstie_kv::{client, figures, node};
 
 /// Why a command failed. Printed as one line.
 #[derive(Debug, thiserror::Error)]
@@ -83,9 +84,49 @@ pub(crate) enum Error {
     /// Not even the software device works.
     #[error("the software device does not work here: the table says why")]
     NoSoftwareDevice,
+    /// A node of the store does not start.
+    #[error(transparent)]
+    Node(#[from] node::StartError),
+    /// A node of the store ended by itself.
+    #[error(transparent)]
+    Panicked(#[from] node::Panicked),
+    /// A node of the store has nowhere to listen.
+    #[error("listening at {address}, this rank's entry of --nodes: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// There is no node of the store to ask.
+    #[error(
+        "no live node of this user has the name {0:?} on this machine: start it with `crosstie kv serve --name {0}`"
+    )]
+    NoNode(String),
+    /// A node of the store does not let us in.
+    #[error(transparent)]
+    Attach(client::AttachError),
+    /// The store did not do what was asked.
+    #[error(transparent)]
+    Store(#[from] client::Error),
+    /// The store has no such key.
+    #[error("no such key: `crosstie kv put` makes one")]
+    NoSuchKey,
+    /// A compare-and-swap found another value.
+    #[error("the key has another value than the expected one, nothing has changed: see `crosstie kv get`")]
+    OtherValue,
     /// The figures are there, but some of the data was wrong.
     #[error("{0} messages carried wrong data: report this as a bug, with the command line")]
     WrongData(u64),
+}
+
+impl From<client::AttachError> for Error {
+    fn from(error: client::AttachError) -> Error {
+        match error {
+            client::AttachError::NoNode { name } => Error::NoNode(name),
+            error => Error::Attach(error),
+        }
+    }
 }
 
 impl Error {

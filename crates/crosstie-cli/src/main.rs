@@ -5,6 +5,7 @@
 mod bench;
 mod doctor;
 mod error;
+mod kv;
 mod report;
 mod table;
 mod tour;
@@ -42,6 +43,9 @@ enum Command {
     /// One measurement, beside what the machine itself allows.
     #[command(subcommand)]
     Bench(Bench),
+    /// The key-value store: run a node of it, and ask one.
+    #[command(subcommand)]
+    Kv(kv::Command),
     /// Results of `bench kv --json` as one HTML page with plots, readable without a network.
     Report(report::Arguments),
 }
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
         Some(Command::Bench(bench)) => measure(&bench),
+        Some(Command::Kv(command)) => kv::run(&command),
         Some(Command::Report(arguments)) => report::run(&arguments),
     };
     match done {

@@ -11,7 +11,7 @@ mod figure;
 mod html;
 mod page;
 mod plot;
-mod text;
+pub(crate) mod text;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -144,7 +144,7 @@ pub(super) fn limits(variables: &Variables) -> Result<Limits> {
     })
 }
 
-fn secret(variables: &Variables) -> Result<Secret> {
+pub(super) fn secret(variables: &Variables) -> Result<Secret> {
     match (variables.get(SECRET_FILE), variables.get(SECRET)) {
         (Some(_), Some(_)) => Err(Error::Environment(format!(
             "both {SECRET_FILE} and {SECRET} are set: keep the file, unset the other"

@@ -11,6 +11,7 @@ use std::path::Path;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use super::environment;
 use super::error::{Error, Result};
 
 /// The shortest secret that is accepted: a proof made from a guessable secret can be guessed offline.
@@ -40,6 +41,12 @@ impl Secret {
     /// A fresh secret from the system's random numbers.
     pub fn random() -> Result<Self> {
         Ok(Secret(random_bytes::<32>()?.to_vec()))
+    }
+
+    /// Reads the secret that the environment names: `CROSSTIE_SECRET_FILE`, a file, or `CROSSTIE_SECRET`, the secret itself. The
+    /// error says how to make one.
+    pub fn from_env() -> Result<Self> {
+        environment::secret(&environment::Variables::of_process())
     }
 
     /// Reads the secret from a file, less one trailing line end.

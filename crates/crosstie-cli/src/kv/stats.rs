@@ -1,0 +1,136 @@
+//! `crosstie kv stats`: what each daemon of each node has and did.
+
+use crosstie_kv::client::{self, Client};
+use crosstie_kv::long::Backend;
+use crosstie_kv::store::ShardStats;
+use serde::Serialize;
+
+use super::NAME;
+use crate::error::Error;
+use crate::report::text::bytes;
+use crate::table;
+
+/// Keys, bytes and requests so far, of every daemon of every node.
+///
+/// A node that cannot be reached is shown as gone; that is no failure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The node to ask, on this machine.
+    #[arg(long, value_name = "NAME", default_value = NAME)]
+    name: String,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Cluster {
+    name: String,
+    /// Of the node that was asked.
+    rank: u32,
+    backend: &'static str,
+    nodes: Vec<Node>,
+}
+
+#[derive(Serialize)]
+struct Node {
+    rank: u32,
+    /// "up" or "gone".
+    state: &'static str,
+    /// None if it is gone.
+    daemons: Vec<Shard>,
+}
+
+/// As [`ShardStats`] has it.
+#[derive(Serialize)]
+struct Shard {
+    daemon: u32,
+    words: u64,
+    strings: u64,
+    bytes: u64,
+    limit: u64,
+    gets: u64,
+    hits: u64,
+    puts: u64,
+    deletes: u64,
+    inserts: u64,
+    swaps: u64,
+    mismatches: u64,
+    out_of_memory: u64,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
+    let mut client = Client::attach(&arguments.name)?;
+    let info = *client.info();
+    let nodes = (0..info.nodes).map(|rank| node(&mut client, rank)).collect::<Result<_, _>>()?;
+    let backend = match info.backend {
+        Backend::Meta => "meta",
+        Backend::Delegation => "delegation",
+    };
+    let cluster = Cluster { name: arguments.name.clone(), rank: info.rank, backend, nodes };
+    crate::print(&if arguments.json { crate::json(&cluster)? } else { cluster.table() })
+}
+
+fn node(client: &mut Client, rank: u32) -> Result<Node, Error> {
+    let mut daemons = Vec::new();
+    for daemon in 0..client.info().daemons {
+        match client.stats(rank, daemon) {
+            Ok(stats) => daemons.push(Shard::new(daemon, &stats)),
+            // Whatever its daemons said before, it is gone now.
+            Err(client::Error::NodeGone { .. }) => return Ok(Node { rank, state: "gone", daemons: vec![] }),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Node { rank, state: "up", daemons })
+}
+
+impl Shard {
+    fn new(daemon: u32, stats: &ShardStats) -> Shard {
+        let &ShardStats { words, strings, bytes, limit, gets, hits, puts, deletes, inserts, swaps, .. } =
+            stats;
+        let &ShardStats { mismatches, out_of_memory, .. } = stats;
+        Shard {
+            daemon,
+            words,
+            strings,
+            bytes,
+            limit,
+            gets,
+            hits,
+            puts,
+            deletes,
+            inserts,
+            swaps,
+            mismatches,
+            out_of_memory,
+        }
+    }
+}
+
+impl Cluster {
+    fn table(&self) -> String {
+        let heads = ["rank", "daemon", "words", "strings", "memory", "limit", "gets", "hits", "puts"];
+        let mut rows = vec![heads.map(str::to_owned)];
+        for node in &self.nodes {
+            if node.daemons.is_empty() {
+                let mut row = heads.map(|_| "-".to_owned());
+                (row[0], row[1]) = (node.rank.to_string(), "gone".to_owned());
+                rows.push(row);
+            }
+            for shard in &node.daemons {
+                rows.push([
+                    node.rank.to_string(),
+                    shard.daemon.to_string(),
+                    shard.words.to_string(),
+                    shard.strings.to_string(),
+                    bytes(shard.bytes),
+                    bytes(shard.limit),
+                    shard.gets.to_string(),
+                    shard.hits.to_string(),
+                    shard.puts.to_string(),
+                ]);
+            }
+        }
+        table::figures(&rows)
+    }
+}
