@@ -206,9 +206,11 @@ impl Watch {
         self.peers = peers;
         // A stranger tries again and again.
         let refusals = node.refusals();
-        if refusals >= 2 * self.refusals.max(1) || (refusals == 1 && self.refusals == 0) {
+        if refusals > 0 && refusals >= 2 * self.refusals {
             self.refusals = refusals;
-            say(&format!("refused {refusals} connections so far: another secret, or another list of nodes"));
+            say(&format!(
+                "refused a connection, number {refusals}: another secret, or another list of nodes"
+            ));
         }
     }
 }

@@ -1,0 +1,375 @@
+//! The store from the command line: nodes and clients as a user starts them, and ends them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use crosstie_kv::placement::Placement;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// After this long something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SECRET: &str = "a secret of these tests alone";
+/// Bytes of a value at most.
+const LONGEST: usize = 1 << 20;
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_crosstie"));
+    command.env_remove("CROSSTIE_SECRET").env_remove("CROSSTIE_SECRET_FILE");
+    command
+}
+
+fn fresh_name(what: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("cli-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// `crosstie kv` with these words, to its end.
+fn kv(words: &[&str]) -> Output {
+    program().arg("kv").args(words).output().unwrap()
+}
+
+/// The same, with standard input.
+fn kv_with_input(words: &[&str], input: &[u8]) -> Output {
+    let mut command = program();
+    command.arg("kv").args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // It need not read all of it.
+    child.stdin.take().unwrap().write_all(input).ok();
+    child.wait_with_output().unwrap()
+}
+
+/// What a command that succeeds writes.
+#[track_caller]
+fn done(output: &Output) -> &[u8] {
+    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    &output.stdout
+}
+
+/// The one line of a command that ends with that status.
+#[track_caller]
+fn refused(output: &Output, status: i32) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    assert!(output.stdout.is_empty());
+    assert!(text.starts_with("crosstie: ") && text.lines().count() == 1, "not one line: {text}");
+    text
+}
+
+/// A node that runs.
+struct Node {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Node {
+    fn start(name: &str, words: &[&str], secret: Option<&str>) -> Node {
+        let mut command = program();
+        command.args(["kv", "serve", "--name", name]).args(words).stdout(Stdio::piped());
+        if let Some(secret) = secret {
+            command.env("CROSSTIE_SECRET", secret);
+        }
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok());
+        });
+        Node { child, lines }
+    }
+
+    /// Waits for a line with these words.
+    #[track_caller]
+    fn expect(&self, words: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        let mut before = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(line) => before.push(line),
+                Err(_) => panic!("not {words:?} but {before:?}"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the node does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Whoever is left when a test ends is no longer needed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Addresses that nobody listens at. Below the ports that the system gives to those who dial: a node that is down is dialled
+/// again and again, and must not find its port taken.
+fn addresses(count: usize) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = 20_000 + std::process::id() % 600 * 20;
+    let free = |port: &u32| TcpListener::bind(("127.0.0.1", *port as u16)).is_ok();
+    let ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Relaxed)).filter(free);
+    ports.take(count).map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn one_node_keeps_what_it_is_given() {
+    let name = fresh_name("one");
+    let mut node = Node::start(&name, &["--daemons", "2"], None);
+    let ready = node.expect("ready");
+    assert!(ready.contains(&name) && ready.contains("2 daemons"), "{ready}");
+    let ask = |words: &[&str]| kv(&[words, &["--name", &name]].concat());
+
+    done(&ask(&["put", "greeting", "hello"]));
+    assert_eq!(done(&ask(&["get", "greeting"])), b"hello", "as it is: this is no terminal");
+    done(&ask(&["cas", "greeting", "hello", "good day"]));
+    assert!(refused(&ask(&["cas", "greeting", "hello", "good night"]), 1).contains("another value"));
+    assert_eq!(done(&ask(&["get", "greeting"])), b"good day");
+    done(&ask(&["del", "greeting"]));
+    for gone in [["get", "greeting"], ["del", "greeting"]] {
+        assert!(refused(&ask(&gone), 1).contains("no such key"));
+    }
+    assert!(refused(&ask(&["cas", "greeting", "a", "b"]), 1).contains("no such key"));
+    done(&ask(&["put", "empty", ""]));
+    assert_eq!(done(&ask(&["get", "empty"])), b"");
+
+    // Numbers are keys of their own.
+    done(&ask(&["put", "--word", "7", "0xff"]));
+    assert_eq!(done(&ask(&["get", "--word", "7"])), b"255\n");
+    refused(&ask(&["get", "7"]), 1);
+    done(&ask(&["cas", "--word", "7", "255", "256"]));
+    assert!(refused(&ask(&["cas", "--word", "7", "255", "257"]), 1).contains("another value"));
+    done(&ask(&["del", "--word", "0x7"]));
+    refused(&ask(&["get", "--word", "7"]), 1);
+
+    // The longest value, with all bytes in it, and one that is longer.
+    let long: Vec<u8> = (0..LONGEST as u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 23) as u8).collect();
+    let put = ["put", "long", "--value-file", "-", "--name", &name];
+    done(&kv_with_input(&put, &long));
+    assert!(done(&ask(&["get", "long"])) == long, "other bytes came back");
+    assert!(refused(&kv_with_input(&put, &[&long[..], b"x"].concat()), 1).contains("1048576"));
+    let file = std::env::temp_dir().join(format!("{name}.value"));
+    std::fs::write(&file, b"\0of a file\n").unwrap();
+    done(&ask(&["put", "file", "--value-file", file.to_str().unwrap()]));
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(done(&ask(&["get", "file"])), b"\0of a file\n");
+    assert!(refused(&ask(&["put", "file", "--value-file", "/there/is/none"]), 1).contains("/there/is/none"));
+
+    let figures: Value = serde_json::from_slice(done(&ask(&["stats", "--json"]))).unwrap();
+    let daemons = figures["nodes"][0]["daemons"].as_array().unwrap();
+    let sum = |what: &str| daemons.iter().map(|daemon| daemon[what].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((daemons.len(), sum("strings"), sum("words")), (2, 3, 0));
+    assert!(sum("bytes") > 1 << 20 && sum("bytes") < sum("limit"));
+    assert_eq!((sum("gets"), sum("hits"), sum("puts"), sum("swaps")), (9, 6, 5, 5));
+    let table = String::from_utf8(done(&ask(&["stats"])).to_vec()).unwrap();
+    assert_eq!(table.lines().count(), 3, "{table}");
+
+    // The name is taken while it runs, and free when it has stopped.
+    assert!(refused(&ask(&["serve"]), 1).contains("has the name"));
+    node.signal(Signal::TERM);
+    assert!(node.wait().success());
+    node.expect("stopped");
+    assert!(refused(&ask(&["get", "empty"]), 1).contains("crosstie kv serve"));
+    let mut again = Node::start(&name, &[], None);
+    again.expect("ready");
+    refused(&ask(&["get", "empty"]), 1);
+    again.signal(Signal::INT);
+    assert!(again.wait().success());
+}
+
+#[test]
+fn memory_ends_with_an_error() {
+    let name = fresh_name("memory");
+    let node = Node::start(&name, &["--memory", "512KiB"], None);
+    node.expect("ready");
+    let value = vec![b'x'; 200 << 10];
+    let put = |key: &str| kv_with_input(&["put", key, "--value-file", "-", "--name", &name], &value);
+    done(&put("first"));
+    let text = (0..4).map(|number| put(&format!("more-{number}"))).find(|output| !output.status.success());
+    assert!(refused(&text.expect("there is a limit"), 1).contains("memory"));
+    assert_eq!(done(&kv(&["get", "first", "--name", &name])), value, "what is there stays");
+}
+
+#[test]
+fn three_nodes_are_one_store_and_outlive_each_other() {
+    for backend in ["meta", "delegation"] {
+        let (addresses, name) = (addresses(3), fresh_name(backend));
+        let names: Vec<String> = (0..3).map(|rank| format!("{name}-{rank}")).collect();
+        let start = |rank: usize| {
+            let rank_word = rank.to_string();
+            let words = ["--rank", &rank_word, "--nodes", &addresses, "--backend", backend, "--daemons", "2"];
+            let node = Node::start(&names[rank], &words, Some(SECRET));
+            node.expect("ready");
+            node
+        };
+        let mut nodes: Vec<Node> = (0..3).map(start).collect();
+        let placement = Placement::new(3, 2).unwrap();
+        let key_of = |rank: u32| {
+            let mut keys = (0..).map(|number| format!("key-{number}"));
+            keys.find(|key| placement.of_bytes(key.as_bytes()).rank == rank).unwrap()
+        };
+        let word_of = |rank: u32| {
+            (0..).find(|word| placement.of_word(*word).rank == rank).map(|word| word.to_string()).unwrap()
+        };
+        nodes[0].expect("rank 1 is up");
+        nodes[1].expect("rank 2 is up");
+        nodes[2].expect("rank 0 is up");
+
+        // Put through one, got through every.
+        let long = vec![b'v'; LONGEST];
+        for rank in 0..3u32 {
+            let (key, word) = (key_of(rank), word_of(rank));
+            let through = &names[(rank as usize + 1) % 3];
+            done(&kv_with_input(&["put", &key, "--value-file", "-", "--name", through], &long));
+            done(&kv(&["put", "--word", &word, "5", "--name", through]));
+            for name in &names {
+                assert_eq!(done(&kv(&["get", &key, "--name", name])), long);
+                assert_eq!(done(&kv(&["get", "--word", &word, "--name", name])), b"5\n");
+            }
+        }
+
+        // One is killed: its keys are gone, and only they.
+        nodes.pop().unwrap().kill();
+        nodes[0].expect("rank 2 is gone");
+        nodes[1].expect("rank 2 is gone");
+        let states = |through: &str| {
+            let output = kv(&["stats", "--json", "--name", through]);
+            let figures: Value = serde_json::from_slice(done(&output)).unwrap();
+            let nodes = figures["nodes"].as_array().unwrap();
+            nodes.iter().map(|node| node["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        for name in &names[..2] {
+            assert!(refused(&kv(&["get", &key_of(2), "--name", name]), 1).contains("rank 2"));
+            assert!(refused(&kv(&["put", &key_of(2), "x", "--name", name]), 1).contains("gone"));
+            assert!(refused(&kv(&["get", "--word", &word_of(2), "--name", name]), 1).contains("rank 2"));
+            for rank in 0..2 {
+                assert_eq!(done(&kv(&["get", &key_of(rank), "--name", name])), long);
+                assert_eq!(done(&kv(&["get", "--word", &word_of(rank), "--name", name])), b"5\n");
+            }
+            assert_eq!(states(name), ["up", "up", "gone"]);
+            let table = String::from_utf8(done(&kv(&["stats", "--name", name])).to_vec()).unwrap();
+            assert!(table.lines().nth(5).is_some_and(|line| line.contains("gone")), "{table}");
+        }
+        refused(&kv(&["get", &key_of(0), "--name", &names[2]]), 1);
+
+        // It comes back, empty, and all is as before.
+        nodes.push(start(2));
+        nodes[0].expect("rank 2 is up");
+        nodes[1].expect("rank 2 is up");
+        nodes[2].expect("rank 1 is up");
+        for name in &names {
+            assert!(refused(&kv(&["get", &key_of(2), "--name", name]), 1).contains("no such key"));
+        }
+        done(&kv(&["put", &key_of(2), "again", "--name", &names[0]]));
+        assert_eq!(done(&kv(&["get", &key_of(2), "--name", &names[1]])), b"again");
+        assert_eq!(states(&names[1]), ["up", "up", "up"]);
+
+        // One ends in order, the others see it go.
+        nodes[0].signal(Signal::TERM);
+        assert!(nodes[0].wait().success());
+        nodes[1].expect("rank 0 is gone");
+        nodes[2].expect("rank 0 is gone");
+    }
+}
+
+#[test]
+fn a_node_with_another_secret_is_refused() {
+    let (addresses, name) = (addresses(2), fresh_name("secret"));
+    let names = [0, 1].map(|rank| format!("{name}-{rank}"));
+    let words = |rank| ["--rank", rank, "--nodes", &addresses];
+    let first = Node::start(&names[0], &words("0"), Some(SECRET));
+    first.expect("ready");
+    let stranger = Node::start(&names[1], &words("1"), Some("not the secret of these tests"));
+    stranger.expect("secret");
+    assert!(first.expect("refused").contains("another secret"));
+    stranger.kill();
+    // From a file, which only its owner may read.
+    let file = std::env::temp_dir().join(format!("{name}.secret"));
+    std::fs::write(&file, format!("{SECRET}\n")).unwrap();
+    let with_file = |mode: u32| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = program();
+        command.args(["kv", "serve", "--name", &names[1]]).args(words("1"));
+        command.env("CROSSTIE_SECRET_FILE", &file);
+        command
+    };
+    refused(&with_file(0o644).output().unwrap(), 1);
+    let mut second = with_file(0o600).stdout(Stdio::null()).spawn().unwrap();
+    first.expect("rank 1 is up");
+    second.kill().unwrap();
+    second.wait().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    // And none at all.
+    let none = kv(&[&["serve", "--name", &names[1]][..], &words("1")].concat());
+    assert!(refused(&none, 1).contains("CROSSTIE_SECRET_FILE"));
+}
+
+#[test]
+fn wrong_command_lines_have_status_2() {
+    for words in [
+        &["put"][..],
+        &["put", "key"],
+        &["put", "key", "value", "--value-file", "-"],
+        &["put", "--word", "key", "1"],
+        &["put", "--word", "1", "-1"],
+        &["get"],
+        &["get", "--word", "one"],
+        &["del", "a", "b"],
+        &["cas", "key", "expected"],
+        &["stats", "--yaml"],
+        &["serve", "--memory", "1GB"],
+        &["serve", "--memory", "0"],
+        &["serve", "--daemons", "0"],
+        &["serve", "--daemons", "65"],
+        &["serve", "--max-clients", "0"],
+        &["serve", "--queue-depth", "1000000"],
+        &["serve", "--backend", "fastest"],
+        &["serve", "--device", "abacus"],
+        &["serve", "--name", ""],
+        &["serve", "--rank", "0"],
+        &["serve", "--nodes", "127.0.0.1:1,127.0.0.1:2"],
+        &["serve", "--rank", "2", "--nodes", "127.0.0.1:1,127.0.0.1:2"],
+        &["serve", "--rank", "0", "--nodes", "127.0.0.1,127.0.0.1:2"],
+        &["restart"],
+    ] {
+        let output = kv(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        refused(&output, 2);
+    }
+}
+
+#[test]
+fn a_taken_address_is_named() {
+    let addresses = addresses(2);
+    let (first, _) = addresses.split_once(',').unwrap();
+    let _taken = TcpListener::bind(first).unwrap();
+    let mut command = program();
+    command.args(["kv", "serve", "--name", &fresh_name("taken"), "--rank", "0", "--nodes", &addresses]);
+    let output = command.env("CROSSTIE_SECRET", SECRET).output().unwrap();
+    assert!(refused(&output, 1).contains(first));
+}
