@@ -4,18 +4,16 @@
 
 mod cluster;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use cluster::other::{Other, ROLE, serve, until};
 use cluster::{BACKENDS, Numbers, PATIENCE, Plan, exercise, fresh_name, seed, start};
 use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
 use crosstie_kv::message::{Op, Request, Status};
-use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
-
-const ROLE: &str = "CROSSTIE_KV_ROLE";
+use crosstie_kv::node::{Membership, Node, NodeConfig};
 
 /// Plays the role that a test below gave it; an ordinary run has none.
 #[test]
@@ -46,89 +44,6 @@ fn load(name: &str) {
             return;
         }
         client.poll(|(), _| ());
-    }
-}
-
-/// A node, until its input ends.
-fn serve(name: &str, rank: u32, backend: &str, addresses: &str) {
-    let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
-    let backend = if backend == "Meta" { Backend::Meta } else { Backend::Delegation };
-    let config = NodeConfig { daemons: 2, backend, ..NodeConfig::member(name, rank, addresses.len() as u32) };
-    // A socket of the one before may linger.
-    let begun = Instant::now();
-    let listener = loop {
-        match TcpListener::bind(addresses[rank as usize]) {
-            Ok(listener) => break listener,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    let mut secret = String::new();
-    std::io::stdin().read_line(&mut secret).unwrap();
-    let secret = Secret::new(secret.trim()).unwrap();
-    let node = Node::join(&config, Membership { listener, addresses, secret }).unwrap();
-    node.wait_for_peers(PATIENCE).unwrap();
-    eprintln!("serving");
-    std::io::stdin().read_to_string(&mut String::new()).unwrap();
-    node.stop().unwrap();
-}
-
-struct Other {
-    child: Child,
-    output: BufReader<ChildStderr>,
-    input: Option<ChildStdin>,
-}
-
-impl Other {
-    fn start(role: &str) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--nocapture"])
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stderr.take().unwrap());
-        let input = child.stdin.take();
-        Other { child, output, input }
-    }
-
-    fn expect(&mut self, expected: &str) {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        if line.trim() != expected {
-            self.output.read_to_string(&mut line).unwrap();
-            panic!("not {expected:?} but: {line}");
-        }
-    }
-
-    fn join(mut self) {
-        self.input = None;
-        let mut rest = String::new();
-        self.output.read_to_string(&mut rest).unwrap();
-        assert!(self.child.wait().unwrap().success(), "the other process failed:\n{rest}");
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // Whoever is left when a test ends is no longer needed.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -348,9 +263,7 @@ fn strangers_at_the_control_port_are_harmless() {
 #[test]
 fn an_idle_node_is_nearly_asleep() {
     let mut other = Other::start("idle");
-    let mut line = String::new();
-    other.output.read_line(&mut line).unwrap();
-    println!("{}", line.trim());
+    println!("{}", other.line().trim());
     other.join();
 }
 

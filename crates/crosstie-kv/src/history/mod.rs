@@ -157,6 +157,11 @@ impl Recorder {
         }
     }
 
+    /// What is recorded so far, in the order of calls: for a process that may be killed to write down elsewhere.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
     /// Operations that can still be recorded.
     pub fn room(&self) -> usize {
         self.events.capacity() - self.events.len()

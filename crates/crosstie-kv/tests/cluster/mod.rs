@@ -1,6 +1,8 @@
 //! Clusters for tests, and clients that know what they should hear.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub(crate) mod other;
+
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

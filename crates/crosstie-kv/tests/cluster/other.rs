@@ -1,0 +1,104 @@
+//! Other processes: this program again, in a role that the environment names.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::Secret;
+use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
+
+use super::PATIENCE;
+
+/// The variable with the role. A test called `the_other_process` plays it.
+pub(crate) const ROLE: &str = "CROSSTIE_KV_ROLE";
+
+/// A node, until its input ends.
+pub(crate) fn serve(name: &str, rank: u32, backend: &str, addresses: &str) {
+    let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
+    let backend = if backend == "Meta" { Backend::Meta } else { Backend::Delegation };
+    let config = NodeConfig { daemons: 2, backend, ..NodeConfig::member(name, rank, addresses.len() as u32) };
+    // A socket of the one before may linger.
+    let begun = Instant::now();
+    let listener = loop {
+        match TcpListener::bind(addresses[rank as usize]) {
+            Ok(listener) => break listener,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut secret = String::new();
+    std::io::stdin().read_line(&mut secret).unwrap();
+    let secret = Secret::new(secret.trim()).unwrap();
+    let node = Node::join(&config, Membership { listener, addresses, secret }).unwrap();
+    node.wait_for_peers(PATIENCE).unwrap();
+    eprintln!("serving");
+    std::io::stdin().read_to_string(&mut String::new()).unwrap();
+    node.stop().unwrap();
+}
+
+pub(crate) struct Other {
+    pub(crate) child: Child,
+    /// Until somebody else reads it.
+    pub(crate) output: Option<BufReader<ChildStderr>>,
+    pub(crate) input: Option<ChildStdin>,
+}
+
+impl Other {
+    pub(crate) fn start(role: &str) -> Other {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process", "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = child.stderr.take().map(BufReader::new);
+        let input = child.stdin.take();
+        Other { child, output, input }
+    }
+
+    /// The next one that it prints.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.as_mut().unwrap().read_line(&mut line).unwrap();
+        line
+    }
+
+    pub(crate) fn expect(&mut self, expected: &str) {
+        let mut line = self.line();
+        if line.trim() != expected {
+            self.output.as_mut().unwrap().read_to_string(&mut line).unwrap();
+            panic!("not {expected:?} but: {line}");
+        }
+    }
+
+    pub(crate) fn join(mut self) {
+        self.input = None;
+        let mut rest = String::new();
+        self.output.as_mut().unwrap().read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "the other process failed:\n{rest}");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // Whoever is left when a test ends is no longer needed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
