@@ -142,7 +142,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two",
+        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two; a store of two guests",
         packages: VERBS,
         limit: 360,
         work: &[
@@ -173,6 +173,13 @@ pub(super) const STEPS: &[Step] = &[
                 test: "copyrpc",
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+            },
+            Guest {
+                package: "crosstie-kv",
+                features: "verbs",
+                test: "hosts",
+                hosts: 2,
+                arguments: &["--nocapture"],
             },
         ],
     },
