@@ -7,7 +7,6 @@ mod doctor;
 mod error;
 mod report;
 mod table;
-mod tour;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -15,12 +14,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use bench::report::Report;
-use bench::{copyrpc, device, node};
+use bench::{copyrpc, device, kv, node};
 use error::Error;
 
 /// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
 ///
-/// Without a command: a tour of the benchmarks between two processes on the software device.
+/// Without a command: the store's benchmark on two nodes of this machine, both backends in turns, with a table and a report.
 #[derive(Debug, Parser)]
 #[command(name = "crosstie", version)]
 struct CommandLine {
@@ -58,6 +57,11 @@ enum Bench {
     Flux(node::Arguments),
     /// Calls between nodes, many to a WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// The key-value store: a cluster of nodes and their clients.
+    Kv(kv::Arguments),
+    /// For the store's benchmark: one of its clients, as a process.
+    #[command(hide = true)]
+    KvClient,
 }
 
 fn main() -> ExitCode {
@@ -66,7 +70,7 @@ fn main() -> ExitCode {
         Err(error) => return answer(&error),
     };
     let done = match command {
-        None => tour::run(),
+        None => kv::main_job(),
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
         Some(Command::Bench(bench)) => measure(&bench),
@@ -92,6 +96,8 @@ fn measure(bench: &Bench) -> Result<(), Error> {
         Bench::Copyrpc(arguments) => {
             return tell(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
         }
+        Bench::Kv(arguments) => return kv::run(arguments),
+        Bench::KvClient => return kv::client(),
         Bench::Ipc(arguments) => (node::Kind::Ipc, arguments),
         Bench::Delegation(arguments) => (node::Kind::Delegation, arguments),
         Bench::Flux(arguments) => (node::Kind::Flux, arguments),

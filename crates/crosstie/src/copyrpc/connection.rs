@@ -489,6 +489,7 @@ impl<U> Connection<U> {
                 EmitKind::Batch => {
                     counters.batches += 1;
                     counters.batched += u64::from(emit.metadata.message_count);
+                    counters.batch_sizes[size_class(emit.metadata.message_count)] += 1;
                     link.ends.rotate_left(1);
                     link.ends[BATCHES_AHEAD - 1] = link.protocol.progress().posted;
                 }
@@ -710,4 +711,12 @@ impl<U> Link<U> {
         let messages = self.protocol.unsent_messages();
         messages > 0 && messages < LARGE_BATCH && self.protocol.progress().released < self.ends[0]
     }
+}
+
+/// Where a batch of so many messages is counted, see [`Counters::batch_sizes`].
+#[inline]
+fn size_class(messages: u32) -> usize {
+    // Batches have at least one message, and far fewer than 2^31.
+    let class = messages.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
+    class.min(Counters::default().batch_sizes.len() - 1)
 }

@@ -168,6 +168,8 @@ pub struct Counters {
     pub batches: u64,
     /// Messages in them.
     pub batched: u64,
+    /// Batches by size: at `i` those with at most `2^i` messages, and more than those before; the last has all larger ones.
+    pub batch_sizes: [u64; 16],
     /// Batches without messages, that only return credit.
     pub credit_batches: u64,
     /// Markers that skip the end of a ring.
