@@ -27,6 +27,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_millis(1);
 /// A start so close is awaited by spinning.
 const CLOSE: u64 = 100_000;
+/// Turns without an answer in which a client that has no core to itself lets others run, before it sleeps.
+const YIELDS: u32 = 256;
 
 /// What a client is told before anything else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -46,7 +48,7 @@ pub(super) struct Task {
     pub(super) recorded: Option<(usize, usize)>,
     /// Where it stays.
     pub(super) core: Option<usize>,
-    /// Turns without an answer before it lets others run.
+    /// Turns without an answer in which it spins; 0 where it has no core to itself, and lets others run at once.
     pub(super) spins: u32,
 }
 
@@ -374,6 +376,9 @@ impl<R: Recording> Worker<R> {
         } else if *idle < self.task.spins {
             *idle += 1;
             spin_loop();
+        } else if *idle < self.task.spins + YIELDS {
+            *idle += 1;
+            std::thread::yield_now();
         } else {
             self.wait(idle, tally);
         }
@@ -381,12 +386,12 @@ impl<R: Recording> Worker<R> {
 
     #[cold]
     fn wait(&mut self, idle: &mut u32, tally: &mut Tally) {
-        // Beyond the spins it counts naps.
+        // Beyond the turns without a nap it counts naps.
         *idle += 1;
         if self.client.wait(Some(NAP)) {
             return;
         }
-        if u128::from(*idle - self.task.spins) * NAP.as_nanos() > PATIENCE.as_nanos() {
+        if u128::from(*idle - self.task.spins - YIELDS) * NAP.as_nanos() > PATIENCE.as_nanos() {
             tally.gave_up = true;
         }
     }
