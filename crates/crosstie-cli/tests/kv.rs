@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// After this long something hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Short enough for a test, long enough for every client to do something.
-const QUICK: [&str; 6] = ["--duration", "0.2", "--runs", "2", "--keys", "2000"];
+const QUICK: [&str; 4] = ["--duration", "0.2", "--runs", "2"];
 
 /// There are few cores: one at a time.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -82,7 +82,8 @@ fn both_backends_run_on_one_node_and_on_two() {
     for nodes in ["1", "2"] {
         for backend in ["meta", "delegation"] {
             let options = ["--backend", backend, "--nodes", nodes, "--daemons", "2", "--clients", "2"];
-            let found = one(&[&options[..], &["--queue-depth", "3", "--zipf", "0.9"]].concat());
+            let found =
+                one(&[&options[..], &["--queue-depth", "3", "--zipf", "0.9", "--keys", "5000"]].concat());
             let context = format!("{options:?}: {found:?}");
             assert_eq!(found.backend.name().to_lowercase(), backend, "{context}");
             assert_eq!(
@@ -90,12 +91,13 @@ fn both_backends_run_on_one_node_and_on_two() {
                 (nodes.into(), 2, 2),
                 "{context}"
             );
-            assert_eq!((found.queue_depth, found.keys, found.zipf), (3, 2000, 0.9), "{context}");
+            assert_eq!((found.queue_depth, found.keys, found.zipf), (3, 5000, 0.9), "{context}");
             assert_eq!((found.pace, found.rate, found.launcher.as_str()), (Pace::Closed, None, "local"));
             // The daemons' counters are of the same runs; the last few milliseconds may be missing.
             let counted = found.counters["gets"] + found.counters["puts"];
             assert!(counted.abs_diff(found.ops) * 5 < found.ops, "{context}");
-            assert_eq!(found.counters["gets"], found.counters["hits"], "{context}");
+            // All keys are there, but for the one that ranks look at to see whether somebody wants to end the run.
+            assert!(found.counters["gets"] - found.counters["hits"] < 50, "{context}");
             let remote = found.counters["calls"];
             assert_eq!(remote > 0, nodes == "2", "{context}");
             assert_eq!(found.batches.is_empty(), nodes == "1", "{context}");
@@ -243,7 +245,7 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["--queue-depth", "0"], "queue depth"),
         (&["--read-ratio", "1.5"], "read ratio"),
         (&["--keys", "0"], "keys"),
-        (&["--zipf", "-1"], "zipf"),
+        (&["--zipf", "x"], "zipf"),
         (&["--zipf=-1"], "Zipf"),
         (&["--runs", "0"], "runs"),
         (&["--duration", "0"], "duration"),

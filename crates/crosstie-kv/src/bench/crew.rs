@@ -99,7 +99,9 @@ impl Crew {
         for _ in 0..crew.members.len() {
             match crew.hear(START_TIME)? {
                 (_, Reply::Ready, _) => {}
-                (client, reply, _) => return Err(Error::Client { client, what: format!("said {reply:?}") }),
+                (client, reply, _) => {
+                    return Err(Error::Client { client, what: format!("it said {reply:?}, out of turn") });
+                }
             }
         }
         Ok(crew)
@@ -156,7 +158,7 @@ impl Crew {
         match reply {
             Reply::Ran(tally) => self.heard[client] = Some(tally),
             Reply::Failed(what) => return Err(Error::Client { client, what }),
-            reply => return Err(Error::Client { client, what: format!("said {reply:?}") }),
+            reply => return Err(Error::Client { client, what: format!("it said {reply:?}, out of turn") }),
         }
         Ok(())
     }
@@ -167,7 +169,7 @@ impl Crew {
             Ok(said) => Ok(said),
             Err(RecvTimeoutError::Timeout) => Err(Error::Silent(patience.as_secs())),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Error::Client { client: 0, what: "ended, and so did all others".into() })
+                Err(Error::Client { client: 0, what: "it ended, and so did all others".into() })
             }
         }
     }
@@ -210,8 +212,9 @@ impl Member {
         let run = move || {
             let mut output = BufReader::new(output);
             loop {
-                let (reply, history) = read_reply(&mut output)
-                    .unwrap_or_else(|error| (Reply::Failed(format!("is gone: {error}")), Vec::new()));
+                let (reply, history) = read_reply(&mut output).unwrap_or_else(|error| {
+                    (Reply::Failed(format!("its process is gone ({error})")), Vec::new())
+                });
                 let last = matches!(reply, Reply::Failed(_) | Reply::Found { .. });
                 if says.send((number, reply, history)).is_err() || last {
                     return;
@@ -227,7 +230,7 @@ impl Member {
             Ear::Thread { orders, stop } => {
                 // Relaxed: the channel orders it before the run.
                 stop.store(false, Relaxed);
-                orders.send(order).map_err(|_| "has ended".to_owned())
+                orders.send(order).map_err(|_| "its thread has ended".to_owned())
             }
             Ear::Process { input, .. } => {
                 let word = match order {
@@ -235,7 +238,7 @@ impl Member {
                     Order::Run { measured: true } => MEASURE,
                     Order::Finish => FINISH,
                 };
-                writeln!(input, "{word}").map_err(|error| format!("is gone: {error}"))
+                writeln!(input, "{word}").map_err(|error| format!("its process is gone ({error})"))
             }
         }
     }

@@ -160,7 +160,7 @@ pub enum Error {
     #[error("filling the store: {0}")]
     Fill(client::Error),
     /// A client cannot go on.
-    #[error("client {client} {what}")]
+    #[error("client {client}: {what}")]
     Client {
         /// Which one, among those of this rank.
         client: usize,

@@ -86,7 +86,19 @@ fn card(plan: &Plan) -> Result<Card, Error> {
 fn allowed() -> Result<Vec<usize>, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::Os { what: "sched_getaffinity", source: errno.into() })?;
-    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+    let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    // Second hyperthreads come last: they are half a core.
+    cores.sort_by_key(|cpu| is_second(*cpu));
+    Ok(cores)
+}
+
+/// Whether a hyperthread of a lower number shares the core.
+fn is_second(cpu: usize) -> bool {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    // Such as "3,19" or "6-7".
+    let siblings = fs::read_to_string(path).unwrap_or_default();
+    let first = siblings.split([',', '-']).next().and_then(|first| first.trim().parse::<usize>().ok());
+    first.is_some_and(|first| first < cpu)
 }
 
 /// The cores of `rank`, one for each of its threads; `None` if there are not enough. Ranks that may run on the same cores of
@@ -144,4 +156,26 @@ pub(super) fn resident() -> u64 {
 
 fn list(cores: &[usize]) -> String {
     cores.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(boot: &str, cores: std::ops::Range<usize>) -> Card {
+        Card { boot: boot.into(), cores: cores.collect(), address: None }
+    }
+
+    #[test]
+    fn ranks_share_the_cores_of_their_machine() {
+        let plan = Plan { daemons: 1, clients: 2, ..Plan::default() };
+        let cards = [card("a", 0..6), card("b", 0..6), card("a", 0..6), card("a", 0..6)];
+        let shares: Vec<_> = (0..4).map(|rank| share(&cards, rank, &plan)).collect();
+        let [first, second] = [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])];
+        // The third rank of a machine has none left.
+        assert_eq!(shares, [first.clone(), first, second, None]);
+        // A launcher has given each its own.
+        let cards = [card("a", 0..3), card("a", 3..6)];
+        assert_eq!([0, 1].map(|rank| share(&cards, rank, &plan)), [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])]);
+    }
 }

@@ -302,3 +302,25 @@ pub(super) fn figures(
         limit_ns: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_of_all_ranks_and_times_from_first_to_last() {
+        let ranks = [
+            Sums { begun: 100, ended: 200, ops: 5, errors: 1, ..Sums::default() },
+            Sums { begun: 150, ended: 270, ops: 7, interrupted: 1, ..Sums::default() },
+        ];
+        let sums = Sums::together(&ranks, true);
+        assert_eq!((sums.begun, sums.ended, sums.ops, sums.errors, sums.interrupted), (100, 270, 12, 1, 1));
+        // Clocks that cannot be compared: the longest.
+        assert_eq!(Sums::together(&ranks, false).seconds(), 120e-9);
+        assert!(sums.ends(true));
+        assert!(!Sums { gave_up: 1, ..Sums::default() }.ends(true));
+        assert!(Sums { gave_up: 1, ..Sums::default() }.ends(false));
+        assert_eq!(Sums::from_bytes(&sums.to_bytes()).unwrap().ops, 12);
+        assert!(Sums::from_bytes(&[0; 3]).is_err());
+    }
+}

@@ -17,7 +17,7 @@ use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::operation::{Budget, Finished};
 use super::pool::Region;
-use super::{Counters, EndpointAddress, EndpointConfig};
+use super::{BATCH_CLASSES, Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
     Access, ConnectConfig, Data, DeviceError, Mr, Pd, PostError, QpState, RcQp, RemoteAddr, SendOp, SendWr,
 };
@@ -716,7 +716,17 @@ impl<U> Link<U> {
 /// Where a batch of so many messages is counted, see [`Counters::batch_sizes`].
 #[inline]
 fn size_class(messages: u32) -> usize {
-    // Batches have at least one message, and far fewer than 2^31.
     let class = messages.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
-    class.min(Counters::default().batch_sizes.len() - 1)
+    class.min(BATCH_CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size_class;
+
+    #[test]
+    fn batches_are_counted_by_powers_of_two() {
+        let classes = [1, 2, 3, 4, 5, 8, 9, 32_768, 32_769, u32::MAX].map(size_class);
+        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, 15, 15, 15]);
+    }
 }
