@@ -4,7 +4,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crosstie::Waiting;
 use crosstie::bootstrap::{Bootstrap, Secret};
 
 use super::crew::Crew;
@@ -271,8 +270,6 @@ fn open(
         max_clients: plan.clients as usize + OTHER_CLIENTS,
         queue_depth: (plan.queue_depth as usize).max(FILL_DEPTH),
         cores: place.daemons.clone(),
-        // Who shares a core lets others run as soon as there is nothing to do.
-        waiting: if place.daemons.is_some() { Waiting::Adaptive } else { Waiting::Park },
         ..NodeConfig::member(&word.name(backend, rank), rank, nodes)
     };
     if nodes == 1 {

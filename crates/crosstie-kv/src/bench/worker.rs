@@ -23,8 +23,12 @@ use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 pub const TIMED: u64 = 17;
 /// After so long without an answer nobody waits any more.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client sleeps at a time when it waits for answers.
+/// How long a client sleeps at a time when it waits for its last answers, or for the next start.
 const NAP: Duration = Duration::from_millis(1);
+/// How long a client sleeps at a time that has waited for a while, and does not know for how long.
+const SHORT_NAP: Duration = Duration::from_micros(50);
+/// A yield that takes so many nanoseconds went to somebody who does not yield.
+const TAKEN: u64 = 500_000;
 /// A start so close is awaited by spinning.
 const CLOSE: u64 = 100_000;
 /// Turns without an answer in which a client that has no core to itself lets others run, before it sleeps.
@@ -144,6 +148,8 @@ pub(super) struct Worker<R: Recording> {
     untimed: u64,
     /// Runs so far.
     runs: u64,
+    /// When it first gave way after the last answer.
+    silent_since: u64,
     pub(super) record: R,
     /// Of measured runs.
     pub(super) latency: Histogram,
@@ -160,7 +166,18 @@ impl<R: Recording> Worker<R> {
         let pattern = task.workload.pattern(&client.placement(), task.rank, task.client)?;
         let value = vec![0xab; task.workload.value_size];
         let latency = Histogram::new();
-        Ok(Worker { task, client, pattern, position: 0, untimed: 0, runs: 0, record, latency, value })
+        Ok(Worker {
+            task,
+            client,
+            pattern,
+            position: 0,
+            untimed: 0,
+            runs: 0,
+            silent_since: 0,
+            record,
+            latency,
+            value,
+        })
     }
 
     /// Works until `stop`, or until there is a reason to.
@@ -376,23 +393,26 @@ impl<R: Recording> Worker<R> {
         } else if *idle < self.task.spins {
             *idle += 1;
             spin_loop();
-        } else if *idle < self.task.spins + YIELDS {
-            *idle += 1;
-            std::thread::yield_now();
         } else {
-            self.wait(idle, tally);
+            self.give_way(idle, tally);
         }
     }
 
     #[cold]
-    fn wait(&mut self, idle: &mut u32, tally: &mut Tally) {
-        // Beyond the turns without a nap it counts naps.
-        *idle += 1;
-        if self.client.wait(Some(NAP)) {
-            return;
+    fn give_way(&mut self, idle: &mut u32, tally: &mut Tally) {
+        let yields = *idle - self.task.spins;
+        if yields == 0 {
+            self.silent_since = now();
         }
-        if u128::from(*idle - self.task.spins - YIELDS) * NAP.as_nanos() > PATIENCE.as_nanos() {
-            tally.gave_up = true;
+        if yields < YIELDS {
+            let before = now();
+            std::thread::yield_now();
+            // Who got the core for so long does not give it back: one that sleeps and wakes gets it sooner.
+            let taken = now() - before > TAKEN;
+            *idle += if taken { YIELDS - yields } else { 1 };
+        } else {
+            std::thread::sleep(SHORT_NAP);
+            tally.gave_up |= now() - self.silent_since > PATIENCE.as_nanos() as u64;
         }
     }
 
