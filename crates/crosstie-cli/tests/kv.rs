@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// After this long something hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Short enough for a test, long enough for every client to do something.
-const QUICK: [&str; 4] = ["--duration", "0.2", "--runs", "2"];
+const QUICK: [&str; 4] = ["--duration", "0.4", "--runs", "2"];
 
 /// There are few cores: one at a time.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -93,11 +93,10 @@ fn both_backends_run_on_one_node_and_on_two() {
             );
             assert_eq!((found.queue_depth, found.keys, found.zipf), (3, 5000, 0.9), "{context}");
             assert_eq!((found.pace, found.rate, found.launcher.as_str()), (Pace::Closed, None, "local"));
-            // The daemons' counters are of the same runs; the last few milliseconds may be missing.
-            let counted = found.counters["gets"] + found.counters["puts"];
-            assert!(counted.abs_diff(found.ops) * 5 < found.ops, "{context}");
             // All keys are there, but for the one that ranks look at to see whether somebody wants to end the run.
-            assert!(found.counters["gets"] - found.counters["hits"] < 50, "{context}");
+            let looks = found.counters["gets"] - found.counters["hits"];
+            assert!(looks < 50, "{context}");
+            assert_eq!(found.counters["gets"] + found.counters["puts"] - looks, found.ops, "{context}");
             let remote = found.counters["calls"];
             assert_eq!(remote > 0, nodes == "2", "{context}");
             assert_eq!(found.batches.is_empty(), nodes == "1", "{context}");
@@ -127,9 +126,9 @@ fn an_open_loop_keeps_its_rate() {
     for clients in [&[][..], &["--processes"]] {
         let found = one(&[&["--nodes", "2", "--clients", "2", "--open", "4000"][..], clients].concat());
         assert_eq!((found.pace, found.rate), (Pace::Open, Some(4000.0)));
-        // Starts are at random: 800 of them deviate by 28. A busy machine may leave some of them undone.
-        let due = found.ops + found.counters["not_started"];
-        assert!((500..1100).contains(&due), "{found:?}");
+        // Starts are at random: 1600 of them deviate by 40. A busy machine may leave some of them undone.
+        let due = (found.ops + found.counters["not_started"]) as f64;
+        assert!((0.7..1.3).contains(&(due / (4000.0 * found.seconds))), "{found:?}");
         assert_eq!(found.counters["timed"], found.ops, "{found:?}");
     }
 }

@@ -31,8 +31,6 @@ const LOOK: Duration = Duration::from_millis(10);
 const ASK: u32 = 5;
 /// The longest warm-up.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Daemons publish their counters several times in this.
-const PUBLISHED: Duration = Duration::from_millis(20);
 /// The least memory that a node may use.
 const MEMORY: u64 = 1 << 30;
 
@@ -139,7 +137,6 @@ impl Team {
         team.over = sums.ends(plan.check);
         // What a warm-up finds missing counts, though nothing else of it does.
         (team.local.errors, team.local.node_gone) = (sums.own_errors, sums.own_node_gone);
-        std::thread::sleep(PUBLISHED);
         team.before = Counted::of(&team.node);
         team.memory = place::resident().saturating_sub(before);
         Ok(team)
@@ -230,7 +227,6 @@ impl Team {
         place: &Place,
         interrupted: bool,
     ) -> (Node, Figures, Option<Error>) {
-        std::thread::sleep(PUBLISHED);
         let counted = Counted::of(&self.node).since(&self.before);
         let (found, mut trouble) = match self.crew.finish() {
             Ok(found) => (found, None),

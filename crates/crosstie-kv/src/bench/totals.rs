@@ -1,6 +1,7 @@
 //! What ranks add up, and the figures that come of it.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Bootstrap;
 use crosstie::telemetry::Histogram;
@@ -13,6 +14,9 @@ use super::worker::Tally;
 use super::{Error, Plan, meeting};
 use crate::figures::{self, Figures, Pace, Rank, Run};
 use crate::node::{Backend, Node};
+
+/// Within this all daemons publish their counters, however little they get to run.
+const PUBLISHED: Duration = Duration::from_secs(3);
 
 /// A run, of one rank or of all.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -99,7 +103,13 @@ pub(super) struct Counted {
 }
 
 impl Counted {
+    /// What they have counted by now: waits until each has published it, which takes some milliseconds.
     pub(super) fn of(node: &Node) -> Counted {
+        let passes = || node.counters().iter().map(|daemon| daemon.counts.passes).collect::<Vec<_>>();
+        let (before, end) = (passes(), Instant::now() + PUBLISHED);
+        while before.iter().zip(passes()).any(|(before, now)| *before == now) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         let mut counted = Counted::default();
         for daemon in node.counters() {
             let (counts, network, shard) = (daemon.counts, daemon.network, daemon.shard);
