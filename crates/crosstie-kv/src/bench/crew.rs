@@ -79,8 +79,15 @@ struct Member {
 }
 
 enum Ear {
-    Thread { orders: Sender<Order>, stop: Arc<AtomicBool> },
-    Process { input: ChildStdin, child: Child },
+    Thread {
+        orders: Sender<Order>,
+        stop: Arc<AtomicBool>,
+    },
+    /// It ends when its input does.
+    Process {
+        input: Option<ChildStdin>,
+        child: Child,
+    },
 }
 
 impl Crew {
@@ -222,7 +229,7 @@ impl Member {
             }
         };
         let thread = std::thread::Builder::new().name(format!("kv-ear-{number}")).spawn(run);
-        Ok(Member { ear: Ear::Process { input, child }, thread: Some(thread.map_err(failed)?) })
+        Ok(Member { ear: Ear::Process { input: Some(input), child }, thread: Some(thread.map_err(failed)?) })
     }
 
     fn tell(&mut self, order: Order) -> Result<(), String> {
@@ -238,7 +245,7 @@ impl Member {
                     Order::Run { measured: true } => MEASURE,
                     Order::Finish => FINISH,
                 };
-                writeln!(input, "{word}").map_err(|error| format!("its process is gone ({error})"))
+                say(input, word).map_err(|error| format!("its process is gone ({error})"))
             }
         }
     }
@@ -246,10 +253,16 @@ impl Member {
     fn stop(&mut self) -> io::Result<()> {
         match &mut self.ear {
             Ear::Thread { stop, .. } => stop.store(true, Relaxed),
-            Ear::Process { input, .. } => writeln!(input, "{STOP}")?,
+            Ear::Process { input, .. } => say(input, STOP)?,
         }
         Ok(())
     }
+}
+
+/// A line for a process.
+fn say(input: &mut Option<ChildStdin>, word: &str) -> io::Result<()> {
+    let input = input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+    writeln!(input, "{word}")
 }
 
 impl Drop for Member {
@@ -258,8 +271,9 @@ impl Drop for Member {
         match &mut self.ear {
             // Its channel is gone with the next line.
             Ear::Thread { orders, .. } => *orders = channel().0,
-            Ear::Process { child, .. } => {
-                // It ends by itself after its last word; one that does not has nothing left to say.
+            Ear::Process { input, child } => {
+                // It ends with its input; one that does not has nothing left to say.
+                drop(input.take());
                 let end = Instant::now() + Duration::from_secs(1);
                 while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
                     std::thread::sleep(Duration::from_millis(2));
