@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crosstie::bootstrap;
 use crosstie::device::{CqError, DeviceError, OutOfRegion, PostError, Status};
-use crosstie_kv::{client, figures, node};
+use crosstie_kv::{bench, client, figures, node};
 
 /// Why a command failed. Printed as one line.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,17 @@ pub(crate) enum Error {
         /// How many there may be.
         limit: usize,
     },
+    /// A file that says what to measure does not.
+    #[error("{path}: {what}", path = path.display())]
+    Sweep {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The store's benchmark failed, or ended early.
+    #[error(transparent)]
+    Kv(bench::Error),
     /// Not even the software device works.
     #[error("the software device does not work here: the table says why")]
     NoSoftwareDevice,
@@ -129,10 +140,20 @@ impl From<client::AttachError> for Error {
     }
 }
 
+impl From<bench::Error> for Error {
+    fn from(error: bench::Error) -> Error {
+        match error {
+            bench::Error::Plan(text) => Error::Usage(text),
+            bench::Error::Workload(error) => Error::Usage(error.to_string()),
+            error => Error::Kv(error),
+        }
+    }
+}
+
 impl Error {
     /// 2 where the command line is wrong, 1 where the work failed.
     pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if matches!(self, Error::Usage(_)) { 2 } else { 1 })
+        ExitCode::from(if matches!(self, Error::Usage(_) | Error::Sweep { .. }) { 2 } else { 1 })
     }
 
     /// Makes one of what the library answered.

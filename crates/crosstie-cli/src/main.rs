@@ -8,7 +8,6 @@ mod error;
 mod kv;
 mod report;
 mod table;
-mod tour;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -21,7 +20,7 @@ use error::Error;
 
 /// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
 ///
-/// Without a command: a tour of the benchmarks between two processes on the software device.
+/// Without a command: the store's benchmark on two nodes of this machine, both backends in turns, with a table and a report.
 #[derive(Debug, Parser)]
 #[command(name = "crosstie", version)]
 struct CommandLine {
@@ -62,6 +61,11 @@ enum Bench {
     Flux(node::Arguments),
     /// Calls between nodes, many to a WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// The key-value store: a cluster of nodes and their clients.
+    Kv(bench::kv::Arguments),
+    /// For the store's benchmark: one of its clients, as a process.
+    #[command(hide = true)]
+    KvClient,
 }
 
 fn main() -> ExitCode {
@@ -70,7 +74,7 @@ fn main() -> ExitCode {
         Err(error) => return answer(&error),
     };
     let done = match command {
-        None => tour::run(),
+        None => bench::kv::main_job(),
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
         Some(Command::Bench(bench)) => measure(&bench),
@@ -97,6 +101,8 @@ fn measure(bench: &Bench) -> Result<(), Error> {
         Bench::Copyrpc(arguments) => {
             return tell(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
         }
+        Bench::Kv(arguments) => return bench::kv::run(arguments),
+        Bench::KvClient => return bench::kv::client(),
         Bench::Ipc(arguments) => (node::Kind::Ipc, arguments),
         Bench::Delegation(arguments) => (node::Kind::Delegation, arguments),
         Bench::Flux(arguments) => (node::Kind::Flux, arguments),

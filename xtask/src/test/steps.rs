@@ -18,6 +18,12 @@ pub(super) struct Step {
 
 const VERBS: &[&str] = &["cmake", "libclang-dev"];
 const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "libclang-dev"];
+/// mpirun refuses root, and more ranks than cores, unless told.
+const MPIRUN: &[(&str, &str)] = &[
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+];
 
 /// In the order in which they run: the quick ones first.
 pub(super) const STEPS: &[Step] = &[
@@ -125,20 +131,23 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "mpi",
-        shows: "bootstrap works under mpirun with two ranks",
+        shows: "bootstrap works under mpirun, and so does the store on its ranks",
         packages: MPI,
-        limit: 300,
-        work: &[Cargo {
-            arguments: &["test", "-p", "crosstie", "--features", "mpi", "--test", "bootstrap_mpi"],
-            // mpirun refuses root, and more ranks than cores, unless told.
-            variables: &[
-                ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-                ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-                ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-            ],
-            target: None,
-            tests: true,
-        }],
+        limit: 600,
+        work: &[
+            Cargo {
+                arguments: &["test", "-p", "crosstie", "--features", "mpi", "--test", "bootstrap_mpi"],
+                variables: MPIRUN,
+                target: None,
+                tests: true,
+            },
+            Cargo {
+                arguments: &["test", "-p", "crosstie-cli", "--features", "mpi", "--test", "kv_mpi"],
+                variables: MPIRUN,
+                target: None,
+                tests: true,
+            },
+        ],
     },
     Step {
         name: "softroce",

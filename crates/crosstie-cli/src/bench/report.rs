@@ -221,32 +221,6 @@ impl Report {
             counters.join(", ")
         )
     }
-
-    /// A row of a table of several benchmarks, see [`Report::HEADER`].
-    pub(crate) fn row(&self) -> [String; 9] {
-        let or_none =
-            |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| format!("{figure:.2}"));
-        [
-            self.subject.op.unwrap_or(self.subject.bench).into(),
-            self.subject.payload.to_string(),
-            self.subject.queue_depth.to_string(),
-            scaled(self.ops_per_s),
-            or_none(self.ratio_to_limit),
-            self.p50_ns.to_string(),
-            self.p99_ns.to_string(),
-            self.bytes_per_s.map_or_else(|| "-".into(), scaled),
-            or_none(self.bytes_to_limit),
-        ]
-    }
-
-    /// Names of the columns of [`Report::row`].
-    pub(crate) const HEADER: [&'static str; 9] =
-        ["op", "bytes", "depth", "ops/s", "of limit", "p50 ns", "p99 ns", "bytes/s", "of memcpy"];
-
-    /// One cache line there and back, in nanoseconds.
-    pub(crate) fn line(&self) -> Option<f64> {
-        self.limit_ns
-    }
 }
 
 /// Of what travels in batches.

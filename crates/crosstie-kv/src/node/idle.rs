@@ -9,6 +9,8 @@ const SPINS: u32 = 64;
 const CROWDED_SPINS: u32 = 2;
 /// Letting others run takes less if there are none.
 const CROWDED: Duration = Duration::from_micros(3);
+/// A yield that takes so long went to somebody who does not yield.
+const TAKEN: Duration = Duration::from_micros(500);
 /// Passes after which it naps.
 const YIELDS: u32 = 256;
 /// The first nap. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
@@ -47,10 +49,14 @@ impl Idle {
         self.nap = FIRST_NAP;
     }
 
-    /// Others were let run, which took so long.
+    /// Others were let run, which took so long. One who keeps the core would get it again at the next yield; a daemon that naps
+    /// and wakes gets it sooner.
     #[inline]
     pub(super) fn yielded(&mut self, took: Duration) {
         self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
+        if took > TAKEN {
+            self.passes = YIELDS;
+        }
     }
 
     /// There was nothing.
@@ -109,6 +115,18 @@ mod tests {
         };
         assert!(spins(Duration::from_micros(50)) < 5);
         assert!(spins(Duration::from_nanos(300)) > 50);
+    }
+
+    #[test]
+    fn who_yields_to_one_that_does_not_naps() {
+        let mut idle = Idle::new(Waiting::Park);
+        assert_eq!(idle.next(), Rest::Yield);
+        idle.yielded(TAKEN);
+        assert_eq!(idle.next(), Rest::Yield);
+        idle.yielded(2 * TAKEN);
+        assert_eq!(idle.next(), Rest::Nap(FIRST_NAP));
+        idle.reset();
+        assert_eq!(idle.next(), Rest::Yield);
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod random;
 mod schedule;
 mod zipf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::long::MAX_VALUE;
 use crate::message::{Op, Request};
 use crate::placement::{Place, Placement};
@@ -36,7 +38,7 @@ pub const MAX_ENTRIES: usize = 1 << 20;
 pub const MAX_ZIPF: f64 = 8.0;
 
 /// What to ask for.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The keys are `0..keys`. At most [`MAX_KEYS`].
     pub keys: u64,

@@ -17,7 +17,7 @@ use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::operation::{Budget, Finished};
 use super::pool::Region;
-use super::{Counters, EndpointAddress, EndpointConfig};
+use super::{BATCH_CLASSES, Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
     Access, ConnectConfig, Data, DeviceError, Mr, Pd, PostError, QpState, RcQp, RemoteAddr, SendOp, SendWr,
 };
@@ -489,6 +489,7 @@ impl<U> Connection<U> {
                 EmitKind::Batch => {
                     counters.batches += 1;
                     counters.batched += u64::from(emit.metadata.message_count);
+                    counters.batch_sizes[size_class(emit.metadata.message_count)] += 1;
                     link.ends.rotate_left(1);
                     link.ends[BATCHES_AHEAD - 1] = link.protocol.progress().posted;
                 }
@@ -709,5 +710,23 @@ impl<U> Link<U> {
     fn prefers_company(&self) -> bool {
         let messages = self.protocol.unsent_messages();
         messages > 0 && messages < LARGE_BATCH && self.protocol.progress().released < self.ends[0]
+    }
+}
+
+/// Where a batch of so many messages is counted, see [`Counters::batch_sizes`].
+#[inline]
+fn size_class(messages: u32) -> usize {
+    let class = messages.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
+    class.min(BATCH_CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size_class;
+
+    #[test]
+    fn batches_are_counted_by_powers_of_two() {
+        let classes = [1, 2, 3, 4, 5, 8, 9, 32_768, 32_769, u32::MAX].map(size_class);
+        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, 15, 15, 15]);
     }
 }

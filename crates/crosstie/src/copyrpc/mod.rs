@@ -154,6 +154,9 @@ impl Default for EndpointConfig {
     }
 }
 
+/// Sizes of batches that are told apart, see [`Counters::batch_sizes`].
+pub const BATCH_CLASSES: usize = 16;
+
 /// What a context has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -168,6 +171,8 @@ pub struct Counters {
     pub batches: u64,
     /// Messages in them.
     pub batched: u64,
+    /// Batches by size: at `i` those with at most `2^i` messages, and more than those before; the last has all larger ones.
+    pub batch_sizes: [u64; BATCH_CLASSES],
     /// Batches without messages, that only return credit.
     pub credit_batches: u64,
     /// Markers that skip the end of a ring.

@@ -1,0 +1,241 @@
+//! `crosstie bench kv`: the store, on a cluster of nodes and their clients.
+//!
+//! The ranks are processes that this one starts, or those of a launcher: mpirun, or a rendezvous. Rank 0 prints. What is
+//! measured and how is the library's: see [`crosstie_kv::bench`].
+
+mod arguments;
+mod sweep;
+
+use std::io::{stdin, stdout};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crosstie::bootstrap::{self, Bootstrap, local};
+use crosstie::telemetry::Histogram;
+use crosstie_kv::bench::{self, Outcome};
+use crosstie_kv::figures::Figures;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use super::arena::Arena;
+use super::cores;
+use super::limits::Line;
+use super::patience::Patience;
+use super::progress::Progress;
+use crate::error::Error;
+use crate::report;
+
+pub(crate) use arguments::Arguments;
+
+/// Set in a rank that another rank has started.
+pub(crate) const CHILD: &str = "CROSSTIE_LOCAL_RANK";
+/// Names the machine of a rendezvous.
+const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
+/// Where the main job leaves its figures.
+const MAIN_NAME: &str = "crosstie-report";
+/// Of a bar.
+const STEPS: u64 = 1000;
+/// How long to look at one cache line.
+const LINE_TIME: Duration = Duration::from_millis(30);
+
+/// `crosstie bench kv`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
+    let combinations = match &arguments.plan {
+        Some(path) => sweep::read(path, arguments)?,
+        None => vec![arguments.clone()],
+    };
+    // A plan's figures are kept, unless somebody takes them at once.
+    let stem = arguments.plan.as_deref().and_then(Path::file_stem).map(PathBuf::from);
+    let name = arguments.output.clone().or(stem.filter(|_| !arguments.json));
+    let found = measure(&combinations)?;
+    tell(found, arguments.json, combinations.len() > 1 || arguments.backend.len() > 1, name.as_deref())
+}
+
+/// `crosstie` without a command.
+pub(crate) fn main_job() -> Result<(), Error> {
+    if !super::is_child() {
+        crate::print(
+            "Two nodes of this machine, both ways to another node in turns; about fifteen seconds.\n\n",
+        )?;
+    }
+    tell(measure(&[Arguments::main_job()])?, false, false, Some(Path::new(MAIN_NAME)))
+}
+
+/// `crosstie bench kv-client`.
+pub(crate) fn client() -> Result<(), Error> {
+    // What ends it is its node, so that the last operations are counted.
+    interrupt()?;
+    bench::serve_client(stdin().lock(), stdout())
+        .map_err(|source| Error::Os { what: "a client's orders", source })
+}
+
+/// What was measured, and why there is not more.
+struct Found {
+    results: Vec<Figures>,
+    trouble: Option<Error>,
+    leads: bool,
+}
+
+/// All combinations, one after the other, until one fails or somebody has had enough.
+fn measure(combinations: &[Arguments]) -> Result<Found, Error> {
+    for arguments in combinations {
+        arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
+    }
+    let interrupt = interrupt()?;
+    // A job that somebody else started takes part in all; others are started for each.
+    let mut given = bootstrap::from_env()?;
+    let mut found = Found { results: Vec::new(), trouble: None, leads: given.rank() == 0 };
+    let count = combinations.len();
+    for (at, arguments) in combinations.iter().enumerate() {
+        let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
+        let outcome = match given.size() {
+            1 => alone(arguments, &interrupt, &what),
+            _ => take_part(given.as_mut(), launcher(), arguments, &interrupt, &what),
+        };
+        match outcome {
+            Ok(outcome) => {
+                found.results.extend(outcome.figures);
+                found.trouble = outcome.trouble.map(Error::from);
+            }
+            // What was measured before is not lost.
+            Err(error) => found.trouble = Some(error),
+        }
+        if found.trouble.is_some() {
+            return Ok(found);
+        }
+        if found.results.iter().any(|figures| figures.interrupted) {
+            break;
+        }
+    }
+    given.finish()?;
+    Ok(found)
+}
+
+/// What started this rank.
+fn launcher() -> &'static str {
+    match () {
+        () if std::env::var_os(CHILD).is_some() => "local",
+        () if std::env::var_os(RENDEZVOUS).is_some() => "tcp",
+        () => "mpi",
+    }
+}
+
+/// Starts the ranks, and is the first of them.
+fn alone(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
+    let line = line()?;
+    let mut outcome = match arguments.nodes.unwrap_or(1) {
+        1 => take_part(&mut bootstrap::Alone::default(), "local", arguments, interrupt, what)?,
+        nodes => {
+            let mut job = local::Launch::new(nodes).arguments(arguments.words()).start()?;
+            let outcome = take_part(&mut job, "local", arguments, interrupt, what)?;
+            if outcome.trouble.is_none() {
+                job.finish()?;
+            }
+            outcome
+        }
+    };
+    outcome.figures.iter_mut().for_each(|figures| figures.limit_ns = line);
+    Ok(outcome)
+}
+
+fn take_part(
+    job: &mut dyn Bootstrap,
+    launcher: &str,
+    arguments: &Arguments,
+    interrupt: &AtomicBool,
+    what: &str,
+) -> Result<Outcome, Error> {
+    if let Some(nodes) = arguments.nodes
+        && nodes != job.size()
+    {
+        let size = job.size();
+        return Err(Error::Usage(format!("--nodes {nodes}, but this job has {size} ranks: leave it out")));
+    }
+    let plan = arguments.plan(launcher)?;
+    let mut bar = Progress::new(what, STEPS, job.rank() == 0);
+    bar.show(0);
+    Ok(bench::run(job, &plan, interrupt, |share| bar.show((share * STEPS as f64) as u64))?)
+}
+
+/// Prints and keeps what was found, where this rank leads. `several`: an array, even of one.
+fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Result<(), Error> {
+    let Found { results, trouble, leads } = found;
+    if leads && !results.is_empty() {
+        let json = match results.as_slice() {
+            [one] if !several => crate::json(one)?,
+            all => crate::json(&all)?,
+        };
+        if as_json {
+            crate::print(&json)?;
+        } else {
+            crate::print(&text(&results))?;
+        }
+        if let Some(name) = name {
+            let (data, page) = (name.with_extension("json"), name.with_extension("html"));
+            std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
+            report::write(&results, &page)?;
+            let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
+            let kept = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
+            if as_json { eprint!("{kept}") } else { crate::print(&kept)? }
+        }
+    }
+    if let Some(error) = trouble {
+        return Err(error);
+    }
+    let errors = results.iter().map(|figures| figures.errors).sum();
+    if errors > 0 { Err(Error::WrongData(errors)) } else { Ok(()) }
+}
+
+/// For people.
+fn text(results: &[Figures]) -> String {
+    let mut text = report::table(results);
+    if let [first, ..] = results {
+        let threads = first.nodes * (first.daemons + first.clients);
+        let cores = match first.cores.as_str() {
+            "" => format!("nobody is bound to a core: {threads} daemons and clients on {}", first.machine),
+            cores => format!("cores: {cores}"),
+        };
+        let line = first
+            .limit_ns
+            .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
+        text += &format!("\n{cores}{line}\n");
+    }
+    if results.iter().any(|figures| figures.interrupted) {
+        text += "ended early: the figures are those until then\n";
+    }
+    text
+}
+
+/// Set when somebody wants it to end; the second time ends it at once.
+fn interrupt() -> Result<Arc<AtomicBool>, Error> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let failed = |source| Error::Os { what: "catching signals", source };
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_shutdown(signal, 128 + signal, flag.clone()).map_err(failed)?;
+        flag::register(signal, flag.clone()).map_err(failed)?;
+    }
+    Ok(flag)
+}
+
+/// One cache line there and back between two cores, in nanoseconds; `None` where there is one.
+fn line() -> Result<Option<f64>, Error> {
+    let Some([first, second]) = cores::pair()? else { return Ok(None) };
+    let arena = Arena::create(4096)?;
+    let mut times = Histogram::new();
+    std::thread::scope(|scope| {
+        let follower = scope.spawn(|| {
+            cores::pin(second)?;
+            Line::new(&arena, Patience::new(true)).follow()
+        });
+        let lead = || {
+            cores::pin(first)?;
+            Line::new(&arena, Patience::new(true)).lead(LINE_TIME, &mut times)
+        };
+        let led = cores::on_own_thread(lead);
+        let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        led.and(followed)
+    })?;
+    Ok(Line::median(&times).map(|ns| (ns * 10.0).round() / 10.0))
+}

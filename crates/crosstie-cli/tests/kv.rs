@@ -1,0 +1,283 @@
+//! `crosstie bench kv` as scripts see it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crosstie_kv::figures::{self, Figures, Pace};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// After this long something hangs.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Short enough for a test, long enough for every client to do something.
+const QUICK: [&str; 4] = ["--duration", "0.4", "--runs", "2"];
+
+/// There are few cores: one at a time.
+static MEASURING: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_crosstie"))
+        .args(["bench", "kv", "--json"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts")
+}
+
+/// Waits for it, but not for ever.
+fn end(child: Child) -> Output {
+    let pid = Pid::from_child(&child);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || done.send(child.wait_with_output()).ok());
+    let output = is_done.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        kill_process(pid, Signal::KILL).expect("it is there");
+        panic!("it hangs");
+    });
+    waiter.join().expect("it does not panic");
+    output.expect("its output is read")
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let _alone = alone();
+    end(start(arguments))
+}
+
+/// The figures of a command that succeeds.
+fn measured(arguments: &[&str]) -> Vec<Figures> {
+    let output = run(&[arguments, &QUICK].concat());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}: {errors}", output.status);
+    let results = figures::parse(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    for figures in &results {
+        assert_eq!((figures.errors, figures.node_gone, figures.interrupted), (0, 0, false), "{arguments:?}");
+        assert!(
+            figures.ops > 0 && figures.ops_per_s > 0.0 && figures.p50_ns > 0,
+            "{arguments:?}: {figures:?}"
+        );
+        assert_eq!(figures.runs.len(), 2, "{arguments:?}");
+        assert_eq!(figures.ops, figures.runs.iter().map(|run| run.ops).sum::<u64>(), "{arguments:?}");
+        assert_eq!(figures.per_rank.len(), figures.nodes as usize, "{arguments:?}");
+        assert!(figures.per_rank.iter().all(|rank| rank.ops_per_s > 0.0 && rank.memory_bytes > 0));
+    }
+    results
+}
+
+/// The only figures.
+fn one(arguments: &[&str]) -> Figures {
+    let mut results = measured(arguments);
+    assert_eq!(results.len(), 1, "{arguments:?}");
+    results.remove(0)
+}
+
+#[test]
+fn both_backends_run_on_one_node_and_on_two() {
+    for nodes in ["1", "2"] {
+        for backend in ["meta", "delegation"] {
+            let options = ["--backend", backend, "--nodes", nodes, "--daemons", "2", "--clients", "2"];
+            let found =
+                one(&[&options[..], &["--queue-depth", "3", "--zipf", "0.9", "--keys", "5000"]].concat());
+            let context = format!("{options:?}: {found:?}");
+            assert_eq!(found.backend.name().to_lowercase(), backend, "{context}");
+            assert_eq!(
+                (found.nodes.to_string(), found.daemons, found.clients),
+                (nodes.into(), 2, 2),
+                "{context}"
+            );
+            assert_eq!((found.queue_depth, found.keys, found.zipf), (3, 5000, 0.9), "{context}");
+            assert_eq!((found.pace, found.rate, found.launcher.as_str()), (Pace::Closed, None, "local"));
+            // All keys are there, but for the one that ranks look at to see whether somebody wants to end the run.
+            let looks = found.counters["gets"] - found.counters["hits"];
+            assert!(looks < 50, "{context}");
+            assert_eq!(found.counters["gets"] + found.counters["puts"] - looks, found.ops, "{context}");
+            let remote = found.counters["calls"];
+            assert_eq!(remote > 0, nodes == "2", "{context}");
+            assert_eq!(found.batches.is_empty(), nodes == "1", "{context}");
+            let batches: u64 = found.batches.iter().map(|[_, count]| count).sum();
+            assert_eq!(batches, found.counters["batches"], "{context}");
+            let by_ring = backend == "delegation" && nodes == "2";
+            assert_eq!(found.counters["ring_requests"] > 0, by_ring, "{context}");
+        }
+    }
+}
+
+#[test]
+fn two_backends_run_in_turns_and_make_an_array() {
+    let found = measured(&["--backend", "meta,delegation", "--nodes", "2"]);
+    let names: Vec<&str> = found.iter().map(|figures| figures.backend.name()).collect();
+    assert_eq!(names, ["Meta", "Delegation"]);
+}
+
+#[test]
+fn clients_may_be_processes() {
+    let found = one(&["--nodes", "2", "--clients", "2", "--processes"]);
+    assert!(found.processes);
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate() {
+    for clients in [&[][..], &["--processes"]] {
+        let found = one(&[&["--nodes", "2", "--clients", "2", "--open", "4000"][..], clients].concat());
+        assert_eq!((found.pace, found.rate), (Pace::Open, Some(4000.0)));
+        // Starts are at random: 1600 of them deviate by 40. A busy machine may leave some of them undone.
+        let due = (found.ops + found.counters["not_started"]) as f64;
+        assert!((0.7..1.3).contains(&(due / (4000.0 * found.seconds))), "{found:?}");
+        assert_eq!(found.counters["timed"], found.ops, "{found:?}");
+    }
+}
+
+#[test]
+fn values_may_be_longer_and_keys_local() {
+    let found = one(&["--nodes", "2", "--value-size", "100", "--queue-depth", "1"]);
+    assert_eq!((found.value_bytes, found.counters["calls"] > 0), (100, true));
+    let found = one(&["--nodes", "2", "--local-share", "1"]);
+    assert_eq!(found.counters["calls"], 0, "{found:?}");
+}
+
+#[test]
+fn histories_are_checked() {
+    for (backend, clients) in [("meta", &[][..]), ("delegation", &["--processes"])] {
+        let options = ["--backend", backend, "--nodes", "2", "--clients", "3", "--check", "--keys", "20"];
+        let found = one(&[clients, &options].concat()[..]);
+        let checked = found.counters["checked_operations"];
+        assert!(checked >= found.ops, "{checked} of {}", found.ops);
+    }
+}
+
+#[test]
+fn an_interrupt_leaves_what_was_measured() {
+    for clients in [&[][..], &["--processes"]] {
+        let _alone = alone();
+        let child = start(
+            &[&["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "60"], clients].concat(),
+        );
+        std::thread::sleep(Duration::from_secs(4));
+        let begun = Instant::now();
+        // Rank 0 tells the other.
+        kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+        let output = end(child);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {errors}", output.status);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        let found = figures::parse(&output.stdout).expect("figures").remove(0);
+        assert!(found.interrupted && found.ops > 0 && found.per_rank.len() == 2, "{found:?}");
+        assert_eq!(found.errors, 0);
+    }
+}
+
+#[test]
+fn a_killed_rank_hangs_nobody() {
+    for backend in ["meta", "delegation"] {
+        let _alone = alone();
+        let options =
+            ["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "2", "--backend", backend];
+        let child = start(&options);
+        std::thread::sleep(Duration::from_secs(4));
+        let pid = Pid::from_child(&child);
+        let ranks = children(pid);
+        assert_eq!(ranks.len(), 1, "{ranks:?}");
+        kill_process(ranks[0], Signal::KILL).expect("it is there");
+        let output = end(child);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        let found = figures::parse(&output.stdout).expect("figures").remove(0);
+        assert!(found.interrupted && found.ops > 0 && found.node_gone > 0, "{found:?}");
+        assert_eq!(found.per_rank.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0]);
+    }
+}
+
+#[test]
+fn a_killed_client_hangs_nobody() {
+    let _alone = alone();
+    let child = start(&["--processes", "--keys", "2000", "--duration", "60", "--runs", "2"]);
+    std::thread::sleep(Duration::from_secs(3));
+    let clients = children(Pid::from_child(&child));
+    assert_eq!(clients.len(), 1, "{clients:?}");
+    kill_process(clients[0], Signal::KILL).expect("it is there");
+    let output = end(child);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("client 0"), "{errors}");
+}
+
+#[test]
+fn a_plan_measures_all_combinations() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let (plan, name) = (folder.join("sweep.toml"), folder.join("swept"));
+    fs::write(&plan, "backend = [\"meta\", \"delegation\"]\nnodes = [1, 2]\nqueue-depth = [1, 2]\n")
+        .expect("written");
+    let path = |path: &PathBuf| path.to_str().expect("a plain path").to_owned();
+    let found = measured(&["--plan", &path(&plan), "--output", &path(&name)]);
+    let shape = |figures: &Figures| (figures.nodes, figures.queue_depth, figures.backend.name());
+    let shapes: Vec<_> = found.iter().map(shape).collect();
+    let each = |nodes, depth| [(nodes, depth, "Meta"), (nodes, depth, "Delegation")];
+    assert_eq!(shapes, [each(1, 1), each(1, 2), each(2, 1), each(2, 2)].concat());
+    assert_eq!(figures::read(&name.with_extension("json")).expect("kept"), found);
+    assert!(fs::read_to_string(name.with_extension("html")).expect("a report").contains("<svg"));
+    for (text, complaint) in [
+        ("nods = 1", "nods"),
+        ("nodes = []", "0 combinations"),
+        ("nodes = \"two\"", "nodes"),
+        ("zipf = -1.0", "Zipf"),
+        ("nodes = ", "nodes"),
+    ] {
+        fs::write(&plan, text).expect("written");
+        refuses(&["--plan", &path(&plan)], complaint);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_line() {
+    for (arguments, complaint) in [
+        (&["--nodes", "0"][..], "nodes"),
+        (&["--nodes", "1000"], "nodes"),
+        (&["--daemons", "65"], "daemons"),
+        (&["--clients", "0"], "clients"),
+        (&["--queue-depth", "0"], "queue depth"),
+        (&["--read-ratio", "1.5"], "read ratio"),
+        (&["--keys", "0"], "keys"),
+        (&["--zipf", "x"], "zipf"),
+        (&["--zipf=-1"], "Zipf"),
+        (&["--runs", "0"], "runs"),
+        (&["--duration", "0"], "duration"),
+        (&["--duration=-1"], "--duration"),
+        (&["--open", "0"], "rate"),
+        (&["--value-size", "100", "--queue-depth", "2"], "one at a time"),
+        (&["--value-size", "100", "--queue-depth", "1", "--check"], "not checked"),
+        (&["--backend", "both"], "both"),
+        (&["--device", "hardware"], "hardware"),
+        (&["--cores", "0"], "cores"),
+        (&["--cores", "x"], "auto"),
+    ] {
+        refuses(arguments, complaint);
+    }
+}
+
+fn refuses(arguments: &[&str], complaint: &str) {
+    let output = run(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert_eq!(errors.lines().count(), 1, "{arguments:?}: {errors}");
+    assert!(errors.contains(complaint), "{arguments:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+/// The processes that `parent` has started.
+fn children(parent: Pid) -> Vec<Pid> {
+    let is_child = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let ppid = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        ppid == Some(parent.as_raw_nonzero().get())
+    };
+    let entries = fs::read_dir("/proc").expect("/proc is there").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(is_child).filter_map(Pid::from_raw).collect()
+}

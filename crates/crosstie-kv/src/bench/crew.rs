@@ -1,0 +1,399 @@
+//! The clients of one node: threads of its process, or processes of their own.
+//!
+//! Either way they are told the same and answer the same. To a process orders go as lines through its standard input, of which
+//! the first is its task; its answers come as frames through its standard output:
+//!
+//! ```text
+//! length (4 bytes, little endian) | Reply as JSON | length | a history's bytes, mostly none
+//! ```
+//!
+//! A process ends when its input does, so none outlives its node.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use super::worker::{PATIENCE, Ration, Recording, Tally, Task, Worker};
+
+/// Bytes of a frame's part at most: a history of a million operations fits.
+const MAX_FRAME: usize = 128 << 20;
+/// How long clients may take to attach and to make their patterns.
+const START_TIME: Duration = Duration::from_secs(60);
+
+/// What a client is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Work until told to stop; say whether it is measured.
+    Run { measured: bool },
+    /// Say what was found, and end.
+    Finish,
+}
+
+const WARM_UP: &str = "warm-up";
+const MEASURE: &str = "measure";
+const FINISH: &str = "finish";
+const STOP: &str = "stop";
+
+/// What a client says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    /// It is attached.
+    Ready,
+    /// A run is over.
+    Ran(Tally),
+    /// All is over. A history comes after it.
+    Found { latency: Vec<(u64, u64)>, max: u64 },
+    /// It cannot go on.
+    Failed(String),
+}
+
+/// What a client found in all measured runs.
+pub(super) struct Found {
+    pub(super) latency: Vec<(u64, u64)>,
+    pub(super) max: u64,
+    /// As bytes, empty if it was not recorded.
+    pub(super) history: Vec<u8>,
+}
+
+type Said = (usize, Reply, Vec<u8>);
+
+/// The clients of one node.
+pub(super) struct Crew {
+    members: Vec<Member>,
+    said: Receiver<Said>,
+    /// Those who have said it this time.
+    heard: Vec<Option<Tally>>,
+}
+
+struct Member {
+    ear: Ear,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Ear {
+    Thread {
+        orders: Sender<Order>,
+        stop: Arc<AtomicBool>,
+    },
+    /// It ends when its input does.
+    Process {
+        input: Option<ChildStdin>,
+        child: Child,
+    },
+}
+
+impl Crew {
+    /// Starts a client for each task, and waits until all are attached. With `command`, the arguments of a command line that
+    /// calls [`serve_client`], they are processes.
+    pub(super) fn start(tasks: Vec<Task>, command: Option<&[OsString]>) -> Result<Crew, Error> {
+        let (says, said) = channel();
+        let heard = vec![None; tasks.len()];
+        let start = |(number, task): (usize, Task)| match command {
+            None => Member::thread(number, task, says.clone()),
+            Some(command) => Member::process(number, &task, command, says.clone()),
+        };
+        let members = tasks.into_iter().enumerate().map(start).collect::<Result<Vec<_>, _>>()?;
+        drop(says);
+        let mut crew = Crew { members, said, heard };
+        for _ in 0..crew.members.len() {
+            match crew.hear(START_TIME)? {
+                (_, Reply::Ready, _) => {}
+                (client, reply, _) => {
+                    return Err(Error::Client { client, what: format!("it said {reply:?}, out of turn") });
+                }
+            }
+        }
+        Ok(crew)
+    }
+
+    /// Sets all to work.
+    pub(super) fn go(&mut self, measured: bool) -> Result<(), Error> {
+        self.heard.fill(None);
+        self.tell(Order::Run { measured })
+    }
+
+    /// Whether somebody has stopped of its own accord. Never waits.
+    pub(super) fn is_over(&mut self) -> Result<bool, Error> {
+        while let Ok((client, reply, _)) = self.said.try_recv() {
+            self.note(client, reply)?;
+        }
+        Ok(self.heard.iter().flatten().any(|tally| tally.gave_up))
+    }
+
+    /// Stops all, and says what each did.
+    pub(super) fn stop(&mut self) -> Result<Vec<Tally>, Error> {
+        for member in &mut self.members {
+            // One that is gone is heard of below.
+            member.stop().ok();
+        }
+        while self.heard.iter().any(Option::is_none) {
+            let (client, reply, _) = self.hear(PATIENCE + PATIENCE)?;
+            self.note(client, reply)?;
+        }
+        Ok(self.heard.iter().flatten().copied().collect())
+    }
+
+    /// Ends all, and says what each found.
+    pub(super) fn finish(mut self) -> Result<Vec<Found>, Error> {
+        self.tell(Order::Finish)?;
+        let mut found = Vec::new();
+        while found.len() < self.members.len() {
+            match self.hear(START_TIME)? {
+                (_, Reply::Found { latency, max }, history) => found.push(Found { latency, max, history }),
+                (client, reply, _) => self.note(client, reply)?,
+            }
+        }
+        Ok(found)
+    }
+
+    fn tell(&mut self, order: Order) -> Result<(), Error> {
+        for (client, member) in self.members.iter_mut().enumerate() {
+            member.tell(order).map_err(|what| Error::Client { client, what })?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, client: usize, reply: Reply) -> Result<(), Error> {
+        match reply {
+            Reply::Ran(tally) => self.heard[client] = Some(tally),
+            Reply::Failed(what) => return Err(Error::Client { client, what }),
+            reply => return Err(Error::Client { client, what: format!("it said {reply:?}, out of turn") }),
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, patience: Duration) -> Result<Said, Error> {
+        match self.said.recv_timeout(patience) {
+            Ok((client, Reply::Failed(what), _)) => Err(Error::Client { client, what }),
+            Ok(said) => Ok(said),
+            Err(RecvTimeoutError::Timeout) => Err(Error::Silent(patience.as_secs())),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::Client { client: 0, what: "it ended, and so did all others".into() })
+            }
+        }
+    }
+}
+
+impl Member {
+    fn thread(number: usize, task: Task, says: Sender<Said>) -> Result<Member, Error> {
+        let (orders, ordered) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let run = move || {
+            serve(task, &ordered, &stopped, |reply, history| {
+                // Nobody listens any more if the benchmark is over.
+                says.send((number, reply, history)).is_ok()
+            });
+        };
+        let thread = std::thread::Builder::new().name(format!("kv-client-{number}")).spawn(run);
+        let thread = thread.map_err(|source| Error::Os { what: "starting a client's thread", source })?;
+        Ok(Member { ear: Ear::Thread { orders, stop }, thread: Some(thread) })
+    }
+
+    fn process(
+        number: usize,
+        task: &Task,
+        command: &[OsString],
+        says: Sender<Said>,
+    ) -> Result<Member, Error> {
+        let failed = |source| Error::Os { what: "starting a client's process", source };
+        let mut child = Command::new("/proc/self/exe")
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed(io::ErrorKind::BrokenPipe.into()));
+        };
+        let task = serde_json::to_string(task).map_err(|error| failed(error.into()))?;
+        writeln!(input, "{task}").map_err(failed)?;
+        let run = move || {
+            let mut output = BufReader::new(output);
+            loop {
+                let (reply, history) = read_reply(&mut output).unwrap_or_else(|error| {
+                    (Reply::Failed(format!("its process is gone ({error})")), Vec::new())
+                });
+                let last = matches!(reply, Reply::Failed(_) | Reply::Found { .. });
+                if says.send((number, reply, history)).is_err() || last {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("kv-ear-{number}")).spawn(run);
+        Ok(Member { ear: Ear::Process { input: Some(input), child }, thread: Some(thread.map_err(failed)?) })
+    }
+
+    fn tell(&mut self, order: Order) -> Result<(), String> {
+        match &mut self.ear {
+            Ear::Thread { orders, stop } => {
+                // Relaxed: the channel orders it before the run.
+                stop.store(false, Relaxed);
+                orders.send(order).map_err(|_| "its thread has ended".to_owned())
+            }
+            Ear::Process { input, .. } => {
+                let word = match order {
+                    Order::Run { measured: false } => WARM_UP,
+                    Order::Run { measured: true } => MEASURE,
+                    Order::Finish => FINISH,
+                };
+                say(input, word).map_err(|error| format!("its process is gone ({error})"))
+            }
+        }
+    }
+
+    fn stop(&mut self) -> io::Result<()> {
+        match &mut self.ear {
+            Ear::Thread { stop, .. } => stop.store(true, Relaxed),
+            Ear::Process { input, .. } => say(input, STOP)?,
+        }
+        Ok(())
+    }
+}
+
+/// A line for a process.
+fn say(input: &mut Option<ChildStdin>, word: &str) -> io::Result<()> {
+    let input = input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+    writeln!(input, "{word}")
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.stop().ok();
+        match &mut self.ear {
+            // Its channel is gone with the next line.
+            Ear::Thread { orders, .. } => *orders = channel().0,
+            Ear::Process { input, child } => {
+                // It ends with its input; one that does not has nothing left to say.
+                drop(input.take());
+                let end = Instant::now() + Duration::from_secs(1);
+                while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                child.kill().ok();
+                child.wait().ok();
+            }
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported by its hook.
+            drop(thread.join());
+        }
+    }
+}
+
+/// A client: does what it is told, and says so, until nobody tells it anything or listens.
+fn serve(
+    task: Task,
+    orders: &Receiver<Order>,
+    stop: &AtomicBool,
+    mut say: impl FnMut(Reply, Vec<u8>) -> bool,
+) {
+    let done = match task.recorded {
+        None => obey(Worker::new(task, ()), orders, stop, &mut say, |()| Vec::new()),
+        Some((each, runs)) => {
+            let record = Ration::new(task.number, each, runs);
+            obey(Worker::new(task, record), orders, stop, &mut say, |ration: Ration| {
+                let mut bytes = Vec::new();
+                ration.recorder.finish().write_to(&mut bytes);
+                bytes
+            })
+        }
+    };
+    if let Err(error) = done {
+        say(Reply::Failed(error.to_string()), Vec::new());
+    }
+}
+
+fn obey<R: Recording>(
+    worker: Result<Worker<R>, Error>,
+    orders: &Receiver<Order>,
+    stop: &AtomicBool,
+    say: &mut impl FnMut(Reply, Vec<u8>) -> bool,
+    history: impl FnOnce(R) -> Vec<u8>,
+) -> Result<(), Error> {
+    let mut worker = worker?;
+    let mut heard = say(Reply::Ready, Vec::new());
+    while let Ok(order) = orders.recv() {
+        heard &= match order {
+            Order::Run { measured } => say(Reply::Ran(worker.run(measured, stop)?), Vec::new()),
+            Order::Finish => {
+                let latency = worker.latency.counts().collect();
+                let max = worker.latency.max().unwrap_or(0);
+                say(Reply::Found { latency, max }, history(worker.record));
+                return Ok(());
+            }
+        };
+        if !heard {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The life of a client that is a process: does what comes through `input`, says what it found through `output`.
+pub fn serve_client(mut input: impl BufRead, output: impl Write + Send + 'static) -> io::Result<()> {
+    let mut line = String::new();
+    input.by_ref().take(MAX_FRAME as u64).read_line(&mut line)?;
+    let task: Task = serde_json::from_str(&line)?;
+    let (orders, ordered) = channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let mut output = output;
+    let run = move || {
+        serve(task, &ordered, &stopped, |reply, history| write_reply(&mut output, &reply, &history).is_ok());
+    };
+    let worker = std::thread::Builder::new().name("kv-client".to_owned()).spawn(run)?;
+    for line in input.lines() {
+        let order = match line?.as_str() {
+            STOP => {
+                stop.store(true, Relaxed);
+                continue;
+            }
+            WARM_UP => Order::Run { measured: false },
+            MEASURE => Order::Run { measured: true },
+            FINISH => Order::Finish,
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        // Relaxed: the channel orders it before the run.
+        stop.store(false, Relaxed);
+        if orders.send(order).is_err() {
+            break;
+        }
+    }
+    stop.store(true, Relaxed);
+    drop(orders);
+    // A panic was reported by its hook.
+    drop(worker.join());
+    Ok(())
+}
+
+fn write_reply(output: &mut impl Write, reply: &Reply, history: &[u8]) -> io::Result<()> {
+    for part in [serde_json::to_string(reply)?.as_bytes(), history] {
+        output.write_all(&(part.len() as u32).to_le_bytes())?;
+        output.write_all(part)?;
+    }
+    output.flush()
+}
+
+fn read_reply(input: &mut impl Read) -> io::Result<(Reply, Vec<u8>)> {
+    let mut part = || {
+        let mut len = [0; 4];
+        input.read_exact(&mut len)?;
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_FRAME {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
+        let mut part = vec![0; len];
+        input.read_exact(&mut part)?;
+        Ok(part)
+    };
+    Ok((serde_json::from_slice(&part()?)?, part()?))
+}

@@ -1,0 +1,368 @@
+//! One rank's node of one backend, and its clients.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::{Bootstrap, Secret};
+
+use super::crew::Crew;
+use super::place::{self, Place};
+use super::totals::{self, Counted, Local, Sums};
+use super::worker::Task;
+use super::{Error, MAX_RECORDED, Plan, meeting, random_bytes};
+use crate::client::{BeginError, Client};
+use crate::figures::Figures;
+use crate::history::{self, History};
+use crate::message::{Op, Request, Status};
+use crate::node::{Backend, Membership, Node, NodeConfig};
+use crate::placement::Placement;
+use crate::workload::{MAX_KEYS, key_bytes};
+
+/// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
+pub(super) const OTHER_CLIENTS: usize = 4;
+/// How long nodes may take to find each other.
+const PEER_TIME: Duration = Duration::from_secs(30);
+/// Operations under way while the store is filled.
+const FILL_DEPTH: usize = 32;
+/// How often a rank looks whether a run should end early.
+const LOOK: Duration = Duration::from_millis(10);
+/// How many such looks lie between two looks at what other ranks say.
+const ASK: u32 = 5;
+/// The longest warm-up.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// The least memory that a node may use.
+const MEMORY: u64 = 1 << 30;
+
+/// What rank 0 makes up for all: the cluster's secret and a part of its nodes' names.
+///
+/// It travels as readable as all blobs of a job do, and is worth nothing after the benchmark.
+pub(super) struct Word([u8; 32]);
+
+impl Word {
+    pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<Word, Error> {
+        let mine = match job.rank() {
+            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()),
+            _ => Ok(Vec::new()),
+        };
+        let words = meeting::gather(job, mine)?;
+        let first = words.first().and_then(|word| word.as_slice().try_into().ok());
+        first.map(Word).ok_or(Error::Protocol)
+    }
+
+    fn secret(&self, backend: Backend) -> Result<Secret, Error> {
+        Ok(Secret::new(self.0)?.for_purpose(&format!("bench {backend:?}")))
+    }
+
+    fn name(&self, backend: Backend, rank: u32) -> String {
+        // What is in a name is no secret.
+        let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
+        let number = crate::placement::mix(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
+        let letter = if backend == Backend::Meta { 'm' } else { 'd' };
+        format!("kv-bench-{number:08x}-{letter}{rank}")
+    }
+}
+
+/// One rank's node of one backend, and its clients.
+pub(super) struct Team {
+    backend: Backend,
+    node: Node,
+    crew: Crew,
+    watch: Client<()>,
+    /// A key of each rank, which no workload has: who puts it ends the run there.
+    end_keys: Vec<u64>,
+    one_machine: bool,
+    before: Counted,
+    memory: u64,
+    runs: Vec<Sums>,
+    local: Sums,
+    /// Of the local sums' runs.
+    seconds: f64,
+    over: bool,
+}
+
+impl Team {
+    /// Starts the node, fills it, and warms it up.
+    pub(super) fn start(
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        place: &Place,
+        word: &Word,
+        backend: Backend,
+        interrupt: &AtomicBool,
+    ) -> Result<Team, Error> {
+        let before = place::resident();
+        let node = open(job, plan, place, word, backend)?;
+        let name = node.name().to_owned();
+        let (rank, nodes) = (job.rank(), job.size());
+        let cluster = Placement::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
+        let filled = node.wait_for_peers(PEER_TIME).map_err(Error::from);
+        let filled = filled.and_then(|()| fill(&name, plan, &cluster, rank));
+        meeting::agree(job, filled)?;
+        let recorded = plan.check.then(|| {
+            let runs = plan.runs as usize + 1;
+            (MAX_RECORDED / (nodes * plan.clients) as usize / runs, runs)
+        });
+        let task = |client: u32| Task {
+            node: name.clone(),
+            rank,
+            client,
+            number: rank * plan.clients + client,
+            workload: plan.workload,
+            depth: plan.queue_depth as usize,
+            rate: plan.rate.map(|rate| rate / f64::from(nodes * plan.clients)),
+            recorded,
+            core: place.clients.as_ref().map(|cores| cores[client as usize]),
+            spins: place.spins,
+        };
+        let crew = Crew::start((0..plan.clients).map(task).collect(), plan.processes.as_deref());
+        let crew = crew.and_then(|crew| Ok((crew, Client::attach(&name)?)));
+        let (crew, watch) = meeting::agree(job, crew)?;
+        let end_key = |rank| (MAX_KEYS..).find(|key| cluster.of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
+        let mut team = Team {
+            backend,
+            node,
+            crew,
+            watch,
+            end_keys: (0..nodes).map(end_key).collect(),
+            one_machine: place.one_machine,
+            before: Counted::default(),
+            memory: 0,
+            runs: Vec::new(),
+            local: Sums::default(),
+            seconds: 0.0,
+            over: false,
+        };
+        let sums = team.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
+        team.over = sums.ends(plan.check);
+        // What a warm-up finds missing counts, though nothing else of it does.
+        (team.local.errors, team.local.node_gone) = (sums.own_errors, sums.own_node_gone);
+        team.before = Counted::of(&team.node);
+        team.memory = place::resident().saturating_sub(before);
+        Ok(team)
+    }
+
+    /// Whether there shall be no more runs.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// One run.
+    pub(super) fn measure(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        interrupt: &AtomicBool,
+    ) -> Result<(), Error> {
+        let sums = self.run(job, true, plan.run_length(), interrupt)?;
+        self.over = sums.ends(plan.check);
+        self.runs.push(sums);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        measured: bool,
+        length: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<Sums, Error> {
+        job.barrier()?;
+        let mine = self.work(measured, length, interrupt);
+        if let Ok(mine) = &mine
+            && measured
+        {
+            self.local.add(mine);
+            self.seconds += mine.seconds();
+        }
+        let (errors, node_gone) = mine.as_ref().map_or((0, 0), |mine| (mine.errors, mine.node_gone));
+        let all = meeting::gather(job, mine.map(|mine| mine.to_bytes()))?;
+        let all: Vec<Sums> = all.iter().map(|sums| Sums::from_bytes(sums)).collect::<Result<_, _>>()?;
+        let mut sums = Sums::together(&all, self.one_machine);
+        (sums.own_errors, sums.own_node_gone) = (errors, node_gone);
+        Ok(sums)
+    }
+
+    /// This rank's part of a run.
+    fn work(&mut self, measured: bool, length: Duration, interrupt: &AtomicBool) -> Result<Sums, Error> {
+        let end = Instant::now() + length;
+        self.crew.go(measured)?;
+        let mut interrupted = false;
+        for look in 1.. {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.crew.is_over()? {
+                break;
+            }
+            if interrupt.load(Relaxed) {
+                interrupted = true;
+                self.tell_others();
+                break;
+            }
+            let own = self.node.config().rank as usize;
+            if look % ASK == 0 && self.watch.get(self.end_keys[own]) != Ok(None) {
+                interrupted = true;
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        let mut sums = Sums::of(&self.crew.stop()?);
+        sums.interrupted = u64::from(interrupted);
+        Ok(sums)
+    }
+
+    /// Ends the run at all ranks.
+    fn tell_others(&mut self) {
+        let own = self.node.config().rank as usize;
+        for (_, key) in self.end_keys.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            // One that is gone needs no word.
+            self.watch.put(*key, 1).ok();
+        }
+    }
+
+    /// What was found, by all ranks if they are still there, and the node, which still runs.
+    pub(super) fn finish(
+        self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        place: &Place,
+        interrupted: bool,
+    ) -> (Node, Figures, Option<Error>) {
+        let counted = Counted::of(&self.node).since(&self.before);
+        let (found, mut trouble) = match self.crew.finish() {
+            Ok(found) => (found, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let local = Local::new(job.rank(), &self.local, self.seconds, self.memory, counted, &found);
+        let all = totals::exchange(job, &local).unwrap_or_else(|error| {
+            trouble = Some(error);
+            vec![local]
+        });
+        // Where ranks are missing, the runs are this rank's.
+        let mut figures = totals::figures(plan, place, self.backend, job.size(), &self.runs, &all);
+        figures.interrupted = interrupted || trouble.is_some();
+        if plan.check && trouble.is_none() {
+            let bytes: Vec<u8> = found.iter().flat_map(|found| &found.history).copied().collect();
+            trouble = check(job, plan, self.backend, &bytes, &mut figures).err();
+        }
+        (self.node, figures, trouble)
+    }
+}
+
+/// Starts a node that knows all others.
+fn open(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    place: &Place,
+    word: &Word,
+    backend: Backend,
+) -> Result<Node, Error> {
+    let (rank, nodes) = (job.rank(), job.size());
+    let bytes = (plan.workload.value_size as u64 + 128) * plan.workload.keys / u64::from(nodes) * 4;
+    let config = NodeConfig {
+        daemons: plan.daemons,
+        backend,
+        device: plan.device.clone(),
+        memory_limit: bytes.max(MEMORY),
+        max_clients: plan.clients as usize + OTHER_CLIENTS,
+        queue_depth: (plan.queue_depth as usize).max(FILL_DEPTH),
+        cores: place.daemons.clone(),
+        ..NodeConfig::member(&word.name(backend, rank), rank, nodes)
+    };
+    if nodes == 1 {
+        return Ok(Node::start(&config)?);
+    }
+    let listener = TcpListener::bind((place.address, 0))
+        .and_then(|listener| Ok((listener.local_addr()?, listener)))
+        .map_err(|source| Error::Os { what: "listening for other nodes", source });
+    let (listener, mine) = match listener {
+        Ok((address, listener)) => (Some(listener), Ok(address.to_string().into_bytes())),
+        Err(error) => (None, Err(error)),
+    };
+    let addresses = meeting::gather(job, mine)?;
+    let address = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
+    let addresses: Option<Vec<SocketAddr>> = addresses.iter().map(address).collect();
+    let (Some(addresses), Some(listener)) = (addresses, listener) else { return Err(Error::Protocol) };
+    let secret = word.secret(backend);
+    let node = secret.and_then(|secret| Ok(Node::join(&config, Membership { listener, addresses, secret })?));
+    meeting::agree(job, node)
+}
+
+/// Puts this rank's keys. Each has itself as its value.
+fn fill(name: &str, plan: &Plan, cluster: &Placement, rank: u32) -> Result<(), Error> {
+    let keys = plan.workload.keys_of(cluster, rank);
+    if !plan.workload.has_words() {
+        let mut client = Client::attach(name)?;
+        let mut value = vec![0xab; plan.workload.value_size];
+        for key in keys {
+            let key = key_bytes(key);
+            let len = value.len().min(key.len());
+            value[..len].copy_from_slice(&key[..len]);
+            client.put_bytes(&key, &value).map_err(Error::Fill)?;
+        }
+        return Ok(());
+    }
+    let mut client = Client::<()>::pipelined(name)?;
+    let mut refused = None;
+    for key in keys {
+        let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
+        while let Err(error) = client.begin(request, ()) {
+            if let BeginError::ServerGone(()) = error {
+                return Err(Error::Fill(crate::client::Error::ServerGone));
+            }
+            settle(&mut client, &mut refused);
+        }
+    }
+    while client.in_flight() > 0 {
+        settle(&mut client, &mut refused);
+    }
+    match refused {
+        None => Ok(()),
+        Some(Status::OutOfMemory) => Err(Error::Fill(crate::client::Error::OutOfMemory { rank })),
+        Some(status) => Err(Error::Fill(crate::client::Error::Unexpected { rank, status })),
+    }
+}
+
+fn settle(client: &mut Client<()>, refused: &mut Option<Status>) {
+    let ended = client.poll(|(), response| {
+        if response.status != Status::Done {
+            *refused = Some(response.status);
+        }
+    });
+    if ended == 0 {
+        client.wait(None);
+    }
+}
+
+/// Rank 0 looks for an order that explains what all clients saw.
+fn check(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    backend: Backend,
+    mine: &[u8],
+    figures: &mut Figures,
+) -> Result<(), Error> {
+    let all = meeting::collect(job, mine)?;
+    if job.rank() != 0 {
+        return Ok(());
+    }
+    let mut histories = Vec::new();
+    for bytes in &all {
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (history, after) = History::read_from(rest).map_err(|_| Error::Protocol)?;
+            histories.push(history);
+            rest = after;
+        }
+    }
+    let checked = history::check_from(&histories, Some, history::BUDGET);
+    let summary =
+        checked.map_err(|failure| Error::Violation { backend, seed: plan.workload.seed, failure })?;
+    for (name, count) in [
+        ("checked_operations", summary.operations),
+        ("checked_keys", summary.keys),
+        ("unknown", summary.unknown),
+    ] {
+        figures.counters.insert(name.to_owned(), count);
+    }
+    Ok(())
+}
