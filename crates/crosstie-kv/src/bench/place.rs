@@ -142,9 +142,8 @@ pub(super) fn machine() -> String {
         line.split_once(':').map(|(_, name)| name.trim().to_owned())
     });
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut text = format!("{}, {cores} cores", model.unwrap_or_else(|| std::env::consts::ARCH.to_owned()));
-    text.truncate(text.floor_char_boundary(1000));
-    text
+    let model = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
 }
 
 /// Bytes of memory that this process uses.

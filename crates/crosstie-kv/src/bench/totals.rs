@@ -259,7 +259,8 @@ pub(super) fn figures(
     let mut rates: Vec<f64> = runs.iter().map(|run| run.ops_per_s).collect();
     rates.sort_by(f64::total_cmp);
     let middle = rates.len() / 2;
-    let median = if rates.len() % 2 == 0 { (rates[middle - 1] + rates[middle]) / 2.0 } else { rates[middle] };
+    let median =
+        if rates.len().is_multiple_of(2) { (rates[middle - 1] + rates[middle]) / 2.0 } else { rates[middle] };
     let quantile = |q| latency.quantile(q).unwrap_or(0);
     let max = all.iter().map(|local| local.max).max().unwrap_or(0);
     let sizes = counted.batch_sizes.iter().enumerate().filter(|(_, count)| **count > 0);
