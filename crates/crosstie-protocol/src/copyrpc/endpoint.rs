@@ -170,6 +170,8 @@ pub enum Undone<U> {
 /// Positions in the peer's ring, counted from the connection's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
+    /// What was placed.
+    pub placed: u64,
     /// Written and posted.
     pub posted: u64,
     /// Released by the peer.

@@ -125,7 +125,7 @@ impl Sender {
 
     #[inline]
     pub(super) fn progress(&self) -> Progress {
-        Progress { posted: self.posted, released: self.remote_consumer }
+        Progress { placed: self.producer, posted: self.posted, released: self.remote_consumer }
     }
 
     pub(super) fn reserved(&self) -> u64 {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, ReplyError, RingBytes, Terms,
+    CallId, EmitKind, Endpoint as Protocol, Held, Owed, Placed, Progress, ReplyError, RingBytes, Terms,
 };
 use crosstie_protocol::key::Key;
 
@@ -28,6 +28,10 @@ pub(super) const SIGNAL_INTERVAL: u32 = 64;
 pub(super) const SEND_DEPTH: u32 = 256;
 /// Batches on their way that the peer has not released: from here on a small batch waits for company.
 const BATCHES_AHEAD: usize = 2;
+/// From this share of what the peer has not released on, a batch is no small one: it does not wait. With less, a loop that is
+/// faster than the way there and back would go on sending every message alone; with more, calls wait for others
+/// that are answered no sooner.
+const COMPANY: u64 = 8;
 /// Polls that a small batch waits for company at most.
 const HOLD_POLLS: u32 = 16;
 /// Batches up to here are handed to the device with the request, rather than left for it to fetch.
@@ -709,7 +713,11 @@ impl<U> Link<U> {
     #[inline]
     fn prefers_company(&self) -> bool {
         let messages = self.protocol.unsent_messages();
-        messages > 0 && messages < LARGE_BATCH && self.protocol.progress().released < self.ends[0]
+        let Progress { placed, posted, released } = self.protocol.progress();
+        messages > 0
+            && messages < LARGE_BATCH
+            && released < self.ends[0]
+            && COMPANY * (placed - posted) < posted - released
     }
 }
 
