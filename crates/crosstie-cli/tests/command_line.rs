@@ -177,7 +177,7 @@ fn copyrpc(way: &[&str], rest: &[&str]) -> Value {
     assert!(ops > 0, "{context}");
     assert_eq!((counter("calls"), counter("replies")), (ops, ops), "{context}");
     assert_eq!((counter("messages"), counter("batched")), (2 * ops, 2 * ops), "{context}");
-    let posted = ["batches", "credit_batches", "wraps", "reads"].map(counter).iter().sum::<u64>();
+    let posted = ["batches", "credit_batches", "wraps", "direct", "reads"].map(counter).iter().sum::<u64>();
     assert_eq!(counter("work_requests"), posted, "{context}");
     for name in ["completions", "bytes"] {
         assert!(counter(name) > 0, "{name} of {context}");

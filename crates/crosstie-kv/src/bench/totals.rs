@@ -137,6 +137,7 @@ impl Counted {
                 ("batched", network.batched),
                 ("credit_batches", network.credit_batches),
                 ("wraps", network.wraps),
+                ("direct", network.direct),
                 ("reads", network.reads),
                 ("work_requests", network.work_requests),
                 ("signaled", network.signaled),

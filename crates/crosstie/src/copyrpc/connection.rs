@@ -659,6 +659,7 @@ impl<U> State<U> {
         counters.work_requests += 1;
         counters.signaled += u64::from(wr.signaled);
         counters.bytes += payload.len() as u64;
+        counters.direct += 1;
         let written = link.staging.store(placed.offset, &placed.header.encode());
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
         link.protocol.detach(placed);

@@ -177,6 +177,8 @@ pub struct Counters {
     pub credit_batches: u64,
     /// Markers that skip the end of a ring.
     pub wraps: u64,
+    /// Payloads that went straight to the peer's ring, ahead of their batch.
+    pub direct: u64,
     /// READs of a peer's position.
     pub reads: u64,
     /// Requests posted to send queues.

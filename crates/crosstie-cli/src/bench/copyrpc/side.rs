@@ -41,7 +41,7 @@ impl Body for [u8] {
 /// A counter of a context: its name, and how to read it.
 type Counter = (&'static str, fn(&Counters) -> u64);
 
-pub(super) const COUNTERS: [Counter; 14] = [
+pub(super) const COUNTERS: [Counter; 15] = [
     ("calls", |counters| counters.calls),
     ("replies", |counters| counters.replies),
     ("unanswered", |counters| counters.unanswered),
@@ -49,6 +49,7 @@ pub(super) const COUNTERS: [Counter; 14] = [
     ("batched", |counters| counters.batched),
     ("credit_batches", |counters| counters.credit_batches),
     ("wraps", |counters| counters.wraps),
+    ("direct", |counters| counters.direct),
     ("reads", |counters| counters.reads),
     ("work_requests", |counters| counters.work_requests),
     ("signaled", |counters| counters.signaled),
