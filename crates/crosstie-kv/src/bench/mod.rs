@@ -13,7 +13,7 @@
 //!   on several machines, whose clocks differ, the longest of the ranks'. The result is the median of the runs.
 //! - Which operations are timed: see [`TIMED`].
 //! - Every answer is looked at: what is got must be what was put there. With [`Plan::check`] all operations are recorded, and
-//!   rank 0 looks for an order that explains them, see [`history`](crate::history).
+//!   rank 0 looks for an order that explains them, see [`history`].
 //! - Memory of a rank is what its process grew by when the node started, was filled and warmed up, its clients' threads included.
 //!
 //! # What ends it

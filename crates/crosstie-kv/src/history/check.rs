@@ -1,7 +1,7 @@
 //! Splits histories by key, and says what was found.
 //!
 //! Keys are registers of their own, so each is checked alone. A key that was only got and put, each value by one put at most, goes
-//! to [`zones`](super::zones), which takes any number of operations at a time; all others to [`search`](super::search).
+//! to [`zones`], which takes any number of operations at a time; all others to [`search`].
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! What clients asked for and what they were told, and whether one store could have said so.
 //!
 //! Each client thread writes what it does into its own [`Recorder`]; the [`History`]s of all clients, gathered as bytes from
-//! other processes, go to [`check`]. It says whether every key behaved like one register that does one thing at a time: whether
+//! other processes, go to [`check()`]. It says whether every key behaved like one register that does one thing at a time: whether
 //! each operation can be given an instant between its call and its return, so that in the order of these instants
 //! every answer is right (linearizability).
 //!

@@ -484,6 +484,10 @@ impl<U> Connection<U> {
     }
 
     /// A READ or WRITE that a user asks for.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the region comes back, and is large where there are several providers"
+    )]
     pub(super) fn operate(
         &self,
         op: SendOp,

@@ -127,6 +127,10 @@ impl Poster<'_> {
     }
 
     /// Posts what a user asked for; hands the region back if that is refused.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the region comes back, and is large where there are several providers"
+    )]
     pub(super) fn post_raw(
         &mut self,
         op: SendOp,
