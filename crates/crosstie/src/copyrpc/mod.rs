@@ -94,6 +94,7 @@
 mod bulk;
 mod connection;
 mod context;
+mod deadlines;
 mod endpoint;
 mod error;
 mod operation;

@@ -1,0 +1,62 @@
+//! When calls are given up.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Instant;
+
+use crosstie_protocol::copyrpc::CallId;
+use crosstie_protocol::key::Key;
+
+/// The deadlines of a connection's calls.
+///
+/// A call that is answered leaves its deadline behind, and ids of calls come round: a deadline counts only as long as its
+/// serial number is the last one at the call's index. So those that count are as many as calls can be pending.
+#[derive(Default)]
+pub(super) struct Deadlines {
+    heap: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    calls: Vec<(u64, Option<CallId>)>,
+    serial: u64,
+}
+
+impl Deadlines {
+    fn index(call: CallId) -> usize {
+        Key::<16, 31>::from_bits(call.bits()).index() as usize
+    }
+
+    pub(super) fn push(&mut self, call: CallId, deadline: Instant, pending_calls: usize) {
+        if self.calls.is_empty() {
+            self.calls = vec![(0, None); pending_calls];
+            self.heap.reserve(2 * pending_calls);
+        }
+        self.serial += 1;
+        self.calls[Self::index(call)] = (self.serial, Some(call));
+        if self.heap.len() >= 2 * pending_calls {
+            let Deadlines { heap, calls, .. } = self;
+            heap.retain(|Reverse((_, serial, index))| calls[*index as usize].0 == *serial);
+        }
+        self.heap.push(Reverse((deadline, self.serial, Self::index(call) as u32)));
+    }
+
+    /// A call without a deadline begins.
+    #[inline]
+    pub(super) fn without(&mut self, call: CallId) {
+        if !self.calls.is_empty() {
+            self.calls[Self::index(call)] = (0, None);
+        }
+    }
+
+    /// A call whose time was over at `now`.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<CallId> {
+        loop {
+            let Reverse((deadline, serial, index)) = *self.heap.peek()?;
+            if deadline > now {
+                return None;
+            }
+            self.heap.pop();
+            match self.calls[index as usize] {
+                (last, call) if last == serial => return call,
+                _ => {}
+            }
+        }
+    }
+}
