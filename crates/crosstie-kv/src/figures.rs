@@ -104,6 +104,9 @@ pub struct Figures {
     pub daemons: u32,
     /// Clients of each node.
     pub clients: u32,
+    /// Threads of each node that its clients are spread over, a process being one; absent in figures that do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_threads: Option<u32>,
     /// Whether clients are processes of their own rather than threads of their node.
     pub processes: bool,
     /// Operations that each client keeps under way.
@@ -402,7 +405,7 @@ mod tests {
             "p50_ns": 1, "p99_ns": 2, "p999_ns": 3, "max_ns": 4, "latency": [[1, 5], [4, 5]], "batches": [[1, 3], [2, 1]],
             "errors": 0, "node_gone": 0, "interrupted": false, "counters": {"batches": 4},
             "per_rank": [{"rank": 0, "ops_per_s": 10.0, "errors": 0, "memory_bytes": 4096}],
-            "nodes": 2, "daemons": 2, "clients": 4, "processes": true, "queue_depth": 4, "loop": "closed",
+            "nodes": 2, "daemons": 2, "clients": 4, "client_threads": 2, "processes": true, "queue_depth": 4, "loop": "closed",
             "read_ratio": 0.5, "keys": 100, "zipf": 0.99, "value_bytes": 8, "local_share": 0.5, "seed": 7,
             "launcher": "local", "cores": "0 1", "machine": "a machine", "limit_ns": 150.5,
         })

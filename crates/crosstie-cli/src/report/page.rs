@@ -305,6 +305,9 @@ fn configuration(comparison: &Comparison<'_>) -> String {
             (first.facts[at].name, value)
         })
         .collect();
+    let threads =
+        |figures: &Figures| figures.client_threads.map_or_else(String::new, |count| count.to_string());
+    facts.push(("threads for a node's clients", of_all(threads)));
     facts.push(("cores", of_all(|figures| figures.cores.clone())));
     facts.push(("seed", of_all(|figures| figures.seed.to_string())));
     facts.push((

@@ -33,6 +33,7 @@ fn result(backend: Backend, nodes: u32, rates: &[f64]) -> Figures {
         nodes,
         daemons: 2,
         clients: 4,
+        client_threads: Some(4),
         processes: false,
         queue_depth: 4,
         pace: Pace::Closed,

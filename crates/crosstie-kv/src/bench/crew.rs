@@ -1,4 +1,4 @@
-//! The clients of one node: threads of its process, or processes of their own.
+//! The clients of one node: spread over threads of its process, or each a process of its own.
 //!
 //! Either way they are told the same and answer the same. To a process orders go as lines through its standard input, of which
 //! the first is its task; its answers come as frames through its standard output:
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use super::turns;
 use super::worker::{PATIENCE, Ration, Recording, Tally, Task, Worker};
 
 /// Bytes of a frame's part at most: a history of a million operations fits.
@@ -69,11 +70,14 @@ type Said = (usize, Reply, Vec<u8>);
 pub(super) struct Crew {
     members: Vec<Member>,
     said: Receiver<Said>,
-    /// Those who have said it this time.
+    /// By client: what it has said of this run.
     heard: Vec<Option<Tally>>,
 }
 
+/// A thread with its clients, or a process with its own.
 struct Member {
+    /// The first of its clients.
+    first: usize,
     ear: Ear,
     thread: Option<JoinHandle<()>>,
 }
@@ -91,19 +95,28 @@ enum Ear {
 }
 
 impl Crew {
-    /// Starts a client for each task, and waits until all are attached. With `command`, the arguments of a command line that
-    /// calls [`serve_client`], they are processes.
-    pub(super) fn start(tasks: Vec<Task>, command: Option<&[OsString]>) -> Result<Crew, Error> {
+    /// Starts a client for each task, and waits until all are attached. The tasks are those of one thread after the other. With
+    /// `command`, the arguments of a command line that calls [`serve_client`], each client is a process.
+    pub(super) fn start(tasks: Vec<Vec<Task>>, command: Option<&[OsString]>) -> Result<Crew, Error> {
         let (says, said) = channel();
-        let heard = vec![None; tasks.len()];
-        let start = |(number, task): (usize, Task)| match command {
-            None => Member::thread(number, task, says.clone()),
-            Some(command) => Member::process(number, &task, command, says.clone()),
-        };
-        let members = tasks.into_iter().enumerate().map(start).collect::<Result<Vec<_>, _>>()?;
+        let heard = vec![None; tasks.iter().map(Vec::len).sum()];
+        let mut members = Vec::new();
+        let mut first = 0;
+        for tasks in tasks {
+            let Some(command) = command else {
+                let count = tasks.len();
+                members.push(Member::thread(first, tasks, says.clone())?);
+                first += count;
+                continue;
+            };
+            for task in tasks {
+                members.push(Member::process(first, &task, command, says.clone())?);
+                first += 1;
+            }
+        }
         drop(says);
         let mut crew = Crew { members, said, heard };
-        for _ in 0..crew.members.len() {
+        for _ in 0..crew.heard.len() {
             match crew.hear(START_TIME)? {
                 (_, Reply::Ready, _) => {}
                 (client, reply, _) => {
@@ -145,7 +158,7 @@ impl Crew {
     pub(super) fn finish(mut self) -> Result<Vec<Found>, Error> {
         self.tell(Order::Finish)?;
         let mut found = Vec::new();
-        while found.len() < self.members.len() {
+        while found.len() < self.heard.len() {
             match self.hear(START_TIME)? {
                 (_, Reply::Found { latency, max }, history) => found.push(Found { latency, max, history }),
                 (client, reply, _) => self.note(client, reply)?,
@@ -155,7 +168,8 @@ impl Crew {
     }
 
     fn tell(&mut self, order: Order) -> Result<(), Error> {
-        for (client, member) in self.members.iter_mut().enumerate() {
+        for member in &mut self.members {
+            let client = member.first;
             member.tell(order).map_err(|what| Error::Client { client, what })?;
         }
         Ok(())
@@ -183,19 +197,19 @@ impl Crew {
 }
 
 impl Member {
-    fn thread(number: usize, task: Task, says: Sender<Said>) -> Result<Member, Error> {
+    fn thread(first: usize, tasks: Vec<Task>, says: Sender<Said>) -> Result<Member, Error> {
         let (orders, ordered) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let run = move || {
-            serve(task, &ordered, &stopped, |reply, history| {
+            serve(tasks, &ordered, &stopped, |nth, reply, history| {
                 // Nobody listens any more if the benchmark is over.
-                says.send((number, reply, history)).is_ok()
+                says.send((first + nth, reply, history)).is_ok()
             });
         };
-        let thread = std::thread::Builder::new().name(format!("kv-client-{number}")).spawn(run);
+        let thread = std::thread::Builder::new().name(format!("kv-client-{first}")).spawn(run);
         let thread = thread.map_err(|source| Error::Os { what: "starting a client's thread", source })?;
-        Ok(Member { ear: Ear::Thread { orders, stop }, thread: Some(thread) })
+        Ok(Member { first, ear: Ear::Thread { orders, stop }, thread: Some(thread) })
     }
 
     fn process(
@@ -229,7 +243,8 @@ impl Member {
             }
         };
         let thread = std::thread::Builder::new().name(format!("kv-ear-{number}")).spawn(run);
-        Ok(Member { ear: Ear::Process { input: Some(input), child }, thread: Some(thread.map_err(failed)?) })
+        let ear = Ear::Process { input: Some(input), child };
+        Ok(Member { first: number, ear, thread: Some(thread.map_err(failed)?) })
     }
 
     fn tell(&mut self, order: Order) -> Result<(), String> {
@@ -289,50 +304,65 @@ impl Drop for Member {
     }
 }
 
-/// A client: does what it is told, and says so, until nobody tells it anything or listens.
+/// A thread: its clients do what they are told, and each says so, until nobody tells them anything or listens. `say` hears
+/// which of them speaks.
 fn serve(
-    task: Task,
+    tasks: Vec<Task>,
     orders: &Receiver<Order>,
     stop: &AtomicBool,
-    mut say: impl FnMut(Reply, Vec<u8>) -> bool,
+    mut say: impl FnMut(usize, Reply, Vec<u8>) -> bool,
 ) {
-    let done = match task.recorded {
-        None => obey(Worker::new(task, ()), orders, stop, &mut say, |()| Vec::new()),
-        Some((each, runs)) => {
-            let record = Ration::new(task.number, each, runs);
-            obey(Worker::new(task, record), orders, stop, &mut say, |ration: Ration| {
-                let mut bytes = Vec::new();
-                ration.recorder.finish().write_to(&mut bytes);
-                bytes
-            })
-        }
+    // All record, or none.
+    let done = if tasks.iter().all(|task| task.recorded.is_none()) {
+        obey(tasks, |_| (), orders, stop, &mut say, |()| Vec::new())
+    } else {
+        let record = |task: &Task| {
+            let (each, runs) = task.recorded.unwrap_or_default();
+            Ration::new(task.number, each, runs)
+        };
+        obey(tasks, record, orders, stop, &mut say, |ration: Ration| {
+            let mut bytes = Vec::new();
+            ration.recorder.finish().write_to(&mut bytes);
+            bytes
+        })
     };
-    if let Err(error) = done {
-        say(Reply::Failed(error.to_string()), Vec::new());
+    if let Err((nth, error)) = done {
+        say(nth, Reply::Failed(error.to_string()), Vec::new());
     }
 }
 
+/// Fails with the client that did.
 fn obey<R: Recording>(
-    worker: Result<Worker<R>, Error>,
+    tasks: Vec<Task>,
+    record: impl Fn(&Task) -> R,
     orders: &Receiver<Order>,
     stop: &AtomicBool,
-    say: &mut impl FnMut(Reply, Vec<u8>) -> bool,
-    history: impl FnOnce(R) -> Vec<u8>,
-) -> Result<(), Error> {
-    let mut worker = worker?;
-    let mut heard = say(Reply::Ready, Vec::new());
-    while let Ok(order) = orders.recv() {
-        heard &= match order {
-            Order::Run { measured } => say(Reply::Ran(worker.run(measured, stop)?), Vec::new()),
+    say: &mut impl FnMut(usize, Reply, Vec<u8>) -> bool,
+    history: impl Fn(R) -> Vec<u8>,
+) -> Result<(), (usize, Error)> {
+    let spins = tasks.first().map_or(0, |task| task.spins);
+    let mut workers = Vec::new();
+    for (nth, task) in tasks.into_iter().enumerate() {
+        let record = record(&task);
+        workers.push(Worker::new(task, record).map_err(|error| (nth, error))?);
+    }
+    let mut heard = (0..workers.len()).all(|nth| say(nth, Reply::Ready, Vec::new()));
+    while heard && let Ok(order) = orders.recv() {
+        match order {
+            Order::Run { measured } => {
+                turns::run(&mut workers, measured, spins, stop).map_err(|error| (0, error))?;
+                let tallies = workers.iter_mut().map(Worker::tally).enumerate();
+                heard = tallies
+                    .fold(heard, |heard, (nth, tally)| heard && say(nth, Reply::Ran(tally), Vec::new()));
+            }
             Order::Finish => {
-                let latency = worker.latency.counts().collect();
-                let max = worker.latency.max().unwrap_or(0);
-                say(Reply::Found { latency, max }, history(worker.record));
+                for (nth, worker) in workers.into_iter().enumerate() {
+                    let latency = worker.latency.counts().collect();
+                    let max = worker.latency.max().unwrap_or(0);
+                    say(nth, Reply::Found { latency, max }, history(worker.record));
+                }
                 return Ok(());
             }
-        };
-        if !heard {
-            break;
         }
     }
     Ok(())
@@ -348,7 +378,8 @@ pub fn serve_client(mut input: impl BufRead, output: impl Write + Send + 'static
     let stopped = stop.clone();
     let mut output = output;
     let run = move || {
-        serve(task, &ordered, &stopped, |reply, history| write_reply(&mut output, &reply, &history).is_ok());
+        let say = |_, reply, history: Vec<u8>| write_reply(&mut output, &reply, &history).is_ok();
+        serve(vec![task], &ordered, &stopped, say);
     };
     let worker = std::thread::Builder::new().name("kv-client".to_owned()).spawn(run)?;
     for line in input.lines() {

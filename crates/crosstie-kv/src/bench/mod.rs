@@ -1,7 +1,8 @@
 //! The benchmark of the store: what a cluster reaches, and how long its clients wait.
 //!
-//! Every rank of a job [runs](run) the same [`Plan`]: a node for each backend, the node's share of the keys in it, and clients as
-//! threads or as processes. After a warm-up come the runs; between them all ranks meet. With two backends the runs alternate, so
+//! Every rank of a job [runs](run) the same [`Plan`]: a node for each backend, the node's share of the keys in it, and clients on
+//! threads or as processes. Where there are not enough cores for a thread each, one thread has several clients, which take turns, as
+//! in a program with one thread and several connections ([`Figures::client_threads`]). After a warm-up come the runs; between them all ranks meet. With two backends the runs alternate, so
 //! that both have the same machine, whatever else it does.
 //!
 //! # What is measured
@@ -26,6 +27,7 @@ mod meeting;
 mod place;
 mod team;
 mod totals;
+mod turns;
 mod worker;
 
 use std::ffi::OsString;
@@ -88,7 +90,7 @@ pub struct Plan {
 /// Who runs where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cores {
-    /// Each daemon and each client has a core of those that the rank may use, if there are enough for all.
+    /// Each daemon and each thread of clients has a core of those that the rank may use, if there are enough for all.
     Auto,
     /// Nobody is bound.
     None,
@@ -247,15 +249,20 @@ impl Plan {
             ));
         }
         if let Cores::List(cores) = &self.cores {
-            let threads = (self.daemons + self.clients) as usize;
-            if cores.len() < threads {
-                let count = cores.len();
+            let (count, daemons) = (cores.len(), self.daemons);
+            let threads = if self.clients_share_threads() { 1 } else { self.clients };
+            if count < (daemons + threads) as usize {
                 return wrong(format!(
-                    "{count} cores for {threads} daemons and clients of a node: name one for each"
+                    "{count} cores for a node's {daemons} daemons and at least {threads} threads of clients: name one for each"
                 ));
             }
         }
         Ok(())
+    }
+
+    /// Whether one thread may have several clients: not if they are processes, nor if each waits for its answer.
+    fn clients_share_threads(&self) -> bool {
+        self.processes.is_none() && self.workload.has_words()
     }
 
     fn run_length(&self) -> Duration {

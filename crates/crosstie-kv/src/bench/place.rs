@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cores, Error, Plan, meeting};
 
-/// Turns without an answer before a client lets others run, where it has a core to itself.
+/// Rounds without an answer before a client's thread lets others run, where it has a core to itself.
 const SPINS: u32 = 20_000;
 
 /// What a rank knows about itself.
@@ -29,7 +29,9 @@ pub(super) struct Place {
     pub(super) one_machine: bool,
     /// Where this rank's node listens.
     pub(super) address: IpAddr,
-    /// A core for each daemon and each client, where there are enough.
+    /// Threads of each node that its clients are spread over.
+    pub(super) threads: u32,
+    /// A core for each daemon and each of these threads, where there are enough.
     pub(super) daemons: Option<Vec<usize>>,
     pub(super) clients: Option<Vec<usize>>,
     /// Of all ranks, in words.
@@ -48,7 +50,10 @@ pub(super) fn find(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Place, Error>
         true => IpAddr::V4(Ipv4Addr::LOCALHOST),
         false => mine.address.ok_or(Error::NoAddress)?,
     };
-    let shares: Vec<Option<Vec<usize>>> = (0..cards.len()).map(|rank| share(&cards, rank, plan)).collect();
+    // The same everywhere, so that ranks can be compared.
+    let threads = (0..cards.len()).map(|rank| threads(&cards, rank, plan)).min().unwrap_or(1);
+    let each = (plan.daemons + threads) as usize;
+    let shares: Vec<Option<Vec<usize>>> = (0..cards.len()).map(|rank| share(&cards, rank, each)).collect();
     // All or nobody: ranks that wait in different ways cannot be compared.
     let pinned = plan.cores != Cores::None && shares.iter().all(Option::is_some);
     let share = shares[job.rank() as usize].clone().filter(|_| pinned);
@@ -61,14 +66,20 @@ pub(super) fn find(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Place, Error>
     if pinned {
         let told = shares.iter().flatten().enumerate().map(|(rank, share)| {
             let (daemons, clients) = split(share);
-            format!("rank {rank}: daemons {}, clients {}", list(&daemons), list(&clients))
+            let taking_turns = match threads {
+                threads if threads == plan.clients => String::new(),
+                1 => format!(" (one thread for {})", plan.clients),
+                threads => format!(" ({threads} threads for {})", plan.clients),
+            };
+            format!("rank {rank}: daemons {}, clients {}{taking_turns}", list(&daemons), list(&clients))
         });
         cores = told.collect::<Vec<_>>().join("; ");
         if cores.len() > 1000 {
-            cores = format!("every daemon and client of {} ranks has a core", shares.len());
+            cores = format!("every daemon and client thread of {} ranks has a core", shares.len());
         }
     }
-    Ok(Place { one_machine, address, daemons, clients, cores, spins: if pinned { SPINS } else { 0 } })
+    let spins = if pinned { SPINS } else { 0 };
+    Ok(Place { one_machine, address, threads, daemons, clients, cores, spins })
 }
 
 fn card(plan: &Plan) -> Result<Card, Error> {
@@ -101,14 +112,27 @@ fn is_second(cpu: usize) -> bool {
     first.is_some_and(|first| first < cpu)
 }
 
-/// The cores of `rank`, one for each of its threads; `None` if there are not enough. Ranks that may run on the same cores of
+/// How many threads the clients of `rank` are spread over: one each where every daemon and client can have a core, else one for
+/// each core that daemons leave, and one at least. Processes, and clients that wait for each answer, do not share a thread.
+fn threads(cards: &[Card], rank: usize, plan: &Plan) -> u32 {
+    if !plan.clients_share_threads() {
+        return plan.clients;
+    }
+    let ranks = cards.iter().filter(|other| alike(other, &cards[rank])).count();
+    let cores = (cards[rank].cores.len() / ranks.max(1)) as u32;
+    cores.saturating_sub(plan.daemons).clamp(1, plan.clients)
+}
+
+/// The cores of `rank`, one for `each` of its threads; `None` if there are not enough. Ranks that may run on the same cores of
 /// a machine share them out.
-fn share(cards: &[Card], rank: usize, plan: &Plan) -> Option<Vec<usize>> {
-    let card = &cards[rank];
-    let alike = |other: &&Card| (&other.boot, &other.cores) == (&card.boot, &card.cores);
-    let turn = cards[..rank].iter().filter(alike).count();
-    let threads = (plan.daemons + plan.clients) as usize;
-    card.cores.chunks_exact(threads).nth(turn).map(<[usize]>::to_vec)
+fn share(cards: &[Card], rank: usize, each: usize) -> Option<Vec<usize>> {
+    let turn = cards[..rank].iter().filter(|other| alike(other, &cards[rank])).count();
+    cards[rank].cores.chunks_exact(each).nth(turn).map(<[usize]>::to_vec)
+}
+
+/// Whether two ranks may run on the same cores of the same machine.
+fn alike(one: &Card, other: &Card) -> bool {
+    (&one.boot, &one.cores) == (&other.boot, &other.cores)
 }
 
 /// Keeps the calling thread on one core.
@@ -167,14 +191,39 @@ mod tests {
 
     #[test]
     fn ranks_share_the_cores_of_their_machine() {
-        let plan = Plan { daemons: 1, clients: 2, ..Plan::default() };
         let cards = [card("a", 0..6), card("b", 0..6), card("a", 0..6), card("a", 0..6)];
-        let shares: Vec<_> = (0..4).map(|rank| share(&cards, rank, &plan)).collect();
+        let shares: Vec<_> = (0..4).map(|rank| share(&cards, rank, 3)).collect();
         let [first, second] = [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])];
         // The third rank of a machine has none left.
         assert_eq!(shares, [first.clone(), first, second, None]);
         // A launcher has given each its own.
         let cards = [card("a", 0..3), card("a", 3..6)];
-        assert_eq!([0, 1].map(|rank| share(&cards, rank, &plan)), [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])]);
+        assert_eq!([0, 1].map(|rank| share(&cards, rank, 3)), [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])]);
+    }
+
+    #[test]
+    fn clients_have_as_many_threads_as_daemons_leave_cores() {
+        let plan = |daemons, clients| Plan { daemons, clients, ..Plan::default() };
+        let of = |cores, ranks, plan: &Plan| {
+            let cards: Vec<Card> = (0..ranks).map(|_| card("a", 0..cores)).collect();
+            (0..ranks).map(|rank| threads(&cards, rank, plan)).collect::<Vec<u32>>()
+        };
+        // One each where all have a core, never more.
+        assert_eq!(of(5, 1, &plan(1, 4)), [4]);
+        assert_eq!(of(64, 1, &plan(1, 4)), [4]);
+        // What daemons leave.
+        assert_eq!(of(4, 1, &plan(1, 4)), [3]);
+        assert_eq!(of(2, 1, &plan(1, 4)), [1]);
+        assert_eq!(of(8, 2, &plan(2, 4)), [2, 2]);
+        // One at least.
+        assert_eq!(of(2, 2, &plan(2, 4)), [1, 1]);
+        assert_eq!(of(1, 1, &plan(3, 1)), [1]);
+        // Machines are not each other's.
+        let cards = [card("a", 0..4), card("b", 0..4)];
+        assert_eq!([0, 1].map(|rank| threads(&cards, rank, &plan(1, 4))), [3, 3]);
+        // Those who cannot share.
+        assert_eq!(of(2, 1, &Plan { processes: Some(Vec::new()), ..plan(1, 4) }), [4]);
+        let workload = crate::workload::Plan { value_size: 100, ..Default::default() };
+        assert_eq!(of(2, 1, &Plan { workload, ..plan(1, 4) }), [4]);
     }
 }

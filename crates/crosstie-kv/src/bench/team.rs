@@ -1,6 +1,7 @@
 //! One rank's node of one backend, and its clients.
 
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,7 @@ impl Team {
             let runs = plan.runs as usize + 1;
             (MAX_RECORDED / (nodes * plan.clients) as usize / runs, runs)
         });
-        let task = |client: u32| Task {
+        let task = |thread: usize, client: u32| Task {
             node: name.clone(),
             rank,
             client,
@@ -112,10 +113,12 @@ impl Team {
             depth: plan.queue_depth as usize,
             rate: plan.rate.map(|rate| rate / f64::from(nodes * plan.clients)),
             recorded,
-            core: place.clients.as_ref().map(|cores| cores[client as usize]),
+            core: place.clients.as_ref().map(|cores| cores[thread]),
             spins: place.spins,
         };
-        let crew = Crew::start((0..plan.clients).map(task).collect(), plan.processes.as_deref());
+        let tasks = spread(plan.clients, place.threads).enumerate();
+        let tasks = tasks.map(|(thread, clients)| clients.map(|client| task(thread, client)).collect());
+        let crew = Crew::start(tasks.collect(), plan.processes.as_deref());
         let crew = crew.and_then(|crew| Ok((crew, Client::attach(&name)?)));
         let (crew, watch) = meeting::agree(job, crew)?;
         let end_key = |rank| (MAX_KEYS..).find(|key| cluster.of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
@@ -248,6 +251,13 @@ impl Team {
     }
 }
 
+/// The clients of each thread: as many as another has, or one more.
+fn spread(clients: u32, threads: u32) -> impl Iterator<Item = Range<u32>> {
+    let (each, more) = (clients / threads, clients % threads);
+    let first = move |thread: u32| thread * each + thread.min(more);
+    (0..threads).map(move |thread| first(thread)..first(thread + 1))
+}
+
 /// Starts a node that knows all others.
 fn open(
     job: &mut dyn Bootstrap,
@@ -365,4 +375,17 @@ fn check(
         figures.counters.insert(name.to_owned(), count);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_spread_evenly() {
+        let spread = |clients, threads| super::spread(clients, threads).collect::<Vec<Range<u32>>>();
+        assert_eq!(spread(4, 1), [0..4]);
+        assert_eq!(spread(4, 4), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(spread(7, 3), [0..3, 3..5, 5..7]);
+    }
 }

@@ -298,6 +298,7 @@ pub(super) fn figures(
         nodes,
         daemons: plan.daemons,
         clients: plan.clients,
+        client_threads: Some(place.threads),
         processes: plan.processes.is_some(),
         queue_depth: plan.queue_depth,
         pace: if plan.rate.is_some() { Pace::Open } else { Pace::Closed },

@@ -1,13 +1,13 @@
 //! One client at work: what is measured, and nothing else in the way of it.
 //!
-//! Requests come from a pattern that was made before, answers are all looked at, and nothing is allocated, locked or printed while
-//! time is taken. Somebody else watches the time and sets a flag when it is over.
+//! A client never waits: a [turn](Worker::turn) takes the answers that are there and begins what is due, and
+//! [`turns`](super::turns) has one thread give its clients their turns. Requests come from a pattern that was made before,
+//! answers are all looked at, and nothing is allocated, locked or printed while time is taken.
 //!
 //! In a closed loop with one operation at a time, all are timed, with one reading of the clock for each: the end of one is the
-//! start of the next. With more at a time, one in [`TIMED`] is: a reading for each would slow them all. In an open loop all are
+//! start of the client's next, and if its thread is with another client then, that time counts. With more at a time, one in [`TIMED`] is: a reading for each would slow them all. In an open loop all are
 //! timed, from when they should have started.
 
-use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -23,16 +23,10 @@ use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 pub const TIMED: u64 = 17;
 /// After so long without an answer nobody waits any more.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client sleeps at a time when it waits for its last answers, or for the next start.
-const NAP: Duration = Duration::from_millis(1);
-/// How long a client sleeps at a time that has waited for a while, and does not know for how long.
-const SHORT_NAP: Duration = Duration::from_micros(50);
-/// A yield that takes so many nanoseconds went to somebody who does not yield.
-const TAKEN: u64 = 500_000;
-/// A start so close is awaited by spinning.
+/// How long a client sleeps at most that waits for its next start: short enough to notice the end.
+pub(super) const LONG_NAP: Duration = Duration::from_millis(10);
+/// A start so close is awaited by spinning, in nanoseconds.
 const CLOSE: u64 = 100_000;
-/// Turns without an answer in which a client that has no core to itself lets others run, before it sleeps.
-const YIELDS: u32 = 256;
 
 /// What a client is told before anything else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,9 +44,9 @@ pub(super) struct Task {
     pub(super) rate: Option<f64>,
     /// Operations that are recorded in each run at most, where they are, and runs.
     pub(super) recorded: Option<(usize, usize)>,
-    /// Where it stays.
+    /// Where its thread stays.
     pub(super) core: Option<usize>,
-    /// Turns without an answer in which it spins; 0 where it has no core to itself, and lets others run at once.
+    /// Rounds without an answer in which its thread spins; 0 where that has no core to itself, and lets others run at once.
     pub(super) spins: u32,
 }
 
@@ -70,6 +64,19 @@ pub(super) struct Tally {
     pub(super) not_started: u64,
     /// Whether the client ended the run of its own accord.
     pub(super) gave_up: bool,
+}
+
+/// What a turn came to. Of the turns of several clients the least says what their thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Turn {
+    /// Answers came.
+    Answered,
+    /// None came; a start is close.
+    Starts,
+    /// None came; operations are under way, and no start is close.
+    Waits,
+    /// Nothing is under way, and nothing will be for so many nanoseconds.
+    Free(u64),
 }
 
 /// Writes down what is asked and answered, or does not.
@@ -148,7 +155,17 @@ pub(super) struct Worker<R: Recording> {
     untimed: u64,
     /// Runs so far.
     runs: u64,
-    /// When it first gave way after the last answer.
+    /// Of this run.
+    measured: bool,
+    tally: Tally,
+    in_flight: usize,
+    /// When an answer was last seen, where that is of interest: with one operation at a time, the start of the next.
+    seen: u64,
+    /// In an open loop, when operations start, and the next one's time.
+    starts: Option<Schedule>,
+    due: u64,
+    /// Operations that had ended, and the time, when somebody last looked and saw that some had.
+    answered: u64,
     silent_since: u64,
     pub(super) record: R,
     /// Of measured runs.
@@ -173,6 +190,13 @@ impl<R: Recording> Worker<R> {
             position: 0,
             untimed: 0,
             runs: 0,
+            measured: false,
+            tally: Tally::default(),
+            in_flight: 0,
+            seen: 0,
+            starts: None,
+            due: 0,
+            answered: 0,
             silent_since: 0,
             record,
             latency,
@@ -180,131 +204,166 @@ impl<R: Recording> Worker<R> {
         })
     }
 
-    /// Works until `stop`, or until there is a reason to.
-    pub(super) fn run(&mut self, measured: bool, stop: &AtomicBool) -> Result<Tally, super::Error> {
+    /// A run begins.
+    pub(super) fn start(&mut self, measured: bool) -> Result<(), super::Error> {
         self.runs += 1;
         self.record.refresh();
-        let schedule = match self.task.rate {
-            Some(rate) => {
-                let Task { rank, client, .. } = self.task;
-                Some(Schedule::new(self.task.workload.seed.wrapping_add(self.runs), rank, client, rate)?)
-            }
-            None => None,
-        };
-        let mut tally = Tally { begun: now(), ..Tally::default() };
-        match schedule {
-            _ if !self.task.workload.has_words() => self.strings(schedule, measured, stop, &mut tally),
-            Some(schedule) => self.open(schedule, measured, stop, &mut tally),
-            None => self.closed(measured, stop, &mut tally),
-        }
-        tally.ended = now();
-        Ok(tally)
+        (self.measured, self.in_flight, self.answered) = (measured, 0, 0);
+        let Task { rank, client, rate, .. } = self.task;
+        let seed = self.task.workload.seed.wrapping_add(self.runs);
+        self.starts = rate.map(|rate| Schedule::new(seed, rank, client, rate)).transpose()?;
+        self.tally = Tally { begun: now(), ..Tally::default() };
+        (self.seen, self.silent_since) = (self.tally.begun, self.tally.begun);
+        self.next_start();
+        Ok(())
+    }
+
+    /// Takes the answers that are there, and begins what is due. Never waits.
+    #[inline]
+    pub(super) fn turn(&mut self) -> Turn {
+        if self.starts.is_some() { self.open() } else { self.closed() }
     }
 
     /// As many operations as allowed are always under way.
-    fn closed(&mut self, measured: bool, stop: &AtomicBool, tally: &mut Tally) {
-        let alone = self.task.depth == 1;
-        let (mut in_flight, mut idle, mut last) = (0, 0, tally.begun);
-        while !tally.gave_up && !stop.load(Relaxed) {
-            while in_flight < self.task.depth {
-                let start = if alone {
-                    last
-                } else if self.untimed == 0 {
-                    self.untimed = TIMED;
-                    now()
-                } else {
-                    0
-                };
-                if !self.begin(start, tally) {
-                    break;
-                }
-                self.untimed = self.untimed.saturating_sub(1);
-                in_flight += 1;
+    #[inline]
+    fn closed(&mut self) -> Turn {
+        let ended = self.poll();
+        while self.in_flight < self.task.depth && !self.tally.gave_up {
+            let start = if self.task.depth == 1 {
+                self.seen
+            } else if self.untimed == 0 {
+                self.untimed = TIMED;
+                now()
+            } else {
+                0
+            };
+            if !self.begin(start) {
+                break;
             }
-            let ended = self.poll(measured, &mut last, tally);
-            in_flight -= ended;
-            self.rest(ended, &mut idle, tally);
+            self.untimed = self.untimed.saturating_sub(1);
         }
-        self.drain(in_flight, measured, tally);
+        if ended > 0 { Turn::Answered } else { Turn::Waits }
     }
 
     /// Operations start when they should, unless too many are under way; then they start late, and it counts.
-    fn open(&mut self, mut starts: Schedule, measured: bool, stop: &AtomicBool, tally: &mut Tally) {
-        let begun = tally.begun;
-        let mut next = || begun.saturating_add(starts.next().unwrap_or(u64::MAX));
-        let (mut start, mut in_flight, mut idle, mut seen) = (next(), 0, 0, begun);
-        while !tally.gave_up && !stop.load(Relaxed) {
-            let time = now();
-            while start <= time && in_flight < self.task.depth {
-                if !self.begin(start, tally) {
-                    break;
-                }
-                in_flight += 1;
-                start = next();
+    fn open(&mut self) -> Turn {
+        let ended = self.poll();
+        let time = now();
+        while self.due <= time && self.in_flight < self.task.depth && !self.tally.gave_up {
+            if !self.begin(self.due) {
+                break;
             }
-            let ended = self.poll(measured, &mut seen, tally);
-            in_flight -= ended;
-            let early = start.saturating_sub(time);
-            if ended > 0 {
-                idle = 0;
-            } else if in_flight == self.task.depth || (in_flight > 0 && early > 2 * CLOSE) {
-                self.rest(0, &mut idle, tally);
-            } else if in_flight == 0 && early > 2 * CLOSE {
-                // Short enough to notice the end.
-                std::thread::sleep(Duration::from_nanos(early - CLOSE).min(10 * NAP));
-            } else if self.task.spins == 0 {
-                std::thread::yield_now();
-            } else {
-                spin_loop();
-            }
+            self.next_start();
         }
-        let end = now();
-        if start <= end {
-            tally.not_started = ((end - start) as f64 / 1e9 * self.task.rate.unwrap_or(0.0)) as u64 + 1;
+        let early = self.due.saturating_sub(time);
+        if ended > 0 {
+            Turn::Answered
+        } else if self.in_flight == self.task.depth || (self.in_flight > 0 && early > 2 * CLOSE) {
+            Turn::Waits
+        } else if early > 2 * CLOSE {
+            Turn::Free(early - CLOSE)
+        } else {
+            Turn::Starts
         }
-        self.drain(in_flight, measured, tally);
     }
 
-    /// Byte strings, one at a time.
-    fn strings(
-        &mut self,
-        mut starts: Option<Schedule>,
-        measured: bool,
-        stop: &AtomicBool,
-        tally: &mut Tally,
-    ) {
-        let mut start = tally.begun;
+    fn next_start(&mut self) {
+        if let Some(starts) = &mut self.starts {
+            self.due = self.tally.begun.saturating_add(starts.next().unwrap_or(u64::MAX));
+        }
+    }
+
+    /// Whether it ended the run of its own accord.
+    #[inline]
+    pub(super) fn has_given_up(&self) -> bool {
+        self.tally.gave_up
+    }
+
+    /// Gives up if nothing was answered for too long. To be called now and then.
+    pub(super) fn look(&mut self, time: u64) {
+        if self.in_flight == 0 || self.tally.ops != self.answered {
+            (self.answered, self.silent_since) = (self.tally.ops, time);
+        } else if time.saturating_sub(self.silent_since) > PATIENCE.as_nanos() as u64 {
+            self.tally.gave_up = true;
+        }
+    }
+
+    /// The run is over: nothing is begun any more.
+    pub(super) fn stop(&mut self) {
+        let end = now();
+        if let Some(rate) = self.task.rate
+            && self.starts.take().is_some()
+            && self.due <= end
+        {
+            self.tally.not_started = ((end - self.due) as f64 / 1e9 * rate) as u64 + 1;
+        }
+        self.tally.ended = end;
+    }
+
+    /// A turn after the end, for what is still under way; `None` if nothing is.
+    pub(super) fn settle(&mut self) -> Option<Turn> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let ended = self.poll();
+        if self.in_flight == 0 {
+            self.tally.ended = now();
+        }
+        Some(if ended > 0 { Turn::Answered } else { Turn::Waits })
+    }
+
+    /// What it did. What has not ended by now is an error.
+    pub(super) fn tally(&mut self) -> Tally {
+        let lost = std::mem::take(&mut self.in_flight) as u64;
+        self.tally.errors += lost;
+        self.tally.ops += lost;
+        if lost > 0 {
+            self.tally.ended = now();
+        }
+        self.tally
+    }
+
+    /// Whether its operations go one at a time, in a loop of their own.
+    pub(super) fn is_blocking(&self) -> bool {
+        !self.task.workload.has_words()
+    }
+
+    /// Byte strings, one at a time, until `stop` or until there is a reason to.
+    pub(super) fn strings(&mut self, stop: &AtomicBool) {
+        let mut start = self.tally.begun;
         while !stop.load(Relaxed) {
-            if let Some(starts) = &mut starts {
-                start = tally.begun.saturating_add(starts.next().unwrap_or(u64::MAX));
+            if self.starts.is_some() {
+                start = self.due;
+                self.next_start();
                 while now() < start && !stop.load(Relaxed) {
                     let early = Duration::from_nanos(start.saturating_sub(now()));
-                    std::thread::sleep(early.min(10 * NAP));
+                    std::thread::sleep(early.min(LONG_NAP));
                 }
                 if stop.load(Relaxed) {
-                    return;
+                    break;
                 }
             }
             let entry = self.pattern.at(self.position);
             self.position += 1;
             let answer = self.exchange(entry);
             let end = now();
-            tally.ops += 1;
+            self.tally.ops += 1;
             match answer {
                 Ok(true) => {}
-                Ok(false) => tally.errors += 1,
+                Ok(false) => self.tally.errors += 1,
                 Err(Error::NodeGone { .. } | Error::ServerGone) => {
-                    tally.node_gone += 1;
-                    tally.gave_up = true;
-                    return;
+                    self.tally.node_gone += 1;
+                    self.tally.gave_up = true;
+                    break;
                 }
-                Err(_) => tally.errors += 1,
+                Err(_) => self.tally.errors += 1,
             }
-            if measured {
+            if self.measured {
                 self.latency.record(end.saturating_sub(start));
             }
             start = end;
         }
+        self.tally.ended = now();
     }
 
     /// Whether the answer is right.
@@ -323,7 +382,7 @@ impl<R: Recording> Worker<R> {
 
     /// Begins the next operation; false if that is not possible now, or not at all.
     #[inline]
-    fn begin(&mut self, start: u64, tally: &mut Tally) -> bool {
+    fn begin(&mut self, start: u64) -> bool {
         let entry = self.pattern.at(self.position);
         // A value tells which key it is of, or, where histories are recorded, who wrote it; one who tries again
         // takes another.
@@ -334,13 +393,14 @@ impl<R: Recording> Worker<R> {
         };
         let request = entry.request(value);
         let Some(mark) = self.record.begin(&request) else {
-            tally.gave_up = true;
+            self.tally.gave_up = true;
             return false;
         };
         let token = Token { start, mark, key: entry.key, is_read: entry.is_read };
         match self.client.begin(request, token) {
             Ok(()) => {
                 self.position += 1;
+                self.in_flight += 1;
                 true
             }
             Err(BeginError::Full(_)) => {
@@ -348,23 +408,23 @@ impl<R: Recording> Worker<R> {
                 false
             }
             Err(BeginError::ServerGone(_)) => {
-                tally.gave_up = true;
+                self.tally.gave_up = true;
                 false
             }
         }
     }
 
-    /// Looks at the answers that are there. `seen` becomes the time, if somebody wants to know it.
+    /// Looks at the answers that are there.
     #[inline]
-    fn poll(&mut self, measured: bool, seen: &mut u64, tally: &mut Tally) -> usize {
-        let Worker { client, record, latency, .. } = self;
+    fn poll(&mut self) -> usize {
+        let Worker { client, record, latency, tally, measured, .. } = self;
         let mut time = 0;
         let ended = client.poll(|token, response| {
             if token.start != 0 {
                 if time == 0 {
                     time = now();
                 }
-                if measured {
+                if *measured {
                     latency.record(time.saturating_sub(token.start));
                 }
             }
@@ -379,54 +439,11 @@ impl<R: Recording> Worker<R> {
             record.end(token.mark, &response);
         });
         if time != 0 {
-            *seen = time;
+            self.seen = time;
         }
-        tally.ops += ended as u64;
+        self.tally.ops += ended as u64;
+        // More only if an earlier run did not wait for the last ones any longer.
+        self.in_flight = self.in_flight.saturating_sub(ended);
         ended
-    }
-
-    /// After a look for answers that found `ended`.
-    #[inline]
-    fn rest(&mut self, ended: usize, idle: &mut u32, tally: &mut Tally) {
-        if ended > 0 {
-            *idle = 0;
-        } else if *idle < self.task.spins {
-            *idle += 1;
-            spin_loop();
-        } else {
-            self.give_way(idle, tally);
-        }
-    }
-
-    #[cold]
-    fn give_way(&mut self, idle: &mut u32, tally: &mut Tally) {
-        let yields = *idle - self.task.spins;
-        if yields == 0 {
-            self.silent_since = now();
-        }
-        if yields < YIELDS {
-            let before = now();
-            std::thread::yield_now();
-            // Who got the core for so long does not give it back: one that sleeps and wakes gets it sooner.
-            let taken = now() - before > TAKEN;
-            *idle += if taken { YIELDS - yields } else { 1 };
-        } else {
-            std::thread::sleep(SHORT_NAP);
-            tally.gave_up |= now() - self.silent_since > PATIENCE.as_nanos() as u64;
-        }
-    }
-
-    /// Waits for what is still under way. What does not end then is an error.
-    fn drain(&mut self, mut in_flight: usize, measured: bool, tally: &mut Tally) {
-        let (end, mut seen) = (now() + PATIENCE.as_nanos() as u64, 0);
-        while in_flight > 0 && now() < end {
-            let ended = self.poll(measured, &mut seen, tally);
-            in_flight -= ended;
-            if ended == 0 {
-                self.client.wait(Some(NAP));
-            }
-        }
-        tally.errors += in_flight as u64;
-        tally.ops += in_flight as u64;
     }
 }

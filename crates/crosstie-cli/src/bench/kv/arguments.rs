@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Daemons of each node.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) daemons: u32,
-    /// Clients of each node.
+    /// Clients of each node. One thread has several, which take turns, where there are not enough cores for a thread each.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) clients: u32,
     /// Operations that each client has under way, at most.
@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     /// Open loop: start operations at this rate per second, all clients together, whatever the answers do.
     #[arg(long, value_name = "RATE")]
     pub(crate) open: Option<f64>,
-    /// Clients are processes rather than threads of their node.
+    /// Each client is a process of its own, rather than on a thread of its node.
     #[arg(long)]
     pub(crate) processes: bool,
     /// What the workload is made from.
@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
     /// Record all operations, a million at most, and check that the store did them one after the other.
     #[arg(long)]
     pub(crate) check: bool,
-    /// The cores of daemons and clients, in this order for each node: auto, none, or a list such as 0,1,4.
+    /// The cores of daemons and of the clients' threads, in this order for each node: auto, none, or a list such as 0,1,4.
     #[arg(long, value_name = "LIST", default_value = "auto")]
     pub(crate) cores: Cores,
     /// Measure all combinations that a TOML file names, see docs/PERFORMANCE.md; options here are for what it does not name.

@@ -192,9 +192,15 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
 fn text(results: &[Figures]) -> String {
     let mut text = report::table(results);
     if let [first, ..] = results {
-        let threads = first.nodes * (first.daemons + first.clients);
+        let [daemons, clients, threads] =
+            [first.daemons, first.clients, first.client_threads.unwrap_or(first.clients)]
+                .map(|each| first.nodes * each);
+        let clients = match threads == clients {
+            true => format!("{clients} clients"),
+            false => format!("{clients} clients on {threads} threads"),
+        };
         let cores = match first.cores.as_str() {
-            "" => format!("nobody is bound to a core: {threads} daemons and clients on {}", first.machine),
+            "" => format!("nobody is bound to a core: {daemons} daemons and {clients}; {}", first.machine),
             cores => format!("cores: {cores}"),
         };
         let line = first
