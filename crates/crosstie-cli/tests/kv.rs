@@ -152,6 +152,34 @@ fn histories_are_checked() {
 }
 
 #[test]
+fn clients_share_the_threads_that_have_cores() {
+    let list = fs::read_to_string("/proc/self/status").expect("a status");
+    let list = list.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("cores").trim();
+    let mut cores = list.split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        first.parse::<u32>().expect("a core")..=last.parse().expect("a core")
+    });
+    let first = cores.next().expect("a core");
+    let pair = format!("{first},{}", cores.next().unwrap_or(first));
+    let options = ["--clients", "4", "--cores", &pair, "--queue-depth", "1"];
+    for more in [&[][..], &["--check", "--keys", "50"], &["--open", "4000"]] {
+        let found = one(&[&options, more].concat());
+        assert_eq!((found.clients, found.client_threads), (4, Some(1)), "{found:?}");
+        assert!(found.cores.ends_with("(one thread for 4)"), "{found:?}");
+        if more.contains(&"--check") {
+            assert!(found.counters["checked_operations"] >= found.ops, "{found:?}");
+        } else {
+            assert_eq!(found.counters["timed"], found.ops, "{found:?}");
+        }
+    }
+    let found = one(&["--clients", "2", "--processes"]);
+    assert_eq!(found.client_threads, Some(2), "{found:?}");
+    // Each waits for its answer.
+    let found = one(&["--clients", "2", "--value-size", "100", "--queue-depth", "1"]);
+    assert_eq!(found.client_threads, Some(2), "{found:?}");
+}
+
+#[test]
 fn an_interrupt_leaves_what_was_measured() {
     for clients in [&[][..], &["--processes"]] {
         let _alone = alone();

@@ -97,11 +97,11 @@ enum Probe {
     UcxCalls(usize, usize),
     /// A test of `ucx_perftest`, with messages of so many bytes, so many of them per second of measuring.
     UcxPerftest(&'static str, usize, f64),
-    /// Our store on one node, one client, so many operations in flight.
+    /// Our store on one node, so many operations in flight on each connection.
     Store(usize),
-    /// Redis, so many to a pipeline.
+    /// Redis, so many to a pipeline on each connection.
     Redis(usize),
-    /// memcached, so many to a pipeline.
+    /// memcached, so many to a pipeline on each connection.
     Memcached(usize),
 }
 
@@ -256,11 +256,13 @@ fn ours(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, 
     Ok(figures)
 }
 
-/// Our store: one node, its daemon on one of the cores and its client on the other.
+/// Our store: one node, its daemon on one of the cores, and on the other one thread with as many clients as others have
+/// connections.
 fn our_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
     let mut command = bounded("taskset", LIMIT);
     command.args(["-c", &cores.to_string()]).arg(program()).args(["bench", "kv", "--backend", "delegation"]);
-    command.args(["--nodes", "1", "--daemons", "1", "--clients", "1", "--queue-depth", &depth.to_string()]);
+    command.args(["--nodes", "1", "--daemons", "1", "--clients", &server::CONNECTIONS.to_string()]);
+    command.args(["--queue-depth", &depth.to_string()]);
     command.args(["--read-ratio", "0.5", "--keys", &server::KEYS.to_string(), "--zipf", "0", "--runs", "1"]);
     command.args(["--json", "--duration", &seconds.to_string()]);
     let (found, figures) = told(&mut command)?;

@@ -14,7 +14,7 @@ use crate::process::dies_with_us;
 
 /// Keys in every store that is compared, ours among them.
 pub(super) const KEYS: u32 = 100_000;
-/// Connections that load a store of others.
+/// Connections that load a store, clients being those of ours.
 pub(super) const CONNECTIONS: usize = 4;
 /// A server that says nothing for so long is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);

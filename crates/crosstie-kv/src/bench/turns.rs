@@ -105,3 +105,184 @@ impl Rest {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::worker::{Ration, Task};
+    use super::*;
+    use crate::client::Client;
+    use crate::history;
+    use crate::node::{Node, NodeConfig};
+    use crate::workload;
+
+    const CLIENTS: u32 = 4;
+    const KEYS: u64 = 64;
+
+    /// A node with its keys.
+    fn node(name: &str) -> Node {
+        let name = format!("turns-{name}-{}", std::process::id());
+        let node = Node::start(&NodeConfig { queue_depth: 8, ..NodeConfig::alone(&name) }).unwrap();
+        let mut client = Client::attach(&name).unwrap();
+        (0..KEYS).for_each(|key| client.put(key, key).unwrap());
+        node
+    }
+
+    fn task(node: &Node, client: u32, depth: usize, rate: Option<f64>) -> Task {
+        Task {
+            node: node.name().to_owned(),
+            rank: 0,
+            client,
+            number: client,
+            workload: workload::Plan { keys: KEYS, ..workload::Plan::default() },
+            depth,
+            rate,
+            recorded: None,
+            core: None,
+            spins: 0,
+        }
+    }
+
+    fn workers(node: &Node, depth: usize, rate: Option<f64>) -> Vec<Worker<()>> {
+        (0..CLIENTS).map(|client| Worker::new(task(node, client, depth, rate), ()).unwrap()).collect()
+    }
+
+    /// A run that somebody stops once all clients together had the time for something.
+    fn run_for<R: Recording>(workers: &mut [Worker<R>], length: Duration) {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(length);
+                stop.store(true, Relaxed);
+            });
+            run(workers, true, 0, &stop).unwrap();
+        });
+    }
+
+    #[test]
+    fn every_client_of_a_thread_makes_progress_and_is_timed() {
+        let node = node("progress");
+        for (depth, rate) in [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))] {
+            let mut workers = workers(&node, depth, rate);
+            run_for(&mut workers, Duration::from_millis(200));
+            let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
+            let context = format!("depth {depth}, rate {rate:?}: {tallies:?}");
+            let most = tallies.iter().map(|tally| tally.ops).max().unwrap();
+            for (worker, tally) in workers.iter().zip(&tallies) {
+                assert!(tally.ops > 0 && tally.ops >= most / 4, "one is starved: {context}");
+                assert_eq!((tally.errors, tally.node_gone, tally.gave_up), (0, 0, false), "{context}");
+                assert!(tally.ended > tally.begun, "{context}");
+                if depth == 1 || rate.is_some() {
+                    assert_eq!(worker.latency.count(), tally.ops, "all are timed: {context}");
+                }
+            }
+            if rate.is_none() && depth == 1 {
+                // A client's operations follow upon each other without a gap: their times add up to the run's.
+                for (worker, tally) in workers.iter().zip(&tallies) {
+                    let sum: u64 = worker.latency.counts().map(|(value, count)| value * count).sum();
+                    let share = sum as f64 / (tally.ended - tally.begun) as f64;
+                    assert!((0.8..1.2).contains(&share), "{share} of the time is accounted for: {context}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_are_of_the_client_that_met_them() {
+        let node = node("errors");
+        let mut workers: Vec<Worker<()>> = (0..CLIENTS)
+            .map(|client| {
+                let mut task = task(&node, client, 4, None);
+                task.workload.read_ratio = 1.0;
+                // Half of its keys are not there.
+                task.workload.keys *= if client == 2 { 2 } else { 1 };
+                Worker::new(task, ()).unwrap()
+            })
+            .collect();
+        run_for(&mut workers, Duration::from_millis(50));
+        for (client, worker) in workers.iter_mut().enumerate() {
+            let tally = worker.tally();
+            assert!(tally.ops > 0 && tally.errors < tally.ops, "{client}: {tally:?}");
+            assert_eq!(tally.errors > 0, client == 2, "{client}: {tally:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_goes_ends_all_clients_of_the_thread() {
+        for (depth, rate) in [(1, None), (8, None), (8, Some(2000.0))] {
+            let node = node(&format!("gone-{depth}-{}", rate.is_some()));
+            let mut workers = workers(&node, depth, rate);
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    drop(node);
+                });
+                // Nobody stops it.
+                run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+            });
+            let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
+            assert!(tallies.iter().any(|tally| tally.gave_up), "{tallies:?}");
+            assert!(tallies.iter().all(|tally| tally.ops > 0 && tally.errors == 0), "{tallies:?}");
+            assert!(begun.elapsed() < PATIENCE, "somebody was waited for");
+            if rate.is_none() {
+                run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+                assert!(workers.iter().all(Worker::has_given_up));
+            }
+        }
+    }
+
+    #[test]
+    fn histories_of_a_threads_clients_are_explained() {
+        let node = node("checked");
+        let record = |client| Ration::new(client, 5000, 2);
+        let mut workers: Vec<Worker<Ration>> = (0..CLIENTS)
+            .map(|client| Worker::new(task(&node, client, 4, None), record(client)).unwrap())
+            .collect();
+        for _ in 0..2 {
+            // Ends when there is no more room.
+            run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+            assert!(workers.iter().any(Worker::has_given_up));
+        }
+        let ops: u64 = workers.iter_mut().map(|worker| worker.tally().ops).sum();
+        assert!(ops > 5000);
+        let histories: Vec<_> = workers.into_iter().map(|worker| worker.record.recorder.finish()).collect();
+        let summary = history::check_from(&histories, Some, history::BUDGET).expect("an order");
+        assert!(summary.operations > 10_000, "{summary:?}");
+    }
+
+    #[test]
+    fn a_client_without_answers_gives_up_and_only_that_one() {
+        let node = node("silent");
+        let mut workers = workers(&node, 2, None);
+        let [silent, answered, ..] = workers.as_mut_slice() else { panic!("clients") };
+        for worker in [&mut *silent, &mut *answered] {
+            worker.start(true).unwrap();
+            worker.turn();
+            worker.look(now());
+        }
+        let late = now() + 2 * PATIENCE.as_nanos() as u64;
+        let patience = Instant::now() + PATIENCE;
+        while answered.turn() != Turn::Answered {
+            assert!(Instant::now() < patience, "no answer");
+            std::thread::yield_now();
+        }
+        // It has answers, but nobody takes them.
+        silent.look(late);
+        answered.look(late);
+        assert_eq!([silent, answered].map(|worker| worker.has_given_up()), [true, false]);
+    }
+
+    #[test]
+    fn the_least_patient_client_decides() {
+        let order = [Turn::Answered, Turn::Starts, Turn::Waits, Turn::Free(5), Turn::Free(9)];
+        assert!(order.is_sorted());
+        let mut rest = Rest { spins: 2, idle: 0 };
+        assert!(!rest.after(Turn::Waits) && !rest.after(Turn::Waits));
+        assert_eq!(rest.idle, 2);
+        assert!((0..=YIELDS).any(|_| rest.after(Turn::Waits)), "it sleeps in the end");
+        rest.after(Turn::Answered);
+        assert_eq!(rest.idle, 0);
+    }
+}
