@@ -360,7 +360,6 @@ impl<U> State<U> {
             // reset belongs to a device that is gone.
             self.qp.reset().ok();
         }
-        self.budget.give_back(bulk.operations.len());
         let mut finished = std::mem::take(&mut bulk.finished);
         for operation in bulk.operations.drain() {
             if let Operation::Raw { token, region } = operation {
@@ -421,12 +420,12 @@ impl<U> Connection<U> {
     #[inline(never)]
     pub(super) fn advance(&self, counters: &mut Counters) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();
-        let State { qp, outstanding, budget, bulk, link, pd, failure, .. } = &mut *state;
+        let State { qp, outstanding, bulk, link, pd, failure, .. } = &mut *state;
         let (Some(bulk), Some(link), None) = (bulk, link, failure) else { return Ok(false) };
         let (first_replying, first_arriving) = (bulk.first_replying, bulk.first_arriving);
         counters.bulk_calls += std::mem::take(&mut bulk.called);
         let Bulk { operations, replying, arriving, arrivals, reads, writes, .. } = &mut **bulk;
-        let mut poster = Poster { qp, outstanding, operations, budget, counters, key: self.key };
+        let mut poster = Poster { qp, outstanding, operations, counters, key: self.key };
         let mut pressed = false;
         'replies: for (number, reply) in (first_replying..).zip(replying.iter_mut()) {
             while reply.posted < reply.len {
@@ -504,11 +503,11 @@ impl<U> Connection<U> {
             return Err((NotPosted::NotConnected, region));
         }
         state.bulk();
-        let State { qp, outstanding, budget, bulk: Some(bulk), .. } = &mut *state else {
+        let State { qp, outstanding, bulk: Some(bulk), .. } = &mut *state else {
             return Err((NotPosted::NotConnected, region));
         };
         let operations = &mut bulk.operations;
-        let mut poster = Poster { qp, outstanding, operations, budget, counters, key: self.key };
+        let mut poster = Poster { qp, outstanding, operations, counters, key: self.key };
         poster.post_raw(op, range, region, token)
     }
 
@@ -562,10 +561,9 @@ impl<U> Connection<U> {
 impl<U> State<U> {
     /// An operation is done. A key that opens nothing is one that came twice.
     pub(super) fn operated(&mut self, endpoint: EndpointId, key: u32) {
-        let State { bulk: Some(bulk), outstanding, budget, .. } = self else { return };
+        let State { bulk: Some(bulk), outstanding, .. } = self else { return };
         let Some(operation) = bulk.operations.remove(key) else { return };
         *outstanding = outstanding.saturating_sub(1);
-        budget.give_back(1);
         match operation {
             Operation::Read(number) => {
                 bulk.reads -= 1;

@@ -14,7 +14,7 @@ use super::bulk::{self, Bulk};
 use super::deadlines::Deadlines;
 use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::operation::{Budget, Finished};
+use super::operation::Finished;
 use super::pool::Region;
 use super::{BATCH_CLASSES, Counters, EndpointAddress, EndpointConfig};
 use crate::device::{
@@ -23,8 +23,8 @@ use crate::device::{
 
 /// One write in so many asks for a completion, so that the send queue is known to have moved on.
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
-/// Requests that a send queue holds.
-pub(super) const SEND_DEPTH: u32 = 256;
+/// Requests that a send queue holds. Half of it goes on while the completion of the other half is awaited.
+pub(super) const SEND_DEPTH: u32 = 2 * SIGNAL_INTERVAL;
 /// Batches on their way that the peer has not released: from here on a small batch waits for company.
 const BATCHES_AHEAD: usize = 2;
 /// From this share of what the peer has not released on, a batch is no small one: it does not wait. With less, a loop that is
@@ -113,7 +113,6 @@ pub(super) struct State<U> {
     /// What goes beside the rings, and what it needs.
     pub(super) bulk: Option<Box<Bulk>>,
     pub(super) pd: Rc<Pd>,
-    pub(super) budget: Rc<Budget>,
     /// Operations that ended with the connection.
     pub(super) finished: VecDeque<Finished>,
     /// What was attached to a call whose answer ended the connection.
@@ -179,7 +178,6 @@ impl<U> Connection<U> {
         qp: RcQp,
         inline: u32,
         config: EndpointConfig,
-        budget: &Rc<Budget>,
     ) -> Result<Connection<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
@@ -200,7 +198,6 @@ impl<U> Connection<U> {
             deadlines: Deadlines::default(),
             bulk: None,
             pd: pd.clone(),
-            budget: budget.clone(),
             finished: VecDeque::new(),
             orphan: None,
             qp,
@@ -529,15 +526,16 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Ends calls whose time is over.
-    pub(super) fn expire(&self, now: Instant, expired: &mut Vec<(U, CallFailed)>) {
+    /// Ends calls whose time is over. Says whether others have a deadline.
+    pub(super) fn expire(&self, now: Instant, expired: &mut Vec<(U, CallFailed)>) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let Some(link) = &mut state.link else { return };
+        let Some(link) = &mut state.link else { return false };
         while let Some(call) = state.deadlines.pop(now) {
             let user = link.protocol.abandon(call);
             expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
         }
+        !state.deadlines.is_empty()
     }
 
     pub(super) fn longest(&self) -> Option<(usize, usize)> {

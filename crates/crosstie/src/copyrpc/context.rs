@@ -10,7 +10,7 @@ use crosstie_protocol::key::Key;
 use super::connection::{Arrived, Connection, Due, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit};
 use super::endpoint::{Endpoint, RecvHandle};
 use super::error::{CallFailed, Failure};
-use super::operation::{Budget, Finished};
+use super::operation::Finished;
 use super::payload::Payload;
 use super::table::QpTable;
 use super::{Config, Counters, EndpointConfig};
@@ -66,7 +66,6 @@ pub(super) struct Inner<U> {
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
     pub(super) pd: Rc<Pd>,
-    budget: Rc<Budget>,
     config: Config,
     pub(super) counters: RefCell<Counters>,
     polling: Cell<bool>,
@@ -108,7 +107,10 @@ impl<U> Context<U> {
         let pd = device.alloc_pd()?;
         // A device may round the receives up, and refill posts as many as it takes.
         let recv_cq = device.create_cq(&CqConfig { depth: 2 * config.receives + BURST as u32 })?;
-        let send_cq = device.create_cq(&CqConfig { depth: config.send_completions })?;
+        // Room for all that can be under way. Were there less, connections that fail at once would take the others along.
+        let most = (device.attr().max_cqe / SEND_DEPTH).min(ConnectionKey::INDICES) as usize;
+        let max_endpoints = config.max_endpoints.clamp(1, most.max(1));
+        let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: config.receives, max_sge: 1 })?;
         let inner = Rc::new_cyclic(|this| Inner {
             connections: RefCell::default(),
@@ -127,8 +129,7 @@ impl<U> Context<U> {
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
             pd: Rc::new(pd),
-            budget: Budget::new(config.send_completions / 2),
-            config: config.clone(),
+            config: Config { max_endpoints, ..*config },
             counters: RefCell::default(),
             polling: Cell::new(false),
             idle: Cell::new(0),
@@ -218,11 +219,15 @@ impl<U> Inner<U> {
     }
 
     fn add(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
+        // What an endpoint that is closed has left in the queue of completions takes up the room of this one.
+        while self.settle() {}
         let mut slots = self.connections.borrow_mut();
         let free = slots.iter().position(|slot| slot.connection.is_none());
         let index = free.unwrap_or(slots.len());
-        if index >= self.config.max_endpoints.min(ConnectionKey::INDICES as usize) {
-            return Err(DeviceError::Exhausted { what: "endpoints (raise max_endpoints)" });
+        if index >= self.config.max_endpoints {
+            return Err(DeviceError::Exhausted {
+                what: "endpoints (raise max_endpoints, unless the device has no longer completion queues)",
+            });
         }
         let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
         let max_inline = inline_limit(self.device.attr().max_inline);
@@ -237,8 +242,7 @@ impl<U> Inner<U> {
             let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
             self.pd.create_rc(&qp, &send, &recv, Some(&self.srq.borrow()))?
         };
-        let connection =
-            Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config, &self.budget)?);
+        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config)?);
         self.by_qp.borrow_mut().insert(connection.qp_num, index as u32);
         let slot = Slot { key, connection: Some(connection.clone()) };
         match slots.get_mut(index) {
@@ -442,14 +446,14 @@ impl<U> Inner<U> {
         }
     }
 
-    /// What was sent.
-    fn settle(&self) {
+    /// What was sent: whether there was anything.
+    fn settle(&self) -> bool {
         let mut completions = self.sent.borrow_mut();
         completions.clear();
         let polled = self.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
         if let Err(error) = polled {
             self.fail_all(Failure::Queue(error));
-            return;
+            return false;
         }
         self.counters.borrow_mut().completions += completions.len() as u64;
         for completion in completions.iter() {
@@ -470,6 +474,7 @@ impl<U> Inner<U> {
                 Err(failure) => self.give_up(connection, failure),
             }
         }
+        !completions.is_empty()
     }
 
     /// Ends what is broken or late.
@@ -485,10 +490,12 @@ impl<U> Inner<U> {
         if look || late {
             let now = Instant::now();
             if late {
+                let mut has_more = false;
                 for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref())
                 {
-                    connection.expire(now, &mut ended);
+                    has_more |= connection.expire(now, &mut ended);
                 }
+                self.has_deadlines.set(has_more);
             }
             if look && now >= self.next_look.get() {
                 self.next_look.set(now + LOOK_INTERVAL);

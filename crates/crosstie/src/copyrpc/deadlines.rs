@@ -45,6 +45,11 @@ impl Deadlines {
         }
     }
 
+    /// Whether there is none, not even one of a call that was answered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
     /// A call whose time was over at `now`.
     pub(super) fn pop(&mut self, now: Instant) -> Option<CallId> {
         loop {

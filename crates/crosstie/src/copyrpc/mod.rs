@@ -119,17 +119,16 @@ use crate::device::QpAddress;
 /// Sizes of a context.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Endpoints at a time, at most 4096.
+    /// Endpoints at a time, at most 4096, and no more than the device's longest completion queue has room for: each can have
+    /// 128 requests under way, and all can fail at once.
     pub max_endpoints: usize,
     /// Receives in stock, for all endpoints: batches that may come between two polls.
     pub receives: u32,
-    /// Completions of the send side that may wait between two polls.
-    pub send_completions: u32,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { max_endpoints: 4096, receives: 1024, send_completions: 4096 }
+        Config { max_endpoints: 512, receives: 1024 }
     }
 }
 

@@ -2,9 +2,7 @@
 //!
 //! Each has a key in its `wr_id`: an index with a generation, so that a completion that comes late or twice opens nothing.
 
-use std::cell::Cell;
 use std::ops::Range;
-use std::rc::Rc;
 
 use crosstie_protocol::key::Key;
 
@@ -76,28 +74,11 @@ impl Operations {
     }
 }
 
-/// How many operations all connections of a context may have under way, so that their completions have room.
-pub(super) struct Budget {
-    used: Cell<u32>,
-    limit: u32,
-}
-
-impl Budget {
-    pub(super) fn new(limit: u32) -> Rc<Budget> {
-        Rc::new(Budget { used: Cell::new(0), limit })
-    }
-
-    pub(super) fn give_back(&self, count: usize) {
-        self.used.set(self.used.get().saturating_sub(count as u32));
-    }
-}
-
 /// What it takes to post an operation.
 pub(super) struct Poster<'c> {
     pub(super) qp: &'c mut RcQp,
     pub(super) outstanding: &'c mut u32,
     pub(super) operations: &'c mut Operations,
-    pub(super) budget: &'c Budget,
     pub(super) counters: &'c mut Counters,
     /// The connection's.
     pub(super) key: u32,
@@ -105,7 +86,7 @@ pub(super) struct Poster<'c> {
 
 impl Poster<'_> {
     pub(super) fn has_room(&self) -> bool {
-        *self.outstanding < SEND_DEPTH && self.budget.used.get() < self.budget.limit
+        *self.outstanding < SEND_DEPTH
     }
 
     /// Posts a piece of a bulk payload. `false`: there is no room.
@@ -162,7 +143,6 @@ impl Poster<'_> {
         let wr = SendWr::new(wr_id(self.key, Sent::Operation(key)), op, Data::Regions(&pieces));
         self.qp.post(&wr.signaled())?;
         *self.outstanding += 1;
-        self.budget.used.set(self.budget.used.get() + 1);
         self.counters.work_requests += 1;
         self.counters.signaled += 1;
         Ok(())

@@ -1,0 +1,109 @@
+//! Many connections of one context that fail at once do not take the others along.
+
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::{CallFailed, Config, Context, Endpoint, EndpointConfig};
+use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Endpoints whose peer goes away.
+const CROWD: usize = 64;
+/// Batches that each of them has under way.
+const BATCHES: usize = 128;
+
+fn context(config: &Config) -> Context<usize> {
+    Context::new(Device::open(&DeviceSpec::Software).unwrap(), config).unwrap()
+}
+
+fn pair(left: &Context<usize>, right: &Context<usize>) -> (Endpoint<usize>, Endpoint<usize>) {
+    let config = EndpointConfig { ring: 1 << 16, credit: 1 << 14, pending_calls: 256, bulk: 0 };
+    let (here, there) = (left.create_endpoint(&config).unwrap(), right.create_endpoint(&config).unwrap());
+    here.connect(&there.address(), &ConnectConfig::default()).unwrap();
+    there.connect(&here.address(), &ConnectConfig::default()).unwrap();
+    (here, there)
+}
+
+/// Every batch waits for a receive that its peer never posts, until the peer goes. Then all of them end at once, each with a
+/// completion of its own, though none was asked for.
+#[test]
+fn a_crowd_that_fails_leaves_others_alone() {
+    let client = context(&Config { max_endpoints: CROWD + 1, ..Config::default() });
+    let doomed = context(&Config { max_endpoints: CROWD, receives: 4 });
+    let healthy = context(&Config::default());
+    let (crowd, crowd_peers): (Vec<_>, Vec<_>) = (0..CROWD).map(|_| pair(&client, &doomed)).unzip();
+    let (other, _other_peer) = pair(&client, &healthy);
+    for (index, endpoint) in crowd.iter().enumerate() {
+        for _ in 0..BATCHES {
+            endpoint.call(b"x", 8, index).map_err(|error| error.cause).unwrap();
+            client.flush();
+        }
+    }
+    drop(crowd_peers);
+    drop(doomed);
+
+    let (mut failed, mut answered, end) = (0, 0, Instant::now() + PATIENCE);
+    while failed < CROWD * BATCHES || answered < 100 {
+        assert!(Instant::now() < end, "{failed} failed, {answered} answered");
+        if other.pending() == 0 {
+            other.call(b"are you there", 16, CROWD).map_err(|error| error.cause).unwrap();
+        }
+        client.poll(|index, result| match result {
+            Ok(bytes) => {
+                assert_eq!((index, bytes.to_vec()), (CROWD, b"are you there".to_vec()));
+                answered += 1;
+            }
+            Err(CallFailed::Connection(cause)) => {
+                assert!(index < CROWD, "the healthy connection is over: {cause}");
+                failed += 1;
+            }
+            Err(cause) => panic!("{cause}"),
+        });
+        healthy.poll(|_, _| ());
+        while let Some(request) = healthy.recv() {
+            let bytes = request.data().to_vec();
+            request.reply(&bytes).map_err(|(cause, _)| cause).unwrap();
+        }
+        healthy.flush();
+    }
+    assert_eq!(failed, CROWD * BATCHES);
+    assert!(crowd.iter().all(|endpoint| endpoint.failure().is_some()));
+}
+
+/// Endpoints come and go, and what those that went have left does not fill the queue for those that come.
+#[test]
+fn endpoints_follow_each_other() {
+    let client = context(&Config { max_endpoints: 2, ..Config::default() });
+    let server = context(&Config { receives: 4, ..Config::default() });
+    for _ in 0..64 {
+        let (here, there) = pair(&client, &server);
+        for _ in 0..BATCHES {
+            here.call(b"x", 8, 0).map_err(|error| error.cause).unwrap();
+            client.flush();
+        }
+        drop(there);
+        assert_eq!(here.close().len(), BATCHES);
+    }
+    let (here, _there) = pair(&client, &server);
+    here.call(b"last", 8, 7).map_err(|error| error.cause).unwrap();
+    let (mut answered, end) = (false, Instant::now() + PATIENCE);
+    while !answered {
+        assert!(Instant::now() < end);
+        client.poll(|_, result| answered = result.is_ok());
+        server.poll(|_, _| ());
+        while let Some(request) = server.recv() {
+            // Some are of endpoints that are gone.
+            drop(request.reply(b"here"));
+        }
+        server.flush();
+    }
+}
+
+#[test]
+fn endpoints_have_a_limit() {
+    let client = context(&Config { max_endpoints: 2, ..Config::default() });
+    let made: Vec<_> = (0..2).map(|_| client.create_endpoint(&EndpointConfig::default()).unwrap()).collect();
+    let refused = client.create_endpoint(&EndpointConfig::default());
+    assert!(matches!(refused.err(), Some(DeviceError::Exhausted { .. })));
+    drop(made);
+    assert!(client.create_endpoint(&EndpointConfig::default()).is_ok(), "a closed one makes room");
+}
