@@ -15,7 +15,8 @@
 //! - Which operations are timed: see [`TIMED`].
 //! - Every answer is looked at: what is got must be what was put there. With [`Plan::check`] all operations are recorded, and
 //!   rank 0 looks for an order that explains them, see [`history`].
-//! - Memory of a rank is what its process grew by when the node started, was filled and warmed up, its clients' threads included.
+//! - Memory of a rank is what its process grew by when the node started, was filled and warmed up, its clients' threads included, and
+//!   of memory that it shares with other processes its part; beside it is what the node may use at most.
 //!
 //! # What ends it
 //!

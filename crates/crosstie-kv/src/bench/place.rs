@@ -170,10 +170,10 @@ pub(super) fn machine() -> String {
     format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
 }
 
-/// Bytes of memory that this process uses.
+/// Bytes of memory that this process uses; of what it shares with others, its part.
 pub(super) fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Pss:"));
     line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 

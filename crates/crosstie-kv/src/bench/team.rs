@@ -235,7 +235,8 @@ impl Team {
             Ok(found) => (found, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let local = Local::new(job.rank(), &self.local, self.seconds, self.memory, counted, &found);
+        let memory = [self.memory, self.node.config().memory_bound().total()];
+        let local = Local::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
         let all = totals::exchange(job, &local).unwrap_or_else(|error| {
             trouble = Some(error);
             vec![local]
