@@ -65,7 +65,10 @@ fn measured(arguments: &[&str]) -> Vec<Figures> {
         assert_eq!(figures.runs.len(), 2, "{arguments:?}");
         assert_eq!(figures.ops, figures.runs.iter().map(|run| run.ops).sum::<u64>(), "{arguments:?}");
         assert_eq!(figures.per_rank.len(), figures.nodes as usize, "{arguments:?}");
-        assert!(figures.per_rank.iter().all(|rank| rank.ops_per_s > 0.0 && rank.memory_bytes > 0));
+        for rank in &figures.per_rank {
+            let memory = 1..rank.memory_bound_bytes.expect("it is told");
+            assert!(rank.ops_per_s > 0.0 && memory.contains(&rank.memory_bytes), "{arguments:?}: {rank:?}");
+        }
     }
     results
 }

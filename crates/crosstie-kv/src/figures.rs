@@ -195,6 +195,10 @@ pub struct Rank {
     pub errors: u64,
     /// Memory that its node uses.
     pub memory_bytes: u64,
+    /// Memory that its node uses at most, see [`NodeConfig::memory_bound`](crate::node::NodeConfig::memory_bound); absent
+    /// where it was not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bound_bytes: Option<u64>,
 }
 
 /// A value that no benchmark can have found.

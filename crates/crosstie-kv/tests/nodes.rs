@@ -7,7 +7,7 @@ use std::time::Instant;
 use cluster::{BACKENDS, PATIENCE, Plan, exercise_all, fresh_name, start};
 use crosstie::copyrpc::EndpointConfig;
 use crosstie_kv::client::{AttachError, Client, Error, Swap};
-use crosstie_kv::long::{MAX_KEY, MAX_VALUE};
+use crosstie_kv::long::{MAX_KEY, MAX_REQUEST, MAX_VALUE};
 use crosstie_kv::node::{Backend, Node, NodeConfig, Room, StartError};
 
 #[test]
@@ -33,7 +33,7 @@ fn several_nodes_answer() {
 /// With room for next to nothing, requests wait at every corner, and none is lost.
 #[test]
 fn nothing_is_lost_where_room_is_scarce() {
-    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, ..EndpointConfig::default() };
+    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, bulk: MAX_REQUEST };
     let room = Room { passing: 1, ring: 2, endpoint };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {

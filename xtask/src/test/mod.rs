@@ -47,7 +47,7 @@ enum Work {
     Dependencies,
     /// What `cargo xtask vm` promises.
     GuestCheck,
-    /// A test program, built here and run on kernel Soft-RoCE.
+    /// A test program, built here and run on kernel Soft-RoCE, with the package's own programs beside it.
     Guest {
         package: &'static str,
         features: &'static str,
@@ -157,14 +157,15 @@ fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<S
             Ok(None)
         }
         Work::Guest { package, features, test, hosts, arguments } => {
-            let program = match build(package, features, test, limit)? {
-                Ok(program) => program,
+            let (program, files) = match build(package, features, test, limit)? {
+                Ok(built) => built,
                 Err(complaint) => return Ok(Some(complaint)),
             };
             let mut words = vec![program.to_string_lossy().into_owned()];
             words.extend(arguments.iter().map(|&word| word.to_owned()));
             let mut options = vm::Options::new(words);
             options.hosts = hosts;
+            options.files = files;
             options.timeout = limit.as_secs();
             let status = vm::boot(&options, &mut |line| {
                 if let Some(more) = Counts::of_line(line) {
@@ -180,32 +181,37 @@ fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<S
     }
 }
 
-/// Builds a test program and returns its path, or what is wrong.
+/// Builds a test program and returns its path and those of the programs it may start, or what is wrong.
 fn build(
     package: &str,
     features: &str,
     test: &str,
     limit: Duration,
-) -> Result<Result<PathBuf, String>, Error> {
+) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
     let arguments = ["test", "-p", package, "--features", features, "--test", test, "--no-run"];
     let mut command = cargo(limit, &arguments);
     command.arg("--message-format=json-render-diagnostics");
     let mut program = None;
+    let mut others = Vec::new();
     let ended = process::stream(&mut command, limit, |line| {
-        program = executable(line, test).or(program.take());
+        program = executable(line, "test", Some(test)).or(program.take());
+        others.extend(executable(line, "bin", None));
         false
     })?;
     Ok(match (complaint(&ended, limit), program) {
         (Some(complaint), _) => Err(complaint),
-        (None, Some(program)) => Ok(program),
+        (None, Some(program)) => Ok((program, others)),
         (None, None) => Err(format!("cargo built no program for the test {test}")),
     })
 }
 
-/// The program that one of cargo's messages says it built for a test.
-fn executable(message: &str, test: &str) -> Option<PathBuf> {
+/// The program of a kind, and of a name if one is given, that one of cargo's messages says it built.
+fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).ok()?;
-    let fits = message["reason"] == "compiler-artifact" && message["target"]["name"] == test;
+    let target = &message["target"];
+    let fits = message["reason"] == "compiler-artifact"
+        && target["kind"][0] == kind
+        && name.is_none_or(|name| target["name"] == name);
     if !fits {
         return None;
     }
@@ -241,9 +247,12 @@ mod tests {
 
     #[test]
     fn the_built_program_is_found_among_the_messages() {
-        let message = r#"{"reason":"compiler-artifact","target":{"name":"conformance"},"executable":"/t/conformance-1"}"#;
-        assert_eq!(executable(message, "conformance"), Some("/t/conformance-1".into()));
-        assert_eq!(executable(message, "other"), None);
-        assert_eq!(executable("Compiling", "conformance"), None);
+        let message = r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"conformance"},"executable":"/t/conformance-1"}"#;
+        assert_eq!(executable(message, "test", Some("conformance")), Some("/t/conformance-1".into()));
+        assert_eq!(executable(message, "test", Some("other")), None);
+        assert_eq!(executable(message, "bin", None), None);
+        assert_eq!(executable("Compiling", "test", Some("conformance")), None);
+        let message = r#"{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"tool"},"executable":"/t/tool"}"#;
+        assert_eq!(executable(message, "bin", None), Some("/t/tool".into()));
     }
 }

@@ -151,7 +151,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two; a store of two guests",
+        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two, and so does the store between two",
         packages: VERBS,
         limit: 360,
         work: &[
@@ -184,9 +184,9 @@ pub(super) const STEPS: &[Step] = &[
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
             Guest {
-                package: "crosstie-kv",
+                package: "crosstie-cli",
                 features: "verbs",
-                test: "hosts",
+                test: "kv_hosts",
                 hosts: 2,
                 arguments: &["--nocapture"],
             },

@@ -172,7 +172,8 @@ fn ready(arguments: &Arguments, config: &NodeConfig) -> String {
         Some(address) => format!("rank {rank} of {nodes} at {address}, {backend}, {device}"),
     };
     let threads = if *daemons == 1 { "1 daemon".to_owned() } else { format!("{daemons} daemons") };
-    format!("ready: {name:?}, {place}, {threads}, memory {}", bytes(*memory_limit))
+    let [store, whole] = [*memory_limit, config.memory_bound().total()].map(bytes);
+    format!("ready: {name:?}, {place}, {threads}, memory {store} for keys and values, {whole} at most in all")
 }
 
 /// What was said about the other nodes.

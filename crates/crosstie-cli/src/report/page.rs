@@ -359,6 +359,7 @@ fn details(comparison: &Comparison<'_>) -> String {
                 Cell::Figure(scaled(rank.ops_per_s)),
                 Cell::Figure(whole(rank.errors)),
                 Cell::Figure(bytes(rank.memory_bytes)),
+                Cell::Figure(rank.memory_bound_bytes.map_or(NONE.into(), bytes)),
             ]);
         }
         for (name, count) in &figures.counters {
@@ -371,7 +372,11 @@ fn details(comparison: &Comparison<'_>) -> String {
         }
     }
     for (name, heads, rows) in [
-        ("Each node", &["backend", "configuration", "rank", "ops/s", "errors", "memory"][..], ranks),
+        (
+            "Each node",
+            &["backend", "configuration", "rank", "ops/s", "errors", "memory", "at most"][..],
+            ranks,
+        ),
         ("Counters", &["backend", "configuration", "counter", "count"][..], counters),
     ] {
         if !rows.is_empty() {

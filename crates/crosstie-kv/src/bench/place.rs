@@ -25,8 +25,10 @@ struct Card {
 /// Where this rank is.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// Whether all ranks are on one machine, so that their clocks can be compared.
+    /// Whether all ranks are on one machine, and have one clock.
     pub(super) one_machine: bool,
+    /// By rank: whether it is on another machine than rank 0.
+    pub(super) elsewhere: Vec<bool>,
     /// Where this rank's node listens.
     pub(super) address: IpAddr,
     /// Threads of each node that its clients are spread over.
@@ -46,6 +48,7 @@ pub(super) fn find(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Place, Error>
     let cards: Vec<Card> = cards.iter().map(|card| serde_json::from_slice(card)).collect::<Result<_, _>>()?;
     let mine = cards.get(job.rank() as usize).ok_or(Error::Protocol)?;
     let one_machine = cards.iter().all(|card| card.boot == mine.boot);
+    let elsewhere = cards.iter().map(|card| card.boot != cards[0].boot).collect();
     let address = match one_machine {
         true => IpAddr::V4(Ipv4Addr::LOCALHOST),
         false => mine.address.ok_or(Error::NoAddress)?,
@@ -79,7 +82,7 @@ pub(super) fn find(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Place, Error>
         }
     }
     let spins = if pinned { SPINS } else { 0 };
-    Ok(Place { one_machine, address, threads, daemons, clients, cores, spins })
+    Ok(Place { one_machine, elsewhere, address, threads, daemons, clients, cores, spins })
 }
 
 fn card(plan: &Plan) -> Result<Card, Error> {
@@ -170,10 +173,10 @@ pub(super) fn machine() -> String {
     format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
 }
 
-/// Bytes of memory that this process uses.
+/// Bytes of memory that this process uses; of what it shares with others, its part.
 pub(super) fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Pss:"));
     line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Secret};
 
+use super::clocks::{Ahead, Clocks};
 use super::crew::Crew;
 use super::place::{self, Place};
 use super::totals::{self, Counted, Local, Sums};
@@ -228,6 +229,7 @@ impl Team {
         job: &mut dyn Bootstrap,
         plan: &Plan,
         place: &Place,
+        clocks: Option<&Clocks>,
         interrupted: bool,
     ) -> (Node, Figures, Option<Error>) {
         let counted = Counted::of(&self.node).since(&self.before);
@@ -235,7 +237,8 @@ impl Team {
             Ok(found) => (found, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let local = Local::new(job.rank(), &self.local, self.seconds, self.memory, counted, &found);
+        let memory = [self.memory, self.node.config().memory_bound().total()];
+        let local = Local::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
         let all = totals::exchange(job, &local).unwrap_or_else(|error| {
             trouble = Some(error);
             vec![local]
@@ -243,9 +246,11 @@ impl Team {
         // Where ranks are missing, the runs are this rank's.
         let mut figures = totals::figures(plan, place, self.backend, job.size(), &self.runs, &all);
         figures.interrupted = interrupted || trouble.is_some();
-        if plan.check && trouble.is_none() {
+        if let Some(clocks) = clocks
+            && trouble.is_none()
+        {
             let bytes: Vec<u8> = found.iter().flat_map(|found| &found.history).copied().collect();
-            trouble = check(job, plan, self.backend, &bytes, &mut figures).err();
+            trouble = check(job, plan, self.backend, clocks, &bytes, &mut figures).err();
         }
         (self.node, figures, trouble)
     }
@@ -348,18 +353,21 @@ fn check(
     job: &mut dyn Bootstrap,
     plan: &Plan,
     backend: Backend,
+    clocks: &Clocks,
     mine: &[u8],
     figures: &mut Figures,
 ) -> Result<(), Error> {
+    let clocks = clocks.until_now(job)?;
     let all = meeting::collect(job, mine)?;
     if job.rank() != 0 {
         return Ok(());
     }
     let mut histories = Vec::new();
-    for bytes in &all {
+    for (bytes, ahead) in all.iter().zip(&clocks) {
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let (history, after) = History::read_from(rest).map_err(|_| Error::Protocol)?;
+            let (mut history, after) = History::read_from(rest).map_err(|_| Error::Protocol)?;
+            history.events.iter_mut().for_each(|event| *event = ahead.widen(event));
             histories.push(history);
             rest = after;
         }
@@ -371,6 +379,7 @@ fn check(
         ("checked_operations", summary.operations),
         ("checked_keys", summary.keys),
         ("unknown", summary.unknown),
+        ("clocks_within_ns", clocks.iter().map(Ahead::width).max().unwrap_or(0) as u64),
     ] {
         figures.counters.insert(name.to_owned(), count);
     }

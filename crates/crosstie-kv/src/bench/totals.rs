@@ -187,7 +187,8 @@ pub(super) struct Local {
     node_gone: u64,
     not_started: u64,
     seconds: f64,
-    memory: u64,
+    /// What it uses, and what it may use.
+    memory: [u64; 2],
     latency: Vec<(u64, u64)>,
     max: u64,
     counted: Counted,
@@ -198,7 +199,7 @@ impl Local {
         rank: u32,
         sums: &Sums,
         seconds: f64,
-        memory: u64,
+        memory: [u64; 2],
         counted: Counted,
         found: &[Found],
     ) -> Local {
@@ -292,7 +293,8 @@ pub(super) fn figures(
                 rank: local.rank,
                 ops_per_s: rate(local.ops, local.seconds),
                 errors: local.errors,
-                memory_bytes: local.memory,
+                memory_bytes: local.memory[0],
+                memory_bound_bytes: Some(local.memory[1]),
             })
             .collect(),
         nodes,

@@ -6,8 +6,8 @@
 //! every answer is right (linearizability).
 //!
 //! Times are those of the machine's monotonic clock. They can be compared between the processes of one machine, not between
-//! machines. An operation whose answer never came ([`Outcome::Unknown`]) may have been done at any time after its call, or
-//! never.
+//! machines, unless somebody moves them to one clock. An operation whose answer never came ([`Outcome::Unknown`]) may have been
+//! done at any time after its call, or never.
 //!
 //! ```
 //! use crosstie_kv::history::{Recorder, check};

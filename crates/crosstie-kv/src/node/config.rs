@@ -2,13 +2,14 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use crosstie::Waiting;
 use crosstie::bootstrap::Secret;
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
+use crosstie::{Waiting, delegation, ipc};
 
 use super::error::StartError;
-use crate::long::Backend;
+use super::strings;
+use crate::long::{self, Backend};
 use crate::placement::{MAX_DAEMONS, MAX_NODES, Placement};
 
 /// Bytes of a node's name at most: names of services are made from it.
@@ -64,9 +65,17 @@ pub struct Room {
     pub endpoint: EndpointConfig,
 }
 
+/// Bulk memory of each kind for each other node: four of the longest requests at a time; more wait.
+const BULK: usize = 4 * (long::MAX_REQUEST + 1);
+const _: () = assert!(BULK >= long::MAX_REQUEST && BULK >= long::MAX_RESPONSE, "the longest must fit");
+
 impl Default for Room {
     fn default() -> Room {
-        Room { passing: 256, ring: 1024, endpoint: EndpointConfig::default() }
+        Room {
+            passing: 256,
+            ring: 1024,
+            endpoint: EndpointConfig { bulk: BULK, ..EndpointConfig::default() },
+        }
     }
 }
 
@@ -92,6 +101,37 @@ impl NodeConfig {
     /// One of several.
     pub fn member(name: &str, rank: u32, nodes: u32) -> NodeConfig {
         NodeConfig { rank, nodes, ..NodeConfig::alone(name) }
+    }
+
+    /// The lanes of 8-byte keys.
+    pub(super) fn words(&self) -> ipc::Config {
+        ipc::Config {
+            max_clients: self.max_clients,
+            queue_depth: self.queue_depth,
+            // Daemons wait in their own way, and sleep here when they do.
+            waiting: Waiting::Park,
+            ..ipc::Config::default()
+        }
+    }
+
+    /// The lanes of byte strings.
+    pub(super) fn long(&self) -> ipc::Config {
+        ipc::Config {
+            queue_depth: strings::DEPTH,
+            request_limit: long::MAX_REQUEST,
+            response_limit: long::MAX_RESPONSE,
+            ..self.words()
+        }
+    }
+
+    /// The ring of daemon 0, where there is one.
+    pub(super) fn ring(&self) -> delegation::Config {
+        delegation::Config {
+            max_clients: self.max_clients,
+            queue_depth: self.queue_depth,
+            ring_depth: self.room.ring,
+            ..delegation::Config::default()
+        }
     }
 
     pub(super) fn check(&self, membership: Option<&Membership>) -> Result<Placement, StartError> {

@@ -34,7 +34,9 @@
 //!   each request in them and may only have so many unanswered.
 //! - No circular wait. A daemon never waits for anything, and never stops taking from anybody: a shard answers at once; so
 //!   requests for its keys from other daemons do not wait (requests for other nodes cannot fill their lane); so other nodes'
-//!   requests are answered; so requests for other nodes are.
+//!   requests are answered; so requests for other nodes are. (It takes no more from other nodes while four mebibytes of their byte
+//!   strings are at other daemons, whose shards answer at once.)
+//! - Memory has a limit: [`NodeConfig::memory_bound`].
 //! - A node that goes away ends all requests for it as [`NodeGone`](crate::message::Status::NodeGone), pending ones and later
 //!   ones, until it is back. See [`Node::peers`].
 //! - If a daemon panics, the node ends: its clients and the other nodes notice, nobody waits for it.
@@ -49,6 +51,7 @@ mod daemon;
 mod error;
 mod idle;
 mod inside;
+mod memory;
 mod network;
 mod passing;
 mod strings;
@@ -61,12 +64,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crosstie::{Waiting, delegation, ipc};
+use crosstie::{delegation, ipc};
 
 pub use crate::long::Backend;
 pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig, Room};
 pub use counters::{Counts, DaemonCounters};
 pub use error::{Panicked, PeerMissing, PeersMissing, StartError};
+pub use memory::MemoryBound;
 
 use control::Control;
 use daemon::Daemon;
@@ -240,34 +244,15 @@ impl Node {
         let mut parts = Vec::new();
         let passing = passing::network(config.daemons, config.room.passing)?;
         for ((daemon, passing), corridor) in (0..).zip(passing).zip(strings::corridors(config.daemons)) {
-            let words_config = ipc::Config {
-                max_clients: config.max_clients,
-                queue_depth: config.queue_depth,
-                // Daemons wait in their own way, and sleep here when they do.
-                waiting: Waiting::Park,
-                ..ipc::Config::default()
-            };
-            let long_config = ipc::Config {
-                queue_depth: strings::DEPTH,
-                request_limit: long::MAX_REQUEST,
-                response_limit: long::MAX_RESPONSE,
-                ..words_config.clone()
-            };
             let words = service(&config.name, words_name(&config.name, daemon), |name| {
-                ipc::Server::create(name, &words_config)
+                ipc::Server::create(name, &config.words())
             })?;
             let long = service(&config.name, long_name(&config.name, daemon), |name| {
-                ipc::Server::create(name, &long_config)
+                ipc::Server::create(name, &config.long())
             })?;
             let ring = if daemon == 0 && has_ring(config.backend, config.nodes) {
-                let ring_config = delegation::Config {
-                    max_clients: config.max_clients,
-                    queue_depth: config.queue_depth,
-                    ring_depth: config.room.ring,
-                    ..delegation::Config::default()
-                };
                 let name = ring_name(&config.name);
-                Some(service(&config.name, name, |name| delegation::Server::create(name, &ring_config))?)
+                Some(service(&config.name, name, |name| delegation::Server::create(name, &config.ring()))?)
             } else {
                 None
             };

@@ -13,6 +13,9 @@ use super::passing::Waiter;
 use crate::long;
 use crate::message::{Request, Response, Status};
 
+/// Bytes of other nodes' byte strings that are at other daemons, for a daemon to take no more requests until they are back.
+pub(super) const HANDED_BYTES: usize = 4 << 20;
+
 /// Where the answer of another node goes.
 pub(super) enum Origin {
     /// To a client that wrote into the ring.
@@ -214,22 +217,25 @@ impl Peer {
 /// Requests that wait for another daemon, by number.
 #[derive(Default)]
 struct Guests {
-    places: Vec<Option<RecvHandle<Origin>>>,
+    places: Vec<Option<(RecvHandle<Origin>, usize)>>,
     free: Vec<u32>,
+    /// Of their byte strings, copied to other daemons.
+    bytes: usize,
 }
 
 impl Guests {
     #[inline]
-    fn keep(&mut self, mut guest: RecvHandle<Origin>) -> u32 {
+    fn keep(&mut self, mut guest: RecvHandle<Origin>, bytes: usize) -> u32 {
         // What it says is known; its place in the ring is another's.
         guest.detach();
+        self.bytes += bytes;
         match self.free.pop() {
             Some(number) => {
-                self.places[number as usize] = Some(guest);
+                self.places[number as usize] = Some((guest, bytes));
                 number
             }
             None => {
-                self.places.push(Some(guest));
+                self.places.push(Some((guest, bytes)));
                 self.places.len() as u32 - 1
             }
         }
@@ -237,7 +243,8 @@ impl Guests {
 
     #[inline]
     fn take(&mut self, number: u32) -> Option<RecvHandle<Origin>> {
-        let guest = self.places.get_mut(number as usize)?.take()?;
+        let (guest, bytes) = self.places.get_mut(number as usize)?.take()?;
+        self.bytes -= bytes;
         self.free.push(number);
         Some(guest)
     }
@@ -247,6 +254,12 @@ impl Guests {
     }
 }
 
+/// Of a daemon's connections.
+pub(super) fn config(nodes: u32) -> copyrpc::Config {
+    // A rank that comes back may be connected before its predecessor is forgotten.
+    copyrpc::Config { max_endpoints: 2 * nodes as usize, ..copyrpc::Config::default() }
+}
+
 impl<R: RingSide> Network<R> {
     pub(super) fn open(
         device: &DeviceSpec,
@@ -254,10 +267,8 @@ impl<R: RingSide> Network<R> {
         endpoint: copyrpc::EndpointConfig,
         ring: R,
     ) -> Result<Network<R>, DeviceError> {
-        // A rank that comes back may be connected before its predecessor is forgotten.
-        let config = copyrpc::Config { max_endpoints: 2 * nodes as usize, ..copyrpc::Config::default() };
         Ok(Network {
-            context: Context::open(device, &config)?,
+            context: Context::open(device, &config(nodes))?,
             ring,
             endpoint,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
@@ -288,7 +299,9 @@ impl<R: RingSide> Network<R> {
     #[inline]
     fn take_requests(&mut self, inside: &mut Inside) -> usize {
         let mut count = 0;
-        while let Some(asked) = self.context.recv() {
+        while self.guests.bytes < HANDED_BYTES
+            && let Some(asked) = self.context.recv()
+        {
             count += 1;
             let Some(request) = asked.data().read::<Request>() else {
                 self.take_long(asked, inside);
@@ -300,7 +313,7 @@ impl<R: RingSide> Network<R> {
                 inside.counts.served += 1;
                 inside.counts.undelivered += u64::from(asked.reply(response.as_bytes()).is_err());
             } else if place.rank == inside.place.rank {
-                let waiter = Waiter::Peer(self.guests.keep(asked));
+                let waiter = Waiter::Peer(self.guests.keep(asked, 0));
                 inside.counts.passed_in += 1;
                 if let Err(waiter) = inside.passing.pass(place.daemon, request, waiter) {
                     self.give_up(waiter);
@@ -323,7 +336,7 @@ impl<R: RingSide> Network<R> {
                 self.answer(asked, answer);
             }
             Ok(place) if place.rank == inside.place.rank => {
-                let waiter = self.guests.keep(asked);
+                let waiter = self.guests.keep(asked, bytes.len());
                 inside.long.pass(place.daemon, waiter, bytes);
             }
             other => {
@@ -390,7 +403,14 @@ impl<R: RingSide> Network<R> {
         for _ in 0..self.unanswered.len() {
             if let Some((guest, answer)) = self.unanswered.pop_front() {
                 self.waiting -= 1;
-                self.answer(guest, &answer);
+                match guest.reply(&answer) {
+                    Err((cause, Some(guest))) if cause.is_back_pressure() => {
+                        self.unanswered.push_back((guest, answer));
+                        self.waiting += 1;
+                    }
+                    Err((cause, Some(guest))) => self.answer_later(cause, guest, &answer),
+                    Ok(()) | Err((_, None)) => {}
+                }
             }
         }
         for peer in &mut self.peers {

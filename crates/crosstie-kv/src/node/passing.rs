@@ -38,11 +38,16 @@ struct Lane {
     backlog: [VecDeque<(Request, Waiter)>; 2],
 }
 
-/// All sides.
-pub(super) fn network(daemons: u32, room: usize) -> Result<Vec<Passing>, StartError> {
+/// The lanes between daemons.
+pub(super) fn config(daemons: u32, room: usize) -> flux::Config {
     let capacity = room.saturating_mul(2);
     let max_in_flight = capacity.saturating_mul(daemons as usize);
-    let config = flux::Config { capacity, max_in_flight, waiting: Waiting::Spin };
+    flux::Config { capacity, max_in_flight, waiting: Waiting::Spin }
+}
+
+/// All sides.
+pub(super) fn network(daemons: u32, room: usize) -> Result<Vec<Passing>, StartError> {
+    let config = config(daemons, room);
     let lanes = || (0..daemons).map(|_| Lane::default()).collect();
     let side = |node| Passing { node, room, lanes: lanes(), waiting: 0 };
     Ok(flux::network(daemons as usize, &config)?.into_iter().map(side).collect())

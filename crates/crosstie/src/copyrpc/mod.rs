@@ -132,6 +132,17 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Bytes of memory that a context takes beside its endpoints, at most.
+    pub fn bytes(&self) -> u64 {
+        // Completions are 32 bytes on the software device and up to 128 elsewhere, of a number that devices round up; what
+        // else is kept for each is less.
+        let completions = 2 * u64::from(self.receives) + u64::from(self.send_completions);
+        let receives = u64::from(self.receives);
+        2 * 192 * (completions + receives) + (64 << 10)
+    }
+}
+
 /// Sizes of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointConfig {
@@ -151,6 +162,21 @@ pub struct EndpointConfig {
 impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
         EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024, bulk: 64 << 20 }
+    }
+}
+
+impl EndpointConfig {
+    /// Bytes of memory that an endpoint takes at most, connected with one of the same sizes: a ring to receive, one to send from,
+    /// bulk memory for four purposes, and what is kept for each call and in the queue pair.
+    ///
+    /// ```
+    /// use crosstie::copyrpc::EndpointConfig;
+    /// let config = EndpointConfig { bulk: 8 << 20, ..EndpointConfig::default() };
+    /// assert_eq!(config.bytes() >> 20, 2 + 4 * 8);
+    /// ```
+    pub fn bytes(&self) -> u64 {
+        let bulk = self.bulk.min(MAX_BULK as usize) as u64;
+        2 * self.ring as u64 + 4 * bulk + 256 * self.pending_calls as u64 + (256 << 10)
     }
 }
 

@@ -107,6 +107,19 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Bytes of memory that the ring and the answers of all clients take at most.
+    ///
+    /// ```
+    /// use crosstie::delegation::Config;
+    /// let config = Config { max_clients: 4, queue_depth: 8, ring_depth: 64, ..Config::default() };
+    /// assert!(config.bytes::<u64, u64>() < 16 << 10);
+    /// ```
+    pub fn bytes<Req: crate::Message + ?Sized, Resp: crate::Message + ?Sized>(&self) -> u64 {
+        layout::Shape::new(self, Req::SIZE, Resp::SIZE).bytes()
+    }
+}
+
 /// Limit of [`Config::max_clients`].
 pub const MAX_CLIENTS: usize = 4096;
 /// Limit of [`Config::queue_depth`].

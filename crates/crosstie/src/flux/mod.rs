@@ -103,6 +103,14 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Bytes of memory that a network of so many nodes takes.
+    pub fn bytes<Req, Resp, Token>(&self, nodes: usize) -> u64 {
+        let lane = slots::lane_bytes::<Req, Resp>(self.capacity) + slots::book_bytes::<Token>(self.capacity);
+        lane.saturating_mul(nodes).saturating_mul(nodes) as u64
+    }
+}
+
 /// Makes a network. Node `i` of the vector is the one that others call as `i`.
 ///
 /// # Errors

@@ -122,6 +122,11 @@ pub(super) const fn lane_bytes<Req, Resp>(capacity: usize) -> usize {
     Outstanding::<()>::slots(capacity).saturating_mul(size_of::<Slot<Req, Resp>>())
 }
 
+/// Bytes that the caller's book of a lane takes.
+pub(super) const fn book_bytes<Token>(capacity: usize) -> usize {
+    Outstanding::<Token>::bytes(capacity)
+}
+
 /// Of every node there is one, that all nodes see: how to wake it, and whether it is there.
 #[repr(align(64))]
 #[derive(Default)]

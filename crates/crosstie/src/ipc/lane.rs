@@ -72,7 +72,7 @@ impl Shape {
             && self.response_limit as usize <= MAX_MESSAGE
     }
 
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         SLOTS_AT + (self.slots() * self.stride()) as u64
     }
 }

@@ -127,6 +127,20 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Bytes of memory that a client takes at most. Slots of long messages take what their messages have taken so far.
+    ///
+    /// ```
+    /// use crosstie::ipc::Config;
+    /// let config = Config { queue_depth: 32, ..Config::default() };
+    /// assert!(config.bytes_per_client::<u64, u64>() < 4096);
+    /// assert!(config.bytes_per_client::<[u8], [u8]>() > 32 * config.request_limit as u64);
+    /// ```
+    pub fn bytes_per_client<Req: crate::Message + ?Sized, Resp: crate::Message + ?Sized>(&self) -> u64 {
+        lane::Shape::new(self, Req::SIZE, Resp::SIZE).bytes()
+    }
+}
+
 /// Limit of [`Config::max_clients`].
 pub const MAX_CLIENTS: usize = 4096;
 /// Limit of [`Config::queue_depth`].

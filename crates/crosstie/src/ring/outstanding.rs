@@ -52,6 +52,11 @@ impl<T> Outstanding<T> {
         if limit == 1 { 1 } else { limit + 1 }
     }
 
+    /// Bytes of a book for `limit` calls.
+    pub(crate) const fn bytes(limit: usize) -> usize {
+        Self::slots(limit).saturating_mul(size_of::<Entry<T>>())
+    }
+
     /// A book for at most `limit` calls at a time.
     pub(crate) fn new(limit: usize) -> Outstanding<T> {
         assert!(limit > 0);

@@ -207,6 +207,11 @@ fn text(results: &[Figures]) -> String {
             .limit_ns
             .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
         text += &format!("\n{cores}{line}\n");
+        let most = first.per_rank.iter().max_by_key(|rank| rank.memory_bytes);
+        if let Some((rank, bound)) = most.and_then(|rank| Some((rank, rank.memory_bound_bytes?))) {
+            let [used, bound] = [rank.memory_bytes, bound].map(report::text::bytes);
+            text += &format!("memory of a node: {used}, at most {bound}\n");
+        }
     }
     if results.iter().any(|figures| figures.interrupted) {
         text += "ended early: the figures are those until then\n";
