@@ -248,7 +248,7 @@ impl Node {
                 ..ipc::Config::default()
             };
             let long_config = ipc::Config {
-                queue_depth: strings::DEPTH,
+                queue_depth: strings::depth(config.queue_depth),
                 request_limit: long::MAX_REQUEST,
                 response_limit: long::MAX_RESPONSE,
                 ..words_config.clone()

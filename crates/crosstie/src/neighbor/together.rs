@@ -52,7 +52,8 @@ pub fn wait_any<'a>(
     how: Waiting,
     timeout: Option<Duration>,
 ) -> bool {
-    if !connections.clone().any(|connection| connection.has_calls()) {
+    let connections = connections.filter(|connection| connection.has_calls());
+    if connections.clone().next().is_none() {
         return false;
     }
     let mut looks = 0;
