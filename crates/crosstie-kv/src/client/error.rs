@@ -58,7 +58,7 @@ pub enum Error {
     #[error("the node that this client is attached to has ended: reconnect when it is back")]
     ServerGone,
     /// The node that has the key is not there, or went before it answered: then the operation may have been done.
-    #[error("rank {rank}, which has the key, is not there: try again when it is back")]
+    #[error("rank {rank}, which has the key, is gone, or has not started yet: try again when it is up")]
     NodeGone {
         /// Its rank.
         rank: u32,
