@@ -254,9 +254,14 @@ impl Oracle {
 fn what_is_pipelined_is_what_an_oracle_says() {
     let seed = seed();
     for backend in BACKENDS {
-        for (nodes, depth) in [(1, 32), (2, 4), (2, 32)] {
+        // With as much room between nodes as usual, or so little that long requests wait for each other, and short ones need not.
+        for (nodes, depth, is_scarce) in [(1, 32, false), (2, 4, false), (2, 32, false), (2, 32, true)] {
             let cluster = start(nodes, |config| {
                 (config.daemons, config.backend, config.queue_depth) = (2, backend, depth);
+                if is_scarce {
+                    let endpoint = &mut config.room.endpoint;
+                    (endpoint.ring, endpoint.credit, endpoint.bulk) = (16 << 10, 4 << 10, 2 << 20);
+                }
                 config.memory_limit = 1 << 30;
             });
             let mut oracle = Oracle::new(cluster[0].name(), seed ^ u64::from(nodes));
