@@ -201,6 +201,33 @@ fn one_node_keeps_what_it_is_given() {
     assert!(again.wait().success());
 }
 
+/// A node that is stopped keeps nobody waiting for longer than told, and answers again when it goes on.
+#[test]
+fn a_stopped_node_is_given_up() {
+    let name = fresh_name("stopped");
+    let node = Node::start(&name, &[], None);
+    node.expect("ready");
+    done(&kv(&["put", "key", "value", "--name", &name]));
+    node.signal(Signal::STOP);
+    let late = ["--name", &name, "--timeout", "0.3"];
+    let questions: [&[&str]; 6] = [
+        &["get", "key"],
+        &["put", "key", "other"],
+        &["del", "key"],
+        &["cas", "key", "a", "b"],
+        &["put", "--word", "1", "2"],
+        &["stats"],
+    ];
+    for words in questions {
+        let text = refused(&kv(&[words, &late].concat()), 1);
+        assert!(text.contains("did not answer within 300ms") && text.contains("stopped"), "{text}");
+    }
+    node.signal(Signal::CONT);
+    assert_eq!(done(&kv(&["get", "key", "--name", &name])), b"value", "nobody who gave up had got in");
+    let wrong = kv(&["get", "key", "--name", &name, "--timeout", "0"]);
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
 #[test]
 fn memory_ends_with_an_error() {
     let name = fresh_name("memory");

@@ -1,15 +1,17 @@
-//! Puts, gets and swaps, through a node that runs or, without one, through one of its own.
+//! The client library, through a node that runs or, without one, through one of its own: one operation at a time, a counter that
+//! several clients share, and many operations at a time, on 8-byte keys and on byte strings.
 //!
 //! ```text
-//! cargo run --release --example kv_client                  starts a node in this process
-//! cargo run --release --example kv_client -- NAME          attaches to the node of that name
-//! cargo run --release --example kv_client -- NAME SECONDS  and measures for so long, with eight operations at a time
+//! cargo run --release -p crosstie-kv --example kv_client                  starts a node in this process
+//! cargo run --release -p crosstie-kv --example kv_client -- NAME          attaches to the node of that name
+//! cargo run --release -p crosstie-kv --example kv_client -- NAME SECONDS  and measures for so long, with eight operations at a time
 //! ```
 
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crosstie_kv::client::{BeginError, Client, Swap};
+use crosstie_kv::client::{self, BeginBytesError, BeginError, Client, Swap};
+use crosstie_kv::long::Call;
 use crosstie_kv::message::{Op, Request, Status};
 use crosstie_kv::node::{Node, NodeConfig};
 
@@ -27,6 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = own.as_ref().map_or_else(|| arguments[0].as_str(), Node::name);
 
     one_at_a_time(name)?;
+    a_counter(name)?;
+    a_batch(name)?;
     let seconds = arguments.get(1).map_or(Ok(0.2), |text| text.parse())?;
     many_at_a_time(name, Duration::from_secs_f64(seconds))?;
     if let Some(node) = own {
@@ -37,6 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn one_at_a_time(name: &str) -> Result<(), Box<dyn Error>> {
     let mut client = Client::attach(name)?;
+    // A call that gets no answer for so long ends with an error.
+    client.set_timeout(Duration::from_secs(2));
     let info = *client.info();
     println!("rank {} of {}, {} daemons, {:?}", info.rank, info.nodes, info.daemons, info.backend);
 
@@ -44,12 +50,75 @@ fn one_at_a_time(name: &str) -> Result<(), Box<dyn Error>> {
     println!("get(1)                        {:?}", client.get(1)?);
     println!("compare_and_swap(1, 100, 101) {:?}", client.compare_and_swap(1, 100, 101)?);
     println!("compare_and_swap(1, 100, 102) {:?}", client.compare_and_swap(1, 100, 102)?);
-    assert_eq!(client.compare_and_swap(2, 0, 1)?, Swap::NotFound);
 
     client.put_bytes(b"greeting", b"hello")?;
     let greeting = client.get_bytes(b"greeting")?.unwrap_or_default();
     println!("get_bytes(greeting)           {}", String::from_utf8_lossy(&greeting));
     println!("delete_bytes(greeting)        {}", client.delete_bytes(b"greeting")?);
+    Ok(())
+}
+
+/// Two clients count together: each tries again until nobody was faster.
+fn a_counter(name: &str) -> Result<(), Box<dyn Error>> {
+    const COUNTER: u64 = 2;
+    let count = |name: &str| -> Result<(), Box<dyn Error + Send + Sync>> {
+        let mut client = Client::attach(name)?;
+        for _ in 0..1000 {
+            let mut now = client.get(COUNTER)?.unwrap_or(0);
+            while let Swap::Mismatch(other) = client.compare_and_swap(COUNTER, now, now + 1)? {
+                now = other;
+            }
+        }
+        Ok(())
+    };
+    let mut client = Client::attach(name)?;
+    client.put(COUNTER, 0)?;
+    std::thread::scope(|scope| {
+        let counting = [(); 2].map(|()| scope.spawn(|| count(name)));
+        counting.into_iter().try_for_each(|thread| thread.join().expect("counting does not panic"))
+    })
+    .map_err(|error| error.to_string())?;
+    println!("two clients counted to        {:?}", client.get(COUNTER)?);
+    Ok(())
+}
+
+/// Words and byte strings under way at the same time. Each answer comes with the token that its operation was begun with.
+fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
+    let mut client = Client::<u64>::pipelined(name)?;
+    let (mut words, mut bytes) = (0, 0);
+    let mut poll = |client: &mut Client<u64>| {
+        client.wait(None);
+        words += client.poll(|number, response| assert_eq!((response.status, number % 2), (Status::Done, 0)));
+        // The value is borrowed from where it arrived: nothing is copied that is not wanted.
+        client.poll_bytes(|_, response| bytes += response.value.len());
+    };
+    let page = [b'x'; 4096];
+    for number in 0..100 {
+        if number % 2 == 0 {
+            let put = Request { value: number, ..Request::new(Op::Put, 0, 1000 + number) };
+            // Back-pressure is a value: make room, then try again.
+            while let Err(error) = client.begin(put, number) {
+                match error {
+                    BeginError::Full(_) => poll(&mut client),
+                    BeginError::ServerGone(_) => return Err(client::Error::ServerGone.into()),
+                }
+            }
+        } else {
+            let key = number.to_le_bytes();
+            for call in [Call::Put { key: &key, value: &page }, Call::Get { key: &key }] {
+                while let Err(error) = client.begin_bytes(call, number) {
+                    match error {
+                        BeginBytesError::Full(_) => poll(&mut client),
+                        error => return Err(error.to_string().into()),
+                    }
+                }
+            }
+        }
+    }
+    while client.in_flight() > 0 {
+        poll(&mut client);
+    }
+    println!("a batch                       {words} words put, {bytes} bytes got");
     Ok(())
 }
 

@@ -3,10 +3,13 @@
 mod cluster;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use cluster::{BACKENDS, Numbers, start};
-use crosstie_kv::client::Client;
+use crosstie_kv::client::{BeginBytesError, Client};
+use crosstie_kv::long::Call;
 use crosstie_kv::message::{Op, Request, Status};
 
 struct Counting;
@@ -14,16 +17,26 @@ struct Counting;
 /// Of all threads: daemons have theirs.
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
+thread_local! {
+    /// Of this thread.
+    static OWN: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.fetch_add(1, Relaxed);
+    OWN.set(OWN.get() + 1);
+}
+
 // SAFETY: everything is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
+        count();
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
+        count();
         // SAFETY: the caller's promise.
         unsafe { System.realloc(at, layout, len) }
     }
@@ -36,6 +49,9 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// One test at a time, so that each counts its own.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const OPERATIONS: u64 = 50_000;
 
@@ -61,6 +77,7 @@ fn work(client: &mut Client<u64>, numbers: &mut Numbers) {
 
 #[test]
 fn requests_allocate_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for backend in BACKENDS {
         for nodes in [1, 3] {
             let cluster = start(nodes, |config| (config.daemons, config.backend) = (2, backend));
@@ -74,6 +91,59 @@ fn requests_allocate_nothing() {
             println!("{backend:?}, {nodes} nodes: {made} allocations in {OPERATIONS} operations");
             // The control plane makes a few, with the time and not with the operations; so does a list that grows late.
             assert!(made < OPERATIONS / 100, "{made} allocations in {OPERATIONS} operations");
+        }
+    }
+}
+
+/// The same with byte strings.
+fn work_with_bytes(client: &mut Client<u64>, numbers: &mut Numbers, write: bool) {
+    let value = [7; 3000];
+    let (mut begun, mut ended) = (0, 0);
+    while ended < OPERATIONS {
+        while begun < OPERATIONS {
+            let key = numbers.below(100).to_le_bytes();
+            let call = match write {
+                true => Call::Put { key: &key, value: &value },
+                false => Call::Get { key: &key },
+            };
+            match client.begin_bytes(call, begun) {
+                Ok(()) => begun += 1,
+                Err(BeginBytesError::Full(_)) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let polled = client.poll_bytes(|_, response| assert_ne!(response.status, Status::NodeGone));
+        ended += polled as u64;
+        if polled == 0 {
+            client.wait(None);
+        }
+    }
+}
+
+/// A client allocates nothing for byte strings; nor does a node, for those that are read.
+#[test]
+fn pipelined_byte_strings_allocate_nothing_at_the_client() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for nodes in [1, 2] {
+        let cluster = start(nodes, |config| config.daemons = 2);
+        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        let mut numbers = Numbers(1);
+        // Lanes are connected, and lists grow to their size.
+        for write in [true, false] {
+            work_with_bytes(&mut client, &mut numbers, write);
+        }
+        for write in [true, false] {
+            let (all, own) = (ALLOCATIONS.load(Relaxed), OWN.get());
+            work_with_bytes(&mut client, &mut numbers, write);
+            let (all, own) = (ALLOCATIONS.load(Relaxed) - all, OWN.get() - own);
+            println!(
+                "{nodes} nodes, write {write}: {own} allocations of the client, {all} of all, in {OPERATIONS}"
+            );
+            assert_eq!(own, 0);
+            assert!(
+                write || nodes > 1 || all < OPERATIONS / 100,
+                "{all} allocations in {OPERATIONS} operations"
+            );
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod telemetry;
 
 pub use message::Message;
 pub use neighbor::bell::Waiting;
+pub use neighbor::together::{Awaited, wait_any};
 
 /// Runs the README's example with the documentation tests.
 #[cfg(doctest)]

@@ -8,18 +8,17 @@ use std::io::{IsTerminal, Read, Write, stdin, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crosstie_kv::client::{Client, Swap};
+use crosstie_kv::client::Swap;
 use crosstie_kv::long::MAX_VALUE;
 
-use super::NAME;
+use super::Target;
 use crate::error::Error;
 
 /// Whom to ask, and for what kind of key.
 #[derive(Debug, clap::Args)]
-struct Target {
-    /// The node to ask, on this machine.
-    #[arg(long, value_name = "NAME", default_value = NAME)]
-    name: String,
+struct Question {
+    #[command(flatten)]
+    target: Target,
     /// Keys and values are numbers of 8 bytes, decimal or, with 0x, hexadecimal. They are a space of keys of their own.
     #[arg(long)]
     word: bool,
@@ -29,7 +28,7 @@ struct Target {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Put {
     #[command(flatten)]
-    target: Target,
+    question: Question,
     /// The key: bytes, at most 64 KiB.
     key: OsString,
     /// The value: bytes, at most 1 MiB.
@@ -46,7 +45,7 @@ pub(crate) struct Put {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Get {
     #[command(flatten)]
-    target: Target,
+    question: Question,
     /// The key.
     key: OsString,
 }
@@ -55,7 +54,7 @@ pub(crate) struct Get {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Del {
     #[command(flatten)]
-    target: Target,
+    question: Question,
     /// The key.
     key: OsString,
 }
@@ -64,7 +63,7 @@ pub(crate) struct Del {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Cas {
     #[command(flatten)]
-    target: Target,
+    question: Question,
     /// The key.
     key: OsString,
     /// The value that it must have.
@@ -76,9 +75,9 @@ pub(crate) struct Cas {
 impl Put {
     pub(super) fn run(&self) -> Result<(), Error> {
         let given = self.value.as_deref().unwrap_or_default();
-        if self.target.word {
+        if self.question.word {
             let (key, value) = (number("KEY", &self.key)?, number("VALUE", given)?);
-            return Ok(self.target.attach()?.put(key, value)?);
+            return Ok(self.question.target.attach()?.put(key, value)?);
         }
         let read;
         let value = match &self.value_file {
@@ -88,18 +87,18 @@ impl Put {
             }
             None => given.as_bytes(),
         };
-        Ok(self.target.attach()?.put_bytes(self.key.as_bytes(), value)?)
+        Ok(self.question.target.attach()?.put_bytes(self.key.as_bytes(), value)?)
     }
 }
 
 impl Get {
     pub(super) fn run(&self) -> Result<(), Error> {
-        if self.target.word {
+        if self.question.word {
             let key = number("KEY", &self.key)?;
-            let value = self.target.attach()?.get(key)?.ok_or(Error::NoSuchKey)?;
+            let value = self.question.target.attach()?.get(key)?.ok_or(Error::NoSuchKey)?;
             return crate::print(&format!("{value}\n"));
         }
-        let value = self.target.attach()?.get_bytes(self.key.as_bytes())?.ok_or(Error::NoSuchKey)?;
+        let value = self.question.target.attach()?.get_bytes(self.key.as_bytes())?.ok_or(Error::NoSuchKey)?;
         let mut out = stdout().lock();
         let line_end: &[u8] = if out.is_terminal() { b"\n" } else { b"" };
         let written = out.write_all(&value).and_then(|()| out.write_all(line_end)).and_then(|()| out.flush());
@@ -109,11 +108,11 @@ impl Get {
 
 impl Del {
     pub(super) fn run(&self) -> Result<(), Error> {
-        let was_there = if self.target.word {
+        let was_there = if self.question.word {
             let key = number("KEY", &self.key)?;
-            self.target.attach()?.delete(key)?
+            self.question.target.attach()?.delete(key)?
         } else {
-            self.target.attach()?.delete_bytes(self.key.as_bytes())?
+            self.question.target.attach()?.delete_bytes(self.key.as_bytes())?
         };
         if was_there { Ok(()) } else { Err(Error::NoSuchKey) }
     }
@@ -121,19 +120,13 @@ impl Del {
 
 impl Cas {
     pub(super) fn run(&self) -> Result<(), Error> {
-        if self.target.word {
+        if self.question.word {
             let key = number("KEY", &self.key)?;
             let (expected, value) = (number("EXPECTED", &self.expected)?, number("VALUE", &self.value)?);
-            return swapped(&self.target.attach()?.compare_and_swap(key, expected, value)?);
+            return swapped(&self.question.target.attach()?.compare_and_swap(key, expected, value)?);
         }
         let [key, expected, value] = [&self.key, &self.expected, &self.value].map(|text| text.as_bytes());
-        swapped(&self.target.attach()?.compare_and_swap_bytes(key, expected, value)?)
-    }
-}
-
-impl Target {
-    fn attach(&self) -> Result<Client, Error> {
-        Ok(Client::attach(&self.name)?)
+        swapped(&self.question.target.attach()?.compare_and_swap_bytes(key, expected, value)?)
     }
 }
 

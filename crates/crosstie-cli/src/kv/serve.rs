@@ -198,8 +198,9 @@ impl Watch {
                     say(&format!("rank {rank} is up"));
                 }
                 Some(why) if old.is_up => say(&format!("rank {rank} is gone: {why}")),
-                Some(why) if old.problem.is_none() || old.problem != new.problem => {
-                    say(&format!("rank {rank} is not there yet: {why}"));
+                Some(why) if old.problem != new.problem => {
+                    let how = if new.times_up == 0 { "not there yet" } else { "still gone" };
+                    say(&format!("rank {rank} is {how}: {why}"));
                 }
                 _ => {}
             }

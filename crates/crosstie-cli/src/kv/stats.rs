@@ -5,19 +5,18 @@ use crosstie_kv::long::Backend;
 use crosstie_kv::store::ShardStats;
 use serde::Serialize;
 
-use super::NAME;
+use super::Target;
 use crate::error::Error;
 use crate::report::text::bytes;
 use crate::table;
 
 /// Keys, bytes and requests so far, of every daemon of every node.
 ///
-/// A node that cannot be reached is shown as gone; that is no failure.
+/// A node that cannot be reached is shown as gone, and one that does not answer in time as silent; that is no failure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The node to ask, on this machine.
-    #[arg(long, value_name = "NAME", default_value = NAME)]
-    name: String,
+    #[command(flatten)]
+    target: Target,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -35,9 +34,9 @@ struct Cluster {
 #[derive(Serialize)]
 struct Node {
     rank: u32,
-    /// "up" or "gone".
+    /// "up", "gone" or "silent".
     state: &'static str,
-    /// None if it is gone.
+    /// None if it is not up.
     daemons: Vec<Shard>,
 }
 
@@ -60,14 +59,14 @@ struct Shard {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
-    let mut client = Client::attach(&arguments.name)?;
+    let mut client = arguments.target.attach()?;
     let info = *client.info();
     let nodes = (0..info.nodes).map(|rank| node(&mut client, rank)).collect::<Result<_, _>>()?;
     let backend = match info.backend {
         Backend::Meta => "meta",
         Backend::Delegation => "delegation",
     };
-    let cluster = Cluster { name: arguments.name.clone(), rank: info.rank, backend, nodes };
+    let cluster = Cluster { name: arguments.target.name.clone(), rank: info.rank, backend, nodes };
     crate::print(&if arguments.json { crate::json(&cluster)? } else { cluster.table() })
 }
 
@@ -78,6 +77,10 @@ fn node(client: &mut Client, rank: u32) -> Result<Node, Error> {
             Ok(stats) => daemons.push(Shard::new(daemon, &stats)),
             // Whatever its daemons said before, it is gone now.
             Err(client::Error::NodeGone { .. }) => return Ok(Node { rank, state: "gone", daemons: vec![] }),
+            // The one that was asked must answer.
+            Err(client::Error::TimedOut { .. }) if rank != client.info().rank => {
+                return Ok(Node { rank, state: "silent", daemons: vec![] });
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -114,7 +117,7 @@ impl Cluster {
         for node in &self.nodes {
             if node.daemons.is_empty() {
                 let mut row = heads.map(|_| "-".to_owned());
-                (row[0], row[1]) = (node.rank.to_string(), "gone".to_owned());
+                (row[0], row[1]) = (node.rank.to_string(), node.state.to_owned());
                 rows.push(row);
             }
             for shard in &node.daemons {

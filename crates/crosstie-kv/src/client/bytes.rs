@@ -4,13 +4,121 @@
 use crosstie::ipc;
 use zerocopy::FromBytes;
 
-use super::{AttachError, Client, Error, Swap, connect, not_begun, unexpected};
+use super::{
+    AttachError, BeginBytesError, BeginError, Client, Deadline, Error, Swap, bits, connect, failed,
+    unexpected,
+};
 use crate::long::{Call, Request, Response};
 use crate::message::Status;
 use crate::node::long_name;
 use crate::placement::Place;
 use crate::store::ShardStats;
 
+/// To a daemon.
+pub(super) type Lane<T> = ipc::Client<[u8], [u8], T>;
+
+/// Byte strings, many at a time.
+impl<T> Client<T> {
+    /// Begins an operation on a byte string. Never waits, but for the first one at each daemon: that one connects, and may take as long
+    /// as the [timeout](Client::set_timeout). The key, and values, may be used again at once.
+    ///
+    /// The answer comes by [`poll_bytes`](Client::poll_bytes). If as many operations as the node allows are under way, the token comes
+    /// back as [`BeginBytesError::Full`]; that is up to 16 at each daemon. Calls without a key are for daemon 0 of the node that
+    /// this client is attached to.
+    ///
+    /// ```
+    /// # use crosstie_kv::node::{Node, NodeConfig};
+    /// use crosstie_kv::client::Client;
+    /// use crosstie_kv::long::Call;
+    /// use crosstie_kv::message::Status;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::start(&NodeConfig::alone("doc-begin-bytes"))?;
+    /// let mut client = Client::<u32>::pipelined("doc-begin-bytes")?;
+    /// client.begin_bytes(Call::Put { key: b"name", value: b"crosstie" }, 1)?;
+    /// client.begin_bytes(Call::Get { key: b"name" }, 2)?;
+    /// while client.in_flight() > 0 {
+    ///     client.wait(None);
+    ///     client.poll_bytes(|token, response| {
+    ///         assert_eq!(response.status, Status::Done);
+    ///         assert_eq!(response.value, if token == 1 { &b""[..] } else { b"crosstie" });
+    ///     });
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn begin_bytes(&mut self, call: Call<'_>, token: T) -> Result<(), BeginBytesError<T>> {
+        let place = match call.key() {
+            Some(key) => self.placement.of_bytes(key),
+            None => Place { rank: self.info.rank, daemon: 0 },
+        };
+        let (daemon, lane, request) = match self.prepare(place, call) {
+            Ok(prepared) => prepared,
+            Err(Error::ServerGone) => return Err(BeginBytesError::ServerGone(token)),
+            Err(cause) => return Err(BeginBytesError::Refused { token, cause }),
+        };
+        lane.call(request, token).map_err(BeginError::from)?;
+        self.busy_long |= 1 << daemon;
+        Ok(())
+    }
+
+    /// Hands the answers to operations on byte strings that are there to `each`; says how many. Never waits. The value is borrowed
+    /// from where it arrived: copy what is to be kept. If the node is gone, all operations under way end as
+    /// [`Status::NodeGone`]; an answer that is none, which a node of the same release never gives, is [`Status::Malformed`].
+    ///
+    /// As with [`poll`](Client::poll), of one daemon at most half of the operations under way end at a time.
+    pub fn poll_bytes(&mut self, mut each: impl FnMut(T, Response<'_>)) -> usize {
+        let mut count = 0;
+        for daemon in bits(self.busy_long) {
+            let Some(lane) = &mut self.long[daemon] else { continue };
+            let polled = lane.poll(|token, answer| {
+                each(token, Response::decode(answer).unwrap_or(Response::new(Status::Malformed)));
+            });
+            match polled {
+                Ok(ended) => count += ended,
+                Err(_) => {
+                    count += lane.in_flight();
+                    lane.abandon(|token| each(token, Response::new(Status::NodeGone)));
+                }
+            }
+            if lane.in_flight() == 0 {
+                self.busy_long &= !(1 << daemon);
+            }
+        }
+        count
+    }
+
+    /// Encodes the request, and finds the daemon that it goes to, and the lane. Connects the lane if it is used for the first time.
+    fn prepare(&mut self, place: Place, call: Call<'_>) -> Result<(u32, &mut Lane<T>, &[u8]), Error> {
+        let Place { rank, daemon } = place;
+        Request { rank, daemon, call }.encode(&mut self.scratch)?;
+        let is_local = rank == self.info.rank;
+        let daemon = if is_local { daemon } else { self.info.backend.holder(rank, self.info.daemons) };
+        if self.long.is_empty() {
+            return Err(Error::ServerGone);
+        }
+        let no_such_daemon = || unexpected(rank, Status::Misrouted);
+        let lane = self.long.get_mut(daemon as usize).ok_or_else(no_such_daemon)?;
+        let lane = match lane {
+            Some(lane) => lane,
+            None => {
+                let service = long_name(&self.name, daemon);
+                let connected =
+                    connect(&self.name, service, Deadline::new(self.timeout), Lane::connect_within);
+                let connected = connected.map_err(|error| match error {
+                    AttachError::Connect { cause: ipc::ConnectError::Full { .. }, .. } => {
+                        Error::TooManyClients
+                    }
+                    AttachError::TimedOut { after, .. } => Error::TimedOut { rank: self.info.rank, after },
+                    _ => Error::ServerGone,
+                });
+                lane.insert(connected?.with_waiting(self.waiting))
+            }
+        };
+        Ok((daemon, lane, &self.scratch))
+    }
+}
+
+/// Byte strings, one at a time. Operations with tokens that are under way stay so. Each ends within the client's
+/// [timeout](Client::set_timeout).
 impl<T> Client<T> {
     /// The value of a byte string, of at most [`MAX_KEY`](crate::long::MAX_KEY) bytes.
     pub fn get_bytes(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
@@ -77,35 +185,14 @@ impl<T> Client<T> {
     }
 
     fn exchange_long(&mut self, place: Place, call: Call<'_>) -> Result<(u32, Status, Vec<u8>), Error> {
-        let Place { rank, daemon } = place;
-        Request { rank, daemon, call }.encode(&mut self.scratch)?;
-        let local = rank == self.info.rank;
-        let daemon = if local { daemon } else { self.info.backend.holder(rank, self.info.daemons) };
-        let Some(lane) = self.long.get_mut(daemon as usize) else {
-            // There is no such daemon, or there is no node.
-            return Err(if self.long.is_empty() {
-                Error::ServerGone
-            } else {
-                unexpected(rank, Status::Misrouted)
-            });
-        };
-        let lane = match lane {
-            Some(lane) => lane,
-            None => {
-                let connected = connect(&self.name, long_name(&self.name, daemon), ipc::Client::connect);
-                let connected = connected.map_err(|error| match error {
-                    AttachError::Connect { cause: ipc::ConnectError::Full { .. }, .. } => Error::Full,
-                    _ => Error::ServerGone,
-                });
-                lane.insert(connected?.with_waiting(self.waiting))
-            }
-        };
-        let answer = lane.exchange(&self.scratch, |answer| {
+        let (rank, timeout) = (place.rank, self.timeout);
+        let (_, lane, request) = self.prepare(place, call)?;
+        let answer = lane.exchange_within(request, Some(timeout), |answer| {
             Response::decode(answer).map(|response| (rank, response.status, response.value.to_vec()))
         });
         match answer {
             Ok(answer) => Ok(answer.unwrap_or((rank, Status::Malformed, Vec::new()))),
-            Err(error) => Err(not_begun(error)),
+            Err(error) => Err(failed(rank, error)),
         }
     }
 }

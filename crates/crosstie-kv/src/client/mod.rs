@@ -41,31 +41,44 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Byte strings the same way, with [`begin_bytes`](Client::begin_bytes) and [`poll_bytes`](Client::poll_bytes). Both kinds may be under way
+//! at a time; they have lanes of their own, so an 8-byte operation does not wait behind a value of a megabyte, and a long
+//! answer is only copied when it is polled for. [`wait`](Client::wait) and [`in_flight`](Client::in_flight) are about both.
+//!
+//! # When no answer comes
+//!
+//! A node that ends, however it does, is noticed. One that is stopped (SIGSTOP, a debugger, a machine that swaps) says nothing. Calls
+//! that wait give up after the client's [timeout](Client::set_timeout), [`DEFAULT_TIMEOUT`] unless told, with [`Error::TimedOut`]. **What
+//! was asked may then have been done, may be done later, when the node goes on, or never**: to put the same value again is
+//! safe, a compare-and-swap or an insert tells by its answer. Nothing of the kind is tried again by itself. An answer that comes
+//! too late is dropped; it is never taken for that of another operation. The client stays good for when the node goes on.
+//! Pipelined operations have no deadline of their own: who has waited long enough leaves them, and drops the client, or polls on.
+//!
 //! # Promises
 //!
 //! - Every operation that was begun ends once: with what the node that has the key answered, or as
 //!   [`NodeGone`](Status::NodeGone) if that node, or the one that the client is attached to, went away. Then it may have been done.
-//! - Operations on one key end in the order in which they were begun, if they are of one client and nothing fails.
-//! - Beginning and polling neither allocate nor lock nor make system calls.
+//! - Operations on one key are done in the order in which they were begun, if they are of one client and nothing fails.
+//! - Beginning and polling neither allocate nor lock nor make system calls (but for the first byte strings: see there).
+//! - Waiting spins, lets others run, then sleeps until an answer comes on whichever way, see [`Waiting`].
 
 mod bytes;
 mod error;
+mod words;
 
 use std::time::{Duration, Instant};
 
-use crosstie::{Waiting, delegation, ipc};
+use crosstie::{Awaited, Waiting, delegation, ipc, wait_any};
 
-pub use error::{AttachError, BeginError, Error};
+pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
 use crate::long::{self, Info};
-use crate::message::{Op, Request, Response, Status};
+use crate::message::{Request, Response, Status};
 use crate::node::{has_ring, long_name, ring_name, words_name};
 use crate::placement::Placement;
 
-/// How long a wait looks at one of several lanes at a time.
-const WAIT_SLICE: Duration = Duration::from_micros(50);
-/// Rounds in which it only lets others run in between.
-const WAIT_YIELDS: u32 = 64;
+/// How long calls that wait do so, unless [told](Client::set_timeout) otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the store. `T` is whatever comes back with the answers to pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
@@ -80,9 +93,13 @@ pub struct Client<T = ()> {
     busy: u64,
     ring: Option<delegation::Client<Request, Response, T>>,
     /// By daemon; connected when first used.
-    long: Vec<Option<ipc::Client<[u8], [u8]>>>,
+    long: Vec<Option<bytes::Lane<T>>>,
+    /// As `busy`, for those.
+    busy_long: u64,
+    /// The last long request.
     scratch: Vec<u8>,
     waiting: Waiting,
+    timeout: Duration,
 }
 
 const _: () = assert!(crate::placement::MAX_DAEMONS <= u64::BITS, "a bit for each daemon");
@@ -108,14 +125,21 @@ impl Client<()> {
 impl<T> Client<T> {
     /// Attaches to the node of that name, on this machine, for operations with tokens.
     pub fn pipelined(name: &str) -> Result<Client<T>, AttachError> {
-        let info = ask_info(name)?;
+        Client::attach_within(name, DEFAULT_TIMEOUT)
+    }
+
+    /// Attaches to the node of that name, on this machine, if that takes no longer than `timeout`; which is then that of its
+    /// calls, too, see [`set_timeout`](Client::set_timeout).
+    pub fn attach_within(name: &str, timeout: Duration) -> Result<Client<T>, AttachError> {
+        let deadline = Deadline::new(timeout);
+        let info = ask_info(name, deadline)?;
         let version = || AttachError::OtherVersion { name: name.to_owned() };
         let placement = Placement::new(info.nodes, info.daemons).ok_or_else(version)?;
-        let words =
-            (0..info.daemons).map(|daemon| connect(name, words_name(name, daemon), ipc::Client::connect));
+        let words = (0..info.daemons)
+            .map(|daemon| connect(name, words_name(name, daemon), deadline, ipc::Client::connect_within));
         let words = words.collect::<Result<_, _>>()?;
         let ring = match has_ring(info.backend, info.nodes) {
-            true => Some(connect(name, ring_name(name), delegation::Client::connect)?),
+            true => Some(connect(name, ring_name(name), deadline, delegation::Client::connect_within)?),
             false => None,
         };
         Ok(Client {
@@ -127,8 +151,10 @@ impl<T> Client<T> {
             busy: 0,
             ring,
             long: (0..info.daemons).map(|_| None).collect(),
+            busy_long: 0,
             scratch: Vec::new(),
             waiting: Waiting::default(),
+            timeout,
         })
     }
 
@@ -143,15 +169,42 @@ impl<T> Client<T> {
         self
     }
 
+    /// Sets how long calls that wait do so before they end as [`Error::TimedOut`]; [`Duration::MAX`]: for ever. What that means for
+    /// what was asked: see the [module](self).
+    ///
+    /// ```
+    /// # use crosstie_kv::node::{Node, NodeConfig};
+    /// use std::time::Duration;
+    /// use crosstie_kv::client::{Client, Error};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::start(&NodeConfig::alone("doc-timeout"))?;
+    /// let mut client = Client::attach("doc-timeout")?;
+    /// client.set_timeout(Duration::from_millis(500));
+    /// match client.put(1, 10) {
+    ///     Ok(()) => {}
+    ///     // It may still be done.
+    ///     Err(Error::TimedOut { rank, .. }) => eprintln!("rank {rank} is slow"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// How long calls that wait do so.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Attaches to the node of the same name again, which may be another one by now. Operations that are under way are
-    /// over: [poll](Client::poll) before, to have their tokens.
+    /// over: [poll](Client::poll), and [poll](Client::poll_bytes) for byte strings, before, to have their tokens.
     pub fn reconnect(&mut self) -> Result<(), AttachError> {
-        let waiting = self.waiting;
         // Its places are needed.
         self.words.clear();
-        (self.ring, self.busy) = (None, 0);
         self.long.clear();
-        *self = Client::pipelined(&self.name)?.with_waiting(waiting);
+        (self.ring, self.busy, self.busy_long) = (None, 0, 0);
+        *self = Client::attach_within(&self.name, self.timeout)?.with_waiting(self.waiting);
         Ok(())
     }
 
@@ -183,7 +236,7 @@ impl<T> Client<T> {
         Ok(())
     }
 
-    /// Hands the answers that are there to `each`; says how many. Never waits. If the node is gone, all operations under way
+    /// Hands the answers to operations on 8-byte keys that are there to `each`; says how many. Never waits. If the node is gone, all operations under way
     /// end as [`Status::NodeGone`].
     ///
     /// Of one daemon at most half of the operations under way end at a time, so that it has something to do while new ones
@@ -191,11 +244,8 @@ impl<T> Client<T> {
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(T, Response)) -> usize {
         let mut count = 0;
-        let mut left = self.busy;
-        while left != 0 {
-            let daemon = left.trailing_zeros();
-            left &= left - 1;
-            let lane = &mut self.words[daemon as usize];
+        for daemon in bits(self.busy) {
+            let lane = &mut self.words[daemon];
             match lane.poll(|token, response| each(token, *response)) {
                 Ok(ended) => count += ended,
                 Err(_) => {
@@ -221,118 +271,79 @@ impl<T> Client<T> {
         count
     }
 
-    /// Operations under way.
+    /// Operations with tokens under way, of both kinds.
     pub fn in_flight(&self) -> usize {
         let words: usize = self.words.iter().map(ipc::Client::in_flight).sum();
-        words + self.ring.as_ref().map_or(0, delegation::Client::in_flight)
+        let long: usize = self.long.iter().flatten().map(ipc::Client::in_flight).sum();
+        words + long + self.ring.as_ref().map_or(0, delegation::Client::in_flight)
     }
 
-    /// Waits until there is something to [poll](Client::poll), at most for `timeout`; says whether there is. At once if
-    /// nothing is under way.
+    /// Waits until there is something to [poll](Client::poll), or to poll [for byte strings](Client::poll_bytes), at most for
+    /// `timeout`; says whether there is. At once if nothing is under way.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let ring = self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
-        let lanes = self.busy.count_ones() + u32::from(ring);
-        // A lane that is over has something to poll: the end of its operations.
+        let lanes = self.busy.count_ones() + self.busy_long.count_ones() + u32::from(ring);
         if lanes <= 1 {
             return self.wait_each(timeout);
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        for round in 0.. {
-            if self.wait_each(Some(if round < WAIT_YIELDS { Duration::ZERO } else { WAIT_SLICE })) {
-                return true;
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return false;
-            }
-            if round < WAIT_YIELDS && self.waiting != Waiting::Spin {
-                std::thread::yield_now();
-            }
-        }
-        unreachable!("rounds do not end")
+        let words = self.words.iter().map(|lane| lane as &dyn Awaited);
+        let ring = self.ring.iter().map(|ring| ring as &dyn Awaited);
+        let long = self.long.iter().flatten().map(|lane| lane as &dyn Awaited);
+        // Then each lane, so that those with answers know.
+        wait_any(words.chain(ring).chain(long), self.waiting, timeout) && self.wait_each(Some(Duration::ZERO))
     }
 
-    /// Waits at each lane with something under way.
+    /// Waits at each lane with something under way. One that is over has something to poll: the end of its operations.
     fn wait_each(&mut self, timeout: Option<Duration>) -> bool {
-        let mut left = self.busy;
-        while left != 0 {
-            let daemon = left.trailing_zeros() as usize;
-            left &= left - 1;
-            if self.words[daemon].in_flight() > 0 && self.words[daemon].wait(timeout).unwrap_or(true) {
-                return true;
-            }
+        let mut is_there = false;
+        for daemon in bits(self.busy) {
+            let lane = &mut self.words[daemon];
+            is_there |= lane.in_flight() > 0 && lane.wait(timeout).unwrap_or(true);
+        }
+        for daemon in bits(self.busy_long) {
+            let lane = self.long[daemon].as_mut().filter(|lane| lane.in_flight() > 0);
+            is_there |= lane.is_some_and(|lane| lane.wait(timeout).unwrap_or(true));
         }
         let ring = self.ring.as_mut().filter(|ring| ring.in_flight() > 0);
-        ring.is_some_and(|ring| ring.wait(timeout).unwrap_or(true))
+        is_there | ring.is_some_and(|ring| ring.wait(timeout).unwrap_or(true))
     }
 }
 
-/// One at a time. Operations with tokens that are under way stay so.
-impl<T: Default> Client<T> {
-    /// The value of a key.
-    pub fn get(&mut self, key: u64) -> Result<Option<u64>, Error> {
-        match self.exchange(Request::new(Op::Get, 0, key))? {
-            (_, Response { status: Status::Done, value, .. }) => Ok(Some(value)),
-            (_, Response { status: Status::NotFound, .. }) => Ok(None),
-            (rank, response) => Err(unexpected(rank, response.status)),
-        }
+/// The numbers of the bits that are set.
+#[inline]
+fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(bit)
+    })
+}
+
+/// When something that takes several steps must be done.
+#[derive(Clone, Copy)]
+struct Deadline {
+    /// None: whenever.
+    at: Option<Instant>,
+    after: Duration,
+}
+
+impl Deadline {
+    fn new(after: Duration) -> Deadline {
+        Deadline { at: Instant::now().checked_add(after), after }
     }
 
-    /// Gives a key a value.
-    pub fn put(&mut self, key: u64, value: u64) -> Result<(), Error> {
-        match self.exchange(Request { value, ..Request::new(Op::Put, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(()),
-            (rank, response) => Err(unexpected(rank, response.status)),
-        }
-    }
-
-    /// Removes a key; says whether it was there.
-    pub fn delete(&mut self, key: u64) -> Result<bool, Error> {
-        match self.exchange(Request::new(Op::Delete, 0, key))? {
-            (_, Response { status: Status::Done, .. }) => Ok(true),
-            (_, Response { status: Status::NotFound, .. }) => Ok(false),
-            (rank, response) => Err(unexpected(rank, response.status)),
-        }
-    }
-
-    /// Gives a key a value if it has none; else says which it has.
-    pub fn insert(&mut self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        match self.exchange(Request { value, ..Request::new(Op::Insert, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(None),
-            (_, Response { status: Status::Mismatch, value, .. }) => Ok(Some(value)),
-            (rank, response) => Err(unexpected(rank, response.status)),
-        }
-    }
-
-    /// Gives a key a value if it has the expected one.
-    pub fn compare_and_swap(&mut self, key: u64, expected: u64, value: u64) -> Result<Swap<u64>, Error> {
-        match self.exchange(Request { value, expected, ..Request::new(Op::CompareAndSwap, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(Swap::Done),
-            (_, Response { status: Status::Mismatch, value, .. }) => Ok(Swap::Mismatch(value)),
-            (_, Response { status: Status::NotFound, .. }) => Ok(Swap::NotFound),
-            (rank, response) => Err(unexpected(rank, response.status)),
-        }
-    }
-
-    fn exchange(&mut self, request: Request) -> Result<(u32, Response), Error> {
-        let place = self.placement.of_word(request.key);
-        let request = Request { rank: place.rank, ..request };
-        let answer = if place.rank != self.info.rank && self.ring.is_some() {
-            let ring = self.ring.as_mut().ok_or(Error::ServerGone)?;
-            ring.exchange(&request, |response| *response)
-        } else {
-            let local = place.rank == self.info.rank;
-            let daemon = if local { place.daemon as usize } else { self.home };
-            self.words.get_mut(daemon).ok_or(Error::ServerGone)?.exchange(&request, |response| *response)
-        };
-        Ok((place.rank, answer.map_err(not_begun)?))
+    fn left(&self) -> Duration {
+        self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 }
 
-/// What an exchange fails with.
-fn not_begun(error: ipc::CallError<()>) -> Error {
-    match BeginError::from(error) {
-        BeginError::Full(()) => Error::Full,
-        BeginError::ServerGone(()) => Error::ServerGone,
+/// What an operation of this rank's fails with that has no answer.
+#[cold]
+fn failed(rank: u32, error: ipc::CallError<()>) -> Error {
+    match error {
+        ipc::CallError::TimedOut { after, .. } => Error::TimedOut { rank, after },
+        error if error.is_back_pressure() => Error::Full,
+        _ => Error::ServerGone,
     }
 }
 
@@ -346,24 +357,36 @@ fn unexpected(rank: u32, status: Status) -> Error {
 }
 
 /// Asks the node what it is. The lane is given back: few clients need it again.
-fn ask_info(name: &str) -> Result<Info, AttachError> {
-    let mut lane = connect(name, long_name(name, 0), ipc::Client::<[u8], [u8]>::connect)?;
+fn ask_info(name: &str, deadline: Deadline) -> Result<Info, AttachError> {
+    let mut lane = connect(name, long_name(name, 0), deadline, ipc::Client::<[u8], [u8]>::connect_within)?;
     let mut request = Vec::new();
     let version = || AttachError::OtherVersion { name: name.to_owned() };
     // A client that does not know the rank yet asks for the one that every cluster has; whoever gets it, answers.
     let call = long::Request { rank: 0, daemon: 0, call: long::Call::Info };
     call.encode(&mut request).map_err(|_| version())?;
-    let info = lane.exchange(&request, |answer| Info::decode(long::Response::decode(answer).ok()?.value));
-    info.map_err(|_| AttachError::Gone { name: name.to_owned() })?.ok_or_else(version)
+    let info = lane.exchange_within(&request, Some(deadline.left()), |answer| {
+        Info::decode(long::Response::decode(answer).ok()?.value)
+    });
+    let failed = |error| match error {
+        ipc::CallError::TimedOut { .. } => {
+            AttachError::TimedOut { name: name.to_owned(), after: deadline.after }
+        }
+        _ => AttachError::Gone { name: name.to_owned() },
+    };
+    info.map_err(failed)?.ok_or_else(version)
 }
 
 fn connect<C>(
     node: &str,
     service: String,
-    connect: impl FnOnce(&str) -> Result<C, ipc::ConnectError>,
+    deadline: Deadline,
+    connect: impl FnOnce(&str, Duration) -> Result<C, ipc::ConnectError>,
 ) -> Result<C, AttachError> {
-    connect(&service).map_err(|cause| match cause {
+    connect(&service, deadline.left()).map_err(|cause| match cause {
         ipc::ConnectError::NoServer { .. } => AttachError::NoNode { name: node.to_owned() },
+        ipc::ConnectError::TimedOut { .. } => {
+            AttachError::TimedOut { name: node.to_owned(), after: deadline.after }
+        }
         cause => AttachError::Connect { service, cause },
     })
 }

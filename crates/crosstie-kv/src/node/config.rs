@@ -117,7 +117,7 @@ impl NodeConfig {
     /// The lanes of byte strings.
     pub(super) fn long(&self) -> ipc::Config {
         ipc::Config {
-            queue_depth: strings::DEPTH,
+            queue_depth: strings::depth(self.queue_depth),
             request_limit: long::MAX_REQUEST,
             response_limit: long::MAX_RESPONSE,
             ..self.words()

@@ -10,7 +10,7 @@ use super::idle::{Idle, Rest, shortened};
 use super::inside::Inside;
 use super::network::{Command, Event, Way};
 
-/// Passes between looks at requests in bytes.
+/// Passes between looks at requests in bytes, if there were none the last time.
 const LONG_PASSES: u64 = 16;
 /// Passes between looks at everything that is rare.
 const RARE_PASSES: u64 = 1024;
@@ -48,7 +48,7 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
             if FLUX {
                 done += self.inside.serve_daemons(&mut self.way);
             }
-            if passes.is_multiple_of(LONG_PASSES) {
+            if passes.is_multiple_of(LONG_PASSES) || self.inside.long.is_busy {
                 done += self.inside.serve_long(&mut self.way);
             }
             if passes.is_multiple_of(RARE_PASSES) {

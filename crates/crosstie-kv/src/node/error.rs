@@ -52,7 +52,7 @@ pub enum StartError {
         name: String,
     },
     /// A service of a daemon could not be created.
-    #[error("creating the service {name:?}: {cause}")]
+    #[error("the service {name:?} could not be created: {cause}")]
     Service {
         /// Its name.
         name: String,
@@ -89,13 +89,13 @@ pub enum StartError {
         cause: std::io::Error,
     },
     /// The system refused something.
-    #[error("starting a node: {0}")]
+    #[error("the system refused what a node needs to start: {0}")]
     Os(#[from] std::io::Error),
 }
 
 /// Peers are not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not connected: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+#[error("not all nodes are there: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct PeersMissing(pub Vec<PeerMissing>);
 
 /// A peer is not there.

@@ -163,11 +163,13 @@ impl Inside {
 
     /// Clients' requests in bytes, and other daemons'.
     pub(super) fn serve_long(&mut self, way: &mut impl Way) -> usize {
-        self.serve_long_clients(way) + self.serve_long_daemons(way)
+        let count = self.serve_long_clients(way) + self.serve_long_daemons(way);
+        self.long.is_busy = count > 0;
+        count
     }
 
     fn serve_long_clients(&mut self, way: &mut impl Way) -> usize {
-        if self.long.poll() == 0 {
+        if !self.long.poll() {
             return 0;
         }
         let mut count = 0;

@@ -82,7 +82,7 @@ impl NodeConfig {
         let mut ring = 0;
         if others > 0 {
             // Long requests that wait until their connection has room.
-            client += daemons * (strings::DEPTH * MAX_REQUEST) as u64;
+            client += daemons * (strings::depth(self.queue_depth) * MAX_REQUEST) as u64;
         }
         if has_ring(self.backend, self.nodes) {
             ring = self.ring().bytes::<Request, Response>() + clients * LANE;

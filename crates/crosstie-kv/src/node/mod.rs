@@ -327,8 +327,11 @@ impl Node {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.shared.is_stopping() {
-                let why =
-                    |peer: &PeerState| peer.problem.clone().unwrap_or("nothing heard of it yet".to_owned());
+                let why = |peer: &PeerState| {
+                    peer.problem.clone().unwrap_or(
+                        "nothing was heard of it yet: start it, with the same list of nodes".to_owned(),
+                    )
+                };
                 let missing = missing.map(|peer| PeerMissing { rank: peer.rank, why: why(peer) });
                 return Err(PeersMissing(missing.collect()));
             }

@@ -485,6 +485,12 @@ impl<R: RingSide> Way for Network<R> {
             return inside.long.answer_status(ticket, Status::NodeGone);
         };
         let allowance = allowance.min(longest);
+        if !peer.long_backlog.is_empty() {
+            // Behind those that came before it.
+            peer.long_backlog.push_back((bytes.into(), allowance, ticket));
+            self.waiting += 1;
+            return;
+        }
         let Err(error) = endpoint.call(bytes, allowance, Origin::Long(ticket)) else { return };
         let Origin::Long(ticket) = error.user else { return };
         match error.cause {

@@ -12,8 +12,12 @@ use crosstie::ipc;
 use crate::long::{self, Info};
 use crate::message::Status;
 
-/// Unanswered long requests of a client at one daemon.
-pub(super) const DEPTH: usize = 2;
+/// Unanswered long requests of a client at one daemon, at most. Each has a slot of 2 MiB, and one more is always free: a lane is
+/// 34 MiB of addresses, of which what was ever written is memory until the client leaves. A client that makes one request at
+/// a time writes to two slots; one that always has several under way, to all: 68 KiB with small values, 17 MiB with values of 1 MiB.
+const MAX_DEPTH: usize = 16;
+/// Bytes of clients' requests and answers after which 8-byte requests have their turn. One request may go beyond.
+const TURN: usize = 64 << 10;
 /// Requests and answers on their way to one daemon.
 const HANDED: usize = 64;
 
@@ -32,6 +36,17 @@ pub(super) struct Strings {
     /// The last request.
     request: Vec<u8>,
     undelivered: u64,
+    /// Clients' requests may be left of the last look at their lanes.
+    has_more: bool,
+    /// Bytes that may be taken and answered in this turn.
+    left: usize,
+    /// The last turn was not in vain: the next one should come soon.
+    pub(super) is_busy: bool,
+}
+
+/// How many unanswered long requests a client of a node may have at one daemon.
+pub(super) fn depth(queue_depth: usize) -> usize {
+    queue_depth.min(MAX_DEPTH)
 }
 
 /// A request for another daemon's shard, or the answer to one.
@@ -58,17 +73,41 @@ impl Strings {
         (arrivals, departures): (Receiver<Handed>, Vec<SyncSender<Handed>>),
     ) -> Strings {
         let (backlog, scratch, request) = (VecDeque::new(), Vec::new(), Vec::new());
-        Strings { server, info, arrivals, daemon, departures, backlog, scratch, request, undelivered: 0 }
+        Strings {
+            server,
+            info,
+            arrivals,
+            daemon,
+            departures,
+            backlog,
+            scratch,
+            request,
+            undelivered: 0,
+            has_more: false,
+            left: 0,
+            is_busy: false,
+        }
     }
 
+    /// Begins a turn; says whether there is something to do.
     #[inline]
-    pub(super) fn poll(&mut self) -> usize {
-        self.server.poll()
+    pub(super) fn poll(&mut self) -> bool {
+        self.has_more = self.has_more || self.server.poll() > 0;
+        self.left = TURN;
+        self.has_more
     }
 
-    /// The next request of a client. Its bytes are to be [given back](Strings::give_back).
+    /// The next request of a client, if there is one and the turn is not over. Its bytes are to be
+    /// [given back](Strings::give_back).
     pub(super) fn next(&mut self) -> Option<(Vec<u8>, ipc::Ticket)> {
-        let asked = self.server.recv()?;
+        if self.left == 0 {
+            return None;
+        }
+        let Some(asked) = self.server.recv() else {
+            self.has_more = false;
+            return None;
+        };
+        self.left = self.left.saturating_sub(asked.message().len());
         let mut bytes = std::mem::take(&mut self.request);
         bytes.clear();
         bytes.extend_from_slice(asked.message());
@@ -103,6 +142,7 @@ impl Strings {
 
     /// Answers a client with what was encoded last.
     pub(super) fn answer_encoded(&mut self, ticket: ipc::Ticket) {
+        self.left = self.left.saturating_sub(self.scratch.len());
         self.undelivered += u64::from(self.server.reply(ticket, &self.scratch).is_err());
     }
 

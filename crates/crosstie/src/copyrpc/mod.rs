@@ -137,7 +137,8 @@ impl Config {
     pub fn bytes(&self) -> u64 {
         // Completions are 32 bytes on the software device and up to 128 elsewhere, of a number that devices round up; what
         // else is kept for each is less.
-        let completions = 2 * u64::from(self.receives) + u64::from(self.send_completions);
+        let sent = self.max_endpoints as u64 * u64::from(connection::SEND_DEPTH);
+        let completions = 2 * u64::from(self.receives) + sent;
         let receives = u64::from(self.receives);
         2 * 192 * (completions + receives) + (64 << 10)
     }

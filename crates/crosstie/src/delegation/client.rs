@@ -18,7 +18,8 @@ use crate::memory::segment::SharedRef;
 use crate::message::Message;
 use crate::neighbor::bell::{self, Bell};
 use crate::neighbor::greeting::{self, Greeting};
-use crate::neighbor::member::Member;
+use crate::neighbor::member::{Member, PATIENCE};
+use crate::neighbor::together;
 use crate::ring::outstanding::{Begun, Outstanding};
 use crate::ring::{fence, reservation};
 
@@ -56,7 +57,12 @@ pub(super) struct Line {
 impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Token> {
     /// Connects to the server of that name.
     pub fn connect(name: &str) -> Result<Self, ConnectError> {
-        let line = Line::connect::<Req, Resp>(name)?;
+        Self::connect_within(name, PATIENCE)
+    }
+
+    /// Connects to the server of that name, if it answers within `timeout`.
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
+        let line = Line::connect::<Req, Resp>(name, timeout)?;
         Ok(Client {
             name: name.to_owned(),
             waiting: Waiting::default(),
@@ -99,7 +105,12 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
             return Err(CallError::TooLong { token, len: bytes.len(), limit });
         }
         if self.calls.is_full() {
-            return Err(CallError::Full(token));
+            if self.calls.has_quiet() {
+                self.reap();
+            }
+            if self.calls.is_full() {
+                return Err(CallError::Full(token));
+            }
         }
         let Some(position) = self.line.reserve() else { return Err(CallError::RingFull(token)) };
         let Ok(begun) = self.calls.begin(token) else { unreachable!("there was room for it") };
@@ -140,12 +151,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         if let Some(cause) = self.broken {
             return Err(cause);
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if self.calls.in_flight() > 0 {
+        if self.calls.in_flight() > 0 && timeout != Some(Duration::ZERO) {
             let mut looks = 0;
             let (calls, line) = (&self.calls, &self.line);
             let is_there = |(slot, call)| line.answered(slot, call).is_some();
-            bell::wait(&line.bell, self.waiting, deadline, || {
+            bell::wait_for(&line.bell, self.waiting, timeout, || {
                 looks += 1;
                 line.member.gone()
                     || calls.due().is_some_and(is_there)
@@ -162,32 +172,92 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 
     /// Calls, waits and hands the answer to `read`. Answers to other calls stay where they are. Waits for a place in the
     /// ring, too, but not for other calls of this client.
-    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>>
-    where
-        Token: Default,
-    {
-        let slot = self.calls.next();
-        // Every turn looks whether the server is alive.
-        while let Err(error) = self.call(request, Token::default()) {
-            match error.without_token() {
-                CallError::RingFull(()) => std::thread::yield_now(),
-                error => return Err(error),
-            }
-        }
+    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>> {
+        self.exchange_within(request, None, read)
+    }
+
+    /// As [`exchange`](Client::exchange), for at most `timeout`: then it is [`TimedOut`](CallError::TimedOut). The server may still do
+    /// what it was asked. Its answer is nobody's; until it comes, the call counts as unanswered for the server's limit, and
+    /// further exchanges wait for room as they wait for answers.
+    pub fn exchange_within<R>(
+        &mut self,
+        request: &Req,
+        timeout: Option<Duration>,
+        read: impl FnOnce(&Resp) -> R,
+    ) -> Result<R, CallError<()>> {
+        let bytes = request.bytes();
         let disconnected = |cause| CallError::Disconnected { token: (), cause };
-        let Some(call) = self.calls.call(slot) else { return Err(disconnected(Disconnected::Nonsense)) };
+        self.alive().map_err(disconnected)?;
+        let limit = self.line.request_limit;
+        if bytes.len() > limit {
+            return Err(CallError::TooLong { token: (), len: bytes.len(), limit });
+        }
+        let (position, left) = match self.calls.is_full() {
+            false => (self.line.reserve(), timeout),
+            true => (None, timeout),
+        };
+        let (position, left) = match position {
+            Some(position) => (position, left),
+            None => self.reserve_late(timeout)?,
+        };
+        let Some(begun) = self.calls.begin_quiet() else { unreachable!("there was room for it") };
+        self.line.publish(position, begun, bytes);
         let line = &self.line;
-        let answer = || line.answered(slot, call);
-        bell::wait(&line.bell, self.waiting, None, || line.member.gone() || answer().is_some());
-        let len = answer();
-        // The token is worth nothing to anybody.
-        drop(self.calls.end(slot));
-        let len = len.ok_or(disconnected(Disconnected::ServerGone))?;
-        let answer = self.accept(slot, len).map_err(disconnected)?;
+        let answer = || line.answered(begun.slot, begun.call);
+        bell::wait_for(&line.bell, self.waiting, left, || line.member.gone() || answer().is_some());
+        let Some(len) = answer() else {
+            return Err(match timeout {
+                Some(after) if !self.line.member.gone() => CallError::TimedOut { token: (), after },
+                _ => disconnected(Disconnected::ServerGone),
+            });
+        };
+        self.calls.release(begun.slot);
+        let answer = self.accept(begun.slot, len).map_err(disconnected)?;
         Ok(read(answer))
     }
 
-    /// Calls that are unanswered.
+    /// A place in the ring, for a call for which there is no room yet: because others were given up and are not answered, or because
+    /// the ring is full. Says how much time is left.
+    #[cold]
+    fn reserve_late(&mut self, timeout: Option<Duration>) -> Result<(u64, Option<Duration>), CallError<()>> {
+        let begun = Instant::now();
+        let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        let after = timeout.unwrap_or(Duration::MAX);
+        if self.calls.is_full() {
+            if !self.calls.has_quiet() {
+                return Err(CallError::Full(()));
+            }
+            let (calls, line) = (&self.calls, &self.line);
+            bell::wait_for(&line.bell, self.waiting, timeout, || {
+                line.member.gone()
+                    || calls.all_quiet().any(|(slot, call)| line.answered(slot, call).is_some())
+            });
+            self.reap();
+        }
+        loop {
+            // Every turn looks whether the server is alive.
+            self.alive().map_err(|cause| CallError::Disconnected { token: (), cause })?;
+            if self.calls.is_full() {
+                return Err(CallError::TimedOut { token: (), after });
+            }
+            if let Some(position) = self.line.reserve() {
+                return Ok((position, left()));
+            }
+            if left().is_some_and(|left| left.is_zero()) {
+                return Err(CallError::TimedOut { token: (), after });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Frees what calls that were given up take, if they are answered by now.
+    #[cold]
+    fn reap(&mut self) {
+        let line = &self.line;
+        self.calls.reap(|slot, call| line.answered(slot, call).is_some());
+    }
+
+    /// Calls that are unanswered, without [exchanges](Client::exchange).
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.calls.in_flight()
@@ -289,10 +359,13 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 }
 
 impl Line {
-    fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(name: &str) -> Result<Line, ConnectError> {
+    fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(
+        name: &str,
+        patience: Duration,
+    ) -> Result<Line, ConnectError> {
         fence::register()?;
         let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);
-        let (member, reply, files) = greeting::join(KIND, name, &greeting)?;
+        let (member, reply, files) = greeting::join(KIND, name, &greeting, patience)?;
         let nonsense = || ConnectError::Nonsense { name: name.to_owned() };
         let Welcome { shape, key } = Welcome::read_from_bytes(&reply).map_err(|_| nonsense())?;
         let fits = |size: Option<usize>, limit: u32| size.is_none_or(|size| size == limit as usize);
@@ -368,6 +441,26 @@ impl Line {
         let word = self.answer(slot).word().load(Acquire);
         let (key, len) = ResponseKey::parse(word);
         (key == ResponseKey::new(slot, call)).then_some(len)
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> together::sealed::Awaited
+    for Client<Req, Resp, Token>
+{
+    fn bell(&self) -> &Bell {
+        &self.line.bell
+    }
+
+    fn has_calls(&self) -> bool {
+        self.calls.in_flight() > 0
+    }
+
+    fn has_news(&self, everywhere: bool) -> bool {
+        let is_there = |(slot, call)| self.line.answered(slot, call).is_some();
+        self.has_calls()
+            && (self.calls.due().is_some_and(is_there)
+                || (everywhere && self.calls.all().any(is_there))
+                || self.alive().is_err())
     }
 }
 

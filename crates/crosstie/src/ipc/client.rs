@@ -12,8 +12,9 @@ use crate::Waiting;
 use crate::message::Message;
 use crate::neighbor::bell;
 use crate::neighbor::greeting::{self, Greeting};
-use crate::neighbor::member::Member;
-use crate::ring::outstanding::Outstanding;
+use crate::neighbor::member::{Member, PATIENCE};
+use crate::neighbor::together;
+use crate::ring::outstanding::{Begun, Outstanding};
 use crate::ring::{fence, lane};
 
 /// Looks at the answer that is due before waiting looks at all of them.
@@ -45,7 +46,12 @@ struct Line {
 impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Token> {
     /// Connects to the server of that name.
     pub fn connect(name: &str) -> Result<Self, ConnectError> {
-        let line = Line::connect::<Req, Resp>(name)?;
+        Self::connect_within(name, PATIENCE)
+    }
+
+    /// Connects to the server of that name, if it answers within `timeout`.
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
+        let line = Line::connect::<Req, Resp>(name, timeout)?;
         Ok(Client {
             name: name.to_owned(),
             waiting: Waiting::default(),
@@ -85,11 +91,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         if bytes.len() > limit {
             return Err(CallError::TooLong { token, len: bytes.len(), limit });
         }
+        if self.calls.is_full() && self.calls.has_quiet() {
+            self.reap();
+        }
         let begun = self.calls.begin(token).map_err(CallError::Full)?;
-        let slot = self.line.lane.slot(begun.slot);
-        slot.put(bytes);
-        lane::request(slot.word(), begun, bytes.len());
-        self.line.board.bell().ring();
+        self.line.request(begun, bytes);
         Ok(())
     }
 
@@ -129,12 +135,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
         if let Some(cause) = self.broken {
             return Err(cause);
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if self.calls.in_flight() > 0 {
+        if self.calls.in_flight() > 0 && timeout != Some(Duration::ZERO) {
             let mut looks = 0;
             let (calls, line) = (&self.calls, &self.line);
             let is_there = |(slot, call)| lane::answered(line.lane.slot(slot).word(), call).is_some();
-            bell::wait(line.lane.bell(), self.waiting, deadline, || {
+            bell::wait_for(line.lane.bell(), self.waiting, timeout, || {
                 looks += 1;
                 line.member.gone()
                     || calls.due().is_some_and(is_there)
@@ -150,26 +155,73 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 
     /// Calls, waits and hands the answer to `read`. Answers to other calls stay where they are.
-    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>>
-    where
-        Token: Default,
-    {
-        let slot = self.calls.next();
-        self.call(request, Token::default()).map_err(CallError::without_token)?;
+    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>> {
+        self.exchange_within(request, None, read)
+    }
+
+    /// As [`exchange`](Client::exchange), for at most `timeout`: then it is [`TimedOut`](CallError::TimedOut). The server may still do
+    /// what it was asked. Its answer is nobody's; until it comes, the call counts as unanswered for the server's limit, and
+    /// further exchanges wait for room as they wait for answers.
+    pub fn exchange_within<R>(
+        &mut self,
+        request: &Req,
+        timeout: Option<Duration>,
+        read: impl FnOnce(&Resp) -> R,
+    ) -> Result<R, CallError<()>> {
+        let bytes = request.bytes();
         let disconnected = |cause| CallError::Disconnected { token: (), cause };
-        let Some(call) = self.calls.call(slot) else { return Err(disconnected(Disconnected::Nonsense)) };
+        self.alive().map_err(disconnected)?;
+        let limit = self.line.shape.request_limit as usize;
+        if bytes.len() > limit {
+            return Err(CallError::TooLong { token: (), len: bytes.len(), limit });
+        }
+        let (begun, left) = match self.calls.begin_quiet() {
+            Some(begun) => (begun, timeout),
+            None => self.begin_late(timeout)?,
+        };
+        self.line.request(begun, bytes);
         let line = &self.line;
-        let answer = || lane::answered(line.lane.slot(slot).word(), call);
-        bell::wait(line.lane.bell(), self.waiting, None, || line.member.gone() || answer().is_some());
-        let len = answer();
-        // The token is worth nothing to anybody.
-        drop(self.calls.end(slot));
-        let len = len.ok_or(disconnected(Disconnected::ServerGone))?;
-        let answer = self.accept(slot, len).map_err(disconnected)?;
+        let answer = || lane::answered(line.lane.slot(begun.slot).word(), begun.call);
+        bell::wait_for(line.lane.bell(), self.waiting, left, || line.member.gone() || answer().is_some());
+        let Some(len) = answer() else {
+            return Err(match timeout {
+                Some(after) if !self.line.member.gone() => CallError::TimedOut { token: (), after },
+                _ => disconnected(Disconnected::ServerGone),
+            });
+        };
+        self.calls.release(begun.slot);
+        let answer = self.accept(begun.slot, len).map_err(disconnected)?;
         Ok(read(answer))
     }
 
-    /// Calls that are unanswered.
+    /// Begins a call for which there is no room because others were given up: when one of them is answered. Says how much time
+    /// is left.
+    #[cold]
+    fn begin_late(&mut self, timeout: Option<Duration>) -> Result<(Begun, Option<Duration>), CallError<()>> {
+        if !self.calls.has_quiet() {
+            return Err(CallError::Full(()));
+        }
+        let begun = Instant::now();
+        let (calls, line) = (&self.calls, &self.line);
+        bell::wait_for(line.lane.bell(), self.waiting, timeout, || {
+            let is_there = |(slot, call)| lane::answered(line.lane.slot(slot).word(), call).is_some();
+            line.member.gone() || calls.all_quiet().any(is_there)
+        });
+        self.reap();
+        self.alive().map_err(|cause| CallError::Disconnected { token: (), cause })?;
+        let after = timeout.unwrap_or(Duration::MAX);
+        let call = self.calls.begin_quiet().ok_or(CallError::TimedOut { token: (), after })?;
+        Ok((call, timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()))))
+    }
+
+    /// Frees what calls that were given up take, if they are answered by now.
+    #[cold]
+    fn reap(&mut self) {
+        let lane = &self.line.lane;
+        self.calls.reap(|slot, call| lane::answered(lane.slot(slot).word(), call).is_some());
+    }
+
+    /// Calls that are unanswered, without [exchanges](Client::exchange).
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.calls.in_flight()
@@ -269,10 +321,13 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
 }
 
 impl Line {
-    fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(name: &str) -> Result<Line, ConnectError> {
+    fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(
+        name: &str,
+        patience: Duration,
+    ) -> Result<Line, ConnectError> {
         fence::register()?;
         let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);
-        let (member, reply, files) = greeting::join(KIND, name, &greeting)?;
+        let (member, reply, files) = greeting::join(KIND, name, &greeting, patience)?;
         let nonsense = || ConnectError::Nonsense { name: name.to_owned() };
         let shape = Shape::read_from_bytes(&reply).map_err(|_| nonsense())?;
         let fits = |size: Option<usize>, limit: u32| size.is_none_or(|size| size == limit as usize);
@@ -283,6 +338,34 @@ impl Line {
         }
         member.ring_when_gone(lane.bell().clone());
         Ok(Line { lane, board: Board::open(board)?, member, shape })
+    }
+
+    #[inline(always)]
+    fn request(&self, begun: Begun, bytes: &[u8]) {
+        let slot = self.lane.slot(begun.slot);
+        slot.put(bytes);
+        lane::request(slot.word(), begun, bytes.len());
+        self.board.bell().ring();
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> together::sealed::Awaited
+    for Client<Req, Resp, Token>
+{
+    fn bell(&self) -> &bell::Bell {
+        self.line.lane.bell()
+    }
+
+    fn has_calls(&self) -> bool {
+        self.calls.in_flight() > 0
+    }
+
+    fn has_news(&self, everywhere: bool) -> bool {
+        let is_there = |(slot, call)| lane::answered(self.line.lane.slot(slot).word(), call).is_some();
+        self.has_calls()
+            && (self.calls.due().is_some_and(is_there)
+                || (everywhere && self.calls.all().any(is_there))
+                || self.alive().is_err())
     }
 }
 

@@ -268,7 +268,7 @@ fn a_hello_that_is_none_is_refused() {
     let honest = Honest::new("ipc-hello");
     let name = Name::new(&honest.name).unwrap();
     let good = Greeting::new::<[u8], [u8]>(lane::MAGIC, lane::VERSION);
-    assert!(Member::join(KIND, &name, good.as_bytes()).is_ok());
+    assert!(Member::join(KIND, &name, good.as_bytes(), PATIENCE).is_ok());
     for round in 0..500 {
         let mut hello = good.as_bytes().to_vec();
         match round % 3 {
@@ -282,7 +282,7 @@ fn a_hello_that_is_none_is_refused() {
                 hello = (0..len).map(|_| random(&mut state) as u8).collect();
             }
         }
-        let joined = Member::join(KIND, &name, &hello);
+        let joined = Member::join(KIND, &name, &hello, PATIENCE);
         assert!(matches!(joined, Err(JoinError::Refused(_))), "{hello:x?}");
     }
     let counters = honest.finish(&mut state);

@@ -26,6 +26,10 @@ use crate::ring::fence;
 
 /// One park at most; then the owner looks again by itself.
 const SLICE: Duration = Duration::from_millis(50);
+/// One sleep at most where several bells cannot be waited at: nobody wakes the sleeper.
+const NAP: Duration = Duration::from_millis(1);
+/// Bells that the kernel waits at together, at most.
+const TOGETHER: usize = 128;
 /// Looks at what is awaited before the clock is asked for the first time.
 const FIRST_LOOKS: u32 = 64;
 /// How long adaptive waiting spins.
@@ -49,7 +53,7 @@ pub enum Waiting {
 /// One owner waits at it, anybody rings it. All zeros is a bell whose owner is awake.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub struct Bell {
     /// 1 while the owner sleeps, or is about to; a futex. Writers: owner, and who wakes it.
     asleep: AtomicU32,
 }
@@ -78,7 +82,39 @@ pub(crate) fn wait(
     bell: &Bell,
     how: Waiting,
     deadline: Option<Instant>,
-    mut ready: impl FnMut() -> bool,
+    ready: impl FnMut() -> bool,
+) -> bool {
+    attend(how, |_| deadline, ready, |at_most, ready| park(&bell.asleep, at_most, fence::heavy, ready))
+}
+
+/// The same, for a while: the clock is not read if there is no need to wait.
+pub(crate) fn wait_for(
+    bell: &Bell,
+    how: Waiting,
+    timeout: Option<Duration>,
+    ready: impl FnMut() -> bool,
+) -> bool {
+    let deadline = |now: Instant| timeout.and_then(|timeout| now.checked_add(timeout));
+    attend(how, deadline, ready, |at_most, ready| park(&bell.asleep, at_most, fence::heavy, ready))
+}
+
+/// The same at several bells: whoever rings one of them ends the wait. The caller owns them all.
+pub(crate) fn wait_at<'b>(
+    bells: impl Iterator<Item = &'b Bell> + Clone,
+    how: Waiting,
+    timeout: Option<Duration>,
+    ready: impl FnMut() -> bool,
+) -> bool {
+    let deadline = |now: Instant| timeout.and_then(|timeout| now.checked_add(timeout));
+    attend(how, deadline, ready, |at_most, ready| park_at(bells.clone(), at_most, ready))
+}
+
+/// Spins, yields and parks, as `how` says.
+fn attend<R: FnMut() -> bool>(
+    how: Waiting,
+    deadline: impl FnOnce(Instant) -> Option<Instant>,
+    mut ready: R,
+    mut park: impl FnMut(Duration, &mut R) -> bool,
 ) -> bool {
     for _ in 0..FIRST_LOOKS {
         if ready() {
@@ -87,6 +123,7 @@ pub(crate) fn wait(
         core::hint::spin_loop();
     }
     let begun = Instant::now();
+    let deadline = deadline(begun);
     loop {
         let now = Instant::now();
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
@@ -106,7 +143,7 @@ pub(crate) fn wait(
             if ready() {
                 return true;
             }
-        } else if park(&bell.asleep, left.map_or(SLICE, |left| left.min(SLICE)), fence::heavy, &mut ready) {
+        } else if park(left.map_or(SLICE, |left| left.min(SLICE)), &mut ready) {
             return true;
         }
     }
@@ -148,6 +185,52 @@ fn park(word: &impl Futex, at_most: Duration, heavy: impl Fn(), mut ready: impl 
     }
     word.store(0);
     seen || ready()
+}
+
+/// As [`park`], at several bells.
+fn park_at<'b>(
+    bells: impl Iterator<Item = &'b Bell> + Clone,
+    at_most: Duration,
+    mut ready: impl FnMut() -> bool,
+) -> bool {
+    bells.clone().for_each(|bell| bell.asleep.store(1, Relaxed));
+    // Our stores of `asleep` before our look, in the eyes of every ringer: see `sleeps`.
+    fence::heavy();
+    let seen = ready();
+    if !seen {
+        sleep_at(bells.clone(), at_most);
+    }
+    bells.for_each(|bell| bell.asleep.store(0, Relaxed));
+    seen || ready()
+}
+
+/// Sleeps until one of the bells is rung, for a while at most; not at all if one has been.
+fn sleep_at<'b>(bells: impl Iterator<Item = &'b Bell>, at_most: Duration) {
+    let mut waits = [futex::Wait::new(); TOGETHER];
+    let (mut count, mut at_most) = (0, at_most);
+    for bell in bells {
+        let Some(wait) = waits.get_mut(count) else {
+            // One more than the kernel takes, and nobody to wake us for it.
+            at_most = at_most.min(NAP);
+            break;
+        };
+        (wait.val, wait.uaddr) = (1, futex::WaitPtr::new(bell.asleep.as_ptr().cast()));
+        wait.flags = futex::WaitFlags::SIZE_U32;
+        count += 1;
+    }
+    // This call alone has the time at which to end.
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let nanos = now.tv_nsec as u64 + u64::from(at_most.subsec_nanos());
+    let end = Timespec {
+        tv_sec: now.tv_sec + at_most.as_secs() as i64 + (nanos / 1_000_000_000) as i64,
+        tv_nsec: (nanos % 1_000_000_000) as _,
+    };
+    let flags = futex::WaitvFlags::empty();
+    match futex::waitv(&waits[..count], flags, Some(&end), rustix::thread::ClockId::Monotonic) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::TIMEDOUT) => {}
+        // A kernel before Linux 5.16, or one that does not let us.
+        Err(_) => std::thread::sleep(at_most.min(NAP)),
+    }
 }
 
 impl Futex for AtomicU32 {
@@ -229,6 +312,57 @@ mod tests {
             });
             assert!(wait(&bell, Waiting::Park, None, || news.load(Acquire)));
         });
+    }
+
+    /// Whichever of several bells is rung, its owner wakes; more bells than the kernel takes are no obstacle.
+    #[test]
+    fn one_of_several_bells_is_enough() {
+        fence::register().unwrap();
+        for count in [1, 2, 5, TOGETHER, TOGETHER + 1] {
+            let bells: Vec<Bell> = (0..count).map(|_| Bell::default()).collect();
+            for how in ALL {
+                assert!(!wait_at(bells.iter(), how, Some(Duration::from_millis(3)), || false));
+                assert!(bells.iter().all(|bell| bell.asleep.load(Relaxed) == 0), "awake again");
+                for rung in [0, count / 2, count - 1] {
+                    let news = AtomicBool::new(false);
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| {
+                            std::thread::sleep(Duration::from_millis(2));
+                            news.store(true, Release);
+                            bells[rung].ring();
+                        });
+                        // Acquire, partner: the Release store above.
+                        assert!(wait_at(bells.iter(), how, None, || news.load(Acquire)));
+                    });
+                }
+            }
+        }
+    }
+
+    /// Two threads take turns at bells of which each has two, and ring the one and the other.
+    #[test]
+    fn no_wake_up_is_lost_at_several_bells() {
+        fence::register().unwrap();
+        let turns = 3000;
+        let bells: [[Bell; 2]; 2] = Default::default();
+        let turn = AtomicU64::new(0);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for me in 0..2u64 {
+                let (bells, turn) = (&bells, &turn);
+                scope.spawn(move || {
+                    for i in (me..turns).step_by(2) {
+                        let mine = bells[me as usize].iter();
+                        // Acquire, partner: the Release store below.
+                        assert!(wait_at(mine, Waiting::Park, None, || turn.load(Acquire) == i));
+                        turn.store(i + 1, Release);
+                        bells[1 - me as usize][(i / 2 % 2) as usize].ring();
+                    }
+                });
+            }
+        });
+        // A lost wake-up costs a slice, and one in five of them lost is past the limit.
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
     /// Two threads take turns; a lost wake-up costs a slice, and one in five of them lost is past the limit.

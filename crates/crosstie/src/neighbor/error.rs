@@ -1,6 +1,7 @@
 //! What can go wrong between a server and its clients; the same for every kind of service.
 
 use std::io;
+use std::time::Duration;
 
 /// Why a server could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +83,17 @@ pub enum ConnectError {
         /// Its limit.
         limit: usize,
     },
-    /// The server did not answer, or hung up.
+    /// The server did not answer in time.
+    #[error(
+        "the server of {name:?} did not answer within {after:?}: it is stopped (SIGSTOP, a debugger), or overloaded"
+    )]
+    TimedOut {
+        /// The name.
+        name: String,
+        /// How long it had.
+        after: Duration,
+    },
+    /// The server hung up, or has no room for us.
     #[error("the server of {name:?} {how}")]
     NoAnswer {
         /// The name.
@@ -134,6 +145,16 @@ pub enum CallError<Token> {
         /// Bytes at most.
         limit: usize,
     },
+    /// No answer came in time. The server may still do what was asked; its answer is nobody's.
+    #[error(
+        "no answer came within {after:?}: the server is stopped, or overloaded, and may still do what was asked"
+    )]
+    TimedOut {
+        /// The token.
+        token: Token,
+        /// How long the server had.
+        after: Duration,
+    },
     /// The connection is over.
     #[error("{cause}")]
     Disconnected {
@@ -149,22 +170,15 @@ impl<Token> CallError<Token> {
     pub fn into_token(self) -> Token {
         match self {
             CallError::Full(token) | CallError::RingFull(token) => token,
-            CallError::TooLong { token, .. } | CallError::Disconnected { token, .. } => token,
+            CallError::TooLong { token, .. }
+            | CallError::TimedOut { token, .. }
+            | CallError::Disconnected { token, .. } => token,
         }
     }
 
     /// Whether the same call can succeed later.
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, CallError::Full(_) | CallError::RingFull(_))
-    }
-
-    pub(crate) fn without_token(self) -> CallError<()> {
-        match self {
-            CallError::Full(_) => CallError::Full(()),
-            CallError::RingFull(_) => CallError::RingFull(()),
-            CallError::TooLong { len, limit, .. } => CallError::TooLong { token: (), len, limit },
-            CallError::Disconnected { cause, .. } => CallError::Disconnected { token: (), cause },
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -95,20 +96,22 @@ pub(crate) fn open(kind: &'static str, name: &str, guests: Arc<dyn Guests>) -> R
     })
 }
 
-/// Joins a service; returns what it said and handed over.
+/// Joins a service, within so long; returns what it said and handed over.
 pub(crate) fn join(
     kind: &'static str,
     name: &str,
     greeting: &Greeting,
+    patience: Duration,
 ) -> Result<(Member, Vec<u8>, Vec<OwnedFd>), ConnectError> {
     let valid = Name::new(name).map_err(|_| ConnectError::BadName { name: name.to_owned() })?;
-    Member::join(kind, &valid, greeting.as_bytes()).map_err(|error| match error {
+    Member::join(kind, &valid, greeting.as_bytes(), patience).map_err(|error| match error {
         JoinError::NoServer { name } => ConnectError::NoServer { name },
         JoinError::OtherUser { name, uid } => ConnectError::OtherUser { name, uid },
         JoinError::OtherVersion { name } => ConnectError::OtherVersion { name },
         JoinError::Full { .. } => ConnectError::Full { limit: super::host::MAX_GUESTS },
         JoinError::Refused(reply) => refused(name, greeting, &reply),
         JoinError::Os(source) => ConnectError::Os(source),
+        JoinError::NoAnswer { name, after } => ConnectError::TimedOut { name, after },
         other => ConnectError::NoAnswer { name: name.to_owned(), how: other.to_string() },
     })
 }

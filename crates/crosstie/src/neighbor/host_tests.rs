@@ -95,10 +95,10 @@ fn guests_come_get_a_segment_and_leave() {
         files: vec![file.try_clone().unwrap()],
     }));
     let host = Host::open(KIND, &name, log.clone()).unwrap();
-    let (member, reply, files) = Member::join(KIND, &name, b"olleh").unwrap();
+    let (member, reply, files) = Member::join(KIND, &name, b"olleh", PATIENCE).unwrap();
     assert_eq!((reply.as_slice(), files.len()), (&b"hello"[..], 1));
     assert!(Segment::open(files.into_iter().next().unwrap(), 4096).is_ok());
-    let (other, reply, _) = Member::join(KIND, &name, b"").unwrap();
+    let (other, reply, _) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
     assert!(reply.is_empty() && !member.gone() && !other.gone());
 
     drop(member);
@@ -118,18 +118,18 @@ fn a_name_is_served_once_at_a_time() {
     let taken = Host::open(KIND, &name, Log::hospitable());
     assert!(matches!(taken, Err(OpenError::NameTaken { .. })), "{taken:?}");
     drop(Host::open("test2", &name, Log::hospitable()).unwrap());
-    let (member, ..) = Member::join(KIND, &name, b"").unwrap();
+    let (member, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
     drop(first);
     let _second = Host::open(KIND, &name, Log::hospitable()).unwrap();
     eventually("the first is gone", || member.gone());
-    drop(Member::join(KIND, &name, b"").unwrap());
+    drop(Member::join(KIND, &name, b"", PATIENCE).unwrap());
 }
 
 #[test]
 fn nobody_there_is_said_at_once() {
-    let joined = Member::join(KIND, &name("nobody"), b"").map(|_| ());
+    let joined = Member::join(KIND, &name("nobody"), b"", PATIENCE).map(|_| ());
     assert!(matches!(joined, Err(JoinError::NoServer { .. })), "{joined:?}");
-    let joined = Member::join(KIND, &name("nobody"), &[0; MAX_HELLO + 1]).map(|_| ());
+    let joined = Member::join(KIND, &name("nobody"), &[0; MAX_HELLO + 1], PATIENCE).map(|_| ());
     assert!(matches!(joined, Err(JoinError::HelloTooLong(4097))), "{joined:?}");
 }
 
@@ -137,7 +137,7 @@ fn nobody_there_is_said_at_once() {
 fn a_sleeper_is_woken_when_the_host_goes() {
     let name = name("sleeper");
     let host = Host::open(KIND, &name, Log::hospitable()).unwrap();
-    let (member, ..) = Member::join(KIND, &name, b"").unwrap();
+    let (member, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
     let segment = Arc::new(Segment::create(4096).unwrap());
     let bell: SharedRef<Bell> = SharedRef::new(&segment, 0).unwrap();
     member.ring_when_gone(bell.clone());
@@ -159,7 +159,7 @@ fn refusals_carry_their_reason() {
     let name = name("refused");
     let log = Arc::new(Log::new(|_, _, _| Admission::Refused { reply: b"no".to_vec() }));
     let _host = Host::open(KIND, &name, log.clone()).unwrap();
-    let joined = Member::join(KIND, &name, b"").map(|_| ());
+    let joined = Member::join(KIND, &name, b"", PATIENCE).map(|_| ());
     assert!(matches!(&joined, Err(JoinError::Refused(why)) if why == b"no"), "{joined:?}");
     assert_eq!(log.left(), 0);
 }
@@ -172,7 +172,7 @@ fn who_is_put_off_is_asked_about_again() {
         if asked < 20 { Admission::Later } else { welcome(hello) }
     }));
     let _host = Host::open(KIND, &name, log.clone()).unwrap();
-    let (member, reply, _) = Member::join(KIND, &name, b"patient").unwrap();
+    let (member, reply, _) = Member::join(KIND, &name, b"patient", PATIENCE).unwrap();
     assert_eq!(reply, b"patient");
     // Nor is it forgotten when its farewell takes several tries.
     assert_eq!(log.reluctance.load(Relaxed), 21);
@@ -200,7 +200,7 @@ fn dismissed_guests_and_those_that_talk_are_cut_off() {
     let name = name("dismissed");
     let log = Log::hospitable();
     let host = Host::open(KIND, &name, log.clone()).unwrap();
-    let (member, ..) = Member::join(KIND, &name, b"").unwrap();
+    let (member, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
     host.dismiss(locked(&log.admitted)[0]);
     eventually("the guest sees it", || member.gone());
     eventually("the host says farewell", || log.left() == 1);
@@ -226,9 +226,9 @@ fn a_host_may_be_dropped_by_its_own_guests() {
         log.drop_host_in_farewell = in_farewell;
         let log = Arc::new(log);
         *locked(&log.host) = Some(Host::open(KIND, &name, log.clone()).unwrap());
-        let joined = Member::join(KIND, &name, b"");
+        let joined = Member::join(KIND, &name, b"", PATIENCE);
         if in_farewell {
-            let (other, ..) = Member::join(KIND, &name, b"").unwrap();
+            let (other, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
             drop(joined.unwrap());
             eventually("the other sees it", || other.gone());
             assert_eq!(log.left(), 1);
@@ -287,7 +287,7 @@ fn silent_strangers_are_cut_off_and_stall_nobody() {
     let silent: Vec<_> = (0..MAX_STRANGERS + 10).map(|_| raw(&name)).collect();
     eventually("the first give way to the last", || silent[..10].iter().all(is_cut_off));
     // In the door's queue behind them, and served.
-    drop(Member::join(KIND, &name, b"").unwrap());
+    drop(Member::join(KIND, &name, b"", PATIENCE).unwrap());
     assert!(locked(&host.inner.state).strangers.len() <= MAX_STRANGERS);
     eventually("all are cut off", || silent.iter().all(is_cut_off));
     assert!(locked(&host.inner.state).guests.is_empty());
@@ -313,7 +313,7 @@ fn strangers_that_talk_nonsense_are_cut_off() {
         eventually("it is cut off", || is_cut_off(&socket));
     }
     assert!(locked(&log.admitted).is_empty());
-    drop(Member::join(KIND, &name, &[7; MAX_HELLO]).unwrap());
+    drop(Member::join(KIND, &name, &[7; MAX_HELLO], PATIENCE).unwrap());
 }
 
 // ------------------------------------------------------------------------------------------- other processes
@@ -392,7 +392,7 @@ fn plays_a_role() {
     let keeper = || if role.ends_with("keeper") { fork_a_keeper() } else { 0 };
     match role {
         "guest" | "guest-with-keeper" => {
-            let _member = Member::join(KIND, &name, b"").unwrap();
+            let _member = Member::join(KIND, &name, b"", PATIENCE).unwrap();
             say(&keeper().to_string());
             until_told();
         }
@@ -428,14 +428,14 @@ fn a_killed_host_is_noticed_and_its_name_is_free() {
     for role in ["host", "host-with-keeper"] {
         let mut host = Actor::start(role, &name);
         let keeper: i32 = host.hear().parse().unwrap();
-        let (member, ..) = Member::join(KIND, &name, b"").unwrap();
+        let (member, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
         assert!(!member.gone());
         let taken = Host::open(KIND, &name, Log::hospitable());
         assert!(matches!(taken, Err(OpenError::NameTaken { .. })), "{taken:?}");
         host.kill();
         eventually("its death is noticed", || member.gone());
         // Also where somebody keeps the listener, to whom nobody listens.
-        let joined = Member::join(KIND, &name, b"").map(|_| ());
+        let joined = Member::join(KIND, &name, b"", PATIENCE).map(|_| ());
         assert!(matches!(joined, Err(JoinError::NoServer { .. })), "{joined:?}");
         if keeper == 0 {
             drop(Host::open(KIND, &name, Log::hospitable()).unwrap());
@@ -483,7 +483,7 @@ fn without_descriptors_a_host_waits_and_does_not_spin() {
     let name = name("starving");
     let mut host = Actor::start("starving-host", &name);
     assert_eq!(host.hear(), "starving");
-    let (member, ..) = Member::join(KIND, &name, b"").unwrap();
+    let (member, ..) = Member::join(KIND, &name, b"", PATIENCE).unwrap();
     assert_eq!(host.hear(), "fed");
     assert!(!member.gone());
     host.kill();
@@ -521,7 +521,7 @@ fn another_user_is_refused_on_both_sides() {
     writeln!(stdin, "crosstie/{KIND}/{user}/{ours}\ncrosstie/{KIND}/{user}/{squatted}").unwrap();
     assert_eq!(other.hear(), "done");
     assert!(locked(&log.admitted).is_empty(), "another user was let in");
-    let joined = Member::join(KIND, &squatted, b"").map(|_| ());
+    let joined = Member::join(KIND, &squatted, b"", PATIENCE).map(|_| ());
     assert!(matches!(joined, Err(JoinError::OtherUser { uid: NOBODY, .. })), "{joined:?}");
     other.kill();
 }

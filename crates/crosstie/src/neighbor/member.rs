@@ -18,7 +18,9 @@ use super::watcher::{Watched, Watcher, What, broke_silence};
 use crate::memory::segment::SharedRef;
 
 /// How long an answer may take. A host answers at once unless it puts guests off, so this is long.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than anybody waits, and short enough to add to a time.
+const PATIENCE_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Why joining failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,9 +39,9 @@ pub(crate) enum JoinError {
     #[error("{name:?} hung up instead of answering: it is ending, or found us too slow; try again")]
     HungUp { name: String },
     #[error(
-        "{name:?} did not answer within {PATIENCE:?}: it is stopped, or has no room and tells nobody to leave"
+        "{name:?} did not answer within {after:?}: it is stopped, or has no room and tells nobody to leave"
     )]
-    NoAnswer { name: String },
+    NoAnswer { name: String, after: Duration },
     #[error("a greeting has {MAX_HELLO} bytes at most, this one {0}")]
     HelloTooLong(usize),
     #[error("connecting: {0}")]
@@ -61,12 +63,13 @@ struct Inner {
 }
 
 impl Member {
-    /// Joins the host of that kind and name: says `hello` to it, returns what it answered. May take some seconds; not
-    /// for the watcher's thread.
+    /// Joins the host of that kind and name: says `hello` to it, returns what it answered. May take as long as `patience`
+    /// says; not for the watcher's thread.
     pub(crate) fn join(
         kind: &'static str,
         name: &Name,
         hello: &[u8],
+        patience: Duration,
     ) -> Result<(Member, Vec<u8>, Vec<OwnedFd>), JoinError> {
         if hello.len() > MAX_HELLO {
             return Err(JoinError::HelloTooLong(hello.len()));
@@ -75,11 +78,13 @@ impl Member {
         debug_assert!(!watcher.is_here(), "the watcher would wait for itself");
         let no_server = || JoinError::NoServer { name: name.to_string() };
         let hung_up = || JoinError::HungUp { name: name.to_string() };
-        let no_answer = || JoinError::NoAnswer { name: name.to_string() };
-        let deadline = Instant::now() + PATIENCE;
+        let no_answer = || JoinError::NoAnswer { name: name.to_string(), after: patience };
+        // The system knows no time of zero, which would be for ever.
+        let patience = patience.clamp(Duration::from_millis(1), PATIENCE_LIMIT);
+        let deadline = Instant::now() + patience;
 
         let address = Address::of_service(kind, name)?;
-        let socket = socket::connect(&address, PATIENCE).map_err(|e| match e.kind() {
+        let socket = socket::connect(&address, patience).map_err(|e| match e.kind() {
             io::ErrorKind::ConnectionRefused => no_server(),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => no_answer(),
             _ => JoinError::Os(e),

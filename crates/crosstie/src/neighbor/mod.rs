@@ -22,6 +22,7 @@ pub(crate) mod greeting;
 pub(crate) mod host;
 pub(crate) mod member;
 pub(crate) mod socket;
+pub(crate) mod together;
 mod watcher;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

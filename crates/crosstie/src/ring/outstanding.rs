@@ -3,6 +3,10 @@
 //! Slots are given out round and round, skipping those still in use, so an answer that takes long holds up its own slot
 //! and no other. Answers are looked for where they are due first, in the order of the calls; if that one does not come,
 //! now and then everywhere.
+//!
+//! A *quiet* call has no token: whoever made it waits for its slot, or has given up. It is never due and never found; its
+//! slot stays in use until it is [released](Outstanding::release), which is safe once it is answered. So an answer that
+//! comes after its caller has given up is nobody's.
 
 use crosstie_protocol::lane::CallNumber;
 
@@ -24,9 +28,18 @@ pub(crate) struct Begun {
 #[derive(Debug)]
 struct Entry<T> {
     token: Option<T>,
+    /// A call without token uses the slot.
+    quiet: bool,
     call: CallNumber,
     /// The slot of the call after it.
     next: usize,
+}
+
+impl<T> Entry<T> {
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.token.is_none() && !self.quiet
+    }
 }
 
 /// See the [module](self).
@@ -40,7 +53,10 @@ pub(crate) struct Outstanding<T> {
     call: CallNumber,
     /// Where an answer is due first.
     front: usize,
+    /// Calls with tokens.
     in_flight: usize,
+    /// Calls without.
+    quiet: usize,
     limit: usize,
     fruitless: u32,
 }
@@ -60,7 +76,7 @@ impl<T> Outstanding<T> {
     /// A book for at most `limit` calls at a time.
     pub(crate) fn new(limit: usize) -> Outstanding<T> {
         assert!(limit > 0);
-        let entry = || Entry { token: None, call: CallNumber::FIRST, next: 0 };
+        let entry = || Entry { token: None, quiet: false, call: CallNumber::FIRST, next: 0 };
         Outstanding {
             entries: core::iter::repeat_with(entry).take(Self::slots(limit)).collect(),
             next: 0,
@@ -68,12 +84,13 @@ impl<T> Outstanding<T> {
             call: CallNumber::FIRST,
             front: 0,
             in_flight: 0,
+            quiet: 0,
             limit,
             fruitless: 0,
         }
     }
 
-    /// Calls under way.
+    /// Calls under way, without quiet ones.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
@@ -90,15 +107,16 @@ impl<T> Outstanding<T> {
         if slot + 1 == self.entries.len() { 0 } else { slot + 1 }
     }
 
-    /// The slot that the next call will use, if it may begin.
-    pub(crate) fn next(&self) -> usize {
-        self.next
-    }
-
     /// Whether another call may begin.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.in_flight == self.limit
+        self.in_flight + self.quiet == self.limit
+    }
+
+    /// Whether quiet calls take up room.
+    #[inline]
+    pub(crate) fn has_quiet(&self) -> bool {
+        self.quiet > 0
     }
 
     /// Begins a call, or hands the token back because there are too many.
@@ -107,21 +125,42 @@ impl<T> Outstanding<T> {
         if self.is_full() {
             return Err(token);
         }
-        let (slot, call) = (self.next, self.call);
-        let next = if self.in_flight == 0 {
-            self.front = slot;
+        if self.in_flight == 0 {
+            self.front = self.next;
             self.fruitless = 0;
+        }
+        let begun = self.occupy(Some(token));
+        self.in_flight += 1;
+        Ok(begun)
+    }
+
+    /// Begins a call without token, if there is room.
+    #[inline]
+    pub(crate) fn begin_quiet(&mut self) -> Option<Begun> {
+        if self.is_full() {
+            return None;
+        }
+        let begun = self.occupy(None);
+        self.quiet += 1;
+        Some(begun)
+    }
+
+    /// Gives the next call its slot.
+    #[inline]
+    fn occupy(&mut self, token: Option<T>) -> Begun {
+        let (slot, call) = (self.next, self.call);
+        let next = if self.in_flight + self.quiet == 0 {
             // One call at a time swings between two slots: lines that are at hand.
             self.last
         } else {
-            self.first_after(slot, |entry| entry.token.is_none())
+            self.first_after(slot, Entry::is_free)
         };
-        self.entries[slot] = Entry { token: Some(token), call, next };
+        let quiet = token.is_none();
+        self.entries[slot] = Entry { token, quiet, call, next };
         self.call = call.next();
-        self.in_flight += 1;
         self.last = slot;
         self.next = next;
-        Ok(Begun { slot, next, call })
+        Begun { slot, next, call }
     }
 
     /// The first slot behind this one that is as wanted; there is one.
@@ -140,7 +179,7 @@ impl<T> Outstanding<T> {
         next
     }
 
-    /// The number of the call that uses a slot.
+    /// The number of the call with a token that uses a slot.
     #[inline]
     pub(crate) fn call(&self, slot: usize) -> Option<CallNumber> {
         let entry = &self.entries[slot];
@@ -167,6 +206,30 @@ impl<T> Outstanding<T> {
         Some(token)
     }
 
+    /// Ends quiet calls that are answered.
+    #[cold]
+    pub(crate) fn reap(&mut self, is_answered: impl Fn(usize, CallNumber) -> bool) {
+        for slot in 0..self.entries.len() {
+            if self.entries[slot].quiet && is_answered(slot, self.entries[slot].call) {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// All quiet calls.
+    pub(crate) fn all_quiet(&self) -> impl Iterator<Item = (usize, CallNumber)> {
+        let quiet = |(slot, entry): (usize, &Entry<T>)| entry.quiet.then_some((slot, entry.call));
+        self.entries.iter().enumerate().filter_map(quiet)
+    }
+
+    /// Ends a quiet call, which is answered or never will be.
+    #[inline]
+    pub(crate) fn release(&mut self, slot: usize) {
+        if std::mem::take(&mut self.entries[slot].quiet) {
+            self.quiet -= 1;
+        }
+    }
+
     /// The answer that is due is not there. Says whether to look everywhere.
     #[inline]
     pub(crate) fn fruitless(&mut self) -> bool {
@@ -174,7 +237,7 @@ impl<T> Outstanding<T> {
         self.in_flight > 1 && self.fruitless.is_multiple_of(LOOKS_BEFORE_SCAN)
     }
 
-    /// All calls under way, from the one whose answer is due first.
+    /// All calls with tokens, from the one whose answer is due first.
     pub(crate) fn all(&self) -> impl Iterator<Item = (usize, CallNumber)> {
         let slots = self.entries.len();
         (0..slots).filter_map(move |i| {
@@ -193,7 +256,7 @@ impl<T> Outstanding<T> {
         self.fruitless = LOOKS_BEFORE_SCAN - 1;
     }
 
-    /// Ends all calls.
+    /// Ends all calls with tokens.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(T)) {
         for slot in 0..self.entries.len() {
             if let Some(token) = self.end(slot) {
@@ -210,46 +273,52 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against an oracle: any mixture of calls and answers in any order.
+        /// Against an oracle: any mixture of calls, with tokens and quiet ones, and answers in any order.
         #[test]
         fn slots_are_never_shared_and_tokens_never_mixed_up(
             limit in 1usize..9,
-            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..300),
+            steps in prop::collection::vec((0u8..4, any::<prop::sample::Index>()), 0..300),
         ) {
             let mut book = Outstanding::new(limit);
-            let mut oracle: Vec<(Begun, u32)> = Vec::new();
+            // Without a token, it is quiet.
+            let mut oracle: Vec<(Begun, Option<u32>)> = Vec::new();
             let mut expected_slot = None;
-            for (token, (begin, which)) in (0u32..).zip(steps) {
-                if begin {
-                    match book.begin(token) {
-                        Ok(begun) => {
-                            prop_assert!(oracle.len() < limit);
-                            prop_assert!(oracle.iter().all(|(other, _)| other.slot != begun.slot));
-                            prop_assert_eq!(expected_slot.unwrap_or(begun.slot), begun.slot);
-                            expected_slot = Some(begun.next);
-                            oracle.push((begun, token));
-                        }
-                        Err(back) => {
-                            prop_assert_eq!(back, token);
-                            prop_assert_eq!(oracle.len(), limit);
-                        }
+            for (token, (step, which)) in (0u32..).zip(steps) {
+                if step < 2 {
+                    let token = (step == 0).then_some(token);
+                    let begun = match token {
+                        Some(token) => book.begin(token).map_err(|back| assert_eq!(back, token)).ok(),
+                        None => book.begin_quiet(),
+                    };
+                    prop_assert_eq!(begun.is_some(), oracle.len() < limit);
+                    if let Some(begun) = begun {
+                        prop_assert!(oracle.iter().all(|(other, _)| other.slot != begun.slot));
+                        prop_assert_eq!(expected_slot.unwrap_or(begun.slot), begun.slot);
+                        expected_slot = Some(begun.next);
+                        oracle.push((begun, token));
                     }
                 } else if !oracle.is_empty() {
                     let (begun, token) = oracle.swap_remove(which.index(oracle.len()));
-                    prop_assert_eq!(book.call(begun.slot), Some(begun.call));
-                    prop_assert_eq!(book.end(begun.slot), Some(token));
+                    prop_assert_eq!(book.call(begun.slot), token.map(|_| begun.call));
+                    match token {
+                        Some(_) => prop_assert_eq!(book.end(begun.slot), token),
+                        None => book.reap(|slot, call| (slot, call) == (begun.slot, begun.call)),
+                    }
                     prop_assert_eq!(book.end(begun.slot), None);
                 }
-                prop_assert_eq!(book.in_flight(), oracle.len());
-                let mut known: Vec<_> = oracle.iter().map(|(begun, _)| (begun.slot, begun.call)).collect();
+                let with_token = || oracle.iter().filter(|(_, token)| token.is_some());
+                prop_assert_eq!(book.in_flight(), with_token().count());
+                prop_assert_eq!(book.has_quiet(), with_token().count() < oracle.len());
+                prop_assert_eq!(book.all_quiet().count(), oracle.len() - with_token().count());
+                let mut known: Vec<_> = with_token().map(|(begun, _)| (begun.slot, begun.call)).collect();
                 let mut all: Vec<_> = book.all().collect();
                 known.sort_by_key(|(slot, _)| *slot);
                 all.sort_by_key(|(slot, _)| *slot);
-                prop_assert_eq!(all, known);
                 match book.due() {
-                    Some((slot, call)) => prop_assert_eq!(book.call(slot), Some(call)),
-                    None => prop_assert!(oracle.is_empty()),
+                    Some(due) => prop_assert!(known.contains(&due)),
+                    None => prop_assert!(known.is_empty()),
                 }
+                prop_assert_eq!(all, known);
             }
         }
     }

@@ -149,7 +149,11 @@ impl Pair {
                 Ok(Some(news)) => news,
                 Ok(None) => return None,
                 Err(ChannelError::Closed) => {
-                    return Some(Step::Down("it is gone, or not there yet".to_owned()));
+                    let why = match self.incarnation {
+                        Some(_) => "it ended, or the connection to it was cut",
+                        None => "no node answers at its address",
+                    };
+                    return Some(Step::Down(why.to_owned()));
                 }
                 Err(error) => return Some(Step::Down(error.to_string())),
             };
@@ -158,7 +162,9 @@ impl Pair {
                 News::Open => self.greet(hello),
                 News::Frame { kind, payload } => self.hear(kind, &payload, hello),
                 // Claims are judged before a channel belongs to a pair.
-                News::Claim { .. } => Some(Step::Down("it broke the protocol".to_owned())),
+                News::Claim { .. } => {
+                    Some(Step::Down("it broke the protocol: is it of the same release?".to_owned()))
+                }
             };
             if step.is_some() {
                 return step;
@@ -216,7 +222,9 @@ impl Pair {
         let channel = self.channel.as_ref()?;
         self.silent += 1;
         if self.silent > SILENT_BEATS {
-            return Some(Step::Down("it has said nothing for long".to_owned()));
+            return Some(Step::Down(
+                "it has said nothing for long: it is stopped, or its network is down".to_owned(),
+            ));
         }
         if channel.is_open() { self.send(BEAT, &[]) } else { None }
     }
