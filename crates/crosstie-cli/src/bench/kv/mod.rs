@@ -207,6 +207,12 @@ fn text(results: &[Figures]) -> String {
             .limit_ns
             .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
         text += &format!("\n{cores}{line}\n");
+        if let Some(limit) = first.limit_ops_per_s {
+            text += &format!(
+                "limit: {:.1} M op/s, the plainest code on the same cores in the same run\n",
+                limit / 1e6
+            );
+        }
     }
     if results.iter().any(|figures| figures.interrupted) {
         text += "ended early: the figures are those until then\n";
