@@ -141,6 +141,13 @@ pub struct Figures {
     /// One cache line there and back between two of these cores; absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_ns: Option<f64>,
+    /// Operations per second of the plainest code that makes the same exchange on the same cores in the same run; absent where
+    /// there are several nodes, or it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_ops_per_s: Option<f64>,
+    /// `ops_per_s / limit_ops_per_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio_to_limit: Option<f64>,
 }
 
 /// How requests for other nodes travel.
@@ -301,6 +308,13 @@ fn from_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ParseError> {
 }
 
 impl Figures {
+    /// What plain code did beside.
+    pub(crate) fn set_limit(&mut self, ops_per_s: Option<f64>) {
+        let limit = ops_per_s.filter(|limit| *limit >= 1.0);
+        self.limit_ops_per_s = limit.map(f64::round);
+        self.ratio_to_limit = limit.map(|limit| (self.ops_per_s / limit * 1000.0).round() / 1000.0);
+    }
+
     /// Whether a benchmark can have found this. Whoever draws it may rely on: finite figures that are not negative, times and
     /// buckets in ascending order, counts that can be added up, texts and lists of bounded length.
     pub fn check(&self) -> Result<(), Impossible> {
@@ -317,7 +331,12 @@ impl Figures {
         {
             figure_is_sound(name, figure)?;
         }
-        for (name, figure) in [("rate", self.rate), ("limit_ns", self.limit_ns)] {
+        for (name, figure) in [
+            ("rate", self.rate),
+            ("limit_ns", self.limit_ns),
+            ("limit_ops_per_s", self.limit_ops_per_s),
+            ("ratio_to_limit", self.ratio_to_limit),
+        ] {
             figure.map_or(Ok(()), |figure| figure_is_sound(name, figure))?;
         }
         for (name, share) in [("read_ratio", Some(self.read_ratio)), ("local_share", self.local_share)] {
@@ -412,6 +431,7 @@ mod tests {
             "nodes": 2, "daemons": 2, "clients": 4, "client_threads": 2, "processes": true, "queue_depth": 4, "loop": "closed",
             "read_ratio": 0.5, "keys": 100, "zipf": 0.99, "value_bytes": 8, "local_share": 0.5, "seed": 7,
             "launcher": "local", "cores": "0 1", "machine": "a machine", "limit_ns": 150.5,
+            "limit_ops_per_s": 20.0, "ratio_to_limit": 0.5,
         })
     }
 
@@ -456,6 +476,8 @@ mod tests {
             ("batches", json!([[1, 1], [1, 1]])),
             ("batches", json!([[1, 1], [3, 1]])),
             ("ops_per_s", json!(1e19)),
+            ("limit_ops_per_s", json!(-1.0)),
+            ("ratio_to_limit", json!(1e19)),
             ("runs", json!([{"ops": 1, "seconds": 1.0}])),
             ("runs", json!([{"ops": 1, "seconds": 1.0, "ops_per_s": -1.0}])),
             ("device", json!("x".repeat(MAX_TEXT + 1))),

@@ -39,3 +39,67 @@ fn skipping_finds_a_request_within_its_rounds() {
         assert!(!server.wait(Some(Duration::ZERO)));
     }
 }
+
+/// Requests that are taken ahead are shown once, handed out in their order, and answered; no client waits for ever behind a
+/// busier one, and one that leaves in between leaves the others' requests alone.
+#[test]
+fn requests_taken_ahead_are_all_handed_out() {
+    let name = format!("ipc-ahead-{}", std::process::id());
+    let config = Config { queue_depth: 32, ..Config::default() };
+    let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
+    let mut clients: Vec<_> = (0..3).map(|_| Client::<u64, u64, u64>::connect(&name).unwrap()).collect();
+    let memory = 5u64;
+    let mut next = [0; 3];
+    for round in 0..200 {
+        // The first asks for more than are taken at a time.
+        for (at, client) in clients.iter_mut().enumerate() {
+            let calls = if at == 0 { 20 } else { round % 3 };
+            for call in 0..calls {
+                client.call(&((at as u64) << 32 | call), call).unwrap();
+            }
+        }
+        let mut rounds_of_last = 0;
+        let (mut shown, mut handed) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let before = shown.len();
+            let found = server.poll_ahead(|request| {
+                shown.push(*request);
+                Some(&memory)
+            });
+            assert_eq!(found, shown.len() - before);
+            // Until they are handed out, nothing else is taken.
+            assert_eq!(server.poll_ahead(|_| -> Option<&u64> { unreachable!() }), found);
+            while let Some(request) = server.recv() {
+                handed.push(*request.message());
+                let message = *request.message();
+                request.reply(&(message + 1)).unwrap();
+            }
+            rounds_of_last += usize::from(!handed.iter().any(|request| request >> 32 == 2));
+        }
+        assert_eq!(shown, handed);
+        assert!(round % 3 == 0 || rounds_of_last <= 3, "{rounds_of_last}");
+        for (at, client) in clients.iter_mut().enumerate() {
+            next[at] = 0;
+            while client.in_flight() > 0 {
+                let check = |token, answer: &u64| {
+                    assert_eq!((token, *answer), (next[at], ((at as u64) << 32 | next[at]) + 1));
+                    next[at] += 1;
+                };
+                assert!(client.poll(check).unwrap() > 0);
+            }
+        }
+    }
+    let mut leaver = clients.remove(1);
+    leaver.call(&1, 1).unwrap();
+    clients[1].call(&2, 2).unwrap();
+    while server.poll_ahead(|_| Some(&memory)) < 2 {}
+    drop(leaver);
+    while server.clients() > 2 {
+        server.poll();
+    }
+    let request = server.recv().unwrap();
+    assert_eq!(*request.message(), 2);
+    request.reply(&3).unwrap();
+    assert!(server.recv().is_none());
+    assert_eq!(clients[1].poll(|token, answer| assert_eq!((token, *answer), (2, 3))), Ok(1));
+}

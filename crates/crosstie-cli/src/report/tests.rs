@@ -54,6 +54,8 @@ fn result(backend: Backend, nodes: u32, rates: &[f64]) -> Figures {
         cores: "0-3".into(),
         machine: "a machine".into(),
         limit_ns: Some(180.0),
+        limit_ops_per_s: None,
+        ratio_to_limit: None,
     }
 }
 

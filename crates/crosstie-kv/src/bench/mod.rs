@@ -16,6 +16,8 @@
 //! - Every answer is looked at: what is got must be what was put there. With [`Plan::check`] all operations are recorded, and
 //!   rank 0 looks for an order that explains them, see [`history`]. On several machines it takes times to be known as well as
 //!   comparing clocks through the job tells: the counter `clocks_within_ns`.
+//! - On one node, with a core for each daemon and client, the same run measures in between the plainest code that makes the same
+//!   exchange: client threads in a closed loop, 8-byte values. See [`Figures::limit_ops_per_s`].
 //! - Memory of a rank is what its process grew by when the node started, was filled and warmed up, its clients' threads included, and
 //!   of memory that it shares with other processes its part; beside it is what the node may use at most.
 //!
@@ -26,6 +28,7 @@
 
 mod clocks;
 mod crew;
+mod limit;
 mod meeting;
 mod place;
 mod team;
@@ -51,6 +54,7 @@ use crate::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartErro
 use crate::placement::{MAX_DAEMONS, MAX_NODES};
 use crate::workload::{self, PlanError};
 use clocks::Clocks;
+use limit::Limit;
 use team::{Team, Word};
 
 /// Limit of [`Plan::runs`].
@@ -282,6 +286,7 @@ pub fn run(
     let place = place::find(job, plan)?;
     let clocks = if plan.check { Some(Clocks::new(job, &place.elsewhere)?) } else { None };
     let word = Word::agree(job)?;
+    let mut limit = Limit::new(plan, &place, job.size())?;
     let steps = (plan.backends.len() * (plan.runs as usize + 1)) as f64;
     let mut step = 0.0;
     let mut advance = || {
@@ -311,13 +316,17 @@ pub fn run(
             }
             advance();
         }
+        if let Some(limit) = &mut limit {
+            limit.measure()?;
+        }
     }
     let interrupted = over || trouble.is_some();
     let mut figures = Vec::new();
     // A node that stops takes others' operations with it: all end together, after the last word.
     let mut nodes = Vec::new();
     for team in teams {
-        let (node, found, problem) = team.finish(job, plan, &place, clocks.as_ref(), interrupted);
+        let (node, mut found, problem) = team.finish(job, plan, &place, clocks.as_ref(), interrupted);
+        found.set_limit(limit.as_ref().and_then(Limit::per_second));
         nodes.push(node);
         figures.push(found);
         trouble = trouble.or(problem);

@@ -315,6 +315,8 @@ pub(super) fn figures(
         cores: place.cores.clone(),
         machine: place::machine(),
         limit_ns: None,
+        limit_ops_per_s: None,
+        ratio_to_limit: None,
     }
 }
 

@@ -27,7 +27,12 @@ impl Inside {
     /// Clients' requests.
     #[inline]
     pub(super) fn serve_clients(&mut self, way: &mut impl Way) -> usize {
-        if self.words.poll() == 0 {
+        let shard = &self.shard;
+        let found = match shard.words_are_cached() {
+            true => self.words.poll(),
+            false => self.words.poll_ahead(|request| shard.home(request.key)),
+        };
+        if found == 0 {
             return 0;
         }
         let mut count = 0;

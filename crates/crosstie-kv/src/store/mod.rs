@@ -74,6 +74,8 @@ pub struct ShardStats {
     pub out_of_memory: u64,
 }
 
+/// A table beyond this waits for memory at nearly every look-up: some times what a core's own cache holds.
+const CACHED: usize = 8 << 20;
 /// 64 KiB.
 const WORD_SLOTS: usize = 4096;
 
@@ -122,6 +124,18 @@ impl Shard {
             }
         }
         self.change(request)
+    }
+
+    /// Whether a core's own cache has most of the 8-byte keys, as far as one can tell from how many there are.
+    #[inline]
+    pub(crate) fn words_are_cached(&self) -> bool {
+        self.words.allocated() <= CACHED
+    }
+
+    /// Where an 8-byte key is if it is anywhere, or close to it: memory that [`Shard::apply`] will read.
+    #[inline]
+    pub(crate) fn home(&self, key: u64) -> Option<&[u64; 2]> {
+        self.words.home(self.seed.word(key))
     }
 
     /// The other requests, and puts of new keys.

@@ -63,6 +63,12 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
         segment.find(hash, is).map(|at| &segment.slots[at])
     }
 
+    /// Where a slot with `hash` is looked for first.
+    #[inline]
+    pub(super) fn home(&self, hash: u64) -> Option<&S> {
+        Some(&self.segments[self.segment_of(hash)?].slots[Segment::<S, SLOTS>::home(hash)])
+    }
+
     #[inline]
     pub(super) fn get_mut(&mut self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&mut S> {
         let segment = self.segment_of(hash)?;

@@ -102,6 +102,7 @@ impl Honest {
         }
         match random(state) % 4 {
             0 => self.server.poll_with_skip(),
+            1 => self.server.poll_ahead(|_| None::<&u8>),
             _ => self.server.poll(),
         };
         let mut received = 0;

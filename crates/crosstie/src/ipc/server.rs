@@ -12,6 +12,7 @@ use crosstie_protocol::lane::CallNumber;
 use super::admission::Door;
 use super::lane::{Board, Lane, MAGIC, Shape, VERSION};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, ReplyError};
+use crate::memory::prefetch;
 use crate::message::Message;
 use crate::neighbor::bell;
 use crate::neighbor::greeting::{self, Greeting};
@@ -21,6 +22,9 @@ use crate::ring::{fence, lane};
 /// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
 /// looking for it would only take its line away from the client.
 const CATCH_UP_PAUSES: u32 = 4;
+/// Requests that [`Server::poll_ahead`] takes at a time, at most, if they are no longer than a line.
+const AHEAD: usize = 8;
+const LINE: usize = 64;
 /// An idle client is looked at every so many rounds at least, see [`Server::poll_with_skip`].
 const MAX_SKIP: u32 = 32;
 
@@ -30,7 +34,21 @@ type ClientKey = Key<12>;
 pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
     core: Core,
     inbox: Req::Inbox,
+    /// Requests that were taken ahead: those from `given` to `taken` are yet to be handed out.
+    ahead: Box<[Ahead<Req::Inbox>]>,
+    given: usize,
+    taken: usize,
     messages: PhantomData<fn(&Req) -> Resp::Inbox>,
+}
+
+/// A request that was taken, and is yet to be handed out.
+struct Ahead<Inbox> {
+    inbox: Inbox,
+    index: u32,
+    client: ClientKey,
+    slot: u32,
+    call: CallNumber,
+    len: usize,
 }
 
 /// What does not depend on the messages' types.
@@ -53,6 +71,8 @@ struct Core {
     /// Requests that may still be taken from that one before it is another's turn.
     left_in_turn: u32,
     round: u32,
+    /// Of the present: whom the last look ahead ended with.
+    first: usize,
     had_some: bool,
     counters: Counters,
 }
@@ -60,6 +80,13 @@ struct Core {
 struct Entry {
     key: ClientKey,
     client: Option<Connected>,
+}
+
+impl Entry {
+    #[inline]
+    fn is(&self, client: ClientKey) -> bool {
+        self.key == client && self.client.is_some()
+    }
 }
 
 struct Connected {
@@ -172,10 +199,28 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             turn: 0,
             left_in_turn: 0,
             round: 0,
+            first: 0,
             had_some: false,
             counters: Counters::default(),
         };
-        Ok(Server { core, inbox: Req::inbox(shape.request_limit as usize), messages: PhantomData })
+        let limit = shape.request_limit as usize;
+        let ahead = || Ahead {
+            inbox: Req::inbox(limit),
+            index: 0,
+            client: ClientKey::first(0),
+            slot: 0,
+            call: CallNumber::FIRST,
+            len: 0,
+        };
+        let count = if limit <= LINE { AHEAD } else { 1 };
+        Ok(Server {
+            core,
+            inbox: Req::inbox(limit),
+            ahead: core::iter::repeat_with(ahead).take(count).collect(),
+            given: 0,
+            taken: 0,
+            messages: PhantomData,
+        })
     }
 
     /// Looks at every client; says how many have a request. [`recv`](Server::recv) hands those out.
@@ -191,10 +236,74 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         self.core.poll(|client, round| round & (client.skip - 1) == 0)
     }
 
+    /// As [`poll`](Server::poll), for servers that answer at once but look something up first, in memory that is not in the
+    /// cache. Takes requests of all clients, asks `needs` where each one's answer is, and has that memory fetched;
+    /// [`recv`](Server::recv) then hands them out. So they wait for memory together, not one after the other. Says how many there are.
+    #[inline]
+    pub fn poll_ahead<'m, M: 'm>(&mut self, mut needs: impl FnMut(&Req) -> Option<&'m M>) -> usize {
+        if self.given < self.taken {
+            return self.taken - self.given;
+        }
+        let core = &mut self.core;
+        core.begin_round();
+        let mut taken = 0;
+        for _ in 0..core.present.len() {
+            // Clients left over by a full round come first in the next one.
+            core.first = if core.first + 1 < core.present.len() { core.first + 1 } else { 0 };
+            let index = core.present[core.first];
+            let Entry { key, client: Some(client) } = &mut core.clients[index as usize] else { continue };
+            let mut nonsense = false;
+            while let Some(place) = self.ahead.get_mut(taken) {
+                match client.take::<Req>(&mut place.inbox, core.queue_depth) {
+                    Ok(Some((slot, call, len))) => {
+                        (place.index, place.client) = (index, *key);
+                        (place.slot, place.call, place.len) = (slot, call, len);
+                        if let Some(needed) = Req::received(&place.inbox, len).and_then(&mut needs) {
+                            prefetch::for_read(needed);
+                        }
+                        taken += 1;
+                    }
+                    Ok(None) => break,
+                    Err(Nonsense) => {
+                        nonsense = true;
+                        break;
+                    }
+                }
+            }
+            if nonsense {
+                core.cut_off(index);
+                break;
+            }
+            if taken == self.ahead.len() {
+                break;
+            }
+        }
+        core.counters.requests += taken as u64;
+        core.end_round(taken > 0);
+        (self.given, self.taken) = (0, taken);
+        taken
+    }
+
     /// The next request of those that [`poll`](Server::poll) found and, as long as they keep coming, of the same clients.
     /// None when a new look is due.
     #[inline]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
+        while self.given < self.taken {
+            let given = self.given;
+            self.given += 1;
+            let Ahead { index, client, slot, call, .. } = self.ahead[given];
+            // One that was cut off in between is owed no answer.
+            if self.core.clients[index as usize].is(client) {
+                let ahead = &self.ahead[given];
+                return Some(Request {
+                    message: Req::received(&ahead.inbox, ahead.len)?,
+                    client: self.core.clients[index as usize].client.as_mut()?,
+                    ticket: Ticket { nonce: self.core.nonce, client, slot, call },
+                    response_limit: self.core.response_limit,
+                    answer: PhantomData,
+                });
+            }
+        }
         let (index, slot, call, len) = loop {
             let core = &mut self.core;
             let &index = core.ready.get(core.turn)?;
@@ -304,11 +413,7 @@ impl Core {
 
     #[inline]
     fn poll(&mut self, mut looked_at: impl FnMut(&Connected, u32) -> bool) -> usize {
-        if self.door.version() != self.seen_version {
-            self.learn();
-        }
-        self.ready.clear();
-        self.turn = 0;
+        self.begin_round();
         self.left_in_turn = self.queue_depth;
         self.round = self.round.wrapping_add(1);
         for index in &self.present {
@@ -323,13 +428,27 @@ impl Core {
                 client.skip = (client.skip * 2).min(MAX_SKIP);
             }
         }
-        if self.ready.is_empty() && core::mem::take(&mut self.had_some) {
+        self.end_round(!self.ready.is_empty());
+        self.ready.len()
+    }
+
+    #[inline]
+    fn begin_round(&mut self) {
+        if self.door.version() != self.seen_version {
+            self.learn();
+        }
+        self.ready.clear();
+        self.turn = 0;
+    }
+
+    #[inline]
+    fn end_round(&mut self, found: bool) {
+        if !found && core::mem::take(&mut self.had_some) {
             for _ in 0..CATCH_UP_PAUSES {
                 core::hint::spin_loop();
             }
         }
-        self.had_some |= !self.ready.is_empty();
-        self.ready.len()
+        self.had_some |= found;
     }
 
     #[inline]

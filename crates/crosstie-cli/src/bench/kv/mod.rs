@@ -212,6 +212,12 @@ fn text(results: &[Figures]) -> String {
             let [used, bound] = [rank.memory_bytes, bound].map(report::text::bytes);
             text += &format!("memory of a node: {used}, at most {bound}\n");
         }
+        if let Some(limit) = first.limit_ops_per_s {
+            text += &format!(
+                "limit: {:.1} M op/s, the plainest code on the same cores in the same run\n",
+                limit / 1e6
+            );
+        }
     }
     if results.iter().any(|figures| figures.interrupted) {
         text += "ended early: the figures are those until then\n";
