@@ -30,6 +30,8 @@ fn nodes_under_load_stay_below_their_bound() {
         let configure = |config: &mut NodeConfig| {
             (config.backend, config.daemons) = (backend, 2);
             (config.max_clients, config.memory_limit) = (CLIENTS, 128 << 20);
+            // These clients ask for one thing at a time: rooms for more would stay empty.
+            config.queue_depth = 2;
         };
         let cluster = start(NODES, configure);
         let bound: u64 = cluster.iter().map(|node| node.config().memory_bound().total()).sum();
