@@ -492,7 +492,8 @@ fn histories_hold_while_clients_and_a_node_are_killed() {
         let lives = evidence.lives().unwrap_or_else(|failure| panic!("{backend:?}: {failure}"));
         println!("{backend:?}, keys of survivors: {survivors:?}");
         lives.iter().for_each(|life| println!("a life of rank {victim}: {life:?}"));
-        assert!(survivors.operations > 1000, "the clients did next to nothing");
+        // Tens of thousands on idle cores; hundreds where several other programs want each of them.
+        assert!(survivors.operations > 200, "the clients did next to nothing");
         assert!(survivors.unknown > 0, "nobody was killed at work");
     }
 }

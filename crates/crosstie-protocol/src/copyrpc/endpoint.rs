@@ -357,7 +357,7 @@ impl<U> Endpoint<U> {
         }
         self.balance += metadata.credit_grant;
         self.credit_starved &= metadata.credit_grant == 0;
-        if self.receiver.batch_ended() { self.check_grants() } else { Ok(()) }
+        self.check_end()
     }
 
     /// The next message of the batch that arrived.
@@ -379,6 +379,8 @@ impl<U> Endpoint<U> {
                 return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
             }
             self.spent -= allowance;
+            self.check_end()?;
+            // Only now: a caller that was taken out of the table before a violation is found would never hear of it.
             let user = self.pending.remove(call);
             Arrival::Response(Response { call, user, offset, len, bulk, held })
         } else {
@@ -387,11 +389,9 @@ impl<U> Endpoint<U> {
             }
             self.sender.spend(allowance)?;
             let owed = Owed { call_id: header.call_id, blocks: header.piggyback };
+            self.check_end()?;
             Arrival::Request(Request { offset, len, bulk, held, owed })
         };
-        if self.receiver.batch_ended() {
-            self.check_grants()?;
-        }
         Ok(Some(arrival))
     }
 
@@ -505,6 +505,12 @@ impl<U> Endpoint<U> {
         let Endpoint { sender, receiver, .. } = self;
         let position = sender.place(padded_size(len), || receiver.consumer());
         Placed { offset: sender.offset(position) as usize, header }
+    }
+
+    /// Checks the batch if it has been parsed to its end.
+    #[inline]
+    fn check_end(&self) -> Result<(), Violation> {
+        if self.receiver.batch_ended() { self.check_grants() } else { Ok(()) }
     }
 
     /// The peer's reservation after its batch, as this side sees it, is exactly what it has granted.

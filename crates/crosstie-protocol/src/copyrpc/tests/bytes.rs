@@ -29,9 +29,14 @@ impl RingBytes for Announced<'_> {
     }
 }
 
-/// Feeds batches until one is refused. Gives the messages taken.
-fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize, Violation> {
-    let (mut position, mut taken) = (0u64, 0);
+/// Feeds batches until one is refused. `answered` gets the callers that were.
+fn feed(
+    endpoint: &mut Endpoint<u32>,
+    ring: &[u8],
+    imms: &[u32],
+    answered: &mut Vec<u32>,
+) -> Result<(), Violation> {
+    let mut position = 0u64;
     for &imm in imms {
         let from = (position % 1024) as usize;
         let to = (from as u64 + wire::decode_imm(imm)).min(1024) as usize;
@@ -39,7 +44,6 @@ fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize
         endpoint.arrive(imm, &announced)?;
         position += wire::decode_imm(imm);
         while let Some(arrival) = endpoint.next(&announced)? {
-            taken += 1;
             let (offset, len, held) = match arrival {
                 Arrival::Request(request) => {
                     // A reply must be possible whatever came.
@@ -48,7 +52,10 @@ fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize
                     assert!(endpoint.ledger().holds());
                     (request.offset, request.len, request.held)
                 }
-                Arrival::Response(response) => (response.offset, response.len, response.held),
+                Arrival::Response(response) => {
+                    answered.extend(response.user);
+                    (response.offset, response.len, response.held)
+                }
             };
             assert!(from <= offset && offset + len <= to);
             assert!(endpoint.release(held));
@@ -57,7 +64,14 @@ fn feed(endpoint: &mut Endpoint<u32>, ring: &[u8], imms: &[u32]) -> Result<usize
             endpoint.posted();
         }
     }
-    Ok(taken)
+    Ok(())
+}
+
+/// Each of the callers was answered, or can be told that there will be no answer: once.
+fn all_are_told(mut endpoint: Endpoint<u32>, mut answered: Vec<u32>, calls: u32) {
+    answered.extend(endpoint.abandon_all());
+    answered.sort_unstable();
+    assert_eq!(answered, (0..calls).collect::<Vec<_>>());
 }
 
 /// Metadata and headers that are near the truth, so that the deeper checks are reached too.
@@ -93,15 +107,11 @@ proptest! {
     fn any_bytes_give_messages_or_a_violation(
         ring in prop_oneof![proptest::collection::vec(any::<u8>(), 1024), plausible()],
         imms in proptest::collection::vec(prop_oneof![8 => 0u32..10, 1 => 0u32..40, 1 => any::<u32>()], 1..12),
-        calls in 0usize..5,
+        calls in 0u32..5,
         word in prop_oneof![any::<u64>(), 0u64..512],
     ) {
         let mut endpoint = Endpoint::new(&TERMS).unwrap();
-        for call in 0..calls {
-            if endpoint.call(0, 20, call as u32).is_err() {
-                break;
-            }
-        }
+        let calls = (0..calls).take_while(|call| endpoint.call(0, 20, *call).is_ok()).count() as u32;
         while endpoint.emit().is_some() {
             endpoint.posted();
         }
@@ -112,13 +122,12 @@ proptest! {
             );
             prop_assert!(expected, "{}", violation);
         }
-        if let Err(violation) = feed(&mut endpoint, &ring, &imms) {
+        let mut answered = Vec::new();
+        if let Err(violation) = feed(&mut endpoint, &ring, &imms, &mut answered) {
             let text = std::format!("{violation}");
             prop_assert!(text.contains("peer"), "{}", text);
         }
-        // Whatever happened, every caller can be told.
-        let users: Vec<_> = endpoint.abandon_all().collect();
-        prop_assert!(users.len() <= calls);
+        all_are_told(endpoint, answered, calls);
     }
 
     #[test]
@@ -161,7 +170,10 @@ fn refused(ring: &[u8], imm: u32, calls: u32) -> Violation {
     while endpoint.emit().is_some() {
         endpoint.posted();
     }
-    feed(&mut endpoint, ring, &[imm]).unwrap_err()
+    let mut answered = Vec::new();
+    let violation = feed(&mut endpoint, ring, &[imm], &mut answered).unwrap_err();
+    all_are_told(endpoint, answered, calls);
+    violation
 }
 
 #[test]
@@ -201,6 +213,9 @@ fn each_lie_has_its_name() {
     assert_eq!(refused(&ring, imm, 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
     let (ring, imm) = batch(FlowMetadata { credit_grant: u64::MAX - 31, ..metadata(0) }, &[]);
     assert!(matches!(refused(&ring, imm, 0), Violation::GrantOverLimit { .. }));
+    // The batch is found out with its last message, which is an answer: its caller must not be forgotten.
+    let (ring, imm) = batch(FlowMetadata { credit_grant: 96, ..metadata(1) }, &[response(1 << 16, 2, 4)]);
+    assert_eq!(refused(&ring, imm, 1), Violation::GrantOverLimit { granted: 288, limit: 256 });
     let (ring, imm) = batch(FlowMetadata { consumer_pos: 96, ..metadata(0) }, &[]);
     assert_eq!(refused(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
 }
