@@ -257,6 +257,12 @@ fn text(results: &[Figures]) -> String {
             );
         }
     }
+    let checked: Vec<u64> =
+        results.iter().filter_map(|figures| figures.counters.get("checked_operations").copied()).collect();
+    if !checked.is_empty() {
+        text +=
+            &format!("checked: an order explains all {} recorded operations\n", checked.iter().sum::<u64>());
+    }
     if results.iter().any(|figures| figures.interrupted) {
         text += "ended early: the figures are those until then\n";
     }
