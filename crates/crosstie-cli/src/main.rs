@@ -7,6 +7,7 @@ mod doctor;
 mod error;
 mod kv;
 mod report;
+mod signals;
 mod table;
 
 use std::io::{Write, stdout};
@@ -40,10 +41,10 @@ enum Command {
         read_parent: Option<usize>,
     },
     /// One measurement, beside what the machine itself allows.
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Bench(Bench),
     /// The key-value store: run a node of it, and ask one.
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Kv(kv::Command),
     /// Results of `bench kv --json` as one HTML page with plots, readable without a network.
     Report(report::Arguments),

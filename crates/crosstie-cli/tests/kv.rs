@@ -137,6 +137,22 @@ fn an_open_loop_keeps_its_rate() {
 }
 
 #[test]
+fn an_open_loop_that_cannot_keep_its_rate_says_so() {
+    let strings = ["--value-size", "100", "--queue-depth", "1"];
+    for values in [&["--queue-depth", "1"][..], &strings] {
+        let found = one(&[&["--open", "1e8"][..], values].concat());
+        let due = (found.ops + found.counters["not_started"]) as f64;
+        assert!((0.7..1.3).contains(&(due / (1e8 * found.seconds))), "{found:?}");
+    }
+}
+
+#[test]
+fn many_clients_attach_at_once() {
+    let found = one(&["--clients", "256", "--value-size", "100", "--queue-depth", "1", "--keys", "1000"]);
+    assert_eq!(found.client_threads, Some(256));
+}
+
+#[test]
 fn values_may_be_longer_and_keys_local() {
     let found = one(&["--nodes", "2", "--value-size", "100", "--queue-depth", "1"]);
     assert_eq!((found.value_bytes, found.counters["calls"] > 0), (100, true));
@@ -191,8 +207,11 @@ fn an_interrupt_leaves_what_was_measured() {
         );
         std::thread::sleep(Duration::from_secs(4));
         let begun = Instant::now();
-        // Rank 0 tells the other.
-        kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+        // Rank 0 tells the other. Who sends a signal to a process and to its group sends it twice.
+        for _ in 0..2 {
+            kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+            std::thread::sleep(Duration::from_micros(200));
+        }
         let output = end(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {errors}", output.status);
@@ -200,6 +219,24 @@ fn an_interrupt_leaves_what_was_measured() {
         let found = figures::parse(&output.stdout).expect("figures").remove(0);
         assert!(found.interrupted && found.ops > 0 && found.per_rank.len() == 2, "{found:?}");
         assert_eq!(found.errors, 0);
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_filling_of_the_store() {
+    for values in [&[][..], &["--value-size", "100", "--queue-depth", "1"]] {
+        let _alone = alone();
+        // Hours, if nothing ended it.
+        let child = start(&[&["--nodes", "2", "--keys", "4000000000"], values].concat());
+        std::thread::sleep(Duration::from_secs(2));
+        for pid in children(Pid::from_child(&child)).into_iter().chain([Pid::from_child(&child)]) {
+            kill_process(pid, Signal::INT).expect("it is there");
+        }
+        let output = end(child);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert_eq!(errors, "crosstie: it was told to end before anything was measured\n");
+        assert!(output.stdout.is_empty());
     }
 }
 
@@ -228,15 +265,26 @@ fn a_killed_rank_hangs_nobody() {
 #[test]
 fn a_killed_client_hangs_nobody() {
     let _alone = alone();
-    let child = start(&["--processes", "--keys", "2000", "--duration", "60", "--runs", "2"]);
-    std::thread::sleep(Duration::from_secs(3));
-    let clients = children(Pid::from_child(&child));
-    assert_eq!(clients.len(), 1, "{clients:?}");
-    kill_process(clients[0], Signal::KILL).expect("it is there");
-    let output = end(child);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("client 0"), "{errors}");
+    let options = ["--processes", "--keys", "2000", "--duration", "60", "--runs", "2", "--clients", "2"];
+    for (signal, complaint) in
+        [(Signal::KILL, "its process has ended"), (Signal::STOP, "nothing came from the clients")]
+    {
+        let child = start(&options);
+        std::thread::sleep(Duration::from_secs(3));
+        let clients = children(Pid::from_child(&child));
+        assert_eq!(clients.len(), 2, "{clients:?}");
+        kill_process(clients[1], signal).expect("it is there");
+        if signal == Signal::STOP {
+            kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+        }
+        let output = end(child);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(complaint), "{errors}");
+        let found = figures::parse(&output.stdout).expect("figures").remove(0);
+        // Of the other client.
+        assert!(found.interrupted && found.p50_ns > 0, "{found:?}");
+    }
 }
 
 #[test]
@@ -253,15 +301,70 @@ fn a_plan_measures_all_combinations() {
     assert_eq!(shapes, [each(1, 1), each(1, 2), each(2, 1), each(2, 2)].concat());
     assert_eq!(figures::read(&name.with_extension("json")).expect("kept"), found);
     assert!(fs::read_to_string(name.with_extension("html")).expect("a report").contains("<svg"));
+    // A name may have a dot in it.
+    fs::write(&plan, "").expect("written");
+    let dotted = folder.join("swept.2026");
+    measured(&["--plan", &path(&plan), "--output", &path(&dotted)]);
+    assert!(folder.join("swept.2026.html").exists());
+    let written = figures::read(&folder.join("swept.2026.json")).expect("kept");
+    assert_eq!(written.len(), 1);
+    assert_eq!(figures::read(&name.with_extension("json")).expect("still there"), found);
+    assert!(fs::read(&dotted).is_err());
     for (text, complaint) in [
         ("nods = 1", "nods"),
         ("nodes = []", "0 combinations"),
         ("nodes = \"two\"", "nodes"),
         ("zipf = -1.0", "Zipf"),
         ("nodes = ", "nodes"),
+        ("nodes = -1", "no value of this option"),
+        ("backend = [\"meta\", \"both\"]", "no value of this option"),
     ] {
         fs::write(&plan, text).expect("written");
         refuses(&["--plan", &path(&plan)], complaint);
+    }
+    refuses(&["--plan", "/dev/zero"], "that is no plan");
+}
+
+#[test]
+fn where_nothing_can_be_written_nothing_is_measured() {
+    let begun = Instant::now();
+    let output = run(&["--duration", "60", "--output", "/nowhere/at/all"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("/nowhere/at/all.json") && begun.elapsed() < Duration::from_secs(30), "{errors}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_device_that_is_not_there_is_missed_on_one_node_too() {
+    let output = run(&["--device", "verbs:nowhere", "--nodes", "1"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("verbs:nowhere") && errors.lines().count() == 1, "{errors}");
+}
+
+#[test]
+fn ranks_that_were_told_different_things_say_so() {
+    let _alone = alone();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let address = free.expect("a port").to_string();
+    let rank = |rank: &str, keys: &str| {
+        Command::new(env!("CARGO_BIN_EXE_crosstie"))
+            .args(["bench", "kv", "--json", "--keys", keys])
+            .args(QUICK)
+            .envs([("CROSSTIE_SIZE", "2"), ("CROSSTIE_RANK", rank), ("CROSSTIE_RENDEZVOUS", &address)])
+            .env("CROSSTIE_SECRET", "a secret of this test alone")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
+    };
+    for child in [rank("0", "1000"), rank("1", "2000")] {
+        let output = end(child);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("give all ranks the same options"), "{errors}");
     }
 }
 
@@ -277,6 +380,8 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["--keys", "0"], "keys"),
         (&["--zipf", "x"], "zipf"),
         (&["--zipf=-1"], "Zipf"),
+        (&["--zipf", "-1"], "Zipf"),
+        (&["--check", "--clients", "1000", "--nodes", "2", "--runs", "1000"], "recorded"),
         (&["--runs", "0"], "runs"),
         (&["--duration", "0"], "duration"),
         (&["--duration=-1"], "--duration"),

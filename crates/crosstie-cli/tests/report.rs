@@ -89,3 +89,25 @@ fn what_cannot_be_read_or_written_ends_with_1_and_is_named() {
     let told = refused(&[&good, "-o", "/no/such/directory/page.html"], 1);
     assert!(told.contains("/no/such/directory/page.html"), "{told}");
 }
+
+#[test]
+fn a_report_does_not_take_the_place_of_its_figures() {
+    let directory = Directory::new("itself");
+    let text = RESULT.replace("BACKEND", "meta");
+    let figures = directory.file("figures.json", &text);
+    let other_name = format!("{}/./figures.json", directory.0.display());
+    assert!(refused(&[&figures, "-o", &other_name], 2).contains("another name"));
+    assert_eq!(fs::read_to_string(&figures).expect("still there"), text);
+}
+
+#[test]
+fn only_what_was_measured_is_in_the_legend() {
+    let directory = Directory::new("legend");
+    let figures = directory.file("one.json", &RESULT.replace("BACKEND", "delegation"));
+    let page = directory.0.join("page.html").display().to_string();
+    assert!(report(&[&figures, "-o", &page]).status.success());
+    let html = fs::read_to_string(&page).expect("the page");
+    let legend = html.split("class=\"legend\">").nth(1).and_then(|rest| rest.split("</div>").next());
+    let legend = legend.expect("a legend");
+    assert!(legend.contains("Delegation") && !legend.contains("Meta"), "{legend}");
+}

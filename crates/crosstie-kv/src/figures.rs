@@ -225,7 +225,7 @@ pub enum ParseError {
     #[error("more than {MAX_FILE} bytes: split it")]
     TooLarge,
     /// Not JSON, or not of this form.
-    #[error("{field}: {source}")]
+    #[error("{}{source}", place(field))]
     Json {
         /// Where, as a path; `.` where it is no field's fault.
         field: String,
@@ -241,6 +241,11 @@ pub enum ParseError {
     /// More than [`MAX_RESULTS`].
     #[error("{0} results, at most {MAX_RESULTS} are read: split it")]
     TooMany(usize),
+}
+
+/// Of what is wrong, for a message.
+fn place(field: &str) -> String {
+    if field == "." { "no figures of `bench kv --json`: ".to_owned() } else { format!("{field}: ") }
 }
 
 /// Why a file could not be read.

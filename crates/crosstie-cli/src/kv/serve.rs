@@ -4,25 +4,21 @@
 
 use std::io::{Write, stdout};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use crosstie::bootstrap::Secret;
 use crosstie::device::DeviceSpec;
 use crosstie_kv::node::{self, Membership, Node, NodeConfig, PeerState, StartError};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 
 use super::NAME;
 use crate::error::Error;
 use crate::report::text::bytes;
+use crate::signals;
 
 /// How often to look for signals, and for peers that come and go.
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);
-/// The exit status of a program that a second SIGINT ended in the middle of its end.
-const CUT_SHORT: i32 = 1;
 
 /// Run a node until SIGINT or SIGTERM.
 ///
@@ -78,7 +74,7 @@ enum Backend {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
-    let signals = stop_on_signals().map_err(|source| Error::Os { what: "signal handlers", source })?;
+    let signals = signals::ask_to_end().map_err(|source| Error::Os { what: "signal handlers", source })?;
     let node = start(arguments)?;
     say(&ready(arguments, node.config()));
     let mut watch = Watch::new(node.peers());
@@ -89,17 +85,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
     node.stop()?;
     say("stopped");
     Ok(())
-}
-
-/// A flag that SIGINT and SIGTERM set. A second one ends the program at once.
-fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the flag that the first one sets is what the second one looks at.
-        flag::register_conditional_shutdown(signal, CUT_SHORT, stop.clone())?;
-        flag::register(signal, stop.clone())?;
-    }
-    Ok(stop)
 }
 
 fn start(arguments: &Arguments) -> Result<Node, Error> {

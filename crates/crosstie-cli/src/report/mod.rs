@@ -38,7 +38,12 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut results = Vec::new();
+    let output = arguments.output.canonicalize().ok();
     for path in &arguments.files {
+        if output.is_some() && output == path.canonicalize().ok() {
+            let path = path.display();
+            return Err(Error::Usage(format!("{path} has the figures: give --output another name")));
+        }
         results.extend(figures::read(path)?);
     }
     write(&results, &arguments.output)?;

@@ -236,7 +236,10 @@ fn latency(comparison: &Comparison<'_>) -> String {
     section(
         "Latency",
         plain,
-        &format!("{}{note}", arranged(&panels, &table("Latency of single operations", &heads, &rows))),
+        &format!(
+            "{}{note}",
+            arranged(comparison, &panels, &table("Latency of single operations", &heads, &rows))
+        ),
     )
 }
 
@@ -259,7 +262,7 @@ fn batches(comparison: &Comparison<'_>) -> String {
         ]
     });
     let plain = "How many messages between nodes went with one WRITE. More of them share its cost.";
-    section("Batch size", plain, &arranged(&panels, &table("Batches", &heads, &rows)))
+    section("Batch size", plain, &arranged(comparison, &panels, &table("Batches", &heads, &rows)))
 }
 
 fn scaling(comparison: &Comparison<'_>) -> String {
@@ -278,7 +281,7 @@ fn scaling(comparison: &Comparison<'_>) -> String {
     section(
         "Scaling",
         plain,
-        &format!("{}<div class=\"panels\">\n{shown}</div>\n{}", legend(), left_out(all.len())),
+        &format!("{}<div class=\"panels\">\n{shown}</div>\n{}", legend(comparison), left_out(all.len())),
     )
 }
 
@@ -332,7 +335,19 @@ fn details(comparison: &Comparison<'_>) -> String {
     let more =
         ["operations", "seconds", "ops/s", "slowest run", "fastest run", "errors", "node gone", "cores"];
     heads.extend(more.map(str::to_owned));
+    let has_limit = comparison
+        .groups
+        .iter()
+        .flat_map(|group| &group.results)
+        .any(|figures| figures.limit_ops_per_s.is_some());
+    if has_limit {
+        heads.extend(["limit", "of limit"].map(str::to_owned));
+    }
     let all = rows(comparison, |figures| {
+        let of_limit = [
+            figures.limit_ops_per_s.map_or(NONE.into(), scaled),
+            figures.ratio_to_limit.map_or(NONE.into(), |ratio| format!("{ratio:.2}")),
+        ];
         vec![
             Cell::Figure(whole(figures.ops)),
             Cell::Figure(seconds(figures.seconds)),
@@ -343,6 +358,9 @@ fn details(comparison: &Comparison<'_>) -> String {
             Cell::Figure(whole(figures.node_gone)),
             Cell::Text(if figures.cores.is_empty() { NONE.into() } else { figures.cores.clone() }),
         ]
+        .into_iter()
+        .chain(of_limit.into_iter().filter(|_| has_limit).map(Cell::Figure))
+        .collect()
     });
     let mut html = table("All results", &heads, &all);
     let each = || {
@@ -426,13 +444,14 @@ fn panels(
 }
 
 /// A single panel has its table beside it; several have it below.
-fn arranged(panels: &[String], table: &str) -> String {
+fn arranged(comparison: &Comparison<'_>, panels: &[String], table: &str) -> String {
+    let legend = legend(comparison);
     match panels {
         [] => table.to_owned(),
-        [panel] => format!("{}<div class=\"beside\">\n{panel}{table}</div>\n", legend()),
+        [panel] => format!("{legend}<div class=\"beside\">\n{panel}{table}</div>\n"),
         _ => {
             let shown: String = panels.iter().take(PANELS).map(String::as_str).collect();
-            format!("{}<div class=\"panels\">\n{shown}</div>\n{}{table}", legend(), left_out(panels.len()))
+            format!("{legend}<div class=\"panels\">\n{shown}</div>\n{}{table}", left_out(panels.len()))
         }
     }
 }
@@ -444,8 +463,12 @@ fn left_out(panels: usize) -> String {
     }
 }
 
-fn legend() -> String {
-    format!("<div class=\"legend\">{}{}</div>\n", chip(Backend::Meta), chip(Backend::Delegation))
+/// Of the backends that were measured.
+fn legend(comparison: &Comparison<'_>) -> String {
+    let measured =
+        |backend: &Backend| comparison.groups.iter().any(|group| group.of(*backend).next().is_some());
+    let chips: String = [Backend::Meta, Backend::Delegation].into_iter().filter(measured).map(chip).collect();
+    format!("<div class=\"legend\">{chips}</div>\n")
 }
 
 /// `html` is HTML; the rest is text.

@@ -28,6 +28,8 @@ use super::worker::{PATIENCE, Ration, Recording, Tally, Task, Worker};
 const MAX_FRAME: usize = 128 << 20;
 /// How long clients may take to attach and to make their patterns.
 const START_TIME: Duration = Duration::from_secs(60);
+/// How long those may take to say what they found who were waited for in vain before.
+const REST_TIME: Duration = Duration::from_secs(1);
 
 /// What a client is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub(super) struct Crew {
     said: Receiver<Said>,
     /// By client: what it has said of this run.
     heard: Vec<Option<Tally>>,
+    /// Somebody was waited for in vain.
+    is_silent: bool,
 }
 
 /// A thread with its clients, or a process with its own.
@@ -115,7 +119,7 @@ impl Crew {
             }
         }
         drop(says);
-        let mut crew = Crew { members, said, heard };
+        let mut crew = Crew { members, said, heard, is_silent: false };
         for _ in 0..crew.heard.len() {
             match crew.hear(START_TIME)? {
                 (_, Reply::Ready, _) => {}
@@ -154,17 +158,38 @@ impl Crew {
         Ok(self.heard.iter().flatten().copied().collect())
     }
 
-    /// Ends all, and says what each found.
-    pub(super) fn finish(mut self) -> Result<Vec<Found>, Error> {
-        self.tell(Order::Finish)?;
-        let mut found = Vec::new();
-        while found.len() < self.heard.len() {
-            match self.hear(START_TIME)? {
-                (_, Reply::Found { latency, max }, history) => found.push(Found { latency, max, history }),
-                (client, reply, _) => self.note(client, reply)?,
+    /// Ends all, and says what each found that still can, and why others cannot.
+    pub(super) fn finish(mut self) -> (Vec<Found>, Option<Error>) {
+        let (mut found, mut trouble) = (Vec::new(), None);
+        let mut awaited = vec![true; self.heard.len()];
+        let ends: Vec<usize> =
+            self.members.iter().skip(1).map(|next| next.first).chain([awaited.len()]).collect();
+        for (member, end) in self.members.iter_mut().zip(ends) {
+            if let Err(what) = member.tell(Order::Finish) {
+                trouble = trouble.or(Some(Error::Client { client: member.first, what }));
+                awaited[member.first..end].fill(false);
             }
         }
-        Ok(found)
+        let patience = if self.is_silent { REST_TIME } else { START_TIME };
+        while awaited.contains(&true) {
+            match self.said.recv_timeout(patience) {
+                Ok((client, Reply::Found { latency, max }, history)) => {
+                    awaited[client] = false;
+                    found.push(Found { latency, max, history });
+                }
+                Ok((client, Reply::Failed(what), _)) => {
+                    awaited[client] = false;
+                    trouble = trouble.or(Some(Error::Client { client, what }));
+                }
+                // Of a run that nobody waited for any longer.
+                Ok(_) => {}
+                Err(error) => {
+                    trouble = trouble.or_else(|| Some(self.nothing(error, patience)));
+                    break;
+                }
+            }
+        }
+        (found, trouble)
     }
 
     fn tell(&mut self, order: Order) -> Result<(), Error> {
@@ -188,9 +213,17 @@ impl Crew {
         match self.said.recv_timeout(patience) {
             Ok((client, Reply::Failed(what), _)) => Err(Error::Client { client, what }),
             Ok(said) => Ok(said),
-            Err(RecvTimeoutError::Timeout) => Err(Error::Silent(patience.as_secs())),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Error::Client { client: 0, what: "it ended, and so did all others".into() })
+            Err(error) => Err(self.nothing(error, patience)),
+        }
+    }
+
+    /// Nobody said anything.
+    fn nothing(&mut self, error: RecvTimeoutError, patience: Duration) -> Error {
+        self.is_silent = true;
+        match error {
+            RecvTimeoutError::Timeout => Error::Silent(patience.as_secs()),
+            RecvTimeoutError::Disconnected => {
+                Error::Client { client: 0, what: "it ended, and so did all others".into() }
             }
         }
     }
@@ -234,7 +267,11 @@ impl Member {
             let mut output = BufReader::new(output);
             loop {
                 let (reply, history) = read_reply(&mut output).unwrap_or_else(|error| {
-                    (Reply::Failed(format!("its process is gone ({error})")), Vec::new())
+                    let why = match error.kind() {
+                        io::ErrorKind::UnexpectedEof => "its process has ended".to_owned(),
+                        _ => format!("its process is gone ({error})"),
+                    };
+                    (Reply::Failed(why), Vec::new())
                 });
                 let last = matches!(reply, Reply::Failed(_) | Reply::Found { .. });
                 if says.send((number, reply, history)).is_err() || last {
@@ -250,8 +287,8 @@ impl Member {
     fn tell(&mut self, order: Order) -> Result<(), String> {
         match &mut self.ear {
             Ear::Thread { orders, stop } => {
-                // Relaxed: the channel orders it before the run.
-                stop.store(false, Relaxed);
+                // Relaxed: the channel orders it before the run. Who shall finish may still be in one.
+                stop.store(order == Order::Finish, Relaxed);
                 orders.send(order).map_err(|_| "its thread has ended".to_owned())
             }
             Ear::Process { input, .. } => {
@@ -393,8 +430,8 @@ pub fn serve_client(mut input: impl BufRead, output: impl Write + Send + 'static
             FINISH => Order::Finish,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        // Relaxed: the channel orders it before the run.
-        stop.store(false, Relaxed);
+        // Relaxed: the channel orders it before the run. The end is also that of a run.
+        stop.store(order == Order::Finish, Relaxed);
         if orders.send(order).is_err() {
             break;
         }

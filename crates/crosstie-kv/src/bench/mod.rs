@@ -169,6 +169,9 @@ pub enum Error {
     /// The store could not be filled.
     #[error("filling the store: {0}")]
     Fill(client::Error),
+    /// Somebody wanted it to end before there was anything to tell.
+    #[error("it was told to end before anything was measured")]
+    Interrupted,
     /// A client cannot go on.
     #[error("client {client}: {what}")]
     Client {
@@ -242,6 +245,12 @@ impl Plan {
             return wrong(format!("{} backends: give one or two", self.backends.len()));
         }
         self.workload.validate()?;
+        if self.check && self.recorded_each(nodes) == 0 {
+            let (clients, runs) = (u64::from(nodes) * u64::from(self.clients), self.runs);
+            return wrong(format!(
+                "{MAX_RECORDED} operations are recorded at most, none each for {clients} clients in {runs} runs: give fewer"
+            ));
+        }
         if let Some(rate) = self.rate
             && !(rate > 0.0 && rate <= 1e9)
         {
@@ -268,6 +277,30 @@ impl Plan {
     /// Whether one thread may have several clients: not if they are processes, nor if each waits for its answer.
     fn clients_share_threads(&self) -> bool {
         self.processes.is_none() && self.workload.has_words()
+    }
+
+    /// Operations of each client that are recorded in each run, the warm-up included, at most.
+    fn recorded_each(&self, nodes: u32) -> usize {
+        MAX_RECORDED / (nodes as usize * self.clients as usize) / (self.runs as usize + 1)
+    }
+
+    /// All that must be the same on all ranks, in words. Devices and cores of machines have names of their own.
+    fn in_common(&self) -> String {
+        let Plan {
+            backends,
+            daemons,
+            clients,
+            queue_depth,
+            workload,
+            rate,
+            runs,
+            duration,
+            processes,
+            check,
+            ..
+        } = self;
+        let crew = (daemons, clients, queue_depth, processes.is_some());
+        format!("{:?}", (backends, crew, workload, rate, runs, duration, check))
     }
 
     fn run_length(&self) -> Duration {

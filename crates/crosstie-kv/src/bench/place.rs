@@ -17,6 +17,8 @@ const SPINS: u32 = 20_000;
 struct Card {
     /// Differs from one machine to the next, and from one boot to the next.
     boot: String,
+    /// What it measures.
+    plan: String,
     cores: Vec<usize>,
     /// Where others reach it, if they are elsewhere.
     address: Option<IpAddr>,
@@ -47,6 +49,11 @@ pub(super) fn find(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Place, Error>
     let cards = meeting::gather(job, card)?;
     let cards: Vec<Card> = cards.iter().map(|card| serde_json::from_slice(card)).collect::<Result<_, _>>()?;
     let mine = cards.get(job.rank() as usize).ok_or(Error::Protocol)?;
+    if let Some(rank) = cards.iter().position(|card| card.plan != cards[0].plan) {
+        return Err(Error::Plan(format!(
+            "rank {rank} was told to measure something else than rank 0: give all ranks the same options"
+        )));
+    }
     let one_machine = cards.iter().all(|card| card.boot == mine.boot);
     let elsewhere = cards.iter().map(|card| card.boot != cards[0].boot).collect();
     let address = match one_machine {
@@ -93,7 +100,7 @@ fn card(plan: &Plan) -> Result<Card, Error> {
         Cores::List(cores) => cores.clone(),
         _ => allowed()?,
     };
-    Ok(Card { boot: boot.trim().to_owned(), cores, address: address() })
+    Ok(Card { boot: boot.trim().to_owned(), plan: plan.in_common(), cores, address: address() })
 }
 
 /// The cores that this thread may run on.
@@ -189,7 +196,7 @@ mod tests {
     use super::*;
 
     fn card(boot: &str, cores: std::ops::Range<usize>) -> Card {
-        Card { boot: boot.into(), cores: cores.collect(), address: None }
+        Card { boot: boot.into(), plan: String::new(), cores: cores.collect(), address: None }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::crew::Crew;
 use super::place::{self, Place};
 use super::totals::{self, Counted, Local, Sums};
 use super::worker::Task;
-use super::{Error, MAX_RECORDED, Plan, meeting, random_bytes};
+use super::{Error, Plan, meeting, random_bytes};
 use crate::client::{BeginError, Client};
 use crate::figures::Figures;
 use crate::history::{self, History};
@@ -99,12 +99,9 @@ impl Team {
         let (rank, nodes) = (job.rank(), job.size());
         let cluster = Placement::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
         let filled = node.wait_for_peers(PEER_TIME).map_err(Error::from);
-        let filled = filled.and_then(|()| fill(&name, plan, &cluster, rank));
+        let filled = filled.and_then(|()| fill(&name, plan, &cluster, rank, interrupt));
         meeting::agree(job, filled)?;
-        let recorded = plan.check.then(|| {
-            let runs = plan.runs as usize + 1;
-            (MAX_RECORDED / (nodes * plan.clients) as usize / runs, runs)
-        });
+        let recorded = plan.check.then(|| (plan.recorded_each(nodes), plan.runs as usize + 1));
         let task = |thread: usize, client: u32| Task {
             node: name.clone(),
             rank,
@@ -233,10 +230,7 @@ impl Team {
         interrupted: bool,
     ) -> (Node, Figures, Option<Error>) {
         let counted = Counted::of(&self.node).since(&self.before);
-        let (found, mut trouble) = match self.crew.finish() {
-            Ok(found) => (found, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
+        let (found, mut trouble) = self.crew.finish();
         let memory = [self.memory, self.node.config().memory_bound().total()];
         let local = Local::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
         let all = totals::exchange(job, &local).unwrap_or_else(|error| {
@@ -302,13 +296,22 @@ fn open(
     meeting::agree(job, node)
 }
 
-/// Puts this rank's keys. Each has itself as its value.
-fn fill(name: &str, plan: &Plan, cluster: &Placement, rank: u32) -> Result<(), Error> {
+/// Puts this rank's keys. Each has itself as its value. Many take long: it ends when somebody has had enough.
+fn fill(
+    name: &str,
+    plan: &Plan,
+    cluster: &Placement,
+    rank: u32,
+    interrupt: &AtomicBool,
+) -> Result<(), Error> {
     let keys = plan.workload.keys_of(cluster, rank);
     if !plan.workload.has_words() {
         let mut client = Client::attach(name)?;
         let mut value = vec![0xab; plan.workload.value_size];
         for key in keys {
+            if interrupt.load(Relaxed) {
+                return Err(Error::Interrupted);
+            }
             let key = key_bytes(key);
             let len = value.len().min(key.len());
             value[..len].copy_from_slice(&key[..len]);
@@ -319,6 +322,9 @@ fn fill(name: &str, plan: &Plan, cluster: &Placement, rank: u32) -> Result<(), E
     let mut client = Client::<()>::pipelined(name)?;
     let mut refused = None;
     for key in keys {
+        if interrupt.load(Relaxed) {
+            return Err(Error::Interrupted);
+        }
         let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
         while let Err(error) = client.begin(request, ()) {
             if let BeginError::ServerGone(()) = error {

@@ -363,7 +363,7 @@ impl<R: Recording> Worker<R> {
             }
             start = end;
         }
-        self.tally.ended = now();
+        self.stop();
     }
 
     /// Whether the answer is right.

@@ -64,6 +64,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crosstie::device::{Device, DeviceSpec};
 use crosstie::{delegation, ipc};
 
 pub use crate::long::Backend;
@@ -201,6 +202,14 @@ impl Node {
 
     fn launch(config: &NodeConfig, membership: Option<Membership>) -> Result<Node, StartError> {
         let placement = config.check(membership.as_ref())?;
+        if membership.is_none() && config.device != DeviceSpec::Software {
+            // Nothing goes through it, but whoever names a device wants to know that it is there.
+            Device::open(&config.device).map_err(|cause| StartError::Device {
+                daemon: 0,
+                device: config.device.to_string(),
+                cause,
+            })?;
+        }
         let (bell, far_bell) = UnixStream::pair()?;
         bell.set_nonblocking(true)?;
         let (mut node, events) = Node::prepare(config, membership.is_some().then_some(bell));

@@ -233,7 +233,8 @@ fn a_host_may_be_dropped_by_its_own_guests() {
             eventually("the other sees it", || other.gone());
             assert_eq!(log.left(), 1);
         } else {
-            assert!(matches!(joined, Err(JoinError::HungUp { .. })));
+            // It hung up, and is not there any more.
+            assert!(matches!(joined, Err(JoinError::NoServer { .. })));
         }
         drop(Host::open(KIND, &name, Log::hospitable()).unwrap());
         eventually("the watcher lets go", || Arc::strong_count(&log) == 1);
@@ -291,6 +292,20 @@ fn silent_strangers_are_cut_off_and_stall_nobody() {
     assert!(locked(&host.inner.state).strangers.len() <= MAX_STRANGERS);
     eventually("all are cut off", || silent.iter().all(is_cut_off));
     assert!(locked(&host.inner.state).guests.is_empty());
+}
+
+#[test]
+fn who_was_cut_off_because_many_came_at_once_comes_again() {
+    let name = name("crowd");
+    let log = Log::hospitable();
+    let _host = Host::open(KIND, &name, log.clone()).unwrap();
+    let joins = || (0..8).map(|_| drop(Member::join(KIND, &name, b"", PATIENCE).unwrap())).count();
+    let joined: usize = std::thread::scope(|scope| {
+        let crowd: Vec<_> = (0..4 * MAX_STRANGERS).map(|_| scope.spawn(joins)).collect();
+        crowd.into_iter().map(|one| one.join().unwrap()).sum()
+    });
+    assert_eq!(joined, 32 * MAX_STRANGERS);
+    eventually("the host says farewell", || log.left() == 32 * MAX_STRANGERS);
 }
 
 #[test]

@@ -19,6 +19,9 @@ use crate::memory::segment::SharedRef;
 
 /// How long an answer may take. A host answers at once unless it puts guests off, so this is long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Pauses before a host that hung up is asked again: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// Longer than anybody waits, and short enough to add to a time.
 const PATIENCE_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -65,11 +68,34 @@ struct Inner {
 impl Member {
     /// Joins the host of that kind and name: says `hello` to it, returns what it answered. May take as long as `patience`
     /// says; not for the watcher's thread.
+    ///
+    /// A host hangs up on those who have not said hello yet when too many come at once. They come again, after a pause.
     pub(crate) fn join(
         kind: &'static str,
         name: &Name,
         hello: &[u8],
         patience: Duration,
+    ) -> Result<(Member, Vec<u8>, Vec<OwnedFd>), JoinError> {
+        // The system knows no time of zero, which would be for ever.
+        let patience = patience.clamp(Duration::from_millis(1), PATIENCE_LIMIT);
+        let deadline = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let joined = Member::try_join(kind, name, hello, patience, deadline);
+            if !matches!(joined, Err(JoinError::HungUp { .. })) || Instant::now() + pause >= deadline {
+                return joined;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn try_join(
+        kind: &'static str,
+        name: &Name,
+        hello: &[u8],
+        patience: Duration,
+        deadline: Instant,
     ) -> Result<(Member, Vec<u8>, Vec<OwnedFd>), JoinError> {
         if hello.len() > MAX_HELLO {
             return Err(JoinError::HelloTooLong(hello.len()));
@@ -79,12 +105,11 @@ impl Member {
         let no_server = || JoinError::NoServer { name: name.to_string() };
         let hung_up = || JoinError::HungUp { name: name.to_string() };
         let no_answer = || JoinError::NoAnswer { name: name.to_string(), after: patience };
-        // The system knows no time of zero, which would be for ever.
-        let patience = patience.clamp(Duration::from_millis(1), PATIENCE_LIMIT);
-        let deadline = Instant::now() + patience;
 
         let address = Address::of_service(kind, name)?;
-        let socket = socket::connect(&address, patience).map_err(|e| match e.kind() {
+        // The system knows no time of zero, which would be for ever.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let socket = socket::connect(&address, left).map_err(|e| match e.kind() {
             io::ErrorKind::ConnectionRefused => no_server(),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => no_answer(),
             _ => JoinError::Os(e),

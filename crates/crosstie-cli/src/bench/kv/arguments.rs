@@ -19,6 +19,7 @@ use crate::error::Error;
 /// CROSSTIE_SECRET_FILE, the same command on each machine) every rank is one node. Ctrl-C ends it with what was measured so
 /// far.
 #[derive(Clone, Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Arguments {
     /// How requests for other nodes travel. Two, with a comma between, run in turns; then the JSON is an array.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "delegation")]

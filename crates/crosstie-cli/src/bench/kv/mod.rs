@@ -6,18 +6,18 @@
 mod arguments;
 mod sweep;
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crosstie::bootstrap::{self, Bootstrap, local};
 use crosstie::telemetry::Histogram;
 use crosstie_kv::bench::{self, Outcome};
 use crosstie_kv::figures::Figures;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 
 use super::arena::Arena;
 use super::cores;
@@ -25,7 +25,7 @@ use super::limits::Line;
 use super::patience::Patience;
 use super::progress::Progress;
 use crate::error::Error;
-use crate::report;
+use crate::{report, signals};
 
 pub(crate) use arguments::Arguments;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     // A plan's figures are kept, unless somebody takes them at once.
     let stem = arguments.plan.as_deref().and_then(Path::file_stem).map(PathBuf::from);
     let name = arguments.output.clone().or(stem.filter(|_| !arguments.json));
-    let found = measure(&combinations)?;
+    let found = measure(&combinations, name.as_deref())?;
     tell(found, arguments.json, combinations.len() > 1 || arguments.backend.len() > 1, name.as_deref())
 }
 
@@ -60,7 +60,8 @@ pub(crate) fn main_job() -> Result<(), Error> {
             "Two nodes of this machine, both ways to another node in turns; about fifteen seconds.\n\n",
         )?;
     }
-    tell(measure(&[Arguments::main_job()])?, false, false, Some(Path::new(MAIN_NAME)))
+    let name = Some(Path::new(MAIN_NAME));
+    tell(measure(&[Arguments::main_job()], name)?, false, false, name)
 }
 
 /// `crosstie bench kv-client`.
@@ -78,14 +79,18 @@ struct Found {
     leads: bool,
 }
 
-/// All combinations, one after the other, until one fails or somebody has had enough.
-fn measure(combinations: &[Arguments]) -> Result<Found, Error> {
+/// All combinations, one after the other, until one fails or somebody has had enough. `name`: where they will be kept.
+fn measure(combinations: &[Arguments], name: Option<&Path>) -> Result<Found, Error> {
     for arguments in combinations {
         arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
     }
     let interrupt = interrupt()?;
     // A job that somebody else started takes part in all; others are started for each.
     let mut given = bootstrap::from_env()?;
+    // Better now than after an hour.
+    if let Some(name) = name.filter(|_| given.rank() == 0) {
+        ["json", "html"].iter().try_for_each(|ending| try_to_write(&kept_in(name, ending)))?;
+    }
     let mut found = Found { results: Vec::new(), trouble: None, leads: given.rank() == 0 };
     let count = combinations.len();
     for (at, arguments) in combinations.iter().enumerate() {
@@ -98,6 +103,10 @@ fn measure(combinations: &[Arguments]) -> Result<Found, Error> {
             Ok(outcome) => {
                 found.results.extend(outcome.figures);
                 found.trouble = outcome.trouble.map(Error::from);
+            }
+            // Ranks that were told to end before they were ready are missed by the others.
+            Err(_) if interrupt.load(Relaxed) => {
+                found.trouble = Some(bench::Error::Interrupted.into());
             }
             // What was measured before is not lost.
             Err(error) => found.trouble = Some(error),
@@ -173,7 +182,7 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
             crate::print(&text(&results))?;
         }
         if let Some(name) = name {
-            let (data, page) = (name.with_extension("json"), name.with_extension("html"));
+            let (data, page) = (kept_in(name, "json"), kept_in(name, "html"));
             std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
             report::write(&results, &page)?;
             let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
@@ -188,18 +197,46 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
     if errors > 0 { Err(Error::WrongData(errors)) } else { Ok(()) }
 }
 
+/// NAME and an ending; a NAME that has one of the two already has the other in its stead.
+fn kept_in(name: &Path, ending: &str) -> PathBuf {
+    match name.extension().and_then(OsStr::to_str) {
+        Some("json" | "html") => name.with_extension(ending),
+        _ => {
+            let mut whole = name.as_os_str().to_owned();
+            whole.push(".");
+            whole.push(ending);
+            whole.into()
+        }
+    }
+}
+
+/// Says why a file cannot be written, and leaves it as it is.
+fn try_to_write(path: &Path) -> Result<(), Error> {
+    let is_new = !path.exists();
+    let file = File::options().append(true).create(true).open(path);
+    let tried = file.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
+    tried.map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
 /// For people.
 fn text(results: &[Figures]) -> String {
     let mut text = report::table(results);
     if let [first, ..] = results {
+        let size = |figures: &Figures| {
+            (figures.nodes, figures.daemons, figures.clients, figures.client_threads, figures.cores.clone())
+        };
+        let all_alike = results.iter().all(|figures| size(figures) == size(first));
         let [daemons, clients, threads] =
             [first.daemons, first.clients, first.client_threads.unwrap_or(first.clients)]
                 .map(|each| first.nodes * each);
-        let clients = match threads == clients {
-            true => format!("{clients} clients"),
-            false => format!("{clients} clients on {threads} threads"),
+        let clients = match threads {
+            threads if threads == clients => format!("{clients} clients"),
+            1 => format!("{clients} clients on one thread"),
+            threads => format!("{clients} clients on {threads} threads"),
         };
         let cores = match first.cores.as_str() {
+            // The report has those of each.
+            _ if !all_alike => first.machine.clone(),
             "" => format!("nobody is bound to a core: {daemons} daemons and {clients}; {}", first.machine),
             cores => format!("cores: {cores}"),
         };
@@ -207,17 +244,24 @@ fn text(results: &[Figures]) -> String {
             .limit_ns
             .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
         text += &format!("\n{cores}{line}\n");
-        let most = first.per_rank.iter().max_by_key(|rank| rank.memory_bytes);
+        let all = results.iter().flat_map(|figures| &figures.per_rank);
+        let most = all.max_by_key(|rank| rank.memory_bytes);
         if let Some((rank, bound)) = most.and_then(|rank| Some((rank, rank.memory_bound_bytes?))) {
             let [used, bound] = [rank.memory_bytes, bound].map(report::text::bytes);
             text += &format!("memory of a node: {used}, at most {bound}\n");
         }
-        if let Some(limit) = first.limit_ops_per_s {
+        if let Some(limit) = first.limit_ops_per_s.filter(|_| results.len() == 1) {
             text += &format!(
                 "limit: {:.1} M op/s, the plainest code on the same cores in the same run\n",
                 limit / 1e6
             );
         }
+    }
+    let checked: Vec<u64> =
+        results.iter().filter_map(|figures| figures.counters.get("checked_operations").copied()).collect();
+    if !checked.is_empty() {
+        text +=
+            &format!("checked: an order explains all {} recorded operations\n", checked.iter().sum::<u64>());
     }
     if results.iter().any(|figures| figures.interrupted) {
         text += "ended early: the figures are those until then\n";
@@ -225,15 +269,9 @@ fn text(results: &[Figures]) -> String {
     text
 }
 
-/// Set when somebody wants it to end; the second time ends it at once.
+/// Set when somebody wants it to end.
 fn interrupt() -> Result<Arc<AtomicBool>, Error> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let failed = |source| Error::Os { what: "catching signals", source };
-    for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_shutdown(signal, 128 + signal, flag.clone()).map_err(failed)?;
-        flag::register(signal, flag.clone()).map_err(failed)?;
-    }
-    Ok(flag)
+    signals::ask_to_end().map_err(|source| Error::Os { what: "catching signals", source })
 }
 
 /// One cache line there and back between two cores, in nanoseconds; `None` where there is one.

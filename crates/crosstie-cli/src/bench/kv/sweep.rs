@@ -8,6 +8,8 @@
 //! duration = 1.0
 //! ```
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -22,7 +24,10 @@ const MAX_COMBINATIONS: usize = 1024;
 
 /// One value, or several to be tried.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "that is no value of this option, nor a list of them: see `crosstie bench kv --help`"
+)]
 enum Choice<T> {
     One(T),
     Several(Vec<T>),
@@ -52,10 +57,12 @@ struct Sweep {
 pub(super) fn read(path: &Path, base: &Arguments) -> Result<Vec<Arguments>, Error> {
     let file = |source| Error::File { path: path.to_owned(), source };
     let wrong = |what: String| Error::Sweep { path: path.to_owned(), what };
-    if std::fs::metadata(path).map_err(file)?.len() > MAX_PLAN {
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_PLAN + 1).read_to_end(&mut bytes)).map_err(file)?;
+    if bytes.len() as u64 > MAX_PLAN {
         return Err(wrong(format!("more than {MAX_PLAN} bytes: that is no plan")));
     }
-    let text = std::fs::read_to_string(path).map_err(file)?;
+    let text = String::from_utf8(bytes).map_err(|error| wrong(format!("that is no plan: {error}")))?;
     combinations(&text, base).map_err(wrong)
 }
 
