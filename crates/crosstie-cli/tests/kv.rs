@@ -154,8 +154,17 @@ fn many_clients_attach_at_once() {
 
 #[test]
 fn values_may_be_longer_and_keys_local() {
-    let found = one(&["--nodes", "2", "--value-size", "100", "--queue-depth", "1"]);
-    assert_eq!((found.value_bytes, found.counters["calls"] > 0), (100, true));
+    for (size, more) in [
+        ("100", &["--queue-depth", "1"][..]),
+        ("5000", &["--queue-depth", "16"]),
+        ("100", &["--open", "2000", "--clients", "2"]),
+        ("100", &["--processes", "--clients", "2"]),
+    ] {
+        let found = one(&[&["--nodes", "2", "--value-size", size], more].concat());
+        assert_eq!((found.value_bytes.to_string(), found.counters["calls"] > 0), (size.to_owned(), true));
+        let all = more.contains(&"1") || more.contains(&"--open");
+        assert_eq!(found.counters["timed"] == found.ops, all, "{found:?}");
+    }
     let found = one(&["--nodes", "2", "--local-share", "1"]);
     assert_eq!(found.counters["calls"], 0, "{found:?}");
 }
@@ -181,7 +190,7 @@ fn clients_share_the_threads_that_have_cores() {
     let first = cores.next().expect("a core");
     let pair = format!("{first},{}", cores.next().unwrap_or(first));
     let options = ["--clients", "4", "--cores", &pair, "--queue-depth", "1"];
-    for more in [&[][..], &["--check", "--keys", "50"], &["--open", "4000"]] {
+    for more in [&[][..], &["--check", "--keys", "50"], &["--open", "4000"], &["--value-size", "100"]] {
         let found = one(&[&options, more].concat());
         assert_eq!((found.clients, found.client_threads), (4, Some(1)), "{found:?}");
         assert!(found.cores.ends_with("(one thread for 4)"), "{found:?}");
@@ -192,9 +201,6 @@ fn clients_share_the_threads_that_have_cores() {
         }
     }
     let found = one(&["--clients", "2", "--processes"]);
-    assert_eq!(found.client_threads, Some(2), "{found:?}");
-    // Each waits for its answer.
-    let found = one(&["--clients", "2", "--value-size", "100", "--queue-depth", "1"]);
     assert_eq!(found.client_threads, Some(2), "{found:?}");
 }
 
@@ -386,7 +392,7 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["--duration", "0"], "duration"),
         (&["--duration=-1"], "--duration"),
         (&["--open", "0"], "rate"),
-        (&["--value-size", "100", "--queue-depth", "2"], "one at a time"),
+        (&["--value-size", "100", "--queue-depth", "17"], "16 operations"),
         (&["--value-size", "100", "--queue-depth", "1", "--check"], "not checked"),
         (&["--backend", "both"], "both"),
         (&["--device", "hardware"], "hardware"),

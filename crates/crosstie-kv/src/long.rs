@@ -223,16 +223,22 @@ impl<'a> Request<'a> {
     /// Replaces what is in `to` by the request's bytes.
     pub fn encode(&self, to: &mut Vec<u8>) -> Result<(), Malformed> {
         to.clear();
+        let (header, [key, expected, value]) = self.parts()?;
+        to.reserve(header.len() + key.len() + expected.len() + value.len());
+        for part in [&header, key, expected, value] {
+            to.extend_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// What [`encode`](Request::encode) makes, without copying key and values: the header, and what comes after it.
+    pub(crate) fn parts(&self) -> Result<([u8; REQUEST_HEADER], [&'a [u8]; 3]), Malformed> {
         let (kind, [key, expected, value]) = self.call.parts();
         check_lengths(key.len(), expected.len(), value.len())?;
         let [key_len, expected_len, value_len] = [key, expected, value].map(|part| part.len() as u32);
         let (rank, daemon, reserved) = (self.rank, self.daemon, [0; 3]);
         let header = RequestHeader { kind, reserved, rank, daemon, key_len, expected_len, value_len };
-        to.reserve(size_of_val(&header) + key.len() + expected.len() + value.len());
-        for part in [header.as_bytes(), key, expected, value] {
-            to.extend_from_slice(part);
-        }
-        Ok(())
+        Ok((zerocopy::transmute!(header), [key, expected, value]))
     }
 }
 
@@ -286,13 +292,18 @@ impl<'a> Response<'a> {
     /// Replaces what is in `to` by the response's bytes.
     pub fn encode(&self, to: &mut Vec<u8>) -> Result<(), Malformed> {
         to.clear();
-        check_length("value", self.value.len(), MAX_VALUE)?;
-        let header =
-            ResponseHeader { status: self.status, reserved: [0; 3], value_len: self.value.len() as u32 };
+        let header = self.header()?;
         to.reserve(self.encoded_len());
-        to.extend_from_slice(header.as_bytes());
+        to.extend_from_slice(&header);
         to.extend_from_slice(self.value);
         Ok(())
+    }
+
+    /// What [`encode`](Response::encode) makes, up to the value.
+    pub(crate) fn header(&self) -> Result<[u8; RESPONSE_HEADER], Malformed> {
+        check_length("value", self.value.len(), MAX_VALUE)?;
+        let value_len = self.value.len() as u32;
+        Ok(zerocopy::transmute!(ResponseHeader { status: self.status, reserved: [0; 3], value_len }))
     }
 
     /// Bytes that [`encode`](Response::encode) makes.
@@ -348,7 +359,8 @@ struct ResponseHeader {
 const _: () = assert!(cfg!(target_endian = "little"), "messages are read as they lie in memory");
 const _: () =
     assert!(MAX_REQUEST >= size_of::<RequestHeader>() + MAX_KEY + MAX_VALUE && MAX_RESPONSE <= MAX_REQUEST);
-const _: () = assert!(size_of::<RequestHeader>() == 24 && size_of::<ResponseHeader>() == 8);
+pub(crate) const REQUEST_HEADER: usize = 24;
+pub(crate) const RESPONSE_HEADER: usize = 8;
 const _: () = assert!(size_of::<Info>() == 56);
 
 fn split_header<H: TryFromBytes + KnownLayout>(bytes: &[u8]) -> Result<(H, &[u8]), Malformed> {

@@ -403,10 +403,13 @@ fn hostile_descriptors_end_their_own_connection() {
     // landing of `LONG` bytes.
     let good = BulkMemory { addr: 1 << 40, len: 70_000, rkey: 0x1234 };
     let ask = |request: Option<BulkMemory>, landing| BulkRequest { request, landing }.encode().to_vec();
-    let header = |call_id, len: usize| Header { call_id, piggyback: 2, payload_len: len as u32 | BULK_FLAG };
-    let request = |payload: Vec<u8>| (header(1 << 16, payload.len()), payload);
+    let header =
+        |call_id, piggyback, len: usize| Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG };
+    let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
     let answer = |call: u32, payload: &[u8]| {
-        (header((1 << 16 | call) | RESPONSE_FLAG, payload.len()), payload.to_vec())
+        // What each has reserved: the second one, room for a short answer.
+        let blocks = if call == 1 { 3 } else { 2 };
+        (header((1 << 16 | call) | RESPONSE_FLAG, blocks, payload.len()), payload.to_vec())
     };
     let long = |len| BulkMemory { len, ..good };
     let too_long = |len, limit| Some(Violation::BulkTooLong { len, limit });
@@ -482,7 +485,7 @@ fn hostile_descriptors_end_their_own_connection() {
     }
     // Who announces no bulk memory takes none.
     let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, 0);
-    hostile.send(header(1 << 16, 32), &ask(Some(good), None));
+    hostile.send(header(1 << 16, 2, 32), &ask(Some(good), None));
     let begin = Instant::now();
     while endpoint.failure().is_none() {
         left.turn();

@@ -103,3 +103,34 @@ fn requests_taken_ahead_are_all_handed_out() {
     assert!(server.recv().is_none());
     assert_eq!(clients[1].poll(|token, answer| assert_eq!((token, *answer), (2, 3))), Ok(1));
 }
+
+/// Messages of several parts arrive whole, whatever the parts' lengths and wherever they end; what is too long is refused as a whole.
+#[test]
+fn parts_make_one_message() {
+    let name = format!("ipc-parts-{}", std::process::id());
+    let config = Config { queue_depth: 4, request_limit: 5000, response_limit: 5000, ..Config::default() };
+    let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
+    let mut client = Client::<[u8], [u8], usize>::connect(&name).unwrap();
+    let bytes: Vec<u8> = (0..5001u32).map(|at| (at * 7 % 251) as u8).collect();
+    for len in [0, 1, 7, 8, 9, 31, 63, 64, 65, 1023, 1024, 1025, 4999, 5000] {
+        for (first, second) in [(0, 0), (0, len), (len, len), (len / 3, len / 2), (len.min(1), len.min(9))] {
+            let parts = [&bytes[..first], &bytes[first..second], &[], &bytes[second..len]];
+            client.call_parts(&parts, len).unwrap();
+            while server.poll() == 0 {}
+            let request = server.recv().unwrap();
+            assert_eq!(request.message(), &bytes[..len]);
+            request.reply_parts(&parts).unwrap();
+            let check = |token, answer: &[u8]| assert_eq!((token, answer), (len, &bytes[..len]));
+            assert_eq!(client.poll(check), Ok(1), "{first}, {second} of {len}");
+        }
+    }
+    let long = [&bytes[..5000], &bytes[5000..]];
+    let refused = client.call_parts(&long, 0).unwrap_err();
+    assert!(matches!(refused, CallError::TooLong { token: 0, len: 5001, limit: 5000 }), "{refused:?}");
+    client.call_parts(&long[1..], 1).unwrap();
+    while server.poll() == 0 {}
+    let refused = server.recv().unwrap().reply_parts(&long).unwrap_err();
+    let ReplyError::TooLong { ticket, len: 5001, .. } = refused else { panic!("{refused:?}") };
+    server.reply(ticket, b"short").unwrap();
+    assert_eq!(client.poll(|token, answer| assert_eq!((token, answer), (1, &b"short"[..]))), Ok(1));
+}

@@ -50,7 +50,7 @@ pub use worker::TIMED;
 use crate::client::{self, AttachError};
 use crate::figures::Figures;
 use crate::history;
-use crate::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartError};
+use crate::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_STRING_DEPTH, PeersMissing, StartError};
 use crate::placement::{MAX_DAEMONS, MAX_NODES};
 use crate::workload::{self, PlanError};
 use clocks::Clocks;
@@ -172,6 +172,9 @@ pub enum Error {
     /// Somebody wanted it to end before there was anything to tell.
     #[error("it was told to end before anything was measured")]
     Interrupted,
+    /// A client could not connect for byte strings.
+    #[error("connecting for byte strings: {0}")]
+    Strings(client::Error),
     /// A client cannot go on.
     #[error("client {client}: {what}")]
     Client {
@@ -256,11 +259,18 @@ impl Plan {
         {
             return wrong(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
-        if !self.workload.has_words() && (self.queue_depth > 1 || self.check) {
-            let size = self.workload.value_size;
-            return wrong(format!(
-                "values of {size} bytes go one at a time, and are not checked: give queue depth 1, or values of 8 bytes"
-            ));
+        if !self.workload.has_words() {
+            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_STRING_DEPTH);
+            if self.check {
+                return wrong(format!(
+                    "histories of values of {size} bytes are not checked: give values of 8 bytes"
+                ));
+            }
+            if depth as usize > limit {
+                return wrong(format!(
+                    "queue depth {depth}: with values of {size} bytes a client has {limit} operations under way at most"
+                ));
+            }
         }
         if let Cores::List(cores) = &self.cores {
             let (count, daemons) = (cores.len(), self.daemons);
@@ -274,9 +284,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether one thread may have several clients: not if they are processes, nor if each waits for its answer.
+    /// Whether one thread may have several clients: not if they are processes.
     fn clients_share_threads(&self) -> bool {
-        self.processes.is_none() && self.workload.has_words()
+        self.processes.is_none()
     }
 
     /// Operations of each client that are recorded in each run, the warm-up included, at most.

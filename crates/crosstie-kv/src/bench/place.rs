@@ -123,7 +123,7 @@ fn is_second(cpu: usize) -> bool {
 }
 
 /// How many threads the clients of `rank` are spread over: one each where every daemon and client can have a core, else one for
-/// each core that daemons leave, and one at least. Processes, and clients that wait for each answer, do not share a thread.
+/// each core that daemons leave, and one at least. Processes do not share a thread.
 fn threads(cards: &[Card], rank: usize, plan: &Plan) -> u32 {
     if !plan.clients_share_threads() {
         return plan.clients;
@@ -231,9 +231,7 @@ mod tests {
         // Machines are not each other's.
         let cards = [card("a", 0..4), card("b", 0..4)];
         assert_eq!([0, 1].map(|rank| threads(&cards, rank, &plan(1, 4))), [3, 3]);
-        // Those who cannot share.
+        // Processes cannot share.
         assert_eq!(of(2, 1, &Plan { processes: Some(Vec::new()), ..plan(1, 4) }), [4]);
-        let workload = crate::workload::Plan { value_size: 100, ..Default::default() };
-        assert_eq!(of(2, 1, &Plan { workload, ..plan(1, 4) }), [4]);
     }
 }

@@ -11,11 +11,12 @@ use super::clocks::{Ahead, Clocks};
 use super::crew::Crew;
 use super::place::{self, Place};
 use super::totals::{self, Counted, Local, Sums};
-use super::worker::Task;
+use super::worker::{FILLER, Task, mark};
 use super::{Error, Plan, meeting, random_bytes};
-use crate::client::{BeginError, Client};
+use crate::client::{self, BeginBytesError, Client};
 use crate::figures::Figures;
 use crate::history::{self, History};
+use crate::long::Call;
 use crate::message::{Op, Request, Status};
 use crate::node::{Backend, Membership, Node, NodeConfig};
 use crate::placement::Placement;
@@ -304,33 +305,32 @@ fn fill(
     rank: u32,
     interrupt: &AtomicBool,
 ) -> Result<(), Error> {
-    let keys = plan.workload.keys_of(cluster, rank);
-    if !plan.workload.has_words() {
-        let mut client = Client::attach(name)?;
-        let mut value = vec![0xab; plan.workload.value_size];
-        for key in keys {
-            if interrupt.load(Relaxed) {
-                return Err(Error::Interrupted);
-            }
-            let key = key_bytes(key);
-            let len = value.len().min(key.len());
-            value[..len].copy_from_slice(&key[..len]);
-            client.put_bytes(&key, &value).map_err(Error::Fill)?;
-        }
-        return Ok(());
-    }
+    let mut value: Option<Vec<u8>> =
+        (!plan.workload.has_words()).then(|| vec![FILLER; plan.workload.value_size]);
     let mut client = Client::<()>::pipelined(name)?;
     let mut refused = None;
-    for key in keys {
+    for key in plan.workload.keys_of(cluster, rank) {
         if interrupt.load(Relaxed) {
             return Err(Error::Interrupted);
         }
-        let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
-        while let Err(error) = client.begin(request, ()) {
-            if let BeginError::ServerGone(()) = error {
-                return Err(Error::Fill(crate::client::Error::ServerGone));
+        loop {
+            let begun = match &mut value {
+                None => {
+                    let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
+                    client.begin(request, ()).map_err(BeginBytesError::from)
+                }
+                Some(value) => {
+                    let key = key_bytes(key);
+                    mark(value, &key);
+                    client.begin_bytes(Call::Put { key: &key, value }, ())
+                }
+            };
+            match begun {
+                Ok(()) => break,
+                Err(BeginBytesError::Full(())) => settle(&mut client, &mut refused),
+                Err(BeginBytesError::ServerGone(())) => return Err(Error::Fill(client::Error::ServerGone)),
+                Err(BeginBytesError::Refused { cause, .. }) => return Err(Error::Fill(cause)),
             }
-            settle(&mut client, &mut refused);
         }
     }
     while client.in_flight() > 0 {
@@ -338,18 +338,20 @@ fn fill(
     }
     match refused {
         None => Ok(()),
-        Some(Status::OutOfMemory) => Err(Error::Fill(crate::client::Error::OutOfMemory { rank })),
-        Some(status) => Err(Error::Fill(crate::client::Error::Unexpected { rank, status })),
+        Some(Status::OutOfMemory) => Err(Error::Fill(client::Error::OutOfMemory { rank })),
+        Some(status) => Err(Error::Fill(client::Error::Unexpected { rank, status })),
     }
 }
 
 fn settle(client: &mut Client<()>, refused: &mut Option<Status>) {
-    let ended = client.poll(|(), response| {
-        if response.status != Status::Done {
-            *refused = Some(response.status);
+    let mut end = |status| {
+        if status != Status::Done {
+            *refused = Some(status);
         }
-    });
-    if ended == 0 {
+    };
+    let words = client.poll(|(), response| end(response.status));
+    let strings = client.poll_bytes(|(), response| end(response.status));
+    if words + strings == 0 {
         client.wait(None);
     }
 }

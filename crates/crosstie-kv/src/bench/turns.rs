@@ -30,12 +30,6 @@ pub(super) fn run<R: Recording>(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     workers.iter_mut().try_for_each(|worker| worker.start(measured))?;
-    if let [worker] = workers
-        && worker.is_blocking()
-    {
-        worker.strings(stop);
-        return Ok(());
-    }
     let mut rest = Rest { spins, idle: 0 };
     let mut rounds = 0;
     while !stop.load(Relaxed) {
@@ -110,7 +104,7 @@ impl Rest {
 mod tests {
     use std::time::Instant;
 
-    use super::super::worker::{Ration, Task};
+    use super::super::worker::{FILLER, Ration, Task, mark};
     use super::*;
     use crate::client::Client;
     use crate::history;
@@ -120,22 +114,31 @@ mod tests {
     const CLIENTS: u32 = 4;
     const KEYS: u64 = 64;
 
-    /// A node with its keys.
+    /// Of byte strings.
+    const SIZE: usize = 3000;
+
+    /// A node with its keys, words and byte strings.
     fn node(name: &str) -> Node {
         let name = format!("turns-{name}-{}", std::process::id());
-        let node = Node::start(&NodeConfig { queue_depth: 8, ..NodeConfig::alone(&name) }).unwrap();
+        let config = NodeConfig { queue_depth: 8, daemons: 2, ..NodeConfig::alone(&name) };
+        let node = Node::start(&config).unwrap();
         let mut client = Client::attach(&name).unwrap();
-        (0..KEYS).for_each(|key| client.put(key, key).unwrap());
+        let mut value = [FILLER; SIZE];
+        for key in 0..KEYS {
+            client.put(key, key).unwrap();
+            mark(&mut value, &workload::key_bytes(key));
+            client.put_bytes(&workload::key_bytes(key), &value).unwrap();
+        }
         node
     }
 
-    fn task(node: &Node, client: u32, depth: usize, rate: Option<f64>) -> Task {
+    fn task(node: &Node, client: u32, depth: usize, rate: Option<f64>, value_size: usize) -> Task {
         Task {
             node: node.name().to_owned(),
             rank: 0,
             client,
             number: client,
-            workload: workload::Plan { keys: KEYS, ..workload::Plan::default() },
+            workload: workload::Plan { keys: KEYS, value_size, ..workload::Plan::default() },
             depth,
             rate,
             recorded: None,
@@ -144,8 +147,9 @@ mod tests {
         }
     }
 
-    fn workers(node: &Node, depth: usize, rate: Option<f64>) -> Vec<Worker<()>> {
-        (0..CLIENTS).map(|client| Worker::new(task(node, client, depth, rate), ()).unwrap()).collect()
+    fn workers(node: &Node, depth: usize, rate: Option<f64>, value_size: usize) -> Vec<Worker<()>> {
+        let worker = |client| Worker::new(task(node, client, depth, rate, value_size), ()).unwrap();
+        (0..CLIENTS).map(worker).collect()
     }
 
     /// A run that somebody stops once all clients together had the time for something.
@@ -163,11 +167,12 @@ mod tests {
     #[test]
     fn every_client_of_a_thread_makes_progress_and_is_timed() {
         let node = node("progress");
-        for (depth, rate) in [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))] {
-            let mut workers = workers(&node, depth, rate);
+        let paces = [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))];
+        for (size, (depth, rate)) in [8, SIZE].into_iter().flat_map(|size| paces.map(|pace| (size, pace))) {
+            let mut workers = workers(&node, depth, rate, size);
             run_for(&mut workers, Duration::from_millis(200));
             let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
-            let context = format!("depth {depth}, rate {rate:?}: {tallies:?}");
+            let context = format!("{size} bytes, depth {depth}, rate {rate:?}: {tallies:?}");
             let most = tallies.iter().map(|tally| tally.ops).max().unwrap();
             for (worker, tally) in workers.iter().zip(&tallies) {
                 assert!(tally.ops > 0 && tally.ops >= most / 4, "one is starved: {context}");
@@ -191,28 +196,54 @@ mod tests {
     #[test]
     fn errors_are_of_the_client_that_met_them() {
         let node = node("errors");
-        let mut workers: Vec<Worker<()>> = (0..CLIENTS)
-            .map(|client| {
-                let mut task = task(&node, client, 4, None);
-                task.workload.read_ratio = 1.0;
-                // Half of its keys are not there.
-                task.workload.keys *= if client == 2 { 2 } else { 1 };
-                Worker::new(task, ()).unwrap()
-            })
-            .collect();
-        run_for(&mut workers, Duration::from_millis(50));
-        for (client, worker) in workers.iter_mut().enumerate() {
-            let tally = worker.tally();
-            assert!(tally.ops > 0 && tally.errors < tally.ops, "{client}: {tally:?}");
-            assert_eq!(tally.errors > 0, client == 2, "{client}: {tally:?}");
+        for size in [8, SIZE] {
+            let mut workers: Vec<Worker<()>> = (0..CLIENTS)
+                .map(|client| {
+                    let mut task = task(&node, client, 4, None, size);
+                    task.workload.read_ratio = 1.0;
+                    // Half of its keys are not there.
+                    task.workload.keys *= if client == 2 { 2 } else { 1 };
+                    Worker::new(task, ()).unwrap()
+                })
+                .collect();
+            run_for(&mut workers, Duration::from_millis(50));
+            for (client, worker) in workers.iter_mut().enumerate() {
+                let tally = worker.tally();
+                assert!(tally.ops > 0 && tally.errors < tally.ops, "{size}, {client}: {tally:?}");
+                assert_eq!(tally.errors > 0, client == 2, "{size}, {client}: {tally:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_the_keys_are_errors() {
+        let node = node("wrong");
+        let mut client = Client::attach(node.name()).unwrap();
+        let key = |key: u64| workload::key_bytes(key);
+        for (wrong, value) in [(1, vec![FILLER; SIZE]), (2, [&key(2)[..], &[FILLER; SIZE]].concat())] {
+            client.put_bytes(&key(wrong), &value).unwrap();
+            let mut task = task(&node, 0, 4, None, SIZE);
+            (task.workload.read_ratio, task.workload.keys) = (1.0, 4);
+            let mut workers = [Worker::new(task, ()).unwrap()];
+            let (mut ops, mut errors) = (0, 0);
+            while ops < 400 {
+                run_for(&mut workers, Duration::from_millis(50));
+                let tally = workers[0].tally();
+                (ops, errors) = (ops + tally.ops, errors + tally.errors);
+            }
+            // One key of four, and all are asked for alike.
+            let share = errors as f64 / ops as f64;
+            assert!((0.15..0.35).contains(&share), "{errors} of {ops}, {wrong}");
+            client.put_bytes(&key(wrong), &[&key(wrong)[..], &[FILLER; SIZE - 8]].concat()).unwrap();
         }
     }
 
     #[test]
     fn a_node_that_goes_ends_all_clients_of_the_thread() {
-        for (depth, rate) in [(1, None), (8, None), (8, Some(2000.0))] {
-            let node = node(&format!("gone-{depth}-{}", rate.is_some()));
-            let mut workers = workers(&node, depth, rate);
+        let paces = [(1, None), (8, None), (8, Some(2000.0))];
+        for (size, (depth, rate)) in [8, SIZE].into_iter().flat_map(|size| paces.map(|pace| (size, pace))) {
+            let node = node(&format!("gone-{size}-{depth}-{}", rate.is_some()));
+            let mut workers = workers(&node, depth, rate, size);
             let begun = Instant::now();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -238,7 +269,7 @@ mod tests {
         let node = node("checked");
         let record = |client| Ration::new(client, 5000, 2);
         let mut workers: Vec<Worker<Ration>> = (0..CLIENTS)
-            .map(|client| Worker::new(task(&node, client, 4, None), record(client)).unwrap())
+            .map(|client| Worker::new(task(&node, client, 4, None, 8), record(client)).unwrap())
             .collect();
         for _ in 0..2 {
             // Ends when there is no more room.
@@ -255,7 +286,7 @@ mod tests {
     #[test]
     fn a_client_without_answers_gives_up_and_only_that_one() {
         let node = node("silent");
-        let mut workers = workers(&node, 2, None);
+        let mut workers = workers(&node, 2, None, 8);
         let [silent, answered, ..] = workers.as_mut_slice() else { panic!("clients") };
         for worker in [&mut *silent, &mut *answered] {
             worker.start(true).unwrap();

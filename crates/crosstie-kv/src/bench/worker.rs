@@ -8,14 +8,14 @@
 //! start of the client's next, and if its thread is with another client then, that time counts. With more at a time, one in [`TIMED`] is: a reading for each would slow them all. In an open loop all are
 //! timed, from when they should have started.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crosstie::telemetry::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{BeginError, Client, Error};
+use crate::client::{BeginBytesError, Client};
 use crate::history::{Pending, Recorder, now};
+use crate::long::{self, Call};
 use crate::message::{Request, Response, Status};
 use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 
@@ -25,6 +25,8 @@ pub const TIMED: u64 = 17;
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client sleeps at most that waits for its next start: short enough to notice the end.
 pub(super) const LONG_NAP: Duration = Duration::from_millis(10);
+/// What values that are byte strings consist of, behind their key.
+pub(super) const FILLER: u8 = 0xab;
 /// A start so close is awaited by spinning, in nanoseconds.
 const CLOSE: u64 = 100_000;
 
@@ -170,7 +172,8 @@ pub(super) struct Worker<R: Recording> {
     pub(super) record: R,
     /// Of measured runs.
     pub(super) latency: Histogram,
-    value: Vec<u8>,
+    /// Where keys and values are byte strings, what puts write; its first bytes are the key's.
+    value: Option<Box<[u8]>>,
 }
 
 impl<R: Recording> Worker<R> {
@@ -179,9 +182,15 @@ impl<R: Recording> Worker<R> {
         if let Some(core) = task.core {
             super::place::pin(core)?;
         }
-        let client = Client::pipelined(&task.node)?;
+        let mut client = Client::pipelined(&task.node)?;
+        let value = (!task.workload.has_words()).then(|| vec![FILLER; task.workload.value_size].into());
+        if value.is_some() {
+            // The first byte string at a daemon connects, which takes time.
+            for daemon in 0..client.info().daemons {
+                client.stats(task.rank, daemon).map_err(super::Error::Strings)?;
+            }
+        }
         let pattern = task.workload.pattern(&client.placement(), task.rank, task.client)?;
-        let value = vec![0xab; task.workload.value_size];
         let latency = Histogram::new();
         Ok(Worker {
             task,
@@ -323,63 +332,6 @@ impl<R: Recording> Worker<R> {
         self.tally
     }
 
-    /// Whether its operations go one at a time, in a loop of their own.
-    pub(super) fn is_blocking(&self) -> bool {
-        !self.task.workload.has_words()
-    }
-
-    /// Byte strings, one at a time, until `stop` or until there is a reason to.
-    pub(super) fn strings(&mut self, stop: &AtomicBool) {
-        let mut start = self.tally.begun;
-        while !stop.load(Relaxed) {
-            if self.starts.is_some() {
-                start = self.due;
-                self.next_start();
-                while now() < start && !stop.load(Relaxed) {
-                    let early = Duration::from_nanos(start.saturating_sub(now()));
-                    std::thread::sleep(early.min(LONG_NAP));
-                }
-                if stop.load(Relaxed) {
-                    break;
-                }
-            }
-            let entry = self.pattern.at(self.position);
-            self.position += 1;
-            let answer = self.exchange(entry);
-            let end = now();
-            self.tally.ops += 1;
-            match answer {
-                Ok(true) => {}
-                Ok(false) => self.tally.errors += 1,
-                Err(Error::NodeGone { .. } | Error::ServerGone) => {
-                    self.tally.node_gone += 1;
-                    self.tally.gave_up = true;
-                    break;
-                }
-                Err(_) => self.tally.errors += 1,
-            }
-            if self.measured {
-                self.latency.record(end.saturating_sub(start));
-            }
-            start = end;
-        }
-        self.stop();
-    }
-
-    /// Whether the answer is right.
-    fn exchange(&mut self, entry: Entry) -> Result<bool, Error> {
-        let key = key_bytes(u64::from(entry.key));
-        let len = self.value.len().min(key.len());
-        if entry.is_read {
-            let value = self.client.get_bytes(&key)?;
-            let right = |value: Vec<u8>| value.len() == self.value.len() && value[..len] == key[..len];
-            return Ok(value.is_some_and(right));
-        }
-        self.value[..len].copy_from_slice(&key[..len]);
-        self.client.put_bytes(&key, &self.value)?;
-        Ok(true)
-    }
-
     /// Begins the next operation; false if that is not possible now, or not at all.
     #[inline]
     fn begin(&mut self, start: u64) -> bool {
@@ -397,17 +349,27 @@ impl<R: Recording> Worker<R> {
             return false;
         };
         let token = Token { start, mark, key: entry.key, is_read: entry.is_read };
-        match self.client.begin(request, token) {
+        let begun = match &mut self.value {
+            None => self.client.begin(request, token).map_err(BeginBytesError::from),
+            Some(value) => begin_string(&mut self.client, entry, value, token),
+        };
+        match begun {
             Ok(()) => {
                 self.position += 1;
                 self.in_flight += 1;
                 true
             }
-            Err(BeginError::Full(_)) => {
+            Err(BeginBytesError::Full(_)) => {
                 self.position += 1;
                 false
             }
-            Err(BeginError::ServerGone(_)) => {
+            Err(BeginBytesError::ServerGone(_)) => {
+                self.tally.gave_up = true;
+                false
+            }
+            Err(BeginBytesError::Refused { .. }) => {
+                self.tally.ops += 1;
+                self.tally.errors += 1;
                 self.tally.gave_up = true;
                 false
             }
@@ -417,9 +379,9 @@ impl<R: Recording> Worker<R> {
     /// Looks at the answers that are there.
     #[inline]
     fn poll(&mut self) -> usize {
-        let Worker { client, record, latency, tally, measured, .. } = self;
+        let Worker { client, record, latency, tally, measured, value, .. } = self;
         let mut time = 0;
-        let ended = client.poll(|token, response| {
+        let mut end = |token: Token<R::Mark>, response: Response, is_right: bool| {
             if token.start != 0 {
                 if time == 0 {
                     time = now();
@@ -429,7 +391,7 @@ impl<R: Recording> Worker<R> {
                 }
             }
             match response.status {
-                Status::Done if R::UNIQUE || !token.is_read || response.value as u32 == token.key => {}
+                Status::Done if R::UNIQUE || !token.is_read || is_right => {}
                 Status::NodeGone => {
                     tally.node_gone += 1;
                     tally.gave_up = true;
@@ -437,7 +399,17 @@ impl<R: Recording> Worker<R> {
                 _ => tally.errors += 1,
             }
             record.end(token.mark, &response);
-        });
+        };
+        let ended = match value {
+            None => client.poll(|token, response| {
+                let is_right = response.value as u32 == token.key;
+                end(token, response, is_right);
+            }),
+            Some(value) => client.poll_bytes(|token, response| {
+                let is_right = token.is_read && is_of(token.key, &response, value.len());
+                end(token, Response::new(response.status, 0), is_right);
+            }),
+        };
         if time != 0 {
             self.seen = time;
         }
@@ -446,4 +418,33 @@ impl<R: Recording> Worker<R> {
         self.in_flight = self.in_flight.saturating_sub(ended);
         ended
     }
+}
+
+/// Begins an operation on a byte string. What a put writes starts with its key.
+#[inline(never)]
+fn begin_string<T>(
+    client: &mut Client<T>,
+    entry: Entry,
+    value: &mut [u8],
+    token: T,
+) -> Result<(), BeginBytesError<T>> {
+    let key = key_bytes(u64::from(entry.key));
+    if entry.is_read {
+        return client.begin_bytes(Call::Get { key: &key }, token);
+    }
+    mark(value, &key);
+    client.begin_bytes(Call::Put { key: &key, value }, token)
+}
+
+/// Has a value begin with its key, as far as it is long enough.
+pub(super) fn mark(value: &mut [u8], key: &[u8; 8]) {
+    let len = value.len().min(key.len());
+    value[..len].copy_from_slice(&key[..len]);
+}
+
+/// Whether a value is as long as all are, and begins with this key.
+fn is_of(key: u32, response: &long::Response<'_>, len: usize) -> bool {
+    let key = key_bytes(u64::from(key));
+    let common = len.min(key.len());
+    response.value.len() == len && response.value[..common] == key[..common]
 }

@@ -50,12 +50,17 @@ impl<T> Client<T> {
             Some(key) => self.placement.of_bytes(key),
             None => Place { rank: self.info.rank, daemon: 0 },
         };
-        let (daemon, lane, request) = match self.prepare(place, call) {
-            Ok(prepared) => prepared,
+        let request = Request { rank: place.rank, daemon: place.daemon, call };
+        let (header, [key, expected, value]) = match request.parts() {
+            Ok(parts) => parts,
+            Err(cause) => return Err(BeginBytesError::Refused { token, cause: cause.into() }),
+        };
+        let (daemon, lane) = match self.lane(place) {
+            Ok(lane) => lane,
             Err(Error::ServerGone) => return Err(BeginBytesError::ServerGone(token)),
             Err(cause) => return Err(BeginBytesError::Refused { token, cause }),
         };
-        lane.call(request, token).map_err(BeginError::from)?;
+        lane.call_parts(&[&header, key, expected, value], token).map_err(BeginError::from)?;
         self.busy_long |= 1 << daemon;
         Ok(())
     }
@@ -86,10 +91,9 @@ impl<T> Client<T> {
         count
     }
 
-    /// Encodes the request, and finds the daemon that it goes to, and the lane. Connects the lane if it is used for the first time.
-    fn prepare(&mut self, place: Place, call: Call<'_>) -> Result<(u32, &mut Lane<T>, &[u8]), Error> {
+    /// The daemon that a request goes to, and the lane to it. Connects the lane if it is used for the first time.
+    fn lane(&mut self, place: Place) -> Result<(u32, &mut Lane<T>), Error> {
         let Place { rank, daemon } = place;
-        Request { rank, daemon, call }.encode(&mut self.scratch)?;
         let is_local = rank == self.info.rank;
         let daemon = if is_local { daemon } else { self.info.backend.holder(rank, self.info.daemons) };
         if self.long.is_empty() {
@@ -113,7 +117,7 @@ impl<T> Client<T> {
                 lane.insert(connected?.with_waiting(self.waiting))
             }
         };
-        Ok((daemon, lane, &self.scratch))
+        Ok((daemon, lane))
     }
 }
 
@@ -186,10 +190,14 @@ impl<T> Client<T> {
 
     fn exchange_long(&mut self, place: Place, call: Call<'_>) -> Result<(u32, Status, Vec<u8>), Error> {
         let (rank, timeout) = (place.rank, self.timeout);
-        let (_, lane, request) = self.prepare(place, call)?;
-        let answer = lane.exchange_within(request, Some(timeout), |answer| {
+        // Kept, so that only the first ones allocate.
+        let mut request = std::mem::take(&mut self.scratch);
+        Request { rank, daemon: place.daemon, call }.encode(&mut request)?;
+        let (_, lane) = self.lane(place)?;
+        let answer = lane.exchange_within(&request, Some(timeout), |answer| {
             Response::decode(answer).map(|response| (rank, response.status, response.value.to_vec()))
         });
+        self.scratch = request;
         match answer {
             Ok(answer) => Ok(answer.unwrap_or((rank, Status::Malformed, Vec::new()))),
             Err(error) => Err(failed(rank, error)),

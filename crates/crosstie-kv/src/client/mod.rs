@@ -96,7 +96,7 @@ pub struct Client<T = ()> {
     long: Vec<Option<bytes::Lane<T>>>,
     /// As `busy`, for those.
     busy_long: u64,
-    /// The last long request.
+    /// The last long request that waited for its answer.
     scratch: Vec<u8>,
     waiting: Waiting,
     timeout: Duration,

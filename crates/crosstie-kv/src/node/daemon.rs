@@ -48,7 +48,7 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
             if FLUX {
                 done += self.inside.serve_daemons(&mut self.way);
             }
-            if passes.is_multiple_of(LONG_PASSES) || self.inside.long.is_busy {
+            if passes.is_multiple_of(LONG_PASSES) || self.inside.long.is_busy() {
                 done += self.inside.serve_long(&mut self.way);
             }
             if passes.is_multiple_of(RARE_PASSES) {

@@ -6,7 +6,7 @@ use super::counters::Counts;
 use super::network::{Origin, RingSide, Way};
 use super::passing::{Passing, Waiter};
 use super::strings::Strings;
-use crate::long::{self, Backend};
+use crate::long::Backend;
 use crate::message::{Request, Response, Status};
 use crate::placement::{Place, Placement};
 use crate::store::Shard;
@@ -136,90 +136,5 @@ impl Inside {
     #[cold]
     fn answer_client(&mut self, ticket: ipc::Ticket, response: &Response) {
         self.counts.undelivered += u64::from(self.words.reply(ticket, response).is_err());
-    }
-
-    /// Which daemon of which node a long request is for, or how it ends at once.
-    pub(super) fn route_long(&self, bytes: &[u8]) -> Result<Place, Status> {
-        let request = long::Request::decode(bytes).map_err(|_| Status::Malformed)?;
-        if let long::Call::Info = request.call {
-            // Who asks does not know where it is.
-            return Ok(self.place);
-        }
-        let place = Place { rank: request.rank, daemon: request.daemon };
-        let exists = place.rank < self.placement.nodes() && place.daemon < self.placement.daemons();
-        let has_key = request.call.key().is_none_or(|key| self.placement.of_bytes(key) == place);
-        if exists && has_key { Ok(place) } else { Err(Status::Misrouted) }
-    }
-
-    /// Does what a long request for this daemon says; the answer has at most `limit` bytes.
-    pub(super) fn apply_long(&mut self, bytes: &[u8], limit: usize) -> &[u8] {
-        self.counts.served += 1;
-        let info;
-        let response = match long::Request::decode(bytes).map(|request| request.call) {
-            Err(_) => long::Response::new(Status::Malformed),
-            Ok(long::Call::Info) => {
-                info = self.long.next_info();
-                long::Response { status: Status::Done, value: info.as_bytes() }
-            }
-            Ok(call) => self.shard.apply_long(&call),
-        };
-        self.long.encode(&response, limit)
-    }
-
-    /// Clients' requests in bytes, and other daemons'.
-    pub(super) fn serve_long(&mut self, way: &mut impl Way) -> usize {
-        let count = self.serve_long_clients(way) + self.serve_long_daemons(way);
-        self.long.is_busy = count > 0;
-        count
-    }
-
-    fn serve_long_clients(&mut self, way: &mut impl Way) -> usize {
-        if !self.long.poll() {
-            return 0;
-        }
-        let mut count = 0;
-        while let Some((bytes, ticket)) = self.long.next() {
-            count += 1;
-            match self.route_long(&bytes) {
-                Ok(place) if place == self.place => {
-                    self.apply_long(&bytes, long::MAX_RESPONSE);
-                    self.long.answer_encoded(ticket);
-                }
-                Ok(place)
-                    if place.rank != self.place.rank
-                        && self.backend.holder(place.rank, self.placement.daemons()) == self.place.daemon =>
-                {
-                    way.call_long(place.rank, &bytes, allowance(&bytes), ticket, self);
-                }
-                other => self.long.answer_status(ticket, other.err().unwrap_or(Status::Misrouted)),
-            }
-            self.long.give_back(bytes);
-        }
-        count
-    }
-
-    fn serve_long_daemons(&mut self, way: &mut impl Way) -> usize {
-        let mut count = 0;
-        while let Some(handed) = self.long.take_handed() {
-            count += 1;
-            match handed.answer {
-                true => way.reply(handed.waiter, &handed.bytes),
-                false => {
-                    let answer = self.apply_long(&handed.bytes, long::MAX_RESPONSE).to_vec();
-                    self.long.hand_back(handed.daemon, handed.waiter, answer);
-                }
-            }
-        }
-        count
-    }
-}
-
-/// How long the answer to a long request may be.
-fn allowance(bytes: &[u8]) -> usize {
-    match long::Request::decode(bytes).map(|request| request.call) {
-        Ok(long::Call::Put { .. } | long::Call::Delete { .. }) => {
-            long::Response::new(Status::Done).encoded_len()
-        }
-        _ => long::MAX_RESPONSE,
     }
 }

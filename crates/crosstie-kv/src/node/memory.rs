@@ -9,6 +9,7 @@
 use super::config::NodeConfig;
 use super::network::{self, HANDED_BYTES};
 use super::passing::{self, Waiter};
+use super::spares::SPARE_BYTES;
 use super::{has_ring, strings};
 use crate::long::{MAX_REQUEST, MAX_RESPONSE};
 use crate::message::{Request, Response};
@@ -62,12 +63,13 @@ impl NodeConfig {
         let asked_by_clients = clients * self.queue_depth as u64;
         let asked_by_others = others * endpoint.pending_calls as u64;
 
-        // The request that came, the one that is worked on and its answer, in buffers that grow by doubling, and a copy of it.
-        let strings = (2 * MAX_REQUEST + 2 * (MAX_REQUEST + MAX_RESPONSE)) as u64;
+        // The request that came and one that was taken ahead, and an answer in a buffer that grows by doubling.
+        let strings = (2 * MAX_REQUEST + 2 * MAX_RESPONSE) as u64;
         let mut daemon = DAEMON + strings;
         let mut passing = 0;
         if others > 0 {
-            daemon += network::config(self.nodes).bytes();
+            // Another node's request, in such a buffer, and buffers for those that wait.
+            daemon += network::config(self.nodes).bytes() + (2 * MAX_REQUEST + SPARE_BYTES) as u64;
         }
         if others > 0 && daemons > 1 {
             daemon += (HANDED_BYTES + MAX_REQUEST) as u64;

@@ -54,6 +54,7 @@ mod inside;
 mod memory;
 mod network;
 mod passing;
+mod spares;
 mod strings;
 
 use std::io::Write;
@@ -72,6 +73,7 @@ pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig,
 pub use counters::{Counts, DaemonCounters};
 pub use error::{Panicked, PeerMissing, PeersMissing, StartError};
 pub use memory::MemoryBound;
+pub use strings::MAX_STRING_DEPTH;
 
 use control::Control;
 use daemon::Daemon;

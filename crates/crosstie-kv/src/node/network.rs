@@ -10,6 +10,8 @@ use zerocopy::IntoBytes;
 use super::counters::Counts;
 use super::inside::Inside;
 use super::passing::Waiter;
+use super::spares::Spares;
+use super::strings;
 use crate::long;
 use crate::message::{Request, Response, Status};
 
@@ -60,17 +62,19 @@ pub(super) trait Way {
     fn turn(&mut self, inside: &mut Inside) -> usize;
     /// Sends a request to a node. The answer goes to its origin, whatever it is.
     fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside);
-    /// The same with bytes, of which `allowance` come back at most.
+    /// The same with bytes, of which `allowance` come back at most. Says how it ends, if it does at once.
     fn call_long(
         &mut self,
         rank: u32,
         bytes: &[u8],
         allowance: usize,
         ticket: ipc::Ticket,
-        inside: &mut Inside,
-    );
+        counts: &mut Counts,
+    ) -> Result<(), (ipc::Ticket, Status)>;
     /// Answers another node.
     fn reply(&mut self, waiter: u32, answer: &[u8]);
+    /// The same, with what another daemon handed back.
+    fn reply_handed(&mut self, waiter: u32, answer: Vec<u8>);
     /// Whether answers are yet to come.
     fn in_flight(&self) -> bool;
     /// Does what the control plane says.
@@ -94,11 +98,20 @@ impl Way for Nowhere {
         inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut NoRing);
     }
 
-    fn call_long(&mut self, _: u32, _: &[u8], _: usize, ticket: ipc::Ticket, inside: &mut Inside) {
-        inside.long.answer_status(ticket, Status::NodeGone);
+    fn call_long(
+        &mut self,
+        _: u32,
+        _: &[u8],
+        _: usize,
+        ticket: ipc::Ticket,
+        _: &mut Counts,
+    ) -> Result<(), (ipc::Ticket, Status)> {
+        Err((ticket, Status::NodeGone))
     }
 
     fn reply(&mut self, _: u32, _: &[u8]) {}
+
+    fn reply_handed(&mut self, _: u32, _: Vec<u8>) {}
 
     fn in_flight(&self) -> bool {
         false
@@ -174,6 +187,9 @@ pub(super) struct Network<R> {
     unanswered: VecDeque<(RecvHandle<Origin>, Vec<u8>)>,
     /// In all backlogs.
     waiting: usize,
+    /// As long as the longest byte-string request that came; the last one is in front.
+    request: Vec<u8>,
+    spares: Spares,
 }
 
 #[derive(Default)]
@@ -183,7 +199,7 @@ struct Peer {
     epoch: u64,
     /// What found no room. A client or a daemon waits for each, so there are never more than those may ask at a time.
     backlog: VecDeque<(Request, Origin)>,
-    long_backlog: VecDeque<(Box<[u8]>, usize, ipc::Ticket)>,
+    long_backlog: VecDeque<(Vec<u8>, usize, ipc::Ticket)>,
 }
 
 impl Peer {
@@ -275,6 +291,8 @@ impl<R: RingSide> Network<R> {
             guests: Guests::default(),
             unanswered: VecDeque::new(),
             waiting: 0,
+            request: Vec::new(),
+            spares: Spares::default(),
         })
     }
 
@@ -329,22 +347,33 @@ impl<R: RingSide> Network<R> {
     /// A request of another node that is not of 8-byte keys.
     #[cold]
     fn take_long(&mut self, asked: RecvHandle<Origin>, inside: &mut Inside) {
-        let bytes = asked.data().to_vec();
-        match inside.route_long(&bytes) {
-            Ok(place) if place == inside.place => {
-                let answer = inside.apply_long(&bytes, asked.response_limit() as usize);
-                self.answer(asked, answer);
+        let mut request = std::mem::take(&mut self.request);
+        let len = asked.data().len();
+        let routed = if len > long::MAX_REQUEST {
+            Err(Status::Malformed)
+        } else {
+            if request.len() < len {
+                request.resize(len, 0);
             }
-            Ok(place) if place.rank == inside.place.rank => {
-                let waiter = self.guests.keep(asked, bytes.len());
-                inside.long.pass(place.daemon, waiter, bytes);
+            asked.data().copy_to(&mut request);
+            strings::route(inside.place, &inside.placement, &request[..len])
+        };
+        match routed {
+            Ok((place, call)) if place == inside.place => {
+                inside.counts.served += 1;
+                let limit = asked.response_limit() as usize;
+                self.answer(asked, inside.long.apply(&mut inside.shard, &call, limit));
+            }
+            Ok((place, _)) if place.rank == inside.place.rank => {
+                let waiter = self.guests.keep(asked, len);
+                inside.long.pass(place.daemon, waiter, self.spares.copy_of(&request[..len]));
             }
             other => {
-                let status = other.err().unwrap_or(Status::Misrouted);
-                let answer = inside.long.status(status);
-                inside.counts.undelivered += u64::from(asked.reply(answer).is_err());
+                let answer = strings::status(other.err().unwrap_or(Status::Misrouted));
+                inside.counts.undelivered += u64::from(asked.reply(&answer).is_err());
             }
         }
+        self.request = request;
     }
 
     fn give_up(&mut self, waiter: Waiter) {
@@ -386,15 +415,12 @@ impl<R: RingSide> Network<R> {
     #[cold]
     fn answer_later(&mut self, cause: copyrpc::NotReplied, guest: RecvHandle<Origin>, answer: &[u8]) {
         if cause.is_back_pressure() {
-            self.unanswered.push_back((guest, answer.to_vec()));
+            self.unanswered.push_back((guest, self.spares.copy_of(answer)));
             self.waiting += 1;
             return;
         }
         // Longer than the peer allowed. It gets the status alone.
-        let mut short = Vec::new();
-        if long::Response::new(Status::Malformed).encode(&mut short).is_ok() {
-            drop(guest.reply(&short));
-        }
+        drop(guest.reply(&strings::status(Status::Malformed)));
     }
 
     /// Tries again with what found no room.
@@ -407,10 +433,12 @@ impl<R: RingSide> Network<R> {
                     Err((cause, Some(guest))) if cause.is_back_pressure() => {
                         self.unanswered.push_back((guest, answer));
                         self.waiting += 1;
+                        continue;
                     }
                     Err((cause, Some(guest))) => self.answer_later(cause, guest, &answer),
                     Ok(()) | Err((_, None)) => {}
                 }
+                self.spares.give(answer);
             }
         }
         for peer in &mut self.peers {
@@ -433,6 +461,7 @@ impl<R: RingSide> Network<R> {
                     }
                     break;
                 }
+                self.spares.give(bytes);
             }
         }
     }
@@ -476,34 +505,33 @@ impl<R: RingSide> Way for Network<R> {
         bytes: &[u8],
         allowance: usize,
         ticket: ipc::Ticket,
-        inside: &mut Inside,
-    ) {
-        inside.counts.sent += 1;
+        counts: &mut Counts,
+    ) -> Result<(), (ipc::Ticket, Status)> {
+        counts.sent += 1;
         let peer = &mut self.peers[rank as usize];
         let up = peer.endpoint.as_ref().filter(|_| peer.is_up);
         let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.longest()?))) else {
-            return inside.long.answer_status(ticket, Status::NodeGone);
+            return Err((ticket, Status::NodeGone));
         };
         let allowance = allowance.min(longest);
-        if !peer.long_backlog.is_empty() {
+        let ticket = if peer.long_backlog.is_empty() {
+            let Err(error) = endpoint.call(bytes, allowance, Origin::Long(ticket)) else { return Ok(()) };
+            let Origin::Long(ticket) = error.user else { return Ok(()) };
+            match error.cause {
+                cause if cause.is_back_pressure() => ticket,
+                copyrpc::NotCalled::Failed(_) | copyrpc::NotCalled::NotConnected => {
+                    return Err((ticket, Status::NodeGone));
+                }
+                // Longer than this connection carries.
+                _ => return Err((ticket, Status::Malformed)),
+            }
+        } else {
             // Behind those that came before it.
-            peer.long_backlog.push_back((bytes.into(), allowance, ticket));
-            self.waiting += 1;
-            return;
-        }
-        let Err(error) = endpoint.call(bytes, allowance, Origin::Long(ticket)) else { return };
-        let Origin::Long(ticket) = error.user else { return };
-        match error.cause {
-            cause if cause.is_back_pressure() => {
-                peer.long_backlog.push_back((bytes.into(), allowance, ticket));
-                self.waiting += 1;
-            }
-            copyrpc::NotCalled::Failed(_) | copyrpc::NotCalled::NotConnected => {
-                inside.long.answer_status(ticket, Status::NodeGone);
-            }
-            // Longer than this connection carries.
-            _ => inside.long.answer_status(ticket, Status::Malformed),
-        }
+            ticket
+        };
+        peer.long_backlog.push_back((self.spares.copy_of(bytes), allowance, ticket));
+        self.waiting += 1;
+        Ok(())
     }
 
     #[inline]
@@ -511,6 +539,11 @@ impl<R: RingSide> Way for Network<R> {
         if let Some(guest) = self.guests.take(waiter) {
             self.answer(guest, answer);
         }
+    }
+
+    fn reply_handed(&mut self, waiter: u32, answer: Vec<u8>) {
+        self.reply(waiter, &answer);
+        self.spares.give(answer);
     }
 
     #[inline]

@@ -8,22 +8,30 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use crosstie::copyrpc::Payload;
 use crosstie::ipc;
+use zerocopy::IntoBytes;
 
-use crate::long::{self, Info};
+use super::inside::Inside;
+use super::network::Way;
+use crate::long::{self, Call, Info};
 use crate::message::Status;
+use crate::placement::{Place, Placement};
+use crate::store::Shard;
 
 /// Unanswered long requests of a client at one daemon, at most. Each has a slot of 2 MiB, and one more is always free: a lane is
 /// 34 MiB of addresses, of which what was ever written is memory until the client leaves. A client that makes one request at
 /// a time writes to two slots; one that always has several under way, to all: 68 KiB with small values, 17 MiB with values of 1 MiB.
-const MAX_DEPTH: usize = 16;
+pub const MAX_STRING_DEPTH: usize = 16;
 /// Bytes of clients' requests and answers after which 8-byte requests have their turn. One request may go beyond.
 const TURN: usize = 64 << 10;
+/// Looks in vain after which the next one is not soon: a client that makes one request at a time has asked again by then.
+const SOON: u32 = 64;
 /// Requests and answers on their way to one daemon.
 const HANDED: usize = 64;
 
 /// One daemon's side.
 pub(super) struct Strings {
     server: ipc::Server<[u8], [u8]>,
+    /// As the last client was told.
     info: Info,
     arrivals: Receiver<Handed>,
     daemon: u32,
@@ -31,22 +39,20 @@ pub(super) struct Strings {
     departures: Vec<SyncSender<Handed>>,
     /// What found no room. Another node waits for each.
     backlog: VecDeque<(u32, Handed)>,
-    /// The last answer.
+    /// As long as the longest answer that was made in it.
     scratch: Vec<u8>,
-    /// The last request.
-    request: Vec<u8>,
     undelivered: u64,
     /// Clients' requests may be left of the last look at their lanes.
     has_more: bool,
     /// Bytes that may be taken and answered in this turn.
     left: usize,
-    /// The last turn was not in vain: the next one should come soon.
-    pub(super) is_busy: bool,
+    /// Turns in vain since one that was not.
+    idle: u32,
 }
 
 /// How many unanswered long requests a client of a node may have at one daemon.
 pub(super) fn depth(queue_depth: usize) -> usize {
-    queue_depth.min(MAX_DEPTH)
+    queue_depth.min(MAX_STRING_DEPTH)
 }
 
 /// A request for another daemon's shard, or the answer to one.
@@ -68,11 +74,12 @@ pub(super) fn corridors(daemons: u32) -> Vec<(Receiver<Handed>, Vec<SyncSender<H
 impl Strings {
     pub(super) fn new(
         server: ipc::Server<[u8], [u8]>,
-        info: Info,
+        mut info: Info,
         daemon: u32,
         (arrivals, departures): (Receiver<Handed>, Vec<SyncSender<Handed>>),
     ) -> Strings {
-        let (backlog, scratch, request) = (VecDeque::new(), Vec::new(), Vec::new());
+        info.turn = info.turn.wrapping_sub(1);
+        let (backlog, scratch) = (VecDeque::new(), Vec::new());
         Strings {
             server,
             info,
@@ -81,11 +88,10 @@ impl Strings {
             departures,
             backlog,
             scratch,
-            request,
             undelivered: 0,
             has_more: false,
             left: 0,
-            is_busy: false,
+            idle: SOON,
         }
     }
 
@@ -97,70 +103,47 @@ impl Strings {
         self.has_more
     }
 
-    /// The next request of a client, if there is one and the turn is not over. Its bytes are to be
-    /// [given back](Strings::give_back).
-    pub(super) fn next(&mut self) -> Option<(Vec<u8>, ipc::Ticket)> {
-        if self.left == 0 {
-            return None;
+    /// Whether the next turn should come soon.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.idle < SOON
+    }
+
+    /// Does what a request for this daemon says; the encoded answer has at most `limit` bytes.
+    pub(super) fn apply(&mut self, shard: &mut Shard, call: &Call<'_>, limit: usize) -> &[u8] {
+        let response = apply(shard, &mut self.info, call);
+        let len = response.encoded_len();
+        match response.header() {
+            Ok(header) if len <= limit => {
+                let answer = room(&mut self.scratch, len);
+                let (front, value) = answer.split_at_mut(header.len());
+                front.copy_from_slice(&header);
+                value.copy_from_slice(response.value);
+                answer
+            }
+            _ => {
+                let answer = status(Status::Malformed);
+                let place = room(&mut self.scratch, answer.len());
+                place.copy_from_slice(&answer);
+                place
+            }
         }
-        let Some(asked) = self.server.recv() else {
-            self.has_more = false;
-            return None;
-        };
-        self.left = self.left.saturating_sub(asked.message().len());
-        let mut bytes = std::mem::take(&mut self.request);
-        bytes.clear();
-        bytes.extend_from_slice(asked.message());
-        Some((bytes, asked.defer()))
     }
 
-    pub(super) fn give_back(&mut self, bytes: Vec<u8>) {
-        self.request = bytes;
-    }
-
-    /// What this node is, for one more client.
-    pub(super) fn next_info(&mut self) -> Info {
-        let info = self.info;
-        self.info.turn = info.turn.wrapping_add(1);
-        info
-    }
-
-    /// Encodes an answer of at most `limit` bytes.
-    pub(super) fn encode(&mut self, response: &long::Response<'_>, limit: usize) -> &[u8] {
-        if response.encoded_len() > limit || response.encode(&mut self.scratch).is_err() {
-            return self.status(Status::Malformed);
-        }
-        &self.scratch
-    }
-
-    /// The answer that is a status alone.
-    pub(super) fn status(&mut self, status: Status) -> &[u8] {
-        let encoded = long::Response::new(status).encode(&mut self.scratch);
-        debug_assert!(encoded.is_ok(), "an empty value is within every limit");
-        &self.scratch
-    }
-
-    /// Answers a client with what was encoded last.
-    pub(super) fn answer_encoded(&mut self, ticket: ipc::Ticket) {
-        self.left = self.left.saturating_sub(self.scratch.len());
-        self.undelivered += u64::from(self.server.reply(ticket, &self.scratch).is_err());
-    }
-
-    pub(super) fn answer_status(&mut self, ticket: ipc::Ticket, status: Status) {
-        self.status(status);
-        self.answer_encoded(ticket);
+    pub(super) fn answer_status(&mut self, ticket: ipc::Ticket, answer: Status) {
+        self.undelivered += u64::from(self.server.reply(ticket, &status(answer)).is_err());
     }
 
     /// Answers a client with what another node said.
     pub(super) fn answer_payload(&mut self, ticket: ipc::Ticket, payload: Payload<'_>) {
-        self.scratch.clear();
-        self.scratch.resize(payload.len().min(long::MAX_RESPONSE), 0);
-        payload.copy_to(&mut self.scratch);
         if payload.is_empty() {
             // A request that its receiver dropped is answered with nothing.
-            self.status(Status::NodeGone);
+            return self.answer_status(ticket, Status::NodeGone);
         }
-        self.answer_encoded(ticket);
+        let answer = room(&mut self.scratch, payload.len().min(long::MAX_RESPONSE));
+        payload.copy_to(answer);
+        self.left = self.left.saturating_sub(answer.len());
+        self.undelivered += u64::from(self.server.reply(ticket, answer).is_err());
     }
 
     /// Hands a request of another node to the daemon that has the key.
@@ -212,5 +195,127 @@ impl Strings {
                 None
             }
         }
+    }
+}
+
+impl Inside {
+    /// Clients' requests in bytes, and other daemons'.
+    pub(super) fn serve_long(&mut self, way: &mut impl Way) -> usize {
+        let count = self.serve_long_clients(way) + self.serve_long_daemons(way);
+        self.long.idle = if count > 0 { 0 } else { self.long.idle.saturating_add(1) };
+        count
+    }
+
+    /// Requests are looked at where they arrived, and answers written where clients look for them: whatever is copied in between is copied
+    /// for nothing.
+    fn serve_long_clients(&mut self, way: &mut impl Way) -> usize {
+        if !self.long.poll() {
+            return 0;
+        }
+        let mut count = 0;
+        while self.long.left > 0 {
+            let Inside { place: home, placement, backend, shard, long, counts, .. } = self;
+            let Some(asked) = long.server.recv() else {
+                long.has_more = false;
+                break;
+            };
+            count += 1;
+            let bytes = asked.message();
+            long.left = long.left.saturating_sub(bytes.len());
+            let in_vain = match route(*home, placement, bytes) {
+                Ok((place, call)) if place == *home => {
+                    counts.served += 1;
+                    let response = apply(shard, &mut long.info, &call);
+                    long.left = long.left.saturating_sub(response.value.len());
+                    let replied = match response.header() {
+                        Ok(header) => asked.reply_parts(&[&header, response.value]),
+                        Err(_) => asked.reply(&status(Status::Malformed)),
+                    };
+                    long.undelivered += u64::from(replied.is_err());
+                    continue;
+                }
+                Ok((place, call))
+                    if place.rank != home.rank
+                        && backend.holder(place.rank, placement.daemons()) == home.daemon =>
+                {
+                    way.call_long(place.rank, bytes, allowance(&call), asked.defer(), counts)
+                }
+                other => Err((asked.defer(), other.err().unwrap_or(Status::Misrouted))),
+            };
+            if let Err((ticket, status)) = in_vain {
+                long.answer_status(ticket, status);
+            }
+        }
+        count
+    }
+
+    fn serve_long_daemons(&mut self, way: &mut impl Way) -> usize {
+        let mut count = 0;
+        while let Some(mut handed) = self.long.take_handed() {
+            count += 1;
+            if handed.answer {
+                way.reply_handed(handed.waiter, handed.bytes);
+                continue;
+            }
+            self.counts.served += 1;
+            let answer = match long::Request::decode(&handed.bytes) {
+                Ok(request) => apply(&mut self.shard, &mut self.long.info, &request.call),
+                Err(_) => long::Response::new(Status::Malformed),
+            };
+            if answer.encode(&mut handed.bytes).is_err() {
+                handed.bytes.extend_from_slice(&status(Status::Malformed));
+            }
+            self.long.hand_back(handed.daemon, handed.waiter, handed.bytes);
+        }
+        count
+    }
+}
+
+/// The first `len` bytes of a buffer that only ever grows: what was there before is written over, not cleared.
+fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// The answer that is a status alone.
+pub(super) fn status(status: Status) -> [u8; long::RESPONSE_HEADER] {
+    long::Response::new(status).header().unwrap_or_default()
+}
+
+/// Does what a request for this daemon says.
+fn apply<'s>(shard: &'s mut Shard, info: &'s mut Info, call: &Call<'_>) -> long::Response<'s> {
+    match call {
+        Call::Info => {
+            info.turn = info.turn.wrapping_add(1);
+            long::Response { status: Status::Done, value: info.as_bytes() }
+        }
+        call => shard.apply_long(call),
+    }
+}
+
+/// Which daemon of which node a request is for, and what it says; or how it ends at once.
+pub(super) fn route<'b>(
+    home: Place,
+    placement: &Placement,
+    bytes: &'b [u8],
+) -> Result<(Place, Call<'b>), Status> {
+    let request = long::Request::decode(bytes).map_err(|_| Status::Malformed)?;
+    if let Call::Info = request.call {
+        // Who asks does not know where it is.
+        return Ok((home, Call::Info));
+    }
+    let place = Place { rank: request.rank, daemon: request.daemon };
+    let exists = place.rank < placement.nodes() && place.daemon < placement.daemons();
+    let has_key = request.call.key().is_none_or(|key| placement.of_bytes(key) == place);
+    if exists && has_key { Ok((place, request.call)) } else { Err(Status::Misrouted) }
+}
+
+/// How long the answer to a request may be.
+fn allowance(call: &Call<'_>) -> usize {
+    match call {
+        Call::Put { .. } | Call::Delete { .. } => long::RESPONSE_HEADER,
+        _ => long::MAX_RESPONSE,
     }
 }

@@ -37,6 +37,9 @@ use crate::device::{Access, Mr, Pd, PostError, RemoteAddr, SendOp};
 const PIECE: usize = 1 << 18;
 /// READs, and as many WRITEs, of pieces that one endpoint has under way at most.
 const PIECES: u32 = 8;
+/// What a call whose answer may be a bulk one reserves in the ring, as a part of the longest answer there: one that turns out to be so short
+/// comes that way, in one WRITE with others. More would take credit that is mostly not used.
+const SHORT_PART: usize = 32;
 
 /// The longest bulk payload that a side with this configuration takes.
 pub(super) fn limit(config: &EndpointConfig) -> u32 {
@@ -257,7 +260,7 @@ impl<U> State<U> {
         };
         let Some(link) = &mut self.link else { return Err((NotCalled::NotConnected, user)) };
         let inline: &[u8] = if travels { &[] } else { payload };
-        let in_ring = if lands { 0 } else { allowance };
+        let in_ring = if lands { answer_by_ring / SHORT_PART } else { allowance };
         let len = BULK_REQUEST_SIZE + inline.len();
         let (call, placed) = match link.protocol.call_bulk(len as u32, in_ring as u32, user) {
             Ok(called) => called,

@@ -154,7 +154,8 @@ pub struct EndpointConfig {
     /// Unanswered calls of this side, at most 65536.
     pub pending_calls: usize,
     /// Bytes of bulk memory for each of four purposes, up to 1 GiB: requests that go and that come, answers that come and
-    /// that go. It is allocated when it is used, in powers of two, and kept until the endpoint is closed. The lesser of
+    /// that go. It is allocated when it is used, in pieces of at most an eighth more than their payload (and at least 64 KiB), and kept until the
+    /// endpoint is closed. The lesser of
     /// both sides is the longest payload of a connection. Zero: what a ring does not hold is refused. (Rings of 256
     /// bytes carry no bulk calls either.)
     pub bulk: usize,

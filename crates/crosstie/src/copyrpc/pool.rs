@@ -2,8 +2,10 @@
 
 use crate::device::{Access, Mr, Pd};
 
-/// The smallest region; the others are powers of two, or the whole pool.
+/// The smallest region.
 const SMALLEST: usize = 1 << 16;
+/// Sizes from one power of two to the next. So a region is at most an eighth longer than its payload, and still few sizes serve all.
+const SIZES: usize = 8;
 
 /// Memory of a pool, lent to one payload.
 pub(super) struct Region(Box<Mr>);
@@ -27,7 +29,8 @@ pub(super) enum NoRegion {
 /// Regions for one purpose. At most `limit` bytes exist at a time.
 ///
 /// What comes back is kept, so that in the steady state nothing is registered; regions of sizes that nobody asks for
-/// any more make room for others.
+/// any more make room for others. That ends: once the pool is full, only smaller ones make room, for a larger one, and larger ones
+/// serve for smaller payloads.
 pub(super) struct Pool {
     access: Access,
     limit: usize,
@@ -43,7 +46,7 @@ impl Pool {
 
     /// A region of at least `len` bytes; `len` is at most the pool's limit.
     pub(super) fn take(&mut self, pd: &Pd, len: usize) -> Result<Region, NoRegion> {
-        let size = len.next_power_of_two().max(SMALLEST).min(self.limit);
+        let size = self.size(len);
         debug_assert!(len <= size);
         if let Some(at) = self.idle.iter().position(|region| region.mr().len() == size) {
             return Ok(self.lend(at));
@@ -74,6 +77,12 @@ impl Pool {
                 Err(_) => return Err(NoRegion::NoMemory),
             }
         }
+    }
+
+    /// Bytes of the region for a payload of `len`.
+    fn size(&self, len: usize) -> usize {
+        let step = (len.next_power_of_two() / (2 * SIZES)).max(1);
+        len.next_multiple_of(step).max(SMALLEST).min(self.limit)
     }
 
     /// Takes a region of this pool back. Nobody touches it any more.
@@ -110,11 +119,11 @@ mod tests {
     fn regions_are_used_again_and_bounded() {
         let pd = pd(256 << 20);
         let mut pool = Pool::new(Access::LOCAL_WRITE, 1 << 20);
-        let first = pool.take(&pd, 200_000).unwrap();
+        let first = pool.take(&pd, 250_000).unwrap();
         assert_eq!(first.mr().len(), 1 << 18);
         let address = first.mr().remote().addr;
         pool.give(first);
-        let again = pool.take(&pd, 250_000).unwrap();
+        let again = pool.take(&pd, 1 << 18).unwrap();
         assert_eq!(again.mr().remote().addr, address, "used again");
         let rest: Vec<_> = (0..3).map(|_| pool.take(&pd, 1 << 18).unwrap()).collect();
         assert_eq!(pool.take(&pd, 1).err(), Some(NoRegion::InUse));
@@ -128,6 +137,48 @@ mod tests {
         let whole = pool.take(&pd, 1 << 20).unwrap();
         assert_eq!((whole.mr().len(), pool.lent, pool.idle_bytes), (1 << 20, 1 << 20, 0));
         pool.give(whole);
+    }
+
+    #[test]
+    fn regions_are_hardly_longer_than_what_they_are_for() {
+        let pool = Pool::new(Access::LOCAL_WRITE, 1 << 30);
+        assert_eq!([1, 1 << 16].map(|len| pool.size(len)), [SMALLEST; 2]);
+        assert_eq!(pool.size((1 << 16) + 1), 9 << 13);
+        assert_eq!(pool.size((1 << 20) + 8), 9 << 17);
+        for len in (SMALLEST + 1..1 << 23).step_by(1009) {
+            let size = pool.size(len);
+            assert!(len <= size && size - len < len / SIZES, "{size} for {len}");
+            assert_eq!(pool.size(size), size, "a size is its own");
+        }
+        for power in 16..30 {
+            assert_eq!(pool.size(1 << power), 1 << power);
+        }
+    }
+
+    /// Whatever sizes are asked for, and however many are lent: registering comes to an end.
+    #[test]
+    fn all_sizes_together_settle() {
+        let pd = pd(256 << 20);
+        let mut pool = Pool::new(Access::LOCAL_WRITE, 8 << 20);
+        let mut lent = std::collections::VecDeque::new();
+        let (mut number, mut registered, mut last) = (1u64, std::collections::HashSet::new(), 0);
+        for take in 0..20_000 {
+            number = number.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let len = (number >> 33) as usize % ((1 << 20) + 8) + 1;
+            match pool.take(&pd, len) {
+                Ok(region) => {
+                    assert!(len <= region.mr().len());
+                    last = if registered.insert(region.mr().remote().rkey) { take } else { last };
+                    lent.push_back(region);
+                }
+                Err(cause) => assert_eq!(cause, NoRegion::InUse),
+            }
+            assert!(pool.lent + pool.idle_bytes <= 8 << 20);
+            while lent.len() > (number >> 20) as usize % 8 {
+                lent.pop_front().into_iter().for_each(|region| pool.give(region));
+            }
+        }
+        assert!(last < 10_000, "a region was registered at take {last}, the {}th", registered.len());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 
-use super::lane::{Board, Lane, MAGIC, Shape, VERSION};
+use super::lane::{Board, Lane, MAGIC, Shape, Slot, VERSION, length};
 use super::{CallError, ConnectError, Disconnected, KIND};
 use crate::Waiting;
 use crate::message::Message;
@@ -84,19 +84,25 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     #[inline]
     pub fn call(&mut self, request: &Req, token: Token) -> Result<(), CallError<Token>> {
         let bytes = request.bytes();
+        let begun = self.admit(bytes.len(), token)?;
+        self.line.request(begun, bytes);
+        Ok(())
+    }
+
+    /// Begins a call of `len` bytes, if that is possible now.
+    #[inline(always)]
+    fn admit(&mut self, len: usize, token: Token) -> Result<Begun, CallError<Token>> {
         if let Err(cause) = self.alive() {
             return Err(CallError::Disconnected { token, cause });
         }
         let limit = self.line.shape.request_limit as usize;
-        if bytes.len() > limit {
-            return Err(CallError::TooLong { token, len: bytes.len(), limit });
+        if len > limit {
+            return Err(CallError::TooLong { token, len, limit });
         }
         if self.calls.is_full() && self.calls.has_quiet() {
             self.reap();
         }
-        let begun = self.calls.begin(token).map_err(CallError::Full)?;
-        self.line.request(begun, bytes);
-        Ok(())
+        self.calls.begin(token).map_err(CallError::Full)
     }
 
     /// Hands the answers that are there to `each`; says how many. Never waits. An error comes when all answers have been
@@ -320,6 +326,19 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized, Token> Client<Req, Resp, Tok
     }
 }
 
+impl<Resp: Message + ?Sized, Token> Client<[u8], Resp, Token> {
+    /// As [`call`](Client::call), with a request whose bytes are in several places: one after the other they are the request.
+    #[inline]
+    pub fn call_parts(&mut self, parts: &[&[u8]], token: Token) -> Result<(), CallError<Token>> {
+        let len = length(parts);
+        let begun = self.admit(len, token)?;
+        let slot = self.line.lane.slot(begun.slot);
+        slot.put_parts(parts);
+        self.line.announce(slot, begun, len);
+        Ok(())
+    }
+}
+
 impl Line {
     fn connect<Req: Message + ?Sized, Resp: Message + ?Sized>(
         name: &str,
@@ -344,7 +363,12 @@ impl Line {
     fn request(&self, begun: Begun, bytes: &[u8]) {
         let slot = self.lane.slot(begun.slot);
         slot.put(bytes);
-        lane::request(slot.word(), begun, bytes.len());
+        self.announce(slot, begun, bytes.len());
+    }
+
+    #[inline(always)]
+    fn announce(&self, slot: Slot<'_>, begun: Begun, len: usize) {
+        lane::request(slot.word(), begun, len);
         self.board.bell().ring();
     }
 }

@@ -10,7 +10,7 @@ use crosstie_protocol::lane::MAX_SLOTS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_MESSAGE};
-use crate::memory::copy::{copy_in, copy_out};
+use crate::memory::copy::{copy, copy_in, copy_out};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
 use crate::neighbor::bell::Bell;
@@ -189,6 +189,18 @@ impl<'l> Slot<'l> {
         unsafe { copy_in(bytes, self.at.add(PAYLOAD_AT).as_ptr()) };
     }
 
+    /// Copies a payload in that is in several places, one after the other.
+    #[inline]
+    pub(super) fn put_parts(&self, parts: &[&[u8]]) {
+        assert!(length(parts) <= self.lane.room);
+        let mut to = PAYLOAD_AT;
+        for part in parts {
+            // SAFETY: as in `put`; all parts together fit, so each does.
+            unsafe { copy(part.as_ptr(), self.at.add(to).as_ptr(), part.len()) };
+            to += part.len();
+        }
+    }
+
     /// Copies a payload out.
     #[inline]
     pub(super) fn get(&self, bytes: &mut [u8]) {
@@ -196,6 +208,12 @@ impl<'l> Slot<'l> {
         // SAFETY: as in `put`.
         unsafe { copy_out(self.at.add(PAYLOAD_AT).as_ptr(), bytes) };
     }
+}
+
+/// Bytes of all parts of a message.
+#[inline]
+pub(super) fn length(parts: &[&[u8]]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
 }
 
 /// The page that all clients of a server map.

@@ -10,7 +10,7 @@ use crosstie_protocol::key::Key;
 use crosstie_protocol::lane::CallNumber;
 
 use super::admission::Door;
-use super::lane::{Board, Lane, MAGIC, Shape, VERSION};
+use super::lane::{Board, Lane, MAGIC, Shape, VERSION, length};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, ReplyError};
 use crate::memory::prefetch;
 use crate::message::Message;
@@ -164,6 +164,20 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     #[inline]
     pub fn defer(self) -> Ticket {
         self.ticket
+    }
+}
+
+impl<Req: Message + ?Sized> Request<'_, Req, [u8]> {
+    /// As [`reply`](Request::reply), with an answer whose bytes are in several places: one after the other they are the answer.
+    #[inline]
+    pub fn reply_parts(self, parts: &[&[u8]]) -> Result<(), ReplyError<Ticket>> {
+        let (ticket, len, limit) = (self.ticket, length(parts), self.response_limit);
+        if len > limit {
+            return Err(ReplyError::TooLong { ticket, len, limit });
+        }
+        self.client.lane.slot(ticket.slot as usize).put_parts(parts);
+        self.client.answered(ticket, len);
+        Ok(())
     }
 }
 
@@ -397,12 +411,17 @@ impl Connected {
         if answer.len() > limit {
             return Err(ReplyError::TooLong { ticket, len: answer.len(), limit });
         }
-        let slot = self.lane.slot(ticket.slot as usize);
-        slot.put(answer);
-        lane::answer(slot.word(), ticket.call, answer.len());
+        self.lane.slot(ticket.slot as usize).put(answer);
+        self.answered(ticket, answer.len());
+        Ok(())
+    }
+
+    /// The answer is in its slot.
+    #[inline(always)]
+    fn answered(&mut self, ticket: Ticket, len: usize) {
+        lane::answer(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
         self.unanswered -= 1;
         self.lane.bell().ring();
-        Ok(())
     }
 }
 

@@ -127,15 +127,18 @@ fn echo(side: &mut Side, len: usize, rounds: u64) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &EndpointConfig { bulk: len, ..EndpointConfig::default() });
     if side.index == 1 {
-        for _ in 0..rounds {
+        for _ in 0..rounds + 1 {
             let request = next(&context);
             let bytes = request.data().to_vec();
             reply(&context, request, &bytes);
         }
+        // The first answer was short, and came by the ring.
         let counters = context.counters();
         assert_eq!(counters.bulk_replies, rounds);
         return serve_while(side, &context, &endpoint);
     }
+    let short = bytes(7, 5000);
+    assert!(ask(&context, &endpoint, &short, len) == short, "a short one");
     for round in 0..rounds {
         let request = bytes(round, len - round as usize);
         assert!(ask(&context, &endpoint, &request, len) == request, "round {round}");

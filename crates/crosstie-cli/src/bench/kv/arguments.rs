@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Seconds to measure, all runs together.
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub(crate) duration: f64,
-    /// Bytes of a value. Other than 8, keys are byte strings and go one at a time.
+    /// Bytes of a value. Other than 8, keys are byte strings, of which a client has up to 16 under way.
     #[arg(long, value_name = "BYTES", default_value_t = 8)]
     pub(crate) value_size: usize,
     /// The share of operations on keys of the client's own node, 0 to 1; by chance if not given.
