@@ -147,12 +147,6 @@ fn an_open_loop_that_cannot_keep_its_rate_says_so() {
 }
 
 #[test]
-fn many_clients_attach_at_once() {
-    let found = one(&["--clients", "256", "--value-size", "100", "--queue-depth", "1", "--keys", "1000"]);
-    assert_eq!(found.client_threads, Some(256));
-}
-
-#[test]
 fn values_may_be_longer_and_keys_local() {
     for (size, more) in [
         ("100", &["--queue-depth", "1"][..]),

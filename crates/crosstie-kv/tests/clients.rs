@@ -44,6 +44,26 @@ fn alone() -> (String, Other) {
     (name, node)
 }
 
+/// More than the node lets wait at its door.
+#[test]
+fn many_clients_attach_at_once() {
+    let name = fresh_name("crowd");
+    let node = Node::start(&NodeConfig { max_clients: 256, ..NodeConfig::alone(&name) }).unwrap();
+    let begin = std::sync::Barrier::new(256);
+    std::thread::scope(|scope| {
+        for number in 0..256 {
+            let (begin, name) = (&begin, &name);
+            scope.spawn(move || {
+                begin.wait();
+                let mut client = Client::attach(name).unwrap();
+                client.put(number, number).unwrap();
+                assert_eq!(client.get(number).unwrap(), Some(number));
+            });
+        }
+    });
+    node.stop().unwrap();
+}
+
 /// Stops a process; returns when none of its threads runs any more.
 fn stop(node: &Other) {
     signal(node, Signal::STOP);

@@ -180,11 +180,15 @@ pub(super) fn machine() -> String {
     format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
 }
 
-/// Bytes of memory that this process uses; of what it shares with others, its part.
+/// Bytes of memory that this process uses; of what it shares with others, its part. Files are not among them: the more processes
+/// run a program, the less of it each has.
 pub(super) fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Pss:"));
-    line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+    let part = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    1024 * (part("Pss_Anon:") + part("Pss_Shmem:"))
 }
 
 fn list(cores: &[usize]) -> String {
