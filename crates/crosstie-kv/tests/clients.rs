@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use cluster::other::{Other, ROLE, serve, until};
-use cluster::{BACKENDS, Numbers, PATIENCE, Plan, fresh_name, seed, start};
+use cluster::{BACKENDS, PATIENCE, Plan, Random, fresh_name, seed, start};
 use crosstie::ipc;
 use crosstie_kv::client::{AttachError, BeginBytesError, BeginError, Client, Error};
 use crosstie_kv::long::{self, Call, Info, MAX_KEY, MAX_VALUE};
@@ -73,7 +73,7 @@ enum Expected {
 /// A client, and what it should hear.
 struct Oracle {
     client: Client<u64>,
-    numbers: Numbers,
+    numbers: Random,
     words: HashMap<u64, u64>,
     strings: HashMap<Vec<u8>, Vec<u8>>,
     /// By token.
@@ -85,7 +85,7 @@ impl Oracle {
     fn new(node: &str, seed: u64) -> Oracle {
         Oracle {
             client: Client::pipelined(node).unwrap(),
-            numbers: Numbers(seed),
+            numbers: Random(seed),
             words: HashMap::new(),
             strings: HashMap::new(),
             pending: HashMap::new(),
@@ -496,7 +496,7 @@ fn nonsense_from_a_node_is_an_error() {
         turn: 0,
     };
     let nonsense = std::thread::spawn(move || {
-        let mut numbers = Numbers(seed);
+        let mut numbers = Random(seed);
         let mut answers = vec![
             Vec::new(),
             vec![1],

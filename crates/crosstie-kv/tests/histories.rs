@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cluster::other::{Other, ROLE, serve};
-use cluster::{BACKENDS, Numbers, Plan, fresh_name, seed};
+use cluster::{BACKENDS, Plan, Random, fresh_name, seed};
 use crosstie_kv::client::{BeginError, Client, Error, Swap};
 use crosstie_kv::history::{
     BUDGET, Event, Failure, History, Outcome, Pending, Recorder, Summary, check_from, now,
@@ -96,7 +96,7 @@ impl Bug {
     fn plant(
         self,
         request: &Request,
-        numbers: &mut Numbers,
+        numbers: &mut Random,
         seen: &HashMap<u64, u64>,
     ) -> Result<Request, Response> {
         match (self, request.op) {
@@ -139,7 +139,7 @@ struct Asker {
     recorder: Recorder,
     /// By number.
     pending: Vec<Option<Pending>>,
-    numbers: Numbers,
+    numbers: Random,
     bug: Bug,
     /// The value that each key had when it was heard of last.
     seen: HashMap<u64, u64>,
@@ -171,7 +171,7 @@ impl Asker {
             client,
             recorder: Recorder::new(number, CAPACITY),
             pending: Vec::with_capacity(CAPACITY),
-            numbers: Numbers(seed ^ u64::from(number) << 32),
+            numbers: Random(seed ^ u64::from(number) << 32),
             bug,
             seen: HashMap::new(),
             gone: [false; NODES as usize],
@@ -397,7 +397,7 @@ struct Evidence {
 
 /// Kills so many clients, and the victim so many times, in an order and at instants that the seed decides.
 fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64) -> Evidence {
-    let mut numbers = Numbers(seed);
+    let mut numbers = Random(seed);
     let victim = numbers.below(NODES.into()) as u32;
     let name = fresh_name("history");
     let Plan { listeners, addresses, .. } = Plan::new(NODES);

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use cluster::other::{Other, ROLE, serve, until};
-use cluster::{BACKENDS, Numbers, PATIENCE, Plan, exercise, fresh_name, seed, start};
+use cluster::{BACKENDS, PATIENCE, Plan, Random, exercise, fresh_name, seed, start};
 use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
 use crosstie_kv::message::{Op, Request, Status};
@@ -37,7 +37,7 @@ fn the_other_process() {
 fn load(name: &str) {
     let mut client = Client::<()>::pipelined(name).unwrap();
     eprintln!("attached");
-    let mut numbers = Numbers(u64::from(std::process::id()));
+    let mut numbers = Random(u64::from(std::process::id()));
     loop {
         let request = Request { value: 1, ..Request::new(Op::Put, 0, (99 << 40) | numbers.below(1000)) };
         if let Err(BeginError::ServerGone(())) = client.begin(request, ()) {
@@ -68,7 +68,7 @@ fn processes_attach_beside_threads() {
 /// Clients that are killed in the middle of their work are forgotten, and others do not notice.
 #[test]
 fn killed_clients_leave_room_for_others() {
-    let mut numbers = Numbers(seed());
+    let mut numbers = Random(seed());
     for backend in BACKENDS {
         // With room for three clients: one that stays, and two that come and go.
         let cluster = start(2, |config| {
@@ -99,7 +99,7 @@ fn key_of(client: &Client<u64>, rank: u32, after: u64) -> u64 {
 /// A node that is killed is gone for its keys only, and back when it is back.
 #[test]
 fn a_killed_node_rejoins() {
-    let mut numbers = Numbers(seed());
+    let mut numbers = Random(seed());
     for backend in BACKENDS {
         let nodes = 3;
         let plan = Plan::new(nodes);
@@ -239,7 +239,7 @@ fn strangers_at_the_control_port_are_harmless() {
     });
     assert!(nodes[0].refusals() > 0);
     // Bytes that mean nothing, and connections that say nothing.
-    let mut numbers = Numbers(seed);
+    let mut numbers = Random(seed);
     let mut silent = Vec::new();
     for _ in 0..200 {
         let mut stream = TcpStream::connect(plan.addresses[0]).unwrap();

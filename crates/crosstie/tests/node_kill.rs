@@ -12,6 +12,7 @@
 //! mapping, thread or file. Not a libtest harness: victims are this very program. With `CROSSTIE_STRESS_SECONDS` set, at
 //! whatever value, no instruction is left out.
 
+mod chance;
 mod killing;
 mod node_service;
 
@@ -24,7 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use killing::{Footprint, Random, trace};
+use chance::Random;
+use killing::{Footprint, trace};
 use node_service::{Service, Words, answer, is_request, request};
 
 /// Calls that a client may have under way.
@@ -52,7 +54,7 @@ fn main() {
         );
         return;
     }
-    let seed = killing::seed();
+    let seed = chance::seed();
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     node_service::each!(S, {
