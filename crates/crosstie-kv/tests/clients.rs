@@ -5,7 +5,7 @@
 mod cluster;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use cluster::other::{Other, ROLE, serve, until};
@@ -370,18 +370,10 @@ fn a_stopped_node_is_given_up_and_good_again() {
 #[test]
 fn a_stopped_peer_is_given_up_and_others_answer() {
     for backend in BACKENDS {
-        let (plan, name) = (Plan::new(2), fresh_name("stopped"));
-        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
-        let Plan { listeners, .. } = plan;
+        let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("stopped"));
         drop(listeners);
-        let mut nodes: Vec<Other> = (0..2)
-            .map(|rank| {
-                let role = format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(","));
-                let mut node = Other::start(&role);
-                writeln!(node.input.as_mut().unwrap(), "a secret of this test alone").unwrap();
-                node
-            })
-            .collect();
+        let mut nodes: Vec<Other> =
+            (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
         let place = client.placement();

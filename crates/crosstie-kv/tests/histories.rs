@@ -54,7 +54,6 @@ const KEYS: [usize; 2] = [4, 2];
 const STRING: u64 = 1 << 63;
 /// What a record begins with, above its number.
 const TAG: u64 = 0x6b76_6869 << 32;
-const SECRET: &str = "a secret of this test alone";
 
 /// Plays the role that a test below gave it; an ordinary run has none.
 #[test]
@@ -402,13 +401,7 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     let name = fresh_name("history");
     let Plan { listeners, addresses, .. } = Plan::new(NODES);
     drop(listeners);
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let start_node = |rank: u32| {
-        let mut node =
-            Other::start(&format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(",")));
-        writeln!(node.input.as_mut().unwrap(), "{SECRET}").unwrap();
-        node
-    };
+    let start_node = |rank: u32| Other::node(&name, rank, backend, &addresses);
     let mut nodes: Vec<Other> = (0..NODES).map(start_node).collect();
     nodes.iter_mut().for_each(|node| node.expect("serving"));
     let mut started = 0;

@@ -97,6 +97,24 @@ fn fresh_name() -> String {
     format!("node-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
+/// Has a victim of this task killed at its end, which tells how many instructions it has, and throughout them.
+fn kill_throughout<S: Service>(
+    task: &str,
+    random: &mut Random,
+    mut step: impl FnMut(u64, &str) -> Fallible<u64>,
+) -> Fallible<()> {
+    let total = step(u64::MAX, task)?;
+    let stride = stride(total);
+    let mut at = 1 + random.below(stride);
+    let mut count = 1;
+    while at <= total {
+        step(at, &format!("{task}, step {at} of {total}"))?;
+        (at, count) = (at + stride, count + 1);
+    }
+    println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+    Ok(())
+}
+
 /// So many instructions from one kill to the next.
 fn stride(total: u64) -> u64 {
     if std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some() {
@@ -242,7 +260,7 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         })
     };
     for task in ["call", "poll"] {
-        let mut step = |steps: u64, what: &str| -> Fallible<u64> {
+        let step = |steps: u64, what: &str| -> Fallible<u64> {
             let mut victim = Victim::start::<S>("client", &name, task)?;
             victim.ready()?;
             let executed = steady.rest(|| {
@@ -252,15 +270,7 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
             bury(victim, what)?;
             Ok(executed)
         };
-        let total = step(u64::MAX, task)?;
-        let stride = stride(total);
-        let mut at = 1 + random.below(stride);
-        let mut count = 1;
-        while at <= total {
-            step(at, &format!("{task}, step {at} of {total}"))?;
-            (at, count) = (at + stride, count + 1);
-        }
-        println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+        kill_throughout::<S>(task, random, step)?;
     }
     for i in 0..RANDOM_KILLS {
         // Some while they are starting and connecting, most while they call as fast as they can.
@@ -520,22 +530,14 @@ fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         Ok(victim)
     };
     for task in ["recv", "reply"] {
-        let mut step = |steps: u64, what: &str| -> Fallible<u64> {
+        let step = |steps: u64, what: &str| -> Fallible<u64> {
             let victim = replace(task, what)?;
             let executed =
                 trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
             bury(victim, what)?;
             Ok(executed)
         };
-        let total = step(u64::MAX, task)?;
-        let stride = stride(total);
-        let mut at = 1 + random.below(stride);
-        let mut count = 1;
-        while at <= total {
-            step(at, &format!("{task}, step {at} of {total}"))?;
-            (at, count) = (at + stride, count + 1);
-        }
-        println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+        kill_throughout::<S>(task, random, step)?;
     }
     for i in 0..RANDOM_KILLS / 2 {
         let delay = Duration::from_micros(random.below(4000));
