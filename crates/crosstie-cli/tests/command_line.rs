@@ -88,7 +88,7 @@ const INSIDE: [(&str, &[&str]); 5] = [
 ];
 
 fn inside_a_node(name: &str, way: &[&str], rest: &[&str]) -> Value {
-    let line = ["bench", name, "--json", "--duration", "0.2"];
+    let line = ["bench", name, "--json", "--duration", "0.1"];
     let found = json(&[&line, way, rest].concat());
     let context = format!("{name} {way:?} {rest:?}: {found}");
     assert_eq!(found["bench"], name, "{context}");
@@ -162,7 +162,7 @@ fn calls_inside_a_node_have_several_clients_who_wait_in_every_way() {
 
 /// `bench copyrpc` on the software device.
 fn copyrpc(way: &[&str], rest: &[&str]) -> Value {
-    let line = ["bench", "copyrpc", "--json", "--duration", "0.2"];
+    let line = ["bench", "copyrpc", "--json", "--duration", "0.1"];
     let found = json(&[&line, way, rest].concat());
     let context = format!("{way:?} {rest:?}: {found}");
     assert_eq!((&found["bench"], &found["device"]), (&"copyrpc".into(), &"software".into()), "{context}");

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use cluster::{BACKENDS, Numbers, start};
+use cluster::{BACKENDS, Random, start};
 use crosstie_kv::client::{BeginBytesError, Client};
 use crosstie_kv::long::Call;
 use crosstie_kv::message::{Op, Request, Status};
@@ -55,7 +55,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 const OPERATIONS: u64 = 50_000;
 
-fn work(client: &mut Client<u64>, numbers: &mut Numbers) {
+fn work(client: &mut Client<u64>, numbers: &mut Random) {
     let (mut begun, mut ended) = (0, 0);
     while ended < OPERATIONS {
         while begun < OPERATIONS && begun - ended < 16 {
@@ -82,7 +82,7 @@ fn requests_allocate_nothing() {
         for nodes in [1, 3] {
             let cluster = start(nodes, |config| (config.daemons, config.backend) = (2, backend));
             let mut client = Client::pipelined(cluster[0].name()).unwrap();
-            let mut numbers = Numbers(1);
+            let mut numbers = Random(1);
             // Tables and lists grow to their size.
             work(&mut client, &mut numbers);
             let before = ALLOCATIONS.load(Relaxed);
@@ -96,7 +96,7 @@ fn requests_allocate_nothing() {
 }
 
 /// The same with byte strings.
-fn work_with_bytes(client: &mut Client<u64>, numbers: &mut Numbers, write: bool) {
+fn work_with_bytes(client: &mut Client<u64>, numbers: &mut Random, write: bool) {
     let value = [7; 3000];
     let (mut begun, mut ended) = (0, 0);
     while ended < OPERATIONS {
@@ -127,7 +127,7 @@ fn pipelined_byte_strings_allocate_nothing() {
     for nodes in [1, 2] {
         let cluster = start(nodes, |config| config.daemons = 2);
         let mut client = Client::pipelined(cluster[0].name()).unwrap();
-        let mut numbers = Numbers(1);
+        let mut numbers = Random(1);
         // Lanes are connected, and lists grow to their size.
         for write in [true, false] {
             work_with_bytes(&mut client, &mut numbers, write);

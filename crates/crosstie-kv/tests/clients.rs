@@ -5,11 +5,11 @@
 mod cluster;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use cluster::other::{Other, ROLE, serve, until};
-use cluster::{BACKENDS, Numbers, PATIENCE, Plan, fresh_name, seed, start};
+use cluster::{BACKENDS, PATIENCE, Plan, Random, fresh_name, seed, start};
 use crosstie::ipc;
 use crosstie_kv::client::{AttachError, BeginBytesError, BeginError, Client, Error};
 use crosstie_kv::long::{self, Call, Info, MAX_KEY, MAX_VALUE};
@@ -93,7 +93,7 @@ enum Expected {
 /// A client, and what it should hear.
 struct Oracle {
     client: Client<u64>,
-    numbers: Numbers,
+    numbers: Random,
     words: HashMap<u64, u64>,
     strings: HashMap<Vec<u8>, Vec<u8>>,
     /// By token.
@@ -105,7 +105,7 @@ impl Oracle {
     fn new(node: &str, seed: u64) -> Oracle {
         Oracle {
             client: Client::pipelined(node).unwrap(),
-            numbers: Numbers(seed),
+            numbers: Random(seed),
             words: HashMap::new(),
             strings: HashMap::new(),
             pending: HashMap::new(),
@@ -390,18 +390,10 @@ fn a_stopped_node_is_given_up_and_good_again() {
 #[test]
 fn a_stopped_peer_is_given_up_and_others_answer() {
     for backend in BACKENDS {
-        let (plan, name) = (Plan::new(2), fresh_name("stopped"));
-        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
-        let Plan { listeners, .. } = plan;
+        let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("stopped"));
         drop(listeners);
-        let mut nodes: Vec<Other> = (0..2)
-            .map(|rank| {
-                let role = format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(","));
-                let mut node = Other::start(&role);
-                writeln!(node.input.as_mut().unwrap(), "a secret of this test alone").unwrap();
-                node
-            })
-            .collect();
+        let mut nodes: Vec<Other> =
+            (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
         let place = client.placement();
@@ -516,7 +508,7 @@ fn nonsense_from_a_node_is_an_error() {
         turn: 0,
     };
     let nonsense = std::thread::spawn(move || {
-        let mut numbers = Numbers(seed);
+        let mut numbers = Random(seed);
         let mut answers = vec![
             Vec::new(),
             vec![1],

@@ -5,7 +5,7 @@ mod cluster;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use cluster::{BACKENDS, Numbers, seed, start};
+use cluster::{BACKENDS, Random, seed, start};
 use crosstie_kv::client::{Client, Error};
 use crosstie_kv::long::MAX_VALUE;
 use crosstie_kv::node::{Node, NodeConfig};
@@ -70,7 +70,7 @@ fn nodes_under_load_stay_below_their_bound() {
 /// Puts, swaps and gets long values, and words between; says how often there was no memory.
 fn load(node: &Node, seed: u64) -> u64 {
     let mut client = Client::attach(node.name()).unwrap();
-    let mut numbers = Numbers(seed);
+    let mut numbers = Random(seed);
     let value = vec![7; MAX_VALUE];
     let mut refused = 0;
     for round in 0..ROUNDS {

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cluster::other::{Other, ROLE, serve};
-use cluster::{BACKENDS, Numbers, Plan, fresh_name, seed};
+use cluster::{BACKENDS, Plan, Random, fresh_name, seed};
 use crosstie_kv::client::{BeginError, Client, Error, Swap};
 use crosstie_kv::history::{
     BUDGET, Event, Failure, History, Outcome, Pending, Recorder, Summary, check_from, now,
@@ -54,7 +54,6 @@ const KEYS: [usize; 2] = [4, 2];
 const STRING: u64 = 1 << 63;
 /// What a record begins with, above its number.
 const TAG: u64 = 0x6b76_6869 << 32;
-const SECRET: &str = "a secret of this test alone";
 
 /// Plays the role that a test below gave it; an ordinary run has none.
 #[test]
@@ -96,7 +95,7 @@ impl Bug {
     fn plant(
         self,
         request: &Request,
-        numbers: &mut Numbers,
+        numbers: &mut Random,
         seen: &HashMap<u64, u64>,
     ) -> Result<Request, Response> {
         match (self, request.op) {
@@ -139,7 +138,7 @@ struct Asker {
     recorder: Recorder,
     /// By number.
     pending: Vec<Option<Pending>>,
-    numbers: Numbers,
+    numbers: Random,
     bug: Bug,
     /// The value that each key had when it was heard of last.
     seen: HashMap<u64, u64>,
@@ -171,7 +170,7 @@ impl Asker {
             client,
             recorder: Recorder::new(number, CAPACITY),
             pending: Vec::with_capacity(CAPACITY),
-            numbers: Numbers(seed ^ u64::from(number) << 32),
+            numbers: Random(seed ^ u64::from(number) << 32),
             bug,
             seen: HashMap::new(),
             gone: [false; NODES as usize],
@@ -397,18 +396,12 @@ struct Evidence {
 
 /// Kills so many clients, and the victim so many times, in an order and at instants that the seed decides.
 fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64) -> Evidence {
-    let mut numbers = Numbers(seed);
+    let mut numbers = Random(seed);
     let victim = numbers.below(NODES.into()) as u32;
     let name = fresh_name("history");
     let Plan { listeners, addresses, .. } = Plan::new(NODES);
     drop(listeners);
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let start_node = |rank: u32| {
-        let mut node =
-            Other::start(&format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(",")));
-        writeln!(node.input.as_mut().unwrap(), "{SECRET}").unwrap();
-        node
-    };
+    let start_node = |rank: u32| Other::node(&name, rank, backend, &addresses);
     let mut nodes: Vec<Other> = (0..NODES).map(start_node).collect();
     nodes.iter_mut().for_each(|node| node.expect("serving"));
     let mut started = 0;

@@ -8,8 +8,8 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use cluster::other::{Other, ROLE, serve, until};
-use cluster::{BACKENDS, Numbers, PATIENCE, Plan, exercise, fresh_name, seed, start};
+use cluster::other::{Other, ROLE, SECRET, serve, until};
+use cluster::{BACKENDS, PATIENCE, Plan, Random, exercise, fresh_name, seed, start};
 use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
 use crosstie_kv::message::{Op, Request, Status};
@@ -37,7 +37,7 @@ fn the_other_process() {
 fn load(name: &str) {
     let mut client = Client::<()>::pipelined(name).unwrap();
     eprintln!("attached");
-    let mut numbers = Numbers(u64::from(std::process::id()));
+    let mut numbers = Random(u64::from(std::process::id()));
     loop {
         let request = Request { value: 1, ..Request::new(Op::Put, 0, (99 << 40) | numbers.below(1000)) };
         if let Err(BeginError::ServerGone(())) = client.begin(request, ()) {
@@ -68,7 +68,7 @@ fn processes_attach_beside_threads() {
 /// Clients that are killed in the middle of their work are forgotten, and others do not notice.
 #[test]
 fn killed_clients_leave_room_for_others() {
-    let mut numbers = Numbers(seed());
+    let mut numbers = Random(seed());
     for backend in BACKENDS {
         // With room for three clients: one that stays, and two that come and go.
         let cluster = start(2, |config| {
@@ -99,28 +99,24 @@ fn key_of(client: &Client<u64>, rank: u32, after: u64) -> u64 {
 /// A node that is killed is gone for its keys only, and back when it is back.
 #[test]
 fn a_killed_node_rejoins() {
-    let mut numbers = Numbers(seed());
+    let mut numbers = Random(seed());
     for backend in BACKENDS {
         let nodes = 3;
         let plan = Plan::new(nodes);
         let name = fresh_name("rejoin");
-        let secret = "a secret of this test alone";
         let membership =
-            |rank: usize| Membership { secret: Secret::new(secret).unwrap(), ..plan.membership(rank) };
+            |rank: usize| Membership { secret: Secret::new(SECRET).unwrap(), ..plan.membership(rank) };
         let survivors: Vec<Node> = (0..2)
             .map(|rank| {
                 let config = NodeConfig::member(&format!("{name}-{rank}"), rank, nodes);
                 Node::join(&NodeConfig { daemons: 2, backend, ..config }, membership(rank as usize)).unwrap()
             })
             .collect();
-        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
-        let role = format!("node {name}-2 2 {backend:?} {}", addresses.join(","));
-        let Plan { mut listeners, .. } = plan;
+        let Plan { mut listeners, addresses, .. } = plan;
         // The other process listens itself.
         drop(listeners.pop());
         let start_other = || {
-            let mut other = Other::start(&role);
-            writeln!(other.input.as_mut().unwrap(), "{secret}").unwrap();
+            let mut other = Other::node(&name, 2, backend, &addresses);
             other.expect("serving");
             other
         };
@@ -179,19 +175,10 @@ fn a_killed_node_rejoins() {
 #[test]
 fn a_client_survives_its_node() {
     for backend in BACKENDS {
-        let (plan, name) = (Plan::new(2), fresh_name("survivor"));
-        let addresses: Vec<String> = plan.addresses.iter().map(ToString::to_string).collect();
-        let secret = "a secret of this test alone";
-        let Plan { listeners, .. } = plan;
+        let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("survivor"));
         drop(listeners);
-        let mut nodes: Vec<Other> = (0..2)
-            .map(|rank| {
-                let role = format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(","));
-                let mut node = Other::start(&role);
-                writeln!(node.input.as_mut().unwrap(), "{secret}").unwrap();
-                node
-            })
-            .collect();
+        let mut nodes: Vec<Other> =
+            (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
         let mut begun = 0;
@@ -210,9 +197,7 @@ fn a_client_survives_its_node() {
         until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
         assert_eq!(client.get_bytes(b"x"), Err(Error::ServerGone));
         assert!(matches!(client.begin(Request::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
-        let role = format!("node {name}-0 0 {backend:?} {}", addresses.join(","));
-        let mut again = Other::start(&role);
-        writeln!(again.input.as_mut().unwrap(), "{secret}").unwrap();
+        let mut again = Other::node(&name, 0, backend, &addresses);
         again.expect("serving");
         client.reconnect().unwrap();
         for key in 0..10 {
@@ -239,7 +224,7 @@ fn strangers_at_the_control_port_are_harmless() {
     });
     assert!(nodes[0].refusals() > 0);
     // Bytes that mean nothing, and connections that say nothing.
-    let mut numbers = Numbers(seed);
+    let mut numbers = Random(seed);
     let mut silent = Vec::new();
     for _ in 0..200 {
         let mut stream = TcpStream::connect(plan.addresses[0]).unwrap();

@@ -6,6 +6,9 @@
 //! calls between processes, and [`flux`] between threads.
 
 pub mod bootstrap;
+#[cfg(test)]
+#[path = "../tests/chance/mod.rs"]
+mod chance;
 pub mod copyrpc;
 pub mod delegation;
 pub mod device;
@@ -19,6 +22,7 @@ pub mod telemetry;
 
 pub use message::Message;
 pub use neighbor::bell::Waiting;
+pub use neighbor::caller::Caller;
 pub use neighbor::together::{Awaited, wait_any};
 
 /// Runs the README's example with the documentation tests.

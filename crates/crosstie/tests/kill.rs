@@ -8,6 +8,7 @@
 //!
 //! Not a libtest harness: victims are this very program. The seed is printed; `CROSSTIE_SEED` sets it.
 
+mod chance;
 mod killing;
 
 use std::collections::HashSet;
@@ -15,8 +16,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use chance::Random;
 use crosstie::device::*;
-use killing::{Footprint, Random, trace};
+use killing::{Footprint, trace};
 use zerocopy::{FromBytes, IntoBytes};
 
 const OWN_RECEIVES: u64 = 8;
@@ -35,7 +37,7 @@ fn main() {
         victim(&args[2]).expect("victim");
         return;
     }
-    let seed = killing::seed();
+    let seed = chance::seed();
     let before = Footprint::take();
     let outcome = survive(seed);
     let after = Footprint::settled(&before);

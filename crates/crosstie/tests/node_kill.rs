@@ -12,6 +12,7 @@
 //! mapping, thread or file. Not a libtest harness: victims are this very program. With `CROSSTIE_STRESS_SECONDS` set, at
 //! whatever value, no instruction is left out.
 
+mod chance;
 mod killing;
 mod node_service;
 
@@ -24,7 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use killing::{Footprint, Random, trace};
+use chance::Random;
+use killing::{Footprint, trace};
 use node_service::{Service, Words, answer, is_request, request};
 
 /// Calls that a client may have under way.
@@ -52,7 +54,7 @@ fn main() {
         );
         return;
     }
-    let seed = killing::seed();
+    let seed = chance::seed();
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     node_service::each!(S, {
@@ -93,6 +95,24 @@ fn main() {
 fn fresh_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("node-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// Has a victim of this task killed at its end, which tells how many instructions it has, and throughout them.
+fn kill_throughout<S: Service>(
+    task: &str,
+    random: &mut Random,
+    mut step: impl FnMut(u64, &str) -> Fallible<u64>,
+) -> Fallible<()> {
+    let total = step(u64::MAX, task)?;
+    let stride = stride(total);
+    let mut at = 1 + random.below(stride);
+    let mut count = 1;
+    while at <= total {
+        step(at, &format!("{task}, step {at} of {total}"))?;
+        (at, count) = (at + stride, count + 1);
+    }
+    println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+    Ok(())
 }
 
 /// So many instructions from one kill to the next.
@@ -240,7 +260,7 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         })
     };
     for task in ["call", "poll"] {
-        let mut step = |steps: u64, what: &str| -> Fallible<u64> {
+        let step = |steps: u64, what: &str| -> Fallible<u64> {
             let mut victim = Victim::start::<S>("client", &name, task)?;
             victim.ready()?;
             let executed = steady.rest(|| {
@@ -250,15 +270,7 @@ fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
             bury(victim, what)?;
             Ok(executed)
         };
-        let total = step(u64::MAX, task)?;
-        let stride = stride(total);
-        let mut at = 1 + random.below(stride);
-        let mut count = 1;
-        while at <= total {
-            step(at, &format!("{task}, step {at} of {total}"))?;
-            (at, count) = (at + stride, count + 1);
-        }
-        println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+        kill_throughout::<S>(task, random, step)?;
     }
     for i in 0..RANDOM_KILLS {
         // Some while they are starting and connecting, most while they call as fast as they can.
@@ -518,22 +530,14 @@ fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         Ok(victim)
     };
     for task in ["recv", "reply"] {
-        let mut step = |steps: u64, what: &str| -> Fallible<u64> {
+        let step = |steps: u64, what: &str| -> Fallible<u64> {
             let victim = replace(task, what)?;
             let executed =
                 trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
             bury(victim, what)?;
             Ok(executed)
         };
-        let total = step(u64::MAX, task)?;
-        let stride = stride(total);
-        let mut at = 1 + random.below(stride);
-        let mut count = 1;
-        while at <= total {
-            step(at, &format!("{task}, step {at} of {total}"))?;
-            (at, count) = (at + stride, count + 1);
-        }
-        println!("{}, {task}: {count} kills over its {total} instructions", S::NAME);
+        kill_throughout::<S>(task, random, step)?;
     }
     for i in 0..RANDOM_KILLS / 2 {
         let delay = Duration::from_micros(random.below(4000));

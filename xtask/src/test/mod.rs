@@ -47,14 +47,9 @@ enum Work {
     Dependencies,
     /// What `cargo xtask vm` promises.
     GuestCheck,
-    /// A test program, built here and run on kernel Soft-RoCE, with the package's own programs beside it.
-    Guest {
-        package: &'static str,
-        features: &'static str,
-        test: &'static str,
-        hosts: u8,
-        arguments: &'static [&'static str],
-    },
+    /// A test program, built here with the feature `verbs` and run on kernel Soft-RoCE, with its package's own programs
+    /// beside it.
+    Guest { test: &'static str, hosts: u8, arguments: &'static [&'static str] },
 }
 
 /// `cargo xtask test`.
@@ -156,8 +151,8 @@ fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<S
             *counts += Counts { passed, failed, ignored: 0 };
             Ok(None)
         }
-        Work::Guest { package, features, test, hosts, arguments } => {
-            let (program, files) = match build(package, features, test, limit)? {
+        Work::Guest { test, hosts, arguments } => {
+            let (program, files) = match build(test, limit)? {
                 Ok(built) => built,
                 Err(complaint) => return Ok(Some(complaint)),
             };
@@ -182,13 +177,9 @@ fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<S
 }
 
 /// Builds a test program and returns its path and those of the programs it may start, or what is wrong.
-fn build(
-    package: &str,
-    features: &str,
-    test: &str,
-    limit: Duration,
-) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
-    let arguments = ["test", "-p", package, "--features", features, "--test", test, "--no-run"];
+fn build(test: &str, limit: Duration) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
+    let features = "crosstie/verbs,crosstie-cli/verbs";
+    let arguments = ["test", "--workspace", "--features", features, "--test", test, "--no-run"];
     let mut command = cargo(limit, &arguments);
     command.arg("--message-format=json-render-diagnostics");
     let mut program = None;

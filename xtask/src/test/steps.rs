@@ -134,20 +134,22 @@ pub(super) const STEPS: &[Step] = &[
         shows: "bootstrap works under mpirun, and so does the store on its ranks",
         packages: MPI,
         limit: 600,
-        work: &[
-            Cargo {
-                arguments: &["test", "-p", "crosstie", "--features", "mpi", "--test", "bootstrap_mpi"],
-                variables: MPIRUN,
-                target: None,
-                tests: true,
-            },
-            Cargo {
-                arguments: &["test", "-p", "crosstie-cli", "--features", "mpi", "--test", "kv_mpi"],
-                variables: MPIRUN,
-                target: None,
-                tests: true,
-            },
-        ],
+        work: &[Cargo {
+            // The whole workspace, as in `test`: dependencies are built with the same features, so only once.
+            arguments: &[
+                "test",
+                "--workspace",
+                "--features",
+                "crosstie/mpi,crosstie-cli/mpi",
+                "--test",
+                "bootstrap_mpi",
+                "--test",
+                "kv_mpi",
+            ],
+            variables: MPIRUN,
+            target: None,
+            tests: true,
+        }],
     },
     Step {
         name: "softroce",
@@ -156,40 +158,22 @@ pub(super) const STEPS: &[Step] = &[
         limit: 360,
         work: &[
             Guest {
-                package: "crosstie",
-                features: "verbs",
                 test: "conformance",
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
             },
             Guest {
-                package: "crosstie",
-                features: "verbs",
                 test: "conformance",
                 hosts: 2,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
             },
             Guest {
-                package: "crosstie",
-                features: "verbs",
                 test: "copyrpc",
                 hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
+                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
-            Guest {
-                package: "crosstie",
-                features: "verbs",
-                test: "copyrpc",
-                hosts: 2,
-                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
-            },
-            Guest {
-                package: "crosstie-cli",
-                features: "verbs",
-                test: "kv_hosts",
-                hosts: 2,
-                arguments: &["--nocapture"],
-            },
+            Guest { test: "copyrpc", hosts: 2, arguments: &["--device", "verbs:r0", "--mode", "hosts"] },
+            Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
         ],
     },
 ];

@@ -1,6 +1,8 @@
 //! Clusters for tests, and clients that know what they should hear.
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[path = "../../../crosstie/tests/chance/mod.rs"]
+mod chance;
 pub(crate) mod other;
 
 use std::collections::HashMap;
@@ -13,6 +15,8 @@ use crosstie_kv::client::{BeginError, Client};
 use crosstie_kv::message::{Op, Request, Response, Status};
 use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
 
+pub(crate) use chance::{Random, seed};
+
 /// After this long without an answer something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -21,33 +25,6 @@ pub(crate) const BACKENDS: [Backend; 2] = [Backend::Meta, Backend::Delegation];
 pub(crate) fn fresh_name(what: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("kv-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
-
-/// The seed of this run, printed so that it can be given again.
-pub(crate) fn seed() -> u64 {
-    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
-    });
-    println!("CROSSTIE_SEED={seed}");
-    seed
-}
-
-/// Numbers that look random (splitmix64).
-pub(crate) struct Numbers(pub(crate) u64);
-
-impl Numbers {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
 }
 
 /// Where nodes of a cluster listen, before any of them runs.
@@ -93,7 +70,7 @@ pub(crate) fn start(nodes: u32, adjust: impl Fn(&mut NodeConfig)) -> Vec<Node> {
 
 /// Makes `count` operations on keys of its own, several at a time, and checks every answer.
 pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u64, keys: u64) {
-    let mut numbers = Numbers(seed ^ owner);
+    let mut numbers = Random(seed ^ owner);
     let mut model: HashMap<u64, u64> = HashMap::new();
     // What is under way, by key, with what it must hear.
     let mut pending: HashMap<u64, (Request, Status, u64)> = HashMap::new();
@@ -140,7 +117,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
     assert_eq!(client.in_flight(), 0);
 }
 
-fn ask(numbers: &mut Numbers, model: &HashMap<u64, u64>, key: u64) -> (Request, (Status, u64)) {
+fn ask(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (Request, (Status, u64)) {
     let value = numbers.next();
     let current = model.get(&key).copied();
     let new = |op| Request { value, ..Request::new(op, 0, key) };

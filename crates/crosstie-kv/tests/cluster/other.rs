@@ -1,6 +1,6 @@
 //! Other processes: this program again, in a role that the environment names.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,9 @@ use super::PATIENCE;
 
 /// The variable with the role. A test called `the_other_process` plays it.
 pub(crate) const ROLE: &str = "CROSSTIE_KV_ROLE";
+
+/// Of clusters with nodes in other processes.
+pub(crate) const SECRET: &str = "a secret of this test alone";
 
 /// A node, until its input ends.
 pub(crate) fn serve(name: &str, rank: u32, backend: &str, addresses: &str) {
@@ -57,6 +60,15 @@ impl Other {
         let output = child.stderr.take().map(BufReader::new);
         let input = child.stdin.take();
         Other { child, output, input }
+    }
+
+    /// A node of a cluster whose nodes are all given [`SECRET`]: it serves when all of them are there, see [`serve`].
+    pub(crate) fn node(name: &str, rank: u32, backend: Backend, addresses: &[SocketAddr]) -> Other {
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let mut node =
+            Other::start(&format!("node {name}-{rank} {rank} {backend:?} {}", addresses.join(",")));
+        writeln!(node.input.as_mut().unwrap(), "{SECRET}").unwrap();
+        node
     }
 
     /// The next one that it prints.

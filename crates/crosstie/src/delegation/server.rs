@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::admission::Door;
 use super::layout::{ClientKey, MAGIC, Map, ResponseKey, Shape, VERSION, committed};
-use super::{
-    Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease,
-};
+use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
 use crate::memory::prefetch;
 use crate::message::Message;
 use crate::neighbor::bell;
@@ -145,17 +143,10 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     /// Creates the server of that name. A live one of the same user must not exist.
     pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
-        let limit = |what, value, limit| match value {
-            0 => Err(CreateError::Limit { what, value, limit }),
-            _ if value > limit => Err(CreateError::Limit { what, value, limit }),
-            _ => Ok(()),
-        };
-        limit("max_clients", config.max_clients, MAX_CLIENTS)?;
-        limit("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
-        limit("ring_depth", config.ring_depth, MAX_RING_DEPTH)?;
-        // Types without content have no bytes, which is fine.
-        limit("request_limit", Req::SIZE.map_or(config.request_limit, |size| size.max(1)), MAX_MESSAGE)?;
-        limit("response_limit", Resp::SIZE.map_or(config.response_limit, |size| size.max(1)), MAX_MESSAGE)?;
+        CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
+        CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
+        CreateError::check("ring_depth", config.ring_depth, MAX_RING_DEPTH)?;
+        greeting::check_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
         let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
         let map = Map::create(shape)?;

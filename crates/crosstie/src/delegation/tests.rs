@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::chance::{Random, seed};
 use crate::memory::copy::copy;
+use crate::neighbor::caller::Line as _;
 use crate::ring::reservation;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -218,7 +220,7 @@ fn a_hole_is_skipped_when_its_owner_is_gone_and_not_before() {
     let mut victim = TestClient::connect(&name).unwrap();
     for round in 0..20 {
         exchange(&mut server, &mut victim, round);
-        victim.line_mut().reserve().unwrap();
+        victim.line.reserve().unwrap();
         steady.call(&round, round).unwrap();
         for _ in 0..3000 {
             assert_eq!(serve(&mut server), 0, "behind a place that its owner may still fill");
@@ -261,7 +263,7 @@ fn one_client_needs_no_compare_and_swap() {
     let name = fresh_name();
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut first = TestClient::connect(&name).unwrap();
-    let mode = |client: &TestClient| client.line().map.top.mode.load(Relaxed);
+    let mode = |client: &TestClient| client.line.map.top.mode.load(Relaxed);
     assert_eq!(mode(&first), reservation::SOLE);
     let second = TestClient::connect(&name).unwrap();
     assert_eq!(mode(&first), reservation::SHARED);
@@ -269,13 +271,13 @@ fn one_client_needs_no_compare_and_swap() {
     assert_eq!(mode(&first), reservation::SOLE);
     exchange(&mut server, &mut first, 1);
     // In the middle of a call that is stopped before its reservation is seen: others are put off, not let in.
-    let top = &first.line().map.top;
-    first.line().claim().store(top.head.load(Relaxed), Relaxed);
+    let top = &first.line.map.top;
+    first.line.claim().store(top.head.load(Relaxed), Relaxed);
     std::thread::scope(|scope| {
         let second = scope.spawn(|| TestClient::connect(&name));
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(server.clients(), 1);
-        first.line().claim().store(reservation::IDLE, Relaxed);
+        first.line.claim().store(reservation::IDLE, Relaxed);
         let mut second = second.join().unwrap().unwrap();
         exchange(&mut server, &mut second, 2);
     });
@@ -330,8 +332,8 @@ fn more_calls_than_allowed_and_slots_that_do_not_exist_end_the_connection() {
         let mut client = Client::<bool, u64, ()>::connect(&name).unwrap();
         let publish = |client: &mut Client<bool, u64, ()>, slot, bytes: &[u8]| {
             let call = crosstie_protocol::lane::CallNumber::FIRST;
-            let position = client.line_mut().reserve().unwrap();
-            client.line().publish(position, crate::ring::outstanding::Begun { slot, next: 0, call }, bytes);
+            let position = client.line.reserve().unwrap();
+            client.line.publish(position, crate::ring::outstanding::Begun { slot, next: 0, call }, bytes);
         };
         match bad {
             // One more than `queue_depth`.
@@ -366,18 +368,7 @@ fn more_calls_than_allowed_and_slots_that_do_not_exist_end_the_connection() {
 /// ring may stop; the server must not, and it serves again when the segment is a new one.
 #[test]
 fn a_server_survives_any_scribbling() {
-    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
-    });
-    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
-    let mut state = seed;
-    let mut random = move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    };
+    let mut random = Random(seed());
     let mut served = 0;
     for round in 0..60 {
         let name = fresh_name();
@@ -385,7 +376,7 @@ fn a_server_survives_any_scribbling() {
         let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
         let mut hostile = Client::<[u8], [u8], ()>::connect(&name).unwrap();
         let mut honest = Client::<[u8], [u8], ()>::connect(&name).unwrap();
-        let segment = hostile.line().map.segment.clone();
+        let segment = hostile.line.map.segment.clone();
         let (from, to) = match round % 6 {
             0 => (0, segment.len()),
             1 => (64, 128),
@@ -395,9 +386,9 @@ fn a_server_survives_any_scribbling() {
             _ => (segment.len() - 4 * 128, segment.len()),
         };
         for step in 0..3000u64 {
-            let small = random() % 40;
-            let word = if random() % 2 == 0 { small | small << 32 } else { random() };
-            let at = (from + random() % (to - from)) & !7;
+            let small = random.next() % 40;
+            let word = if random.next().is_multiple_of(2) { small | small << 32 } else { random.next() };
+            let at = (from + random.next() % (to - from)) & !7;
             let place = segment.bytes(at, 8).unwrap();
             // SAFETY: eight bytes inside the segment, which nobody reaches but by atomics and racy copies.
             unsafe { copy((&raw const word).cast(), place.as_ptr(), 8) };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::chance::{Random, seed};
 use crate::neighbor::greeting::Greeting;
 use crate::neighbor::member::{JoinError, Member};
 use crate::neighbor::socket::Name;
@@ -13,47 +14,31 @@ use crate::neighbor::socket::Name;
 /// After this long something hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
-    });
-    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
-    seed
-}
-
 /// A word that is wrong in an interesting way: often one that might be a request or an answer, but for its length, the
 /// slot that it names, or its turn.
-fn nonsense(state: &mut u64) -> u64 {
-    let call = random(state) % 12;
-    match random(state) % 8 {
+fn nonsense(random: &mut Random) -> u64 {
+    let call = random.next() % 12;
+    match random.next() % 8 {
         0 => 0,
         1 => u64::MAX,
-        2 => random(state),
-        3 => call << 33 | 1 << 32 | (random(state) % 300),
-        4 => call << 33 | (random(state) & 0xFFFF_FFFF),
-        5 => call << 33 | (random(state) % 40) << 21 | 0x1F_FFFF,
-        _ => call << 33 | (random(state) % 12) << 21 | (random(state) % 130),
+        2 => random.next(),
+        3 => call << 33 | 1 << 32 | (random.next() % 300),
+        4 => call << 33 | (random.next() & 0xFFFF_FFFF),
+        5 => call << 33 | (random.next() % 40) << 21 | 0x1F_FFFF,
+        _ => call << 33 | (random.next() % 12) << 21 | (random.next() % 130),
     }
 }
 
 /// Writes nonsense into some words of a segment, or all.
-fn scribble(segment: &crate::memory::segment::Segment, state: &mut u64) {
+fn scribble(segment: &crate::memory::segment::Segment, random: &mut Random) {
     let words = segment.len() / 8;
-    let all = random(state).is_multiple_of(8);
-    let count = if all { words } else { random(state) % 20 };
+    let all = random.next().is_multiple_of(8);
+    let count = if all { words } else { random.next() % 20 };
     for i in 0..count {
-        let at = if all { i } else { random(state) % words };
+        let at = if all { i } else { random.next() % words };
         let word = segment.bytes(at * 8, 8).unwrap();
         // SAFETY: an aligned word inside the segment, which everybody reaches by atomics.
-        unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }.store(nonsense(state), Relaxed);
+        unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }.store(nonsense(random), Relaxed);
     }
 }
 
@@ -93,14 +78,14 @@ impl Honest {
     }
 
     /// The honest client calls, the server serves, and every answer is the right one.
-    fn turn(&mut self, state: &mut u64) {
-        let len = random(state) as usize % 101;
-        let request: Vec<u8> = (0..len).map(|_| random(state) as u8).collect();
+    fn turn(&mut self, random: &mut Random) {
+        let len = random.next() as usize % 101;
+        let request: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         match self.client.call(&request, request.clone()) {
             Ok(()) | Err(CallError::Full(_)) => {}
             Err(error) => panic!("{error}"),
         }
-        match random(state) % 4 {
+        match random.next() % 4 {
             0 => self.server.poll_with_skip(),
             1 => self.server.poll_ahead(|_| None::<&u8>),
             _ => self.server.poll(),
@@ -112,7 +97,7 @@ impl Honest {
             assert!(request.message().len() <= 100);
             let response = answer(request.message());
             let honest = request.client() == self.key;
-            match random(state) % 3 {
+            match random.next() % 3 {
                 0 => self.later.push((request.defer(), response)),
                 1 if !honest => drop(request.defer()),
                 _ => request.reply(&response).unwrap(),
@@ -133,12 +118,12 @@ impl Honest {
     }
 
     /// All of the honest client's calls were answered, and there is room for others.
-    fn finish(mut self, state: &mut u64) -> Counters {
+    fn finish(mut self, random: &mut Random) -> Counters {
         let begun = Instant::now();
         let mut calls = 0;
         while calls < 100 || self.server.clients() > 1 {
             assert!(begun.elapsed() < PATIENCE, "{:?}", self.server);
-            self.turn(state);
+            self.turn(random);
             calls += 1;
         }
         while self.client.in_flight() > 0 {
@@ -158,26 +143,26 @@ impl Honest {
 
 #[test]
 fn a_client_that_scribbles_hurts_itself_only() {
-    let mut state = seed();
+    let mut random = Random(seed());
     let mut honest = Honest::new("ipc-scribbler");
     for _ in 0..400 {
         let mut hostile = Client::<[u8], [u8], ()>::connect(&honest.name).unwrap();
-        for _ in 0..random(&mut state) % 60 {
-            if random(&mut state).is_multiple_of(2) {
+        for _ in 0..random.next() % 60 {
+            if random.next().is_multiple_of(2) {
                 // Full, or cut off by now: all the same to it.
-                hostile.call(&vec![7; random(&mut state) as usize % 101], ()).ok();
+                hostile.call(&vec![7; random.next() as usize % 101], ()).ok();
             }
-            for segment in hostile.segments() {
-                scribble(segment, &mut state);
+            for segment in hostile.line.segments() {
+                scribble(segment, &mut random);
             }
-            honest.turn(&mut state);
+            honest.turn(&mut random);
             // Its own view may be anything but a panic or an endless loop.
             hostile.poll(|(), response| assert!(response.len() <= 100)).ok();
             hostile.wait(Some(Duration::ZERO)).ok();
         }
     }
     let answered = honest.answered;
-    let counters = honest.finish(&mut state);
+    let counters = honest.finish(&mut random);
     println!("{counters:?}, {answered} honest answers");
     assert!(counters.cut_off > 20 && answered > 1000, "{counters:?}");
 }
@@ -189,10 +174,10 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
     let mut honest = Honest::new("ipc-racing-scribbler");
     let (name, begun) = (honest.name.clone(), Instant::now());
     let over = std::sync::atomic::AtomicBool::new(false);
-    let mut state = seed;
+    let mut random = Random(seed);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (name, mut state) = (name, !seed);
+            let (name, mut random) = (name, Random(!seed));
             while !over.load(std::sync::atomic::Ordering::Relaxed) {
                 let mut hostile = match Client::<[u8], [u8], ()>::connect(&name) {
                     Ok(hostile) => hostile,
@@ -202,8 +187,8 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
                 };
                 for _ in 0..2000 {
                     hostile.call(b"x", ()).ok();
-                    for segment in hostile.segments() {
-                        scribble(segment, &mut state);
+                    for segment in hostile.line.segments() {
+                        scribble(segment, &mut random);
                     }
                     hostile.poll(|(), _| ()).ok();
                 }
@@ -216,12 +201,12 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
                 && honest.server.counters().cut_off > 0
         };
         while !enough(&honest) && begun.elapsed() < PATIENCE {
-            honest.turn(&mut state);
+            honest.turn(&mut random);
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     let answered = honest.answered;
-    let counters = honest.finish(&mut state);
+    let counters = honest.finish(&mut random);
     println!("{counters:?}, {answered} honest answers");
     assert!(counters.cut_off > 0 && answered > 100, "{counters:?}");
 }
@@ -229,21 +214,21 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
 /// What the server writes is believed no more: a client gets wrong answers at worst, or an error.
 #[test]
 fn a_server_that_scribbles_gets_no_further_than_an_error() {
-    let mut state = seed();
+    let mut random = Random(seed());
     let name = format!("ipc-hostile-server-{}", std::process::id());
     let mut server = Server::<[u8], [u64; 3]>::create(&name, &CONFIG).unwrap();
     let (mut nonsense, mut good) = (0, 0);
     for _ in 0..400 {
         let mut client = Client::<[u8], [u64; 3], u64>::connect(&name).unwrap();
-        for i in 0..random(&mut state) % 60 {
-            let called = client.call(&vec![1; random(&mut state) as usize % 101], i);
+        for i in 0..random.next() % 60 {
+            let called = client.call(&vec![1; random.next() as usize % 101], i);
             let fine = match &called {
                 Ok(()) | Err(CallError::Full(_)) => true,
                 Err(CallError::Disconnected { token, .. }) => *token == i,
                 Err(_) => false,
             };
             assert!(fine, "{called:?}");
-            scribble(client.segments()[0], &mut state);
+            scribble(client.line.segments()[0], &mut random);
             match client.poll(|_, _| good += 1) {
                 Ok(_) => {}
                 Err(Disconnected::Nonsense | Disconnected::ServerGone) => nonsense += 1,
@@ -265,7 +250,7 @@ fn a_server_that_scribbles_gets_no_further_than_an_error() {
 
 #[test]
 fn a_hello_that_is_none_is_refused() {
-    let mut state = seed();
+    let mut random = Random(seed());
     let honest = Honest::new("ipc-hello");
     let name = Name::new(&honest.name).unwrap();
     let good = Greeting::new::<[u8], [u8]>(lane::MAGIC, lane::VERSION);
@@ -274,18 +259,18 @@ fn a_hello_that_is_none_is_refused() {
         let mut hello = good.as_bytes().to_vec();
         match round % 3 {
             0 => {
-                let at = random(&mut state) as usize % hello.len();
-                hello[at] ^= 1 << (random(&mut state) % 8);
+                let at = random.next() as usize % hello.len();
+                hello[at] ^= 1 << (random.next() % 8);
             }
-            1 => hello.truncate(random(&mut state) as usize % hello.len()),
+            1 => hello.truncate(random.next() as usize % hello.len()),
             _ => {
-                let len = random(&mut state) as usize % 4097;
-                hello = (0..len).map(|_| random(&mut state) as u8).collect();
+                let len = random.next() as usize % 4097;
+                hello = (0..len).map(|_| random.next() as u8).collect();
             }
         }
         let joined = Member::join(KIND, &name, &hello, PATIENCE);
         assert!(matches!(joined, Err(JoinError::Refused(_))), "{hello:x?}");
     }
-    let counters = honest.finish(&mut state);
+    let counters = honest.finish(&mut random);
     assert_eq!(counters.cut_off, 0);
 }

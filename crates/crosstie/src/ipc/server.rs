@@ -11,7 +11,7 @@ use crosstie_protocol::lane::CallNumber;
 
 use super::admission::Door;
 use super::lane::{Board, Lane, MAGIC, Shape, VERSION, length};
-use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, ReplyError};
+use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
 use crate::memory::prefetch;
 use crate::message::Message;
 use crate::neighbor::bell;
@@ -184,16 +184,9 @@ impl<Req: Message + ?Sized> Request<'_, Req, [u8]> {
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     /// Creates the server of that name. A live one of the same user must not exist.
     pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
-        let limit = |what, value, limit| match value {
-            0 => Err(CreateError::Limit { what, value, limit }),
-            _ if value > limit => Err(CreateError::Limit { what, value, limit }),
-            _ => Ok(()),
-        };
-        limit("max_clients", config.max_clients, MAX_CLIENTS)?;
-        limit("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
-        // Types without content have no bytes, which is fine.
-        limit("request_limit", Req::SIZE.map_or(config.request_limit, |size| size.max(1)), MAX_MESSAGE)?;
-        limit("response_limit", Resp::SIZE.map_or(config.response_limit, |size| size.max(1)), MAX_MESSAGE)?;
+        CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
+        CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
+        greeting::check_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
         let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
         let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);

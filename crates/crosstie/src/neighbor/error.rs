@@ -34,6 +34,13 @@ pub enum CreateError {
     Os(#[from] io::Error),
 }
 
+impl CreateError {
+    /// Refuses what a field of a configuration cannot be.
+    pub(crate) fn check(what: &'static str, value: usize, limit: usize) -> Result<(), CreateError> {
+        if (1..=limit).contains(&value) { Ok(()) } else { Err(CreateError::Limit { what, value, limit }) }
+    }
+}
+
 /// Why a client could not connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crosstie_protocol::lane::MAX_LEN;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::error::{ConnectError, CreateError, Size};
@@ -82,6 +83,16 @@ impl From<Refusal> for Admission {
     fn from(refusal: Refusal) -> Admission {
         Admission::Refused { reply: refusal.as_bytes().to_vec() }
     }
+}
+
+/// Checks the limits of messages that a configuration names; types have a size of their own.
+pub(crate) fn check_limits<Req: Message + ?Sized, Resp: Message + ?Sized>(
+    request: usize,
+    response: usize,
+) -> Result<(), CreateError> {
+    // Types without content have no bytes, which is fine.
+    CreateError::check("request_limit", Req::SIZE.map_or(request, |size| size.max(1)), MAX_LEN)?;
+    CreateError::check("response_limit", Resp::SIZE.map_or(response, |size| size.max(1)), MAX_LEN)
 }
 
 /// Opens a service.

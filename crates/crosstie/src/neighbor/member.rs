@@ -52,7 +52,7 @@ pub(crate) enum JoinError {
 }
 
 /// A place at a host. Dropping it leaves.
-pub(crate) struct Member {
+pub struct Member {
     inner: Arc<Inner>,
 }
 

@@ -17,6 +17,7 @@
 //! and never waits for a peer.
 
 pub(crate) mod bell;
+pub(crate) mod caller;
 pub(crate) mod error;
 pub(crate) mod greeting;
 pub(crate) mod host;

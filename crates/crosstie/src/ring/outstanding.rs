@@ -16,7 +16,7 @@ const LOOKS_BEFORE_SCAN: u32 = 64;
 
 /// A call under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Begun {
+pub struct Begun {
     /// The slot that it uses.
     pub(crate) slot: usize,
     /// The slot that the next call will use.

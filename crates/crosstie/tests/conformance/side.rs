@@ -4,27 +4,18 @@ use std::time::{Duration, Instant};
 
 use crosstie::device::{
     Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceSpec, Mr, Opcode, Pd, QpAddress,
-    QpConfig, RcQp, RecvWr, SendOp, SendWr, Srq, Status, fault,
+    QpConfig, RcQp, RecvWr, SendOp, SendWr, Srq, Status,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::channel::Channel;
+use crate::harness::channel::Channel;
+use crate::harness::{self, Stage};
 
 /// How long anything that should happen may take. Generous: it is only there to end what hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long nothing is watched where nothing should happen.
 pub(crate) const QUIET: Duration = Duration::from_millis(30);
-
-/// The devices that a run is on.
-#[derive(Clone, Debug)]
-pub(crate) struct Devices {
-    pub(crate) specs: Vec<DeviceSpec>,
-    /// Whether the right side's device is the second rather than the first.
-    pub(crate) across: bool,
-    /// Whether each is wrapped in a fault device that injects nothing.
-    pub(crate) wrapped: bool,
-}
 
 /// The provider at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,58 +24,55 @@ pub(crate) enum Provider {
     Verbs,
 }
 
-impl Devices {
-    /// Opens the device number `which`, the last one if there are fewer.
-    pub(crate) fn open(&self, which: usize) -> Device {
-        let spec = &self.specs[which.min(self.specs.len() - 1)];
-        let device = Device::open(spec).unwrap_or_else(|e| panic!("opening {spec}: {e}"));
-        if self.wrapped { device.with_faults(fault::Plan::none()) } else { device }
-    }
-
-    pub(crate) fn provider(&self) -> Provider {
-        fn bottom(spec: &DeviceSpec) -> Provider {
-            match spec {
-                DeviceSpec::Software => Provider::Software,
-                DeviceSpec::Verbs { .. } => Provider::Verbs,
-                DeviceSpec::Fault { inner, .. } => bottom(inner),
-            }
+/// The provider at the bottom of what a run is on.
+pub(crate) fn provider(stage: &Stage) -> Provider {
+    fn bottom(spec: &DeviceSpec) -> Provider {
+        match spec {
+            DeviceSpec::Software => Provider::Software,
+            DeviceSpec::Verbs { .. } => Provider::Verbs,
+            DeviceSpec::Fault { inner, .. } => bottom(inner),
         }
-        bottom(&self.specs[0])
     }
+    bottom(&stage.specs[0])
 }
 
 /// One side of a case.
 pub(crate) struct Side {
     index: usize,
-    devices: Devices,
+    stage: Stage,
     /// This side's device: the first of the run, or across devices the second on the right.
     pub(crate) device: Device,
     channel: Channel,
 }
 
-impl Side {
-    pub(crate) fn new(index: usize, devices: Devices, channel: Channel) -> Side {
-        let device = devices.open(if devices.across { index } else { 0 });
-        Side { index, devices, device, channel }
+impl harness::Side for Side {
+    fn new(index: usize, stage: Stage, channel: Channel) -> Side {
+        Side { index, device: stage.open_for(index), stage, channel }
     }
 
+    fn meet(&mut self) {
+        self.meet();
+    }
+}
+
+impl Side {
     /// By convention the left side acts and the right side is acted upon.
     pub(crate) fn is_left(&self) -> bool {
         self.index == 0
     }
 
     pub(crate) fn provider(&self) -> Provider {
-        self.devices.provider()
+        provider(&self.stage)
     }
 
     /// Another handle of this side's device.
     pub(crate) fn open_again(&self) -> Device {
-        self.devices.open(if self.devices.across { self.index } else { 0 })
+        self.stage.open_for(self.index)
     }
 
     /// A device of the run by its number; the same one again where there is only one.
     pub(crate) fn open(&self, which: usize) -> Device {
-        self.devices.open(which)
+        self.stage.open(which)
     }
 
     /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.

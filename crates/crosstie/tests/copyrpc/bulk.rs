@@ -11,9 +11,10 @@ use crosstie::device::{Access, Mr, RemoteAddr, RemoteMemory};
 use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::Side;
-use crate::cases::{doomed_notices, ring, serve_while, stop, until};
+use crate::cases::ring;
+use crate::ends::{doomed_notices, serve_while, stop, until};
 use crate::load::{Answering, Line, Load, PATIENCE, User, drive};
+use crate::side::Side;
 
 fn with_bulk(ring_bytes: usize, bulk: usize) -> EndpointConfig {
     EndpointConfig { bulk, ..ring(ring_bytes) }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::chance::Random;
 use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, RecvHandle};
 
 /// What is attached to a call: the endpoint's place among those of a run, and the call's number.
@@ -11,24 +12,6 @@ pub(crate) type User = (u32, u64);
 
 /// Without any progress for this long, something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
-
-/// splitmix64.
-#[derive(Clone)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
 
 /// Requests of at least so many bytes say what they are: number, bytes of the answer, endpoint, deed.
 const HEADER: usize = 16;
@@ -118,14 +101,14 @@ impl Line {
     fn prepare(&mut self, index: u32) -> Option<(Vec<u8>, usize, Expected)> {
         let (longest_request, longest_response) = self.endpoint.longest().expect("connected");
         let number = self.made;
-        let mut request = vec![0; self.random.below(self.load.request.min(longest_request) + 1)];
-        let mut response = self.random.below(self.load.response.min(longest_response) + 1);
+        let mut request = vec![0; self.random.place(self.load.request.min(longest_request) + 1)];
+        let mut response = self.random.place(self.load.response.min(longest_response) + 1);
         if let Some((one_in, longest)) = self.load.long {
-            if self.random.below(one_in) == 0 {
-                request = vec![0; self.random.below(longest + 1)];
+            if self.random.place(one_in) == 0 {
+                request = vec![0; self.random.place(longest + 1)];
             }
-            if self.random.below(one_in) == 0 {
-                response = self.random.below(longest + 1);
+            if self.random.place(one_in) == 0 {
+                response = self.random.place(longest + 1);
             }
         }
         let goodbye = number == self.load.calls;
@@ -141,7 +124,7 @@ impl Line {
             response = request.len();
             return Some((request.clone(), response, Expected::Echo(request)));
         }
-        let dropped = self.load.drops > 0 && self.random.below(self.load.drops) == 0;
+        let dropped = self.load.drops > 0 && self.random.place(self.load.drops) == 0;
         let deed = if goodbye { GOODBYE } else { [ANSWER, DROP][usize::from(dropped)] };
         request[..8].copy_from_slice(&number.to_le_bytes());
         request[8..12].copy_from_slice(&(response as u32).to_le_bytes());
@@ -277,7 +260,7 @@ fn answer_one(
     random: &mut Random,
     unsent: &mut Unsent,
 ) {
-    let which = if shuffled { random.below(kept.len()) } else { 0 };
+    let which = if shuffled { random.place(kept.len()) } else { 0 };
     let request = kept.remove(which);
     let bytes = request.data().to_vec();
     answer(lines, request, &bytes, unsent);

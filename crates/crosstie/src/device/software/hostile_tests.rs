@@ -7,23 +7,8 @@ use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
 use super::layout::{HEAP_AT, LINES_AT, QPS_AT, REGIONS_AT};
+use crate::chance::{Random, seed};
 use crate::device::*;
-
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64)
-    });
-    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
-    seed
-}
 
 fn inner(device: &Device) -> &super::setup::Inner {
     match &device.provider {
@@ -33,21 +18,21 @@ fn inner(device: &Device) -> &super::setup::Inner {
 }
 
 /// Words that are wrong in interesting ways.
-fn nonsense(state: &mut u64) -> u64 {
-    match random(state) % 8 {
+fn nonsense(random: &mut Random) -> u64 {
+    match random.next() % 8 {
         0 => 0,
         1 => u64::MAX,
-        2 => 1 << (random(state) % 64),
-        3 => random(state) % 4096,
-        4 => u64::MAX - random(state) % 64,
-        5 => random(state) & 0xFFFF_FFFF,
-        _ => random(state),
+        2 => 1 << (random.next() % 64),
+        3 => random.next() % 4096,
+        4 => u64::MAX - random.next() % 64,
+        5 => random.next() & 0xFFFF_FFFF,
+        _ => random.next(),
     }
 }
 
 #[test]
 fn scribbled_segments_do_no_harm() {
-    let mut state = seed();
+    let mut random = Random(seed());
     // Scribbled `busy` words make objects wait for peers before they go, so each round takes a while.
     for _ in 0..20 {
         let near = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
@@ -86,9 +71,9 @@ fn scribbled_segments_do_no_harm() {
                     matches!(posted, Ok(()) | Err(PostError::Full | PostError::WrongState(_))),
                     "{posted:?}"
                 );
-                let remote = target.remote().at(random(&mut state) % 5000);
+                let remote = target.remote().at(random.next() % 5000);
                 let local = [memory.sge(0..8).unwrap()];
-                let op = match random(&mut state) % 5 {
+                let op = match random.next() % 5 {
                     0 => SendOp::Send,
                     1 => SendOp::Write(remote),
                     2 => SendOp::Read(remote),
@@ -101,12 +86,12 @@ fn scribbled_segments_do_no_harm() {
                     "{posted:?}"
                 );
             }
-            for _ in 0..random(&mut state) % 20 {
-                let (at, len) = areas[(random(&mut state) % areas.len() as u64) as usize];
-                let word = segment.bytes(at + random(&mut state) % len / 8 * 8, 8).unwrap();
+            for _ in 0..random.next() % 20 {
+                let (at, len) = areas[(random.next() % areas.len() as u64) as usize];
+                let word = segment.bytes(at + random.next() % len / 8 * 8, 8).unwrap();
                 // SAFETY: an aligned word inside the segment, which everybody reaches by atomics.
                 unsafe { core::sync::atomic::AtomicU64::from_ptr(word.as_ptr().cast()) }
-                    .store(nonsense(&mut state), core::sync::atomic::Ordering::Relaxed);
+                    .store(nonsense(&mut random), core::sync::atomic::Ordering::Relaxed);
             }
             // Overruns and nothing at all are fine; panics and endless loops are not.
             for cq in [&mut near_cq, &mut far_cq] {
@@ -118,7 +103,7 @@ fn scribbled_segments_do_no_harm() {
 
 #[test]
 fn nonsense_on_the_socket_does_no_harm() {
-    let mut state = seed();
+    let mut random = Random(seed());
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(&CqConfig::default()).unwrap();
@@ -130,24 +115,24 @@ fn nonsense_on_the_socket_does_no_harm() {
     for _ in 0..200 {
         let socket = control::connect(&gid).unwrap();
         let hello = Request { gid: [9; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
-        if random(&mut state).is_multiple_of(2) {
+        if random.next().is_multiple_of(2) {
             crate::neighbor::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         }
-        for _ in 0..random(&mut state) % 4 {
+        for _ in 0..random.next() % 4 {
             let mut request = Request {
-                version: random(&mut state) as u32,
-                gid: [random(&mut state) as u8; 16],
+                version: random.next() as u32,
+                gid: [random.next() as u8; 16],
                 qp_num: a.qp_num(),
-                key: nonsense(&mut state) as u32,
-                addr: nonsense(&mut state),
-                a: nonsense(&mut state),
-                b: nonsense(&mut state),
-                kind: random(&mut state) as u32 % 10,
+                key: nonsense(&mut random) as u32,
+                addr: nonsense(&mut random),
+                a: nonsense(&mut random),
+                b: nonsense(&mut random),
+                kind: random.next() as u32 % 10,
             };
             if request.kind == Request::READ {
-                request.a = nonsense(&mut state);
+                request.a = nonsense(&mut random);
             }
-            let cut = random(&mut state) as usize % (size_of::<Request>() + 1);
+            let cut = random.next() as usize % (size_of::<Request>() + 1);
             let bytes = &request.as_bytes()[..if cut.is_multiple_of(3) { cut } else { size_of::<Request>() }];
             let mut file = std::fs::File::from(socket.try_clone().unwrap());
             if file.write_all(bytes).is_err() {

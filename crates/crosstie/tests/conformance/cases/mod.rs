@@ -17,12 +17,8 @@ mod waiting;
 
 use crate::side::{Provider, Side};
 
-/// A case: both sides run it, each with its own [`Side`].
-#[derive(Clone, Copy)]
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
-    pub(crate) run: fn(&mut Side),
-}
+/// A case of this suite.
+pub(crate) type Case = crate::harness::Case<Side>;
 
 /// A case that a provider truly cannot do.
 pub(crate) struct Unsupported {

@@ -1,0 +1,152 @@
+//! One thread drives several nodes against an oracle; drops are counted; then threads.
+
+mod oracle;
+mod threads;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+
+fn spinning(capacity: usize) -> Config {
+    Config { capacity, waiting: Waiting::Spin, ..Config::default() }
+}
+
+fn pair<Req: Send, Resp: Send, Token>(config: &Config) -> [Node<Req, Resp, Token>; 2] {
+    network(2, config).unwrap().try_into().unwrap()
+}
+
+/// Polls until nothing has come for long enough that answers out of order were looked for too.
+fn poll_all<Req, Resp, Token>(node: &mut Node<Req, Resp, Token>, mut each: impl FnMut(Token, Resp)) {
+    for _ in 0..200 {
+        node.poll(&mut each);
+    }
+}
+
+/// A message that knows its number and counts its end.
+#[derive(Debug)]
+struct Counted {
+    number: u64,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    fn new(number: u64, alive: &Arc<AtomicUsize>) -> Counted {
+        alive.fetch_add(1, SeqCst);
+        Counted { number, alive: alive.clone() }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let before = self.alive.fetch_sub(1, SeqCst);
+        assert!(before > 0, "dropped twice: {}", self.number);
+    }
+}
+
+#[test]
+fn limits_are_checked() {
+    let make = |nodes, config: Config| network::<[u8; 32], (), ()>(nodes, &config).map(|nodes| nodes.len());
+    let config = Config::default();
+    assert!(matches!(make(0, config.clone()), Err(ConfigError::Nodes(0))));
+    assert!(matches!(make(MAX_NODES + 1, config.clone()), Err(ConfigError::Nodes(_))));
+    assert!(matches!(make(2, spinning(0)), Err(ConfigError::Capacity(0))));
+    assert!(matches!(make(2, spinning(MAX_CAPACITY + 1)), Err(ConfigError::Capacity(_))));
+    assert!(matches!(make(2, Config { max_in_flight: 0, ..config.clone() }), Err(ConfigError::MaxInFlight)));
+    assert!(matches!(make(MAX_NODES, config.clone()), Err(ConfigError::TooLarge { .. })));
+    assert_eq!(make(2, spinning(MAX_CAPACITY)).unwrap(), 2);
+    assert_eq!(make(MAX_NODES / 8, spinning(1)).unwrap(), MAX_NODES / 8);
+    for error in [make(0, config.clone()), make(2, spinning(0)), make(MAX_NODES, config)] {
+        assert!(!error.unwrap_err().to_string().is_empty());
+    }
+}
+
+#[test]
+fn back_pressure_hands_everything_back() {
+    let [mut caller, mut callee] =
+        pair::<String, usize, u32>(&Config { capacity: 2, max_in_flight: 3, waiting: Waiting::Spin });
+    let text = String::from;
+    caller.call(1, text("a"), 1).unwrap();
+    caller.call(1, text("b"), 2).unwrap();
+    match caller.call(1, text("c"), 3) {
+        Err(CallError::Full { target: 1, request, token: 3 }) => assert_eq!(request, "c"),
+        other => panic!("{other:?}"),
+    }
+    caller.call(0, text("to myself"), 3).unwrap();
+    match caller.call(0, text("d"), 4) {
+        Err(error @ CallError::TooManyInFlight { target: 0, .. }) => assert!(error.is_back_pressure()),
+        other => panic!("{other:?}"),
+    }
+    match caller.call(2, text("e"), 4) {
+        Err(CallError::NoSuchNode { target: 2, nodes: 2, request, token: 4 }) => assert_eq!(request, "e"),
+        other => panic!("{other:?}"),
+    }
+    let (from, request, ticket) = caller.try_recv().unwrap();
+    assert_eq!((from, &*request), (0, "to myself"));
+    caller.reply(ticket, request.len()).unwrap();
+    let mut polled = Vec::new();
+    assert_eq!(caller.poll(|token, len| polled.push((token, len))), 1);
+    assert_eq!(polled, [(3, 9)]);
+    while let Some((_, request, ticket)) = callee.try_recv() {
+        callee.reply(ticket, request.len()).unwrap();
+    }
+    // Answered is not yet room: what was not polled counts.
+    assert!(matches!(caller.call(1, text("f"), 5), Err(CallError::Full { .. })));
+    // Half of two at a time.
+    assert_eq!(caller.poll(|_, _| {}), 1);
+    caller.call(1, text("f"), 5).unwrap();
+    assert_eq!(caller.poll(|_, _| {}), 1);
+    assert_eq!(caller.poll(|_, _| {}), 0);
+}
+
+#[test]
+fn tickets_of_others_are_refused_and_stay_good() {
+    let [mut a, mut b] = pair::<u8, u8, ()>(&spinning(2));
+    let [mut other_a, mut other_b] = pair::<u8, u8, ()>(&spinning(2));
+    a.call(1, 7, ()).unwrap();
+    other_a.call(1, 8, ()).unwrap();
+    let (_, _, ticket) = b.try_recv().unwrap();
+    let (_, _, other_ticket) = other_b.try_recv().unwrap();
+    let refuse = |node: &mut Node<u8, u8, ()>, ticket| match node.reply(ticket, 9) {
+        Err(ReplyError::NotMine { ticket, response: 9 }) => ticket,
+        other => panic!("{other:?}"),
+    };
+    let ticket = refuse(&mut a, ticket);
+    let ticket = refuse(&mut other_b, ticket);
+    let other_ticket = refuse(&mut b, other_ticket);
+    b.reply(ticket, 70).unwrap();
+    other_b.reply(other_ticket, 80).unwrap();
+    let mut polled = Vec::new();
+    a.poll(|(), response| polled.push(response));
+    other_a.poll(|(), response| polled.push(response));
+    assert_eq!(polled, [70, 80]);
+}
+
+#[test]
+fn large_and_empty_messages_fit() {
+    #[repr(align(256))]
+    struct Wide([u64; 100]);
+    let [mut a, mut b] = pair::<Wide, (), ()>(&spinning(3));
+    a.call(1, Wide([5; 100]), ()).unwrap();
+    let (_, request, ticket) = b.try_recv().unwrap();
+    assert_eq!((&raw const request).addr() % 256, 0);
+    assert_eq!(request.0, [5; 100]);
+    b.reply(ticket, ()).unwrap();
+    assert_eq!(a.poll(|(), ()| {}), 1);
+}
+
+#[test]
+fn a_busy_caller_does_not_keep_others_waiting() {
+    let mut net = network::<u32, (), ()>(3, &spinning(500)).unwrap();
+    for i in 0..400 {
+        net[0].call(2, i, ()).unwrap();
+    }
+    net[1].call(2, 1000, ()).unwrap();
+    let position = core::iter::from_fn(|| net[2].try_recv()).position(|(from, ..)| from == 1).unwrap();
+    assert!(position < 100, "{position}");
+}

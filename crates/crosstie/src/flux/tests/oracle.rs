@@ -1,0 +1,302 @@
+//! Any interleaving against an oracle; nothing leaks, and nothing is dropped twice.
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Call { from: Index, to: Index },
+    Poll { node: Index },
+    Receive { node: Index },
+    Reply { node: Index, which: Index },
+    Leave { node: Index },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let index = any::<Index>;
+    prop_oneof![
+        40 => (index(), index()).prop_map(|(from, to)| Step::Call { from, to }),
+        30 => index().prop_map(|node| Step::Poll { node }),
+        30 => index().prop_map(|node| Step::Receive { node }),
+        25 => (index(), index()).prop_map(|(node, which)| Step::Reply { node, which }),
+        1 => index().prop_map(|node| Step::Leave { node }),
+    ]
+}
+
+type Subject = Node<Counted, Counted, u64>;
+
+/// What must be true, kept in the plainest way.
+#[derive(Default)]
+struct Oracle {
+    /// Sent and not received, by caller and callee.
+    sent: HashMap<(usize, usize), VecDeque<u64>>,
+    /// Answered and not polled: the caller of each.
+    answered: HashMap<u64, usize>,
+    /// Under way, of each caller and callee.
+    under_way: HashMap<(usize, usize), usize>,
+}
+
+proptest! {
+    /// Any interleaving of call, poll, receive and reply, out of order and at any depth, with nodes that leave: no
+    /// response is lost, doubled or handed to somebody else, and nothing is dropped twice or never.
+    #[test]
+    fn every_call_ends_once_and_nothing_leaks(
+        nodes in 1usize..5,
+        capacity in 1usize..6,
+        max_in_flight in 1usize..12,
+        steps in prop::collection::vec(step(), 0..400),
+    ) {
+        let config = Config { capacity, max_in_flight, waiting: Waiting::Spin };
+        let alive = Arc::new(AtomicUsize::new(0));
+        let mut net: Vec<Option<Subject>> = network(nodes, &config).unwrap().into_iter().map(Some).collect();
+        let mut held: Vec<Vec<(u64, usize, Ticket)>> = (0..nodes).map(|_| Vec::new()).collect();
+        let mut oracle = Oracle::default();
+        // Call `number` is from caller to callee.
+        let mut calls: Vec<(usize, usize)> = Vec::new();
+        let mut ended: Vec<bool> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Call { from, to } => {
+                    let (from, to) = (from.index(nodes), to.index(nodes + 1));
+                    let to_gone = to < nodes && net[to].is_none();
+                    let Some(node) = &mut net[from] else { continue };
+                    let number = calls.len() as u64;
+                    let pair = *oracle.under_way.get(&(from, to)).unwrap_or(&0);
+                    let all: usize =
+                        oracle.under_way.iter().filter(|((caller, _), _)| *caller == from).map(|(_, n)| n).sum();
+                    prop_assert_eq!(node.in_flight(), all);
+                    match node.call(to, Counted::new(number, &alive), number) {
+                        Ok(()) => {
+                            prop_assert!(to < nodes && !to_gone && pair < capacity && all < max_in_flight);
+                            *oracle.under_way.entry((from, to)).or_default() += 1;
+                            oracle.sent.entry((from, to)).or_default().push_back(number);
+                            calls.push((from, to));
+                            ended.push(false);
+                        }
+                        Err(error) => {
+                            match error {
+                                CallError::NoSuchNode { .. } => prop_assert_eq!(to, nodes),
+                                CallError::TooManyInFlight { .. } => prop_assert_eq!(all, max_in_flight),
+                                CallError::Gone { .. } => prop_assert!(to_gone),
+                                CallError::Full { .. } => prop_assert!(pair == capacity && !to_gone),
+                            }
+                            let (request, token) = error.into_parts();
+                            prop_assert_eq!((request.number, token), (number, number));
+                        }
+                    }
+                }
+                Step::Poll { node: index } => {
+                    let index = index.index(nodes);
+                    let Some(node) = &mut net[index] else { continue };
+                    let mut seen = Vec::new();
+                    let count = node.poll(|token, response| seen.push((token, response.number)));
+                    prop_assert_eq!(count, seen.len());
+                    for (token, number) in seen {
+                        prop_assert_eq!(number, token + 1_000_000);
+                        prop_assert_eq!(oracle.answered.remove(&token), Some(index));
+                        prop_assert!(!core::mem::replace(&mut ended[token as usize], true));
+                        *oracle.under_way.get_mut(&calls[token as usize]).unwrap() -= 1;
+                    }
+                }
+                Step::Receive { node: index } => {
+                    let index = index.index(nodes);
+                    let Some(node) = &mut net[index] else { continue };
+                    match node.try_recv() {
+                        Some((from, request, ticket)) => {
+                            let first = oracle.sent.get_mut(&(from, index)).and_then(VecDeque::pop_front);
+                            prop_assert_eq!(first, Some(request.number));
+                            prop_assert_eq!(ticket.from(), from);
+                            held[index].push((request.number, from, ticket));
+                        }
+                        None => {
+                            let waiting = oracle.sent.iter().any(|((_, to), queue)| *to == index && !queue.is_empty());
+                            prop_assert!(!waiting);
+                        }
+                    }
+                }
+                Step::Reply { node: index, which } => {
+                    let index = index.index(nodes);
+                    if held[index].is_empty() {
+                        continue;
+                    }
+                    let at = which.index(held[index].len());
+                    let (number, from, ticket) = held[index].swap_remove(at);
+                    let caller_gone = net[from].is_none();
+                    let Some(node) = &mut net[index] else { continue };
+                    match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
+                        Ok(()) => {
+                            prop_assert!(!caller_gone);
+                            prop_assert_eq!(oracle.answered.insert(number, from), None);
+                        }
+                        Err(ReplyError::Gone { target, response }) => {
+                            prop_assert!(caller_gone);
+                            prop_assert_eq!((target, response.number), (from, number + 1_000_000));
+                        }
+                        Err(error) => prop_assert!(false, "{error}"),
+                    }
+                }
+                Step::Leave { node: index } => {
+                    let index = index.index(nodes);
+                    if net[index].take().is_none() {
+                        continue;
+                    }
+                    // Its own calls are nobody's any more.
+                    oracle.under_way.retain(|(from, _), _| *from != index);
+                    oracle.answered.retain(|_, from| *from != index);
+                    held[index].clear();
+                    for (other, node) in net.iter_mut().enumerate() {
+                        let Some(node) = node else { continue };
+                        prop_assert!(node.is_gone(index));
+                        let mut lost = Vec::new();
+                        let count = node.take_lost(|call| lost.push(call));
+                        prop_assert_eq!(count, lost.len());
+                        let mut queue = oracle.sent.remove(&(other, index)).unwrap_or_default();
+                        lost.sort_by_key(|call| call.token);
+                        for call in lost {
+                            let number = call.token;
+                            prop_assert_eq!(calls[number as usize], (other, index));
+                            prop_assert!(!oracle.answered.contains_key(&number));
+                            prop_assert!(!core::mem::replace(&mut ended[number as usize], true));
+                            let unreceived = queue.front() == Some(&number);
+                            prop_assert_eq!(call.request.map(|request| request.number), unreceived.then_some(number));
+                            if unreceived {
+                                queue.pop_front();
+                            }
+                            *oracle.under_way.get_mut(&(other, index)).unwrap() -= 1;
+                        }
+                        prop_assert!(queue.is_empty());
+                        prop_assert_eq!(node.take_lost(|_| {}), 0);
+                        // What is left was answered.
+                        let left = oracle.under_way.get(&(other, index)).copied().unwrap_or(0);
+                        let answered = oracle.answered.keys().filter(|n| calls[**n as usize] == (other, index));
+                        prop_assert_eq!(left, answered.count());
+                    }
+                }
+            }
+        }
+        // Everybody answers all there is and polls all there is; then every call of who is still there has ended.
+        for (index, node) in net.iter_mut().enumerate() {
+            let Some(node) = node else { continue };
+            let mut owed: Vec<_> = held[index].drain(..).map(|(number, _, ticket)| (number, ticket)).collect();
+            while let Some((_, request, ticket)) = node.try_recv() {
+                owed.push((request.number, ticket));
+            }
+            for (number, ticket) in owed {
+                match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
+                    Ok(()) | Err(ReplyError::Gone { .. }) => {}
+                    Err(error) => prop_assert!(false, "{error}"),
+                }
+            }
+        }
+        for node in net.iter_mut().flatten() {
+            let mut wrong = 0;
+            poll_all(node, |token, response| {
+                wrong += usize::from(response.number != token + 1_000_000);
+                wrong += usize::from(core::mem::replace(&mut ended[token as usize], true));
+            });
+            prop_assert_eq!(wrong, 0);
+            prop_assert_eq!(node.in_flight(), 0);
+        }
+        for (number, (from, _)) in calls.iter().enumerate() {
+            prop_assert!(ended[number] || net[*from].is_none(), "call {} never ended", number);
+        }
+        drop(net);
+        prop_assert_eq!(alive.load(SeqCst), 0);
+    }
+}
+
+#[test]
+fn what_nobody_took_is_dropped_once() {
+    // Everything that a call can be when nodes go, in both orders of going.
+    for caller_first in [true, false] {
+        let alive = Arc::new(AtomicUsize::new(0));
+        let [mut caller, mut callee] = pair::<Counted, Counted, Counted>(&spinning(8));
+        for i in 0..6 {
+            caller.call(1, Counted::new(i, &alive), Counted::new(100 + i, &alive)).unwrap();
+        }
+        // 0 polled; 1 answered and not polled; 2 received, its ticket dropped; 3 received, its ticket outlives the node;
+        // 4 and 5 never received.
+        let mut received = (0..4).map(|_| callee.try_recv().unwrap()).collect::<VecDeque<_>>();
+        for _ in 0..2 {
+            let (_, request, ticket) = received.pop_front().unwrap();
+            callee.reply(ticket, Counted::new(200 + request.number, &alive)).unwrap();
+        }
+        let mut polled = false;
+        // A panic in the callback leaves the rest where it is.
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            caller.poll(|token, response| {
+                assert_eq!((token.number, response.number), (100, 200));
+                polled = true;
+                panic!("on purpose");
+            })
+        }));
+        assert!(panicked.is_err() && polled);
+        drop(received.pop_front());
+        assert_eq!(alive.load(SeqCst), 5 + 1 + 1 + 2, "tokens, response 1, request 3, requests 4 and 5");
+        if caller_first {
+            drop(caller);
+            assert_eq!(alive.load(SeqCst), 1 + 2);
+            // What was called before is still delivered.
+            let (from, request, ticket) = callee.try_recv().unwrap();
+            assert_eq!((from, request.number), (0, 4));
+            match callee.reply(ticket, Counted::new(0, &alive)) {
+                Err(ReplyError::Gone { target: 0, response }) => assert_eq!(response.number, 0),
+                other => panic!("{other:?}"),
+            }
+            drop(request);
+            drop(callee);
+        } else {
+            drop(callee);
+            let mut lost: Vec<_> = Vec::new();
+            assert_eq!(caller.take_lost(|call| lost.push(call)), 4);
+            let mut lost: Vec<_> =
+                lost.into_iter().map(|call| (call.token.number, call.request.map(|r| r.number))).collect();
+            lost.sort();
+            assert_eq!(lost, [(102, None), (103, None), (104, Some(4)), (105, Some(5))]);
+            assert_eq!((caller.in_flight(), alive.load(SeqCst)), (1, 1 + 1 + 1));
+            drop(caller);
+        }
+        assert_eq!(alive.load(SeqCst), 1, "request 3 is still here");
+        drop(received);
+        assert_eq!(alive.load(SeqCst), 0);
+    }
+}
+
+/// Something whose end panics, once.
+struct Grenade(Counted, bool);
+
+impl Drop for Grenade {
+    fn drop(&mut self) {
+        assert!(!self.1, "on purpose");
+    }
+}
+
+#[test]
+fn a_drop_that_panics_drops_nothing_twice() {
+    for at in 0..3 {
+        let alive = Arc::new(AtomicUsize::new(0));
+        let [mut caller, mut callee] = pair::<Grenade, Grenade, u64>(&spinning(4));
+        for round in 0..2 {
+            for i in 0..4 {
+                caller.call(1, Grenade(Counted::new(i, &alive), round == 1 && i == at), i).unwrap();
+            }
+            if round == 0 {
+                while let Some((_, request, ticket)) = callee.try_recv() {
+                    let response = Grenade(Counted::new(request.0.number, &alive), request.0.number == at);
+                    callee.reply(ticket, response).ok().unwrap();
+                }
+                poll_all(&mut caller, |_, mut response| response.1 = false);
+            }
+        }
+        for _ in 0..2 {
+            let (_, mut request, ticket) = callee.try_recv().unwrap();
+            request.1 = false;
+            let response = Grenade(Counted::new(request.0.number, &alive), at < 2);
+            callee.reply(ticket, response).ok().unwrap();
+        }
+        // Two responses and two requests are in slots.
+        let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(caller)));
+        let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(callee)));
+        assert!(first.is_err() || second.is_err());
+        // `Counted` itself notices a second drop. Leaks are what a panic in a drop may cost.
+    }
+}

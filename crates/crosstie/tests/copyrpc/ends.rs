@@ -1,0 +1,427 @@
+//! Calls that end otherwise than with an answer: refused, too long, too late, closed; and calls from within a poll.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::{
+    CallFailed, Config, ConnectError, Context, Endpoint, EndpointAddress, EndpointConfig, NotCalled,
+    NotReplied,
+};
+use crosstie::device::ConnectConfig;
+use crosstie_protocol::copyrpc::Refusal;
+use zerocopy::FromBytes;
+
+use crate::cases::ring;
+use crate::load::{Answering, Line, Load, PATIENCE, User, drive};
+use crate::side::Side;
+
+/// Polls until `done`, at most for a while.
+pub(crate) fn until<U>(
+    context: &Context<U>,
+    mut done: impl FnMut() -> bool,
+    mut on: impl FnMut(U, Result<Vec<u8>, CallFailed>),
+) {
+    let begin = Instant::now();
+    while !done() {
+        context.poll(|user, answer| on(user, answer.map(|bytes| bytes.to_vec())));
+        assert!(begin.elapsed() < PATIENCE, "nothing comes: {:?}", context.counters());
+        std::thread::yield_now();
+    }
+}
+
+/// Answers with what came, in between, until the other side is done.
+pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+    let mut last = Instant::now();
+    loop {
+        context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
+        while let Some(request) = context.recv() {
+            last = Instant::now();
+            let bytes = request.data().to_vec();
+            let stop = bytes == b"stop";
+            // What is longer than the other side allows is dropped.
+            if let Err((cause, _)) = request.reply(&bytes) {
+                assert!(
+                    matches!(cause, NotReplied::TooLong { .. }) || endpoint.failure().is_some(),
+                    "{cause}"
+                );
+            }
+            if stop {
+                context.flush();
+                side.meet();
+                return;
+            }
+        }
+        assert!(last.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+    let mut stopped = false;
+    let begin = Instant::now();
+    while endpoint.call(b"stop", 4, (9, 9)).is_err() {
+        context.poll(|_, _| ());
+        assert!(begin.elapsed() < PATIENCE, "refused for ever: {:?}", context.counters());
+    }
+    while !stopped {
+        context.poll(|user, answer| stopped |= user == (9, 9) && answer.is_ok());
+        assert!(begin.elapsed() < PATIENCE, "no answer: {:?}", context.counters());
+    }
+    side.meet();
+}
+
+pub(crate) fn calls_and_polls_from_within_a_poll(side: &mut Side) {
+    let context = side.context::<User>();
+    let endpoint = side.connect(&context, &ring(1024));
+    let rounds = side.scaled(2000);
+    let (answered, served) = (Cell::new(0), Cell::new(0));
+    let refused = RefCell::new(Vec::new());
+    let serve = || {
+        while let Some(request) = context.recv() {
+            let bytes = request.data().to_vec();
+            assert!(request.reply(&bytes).is_ok());
+            served.set(served.get() + 1);
+        }
+    };
+    let call = |number: u64| {
+        if let Err(error) = endpoint.call(&number.to_le_bytes(), 8, (0, number)) {
+            assert!(error.cause.is_back_pressure());
+            refused.borrow_mut().push(error.user.1);
+        }
+    };
+    for number in 0..4 {
+        call(number);
+    }
+    let mut next = 4;
+    let begin = Instant::now();
+    while answered.get() < rounds || served.get() < rounds {
+        let again: Vec<u64> = refused.take();
+        again.into_iter().for_each(&call);
+        context.poll(|(_, number), answer| {
+            let mut bytes = [0; 8];
+            assert_eq!(answer.expect("an answer").copy_to(&mut bytes), 8);
+            assert_eq!(u64::from_le_bytes(bytes), number);
+            answered.set(answered.get() + 1);
+            if next < rounds {
+                call(next);
+                next += 1;
+            }
+            serve();
+            assert_eq!(context.poll(|_, _| panic!("a poll within a poll")), 0);
+            context.flush();
+            context.wait(Duration::ZERO);
+            // The bytes of the answer stay while it is looked at.
+            assert_eq!(answer.expect("an answer").to_vec(), number.to_le_bytes());
+        });
+        serve();
+        std::thread::yield_now();
+        assert!(begin.elapsed() < PATIENCE, "{} answered, {} served", answered.get(), served.get());
+    }
+    context.flush();
+    side.meet();
+}
+
+pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
+    let context = side.context::<User>();
+    let lone = context.create_endpoint(&EndpointConfig::default()).expect("an endpoint");
+    let refused = lone.call(b"early", 0, (7, 7)).expect_err("not connected");
+    assert_eq!((refused.cause, refused.user), (NotCalled::NotConnected, (7, 7)));
+    assert_eq!((lone.longest(), lone.pending(), lone.failure()), (None, 0, None));
+    let nonsense = EndpointAddress::read_from_bytes(&[0x5a; size_of::<EndpointAddress>()]).expect("bytes");
+    let error = lone.connect(&nonsense, &ConnectConfig::default()).expect_err("no address");
+    assert!(matches!(error, ConnectError::Address(_)), "{error}");
+
+    let config = EndpointConfig { pending_calls: 16, ..ring(1 << 14) };
+    let endpoint = side.connect(&context, &config);
+    let again = endpoint.connect(&endpoint.address(), &ConnectConfig::default());
+    assert!(matches!(again, Err(ConnectError::Connected)));
+    if side.index == 1 {
+        return serve_while(side, &context, &endpoint);
+    }
+    let (longest, response) = endpoint.longest().expect("connected");
+    let bytes = vec![3; longest + 1];
+    let refused = endpoint.call(&bytes, 0, (1, 2)).expect_err("too long");
+    assert_eq!(refused.user, (1, 2));
+    assert!(matches!(refused.cause, NotCalled::Refused(Refusal::TooLong { .. })), "{}", refused.cause);
+    assert!(!refused.cause.is_back_pressure());
+    let refused = endpoint.call(&[], response + 1, (1, 3)).expect_err("too long");
+    assert!(
+        matches!(refused.cause, NotCalled::Refused(Refusal::AllowanceTooLong { .. })),
+        "{}",
+        refused.cause
+    );
+    let refused = endpoint.call(&[], usize::MAX, (1, 4)).expect_err("too long");
+    assert!(matches!(refused.cause, NotCalled::TooLong(usize::MAX)) && !refused.cause.is_back_pressure());
+    // The longest of each goes.
+    for (request, response) in [(&bytes[..longest], 0), (&[][..], response)] {
+        let answered = Cell::new(false);
+        endpoint.call(request, response, (2, 0)).expect("the longest");
+        until(&context, || answered.get(), |_, answer| answered.set(answer == Ok(vec![])));
+    }
+    let mut answered = Vec::new();
+    let (mut causes, mut made) = (Vec::new(), 0);
+    while causes.len() < 3 {
+        match endpoint.call(&[1; 8], 8, (2, made)) {
+            Ok(()) => made += 1,
+            Err(error) => {
+                assert_eq!(error.user, (2, made));
+                assert!(error.cause.is_back_pressure(), "{}", error.cause);
+                causes.push(error.cause);
+            }
+        }
+    }
+    assert_eq!(endpoint.pending() as u64, made);
+    let begin = Instant::now();
+    while (answered.len() as u64) < made {
+        context.poll(|user, answer| answered.push((user, answer.expect("an answer").len())));
+        assert!(begin.elapsed() < PATIENCE, "{answered:?}");
+    }
+    assert_eq!(endpoint.pending(), 0);
+    stop(side, &context, &endpoint);
+}
+
+pub(crate) fn an_answer_that_is_too_long(side: &mut Side) {
+    let context = side.context::<User>();
+    let endpoint = side.connect(&context, &ring(4096));
+    if side.index == 0 {
+        endpoint.call(b"ask", 10, (0, 1)).expect("called");
+        let answer = RefCell::new(None);
+        until(&context, || answer.borrow().is_some(), |_, bytes| *answer.borrow_mut() = Some(bytes));
+        assert_eq!(answer.take(), Some(Ok(b"short".to_vec())));
+        side.meet();
+        return;
+    }
+    let request = RefCell::new(None);
+    until(
+        &context,
+        || {
+            *request.borrow_mut() = context.recv();
+            request.borrow().is_some()
+        },
+        |_, _| (),
+    );
+    let request = request.take().expect("a request");
+    let limit = request.response_limit() as usize;
+    assert!(limit >= 10);
+    let (cause, request) = request.reply(&vec![0; limit + 1]).expect_err("too long");
+    assert!(matches!(cause, NotReplied::TooLong { .. }), "{cause}");
+    let request = request.expect("handed back");
+    assert_eq!(request.data().to_vec(), b"ask");
+    assert!(request.reply(b"short").is_ok());
+    context.flush();
+    side.meet();
+}
+
+pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
+    let context = side.context::<User>();
+    let (doomed, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
+    if side.index == 0 {
+        for number in 0..10 {
+            doomed.call(b"never answered", 8, (0, number)).expect("called");
+            other.call(b"answered", 8, (1, number)).expect("called");
+        }
+        let mut others = 0;
+        let begin = Instant::now();
+        while others < 10 {
+            others +=
+                context.poll(|user, answer| assert!(user.0 == 1 && answer.is_ok(), "{user:?} {answer:?}"));
+            assert!(begin.elapsed() < PATIENCE);
+        }
+        assert_eq!(doomed.pending(), 10);
+        let mut ended = doomed.close();
+        ended.sort();
+        assert_eq!(ended, (0..10).map(|n| (0, n)).collect::<Vec<_>>());
+        stop(side, &context, &other);
+        return;
+    }
+    // Requests of the doomed one are kept: their answers come too late, and harm nobody.
+    doomed.call(b"from the other side", 8, (3, 0)).expect("called");
+    let (mut kept, mut failed, mut stopped) = (Vec::new(), None, false);
+    let begin = Instant::now();
+    while !stopped || failed.is_none() {
+        context.poll(|user, answer| {
+            assert_eq!(user, (3, 0));
+            failed = Some(answer.map(|bytes| bytes.to_vec()));
+        });
+        while let Some(request) = context.recv() {
+            let bytes = request.data().to_vec();
+            match bytes.as_slice() {
+                b"never answered" => kept.push(request),
+                _ => assert!(request.reply(&bytes).is_ok()),
+            }
+            stopped |= bytes == b"stop";
+        }
+        if begin.elapsed() > Duration::from_secs(2) && failed.is_none() && !doomed_notices(side) {
+            failed = Some(Err(CallFailed::TimedOut));
+        }
+        assert!(begin.elapsed() < PATIENCE, "stopped {stopped}, {failed:?}");
+    }
+    context.flush();
+    assert!(matches!(failed, Some(Err(_))), "{failed:?}");
+    if doomed_notices(side) {
+        assert!(doomed.failure().is_some());
+        assert_eq!(doomed.pending(), 0, "all have ended");
+        let refused = doomed.call(b"late", 0, (4, 4)).expect_err("over");
+        assert!(matches!(refused.cause, NotCalled::Failed(_)), "{}", refused.cause);
+        assert!(kept.into_iter().all(|request| request.reply(b"late").is_err()));
+    }
+    side.meet();
+}
+
+/// On a network nobody is told when a peer ends its queue pair.
+pub(crate) fn doomed_notices(side: &Side) -> bool {
+    !side.is_slow()
+}
+
+pub(crate) fn a_call_that_times_out(side: &mut Side) {
+    let context = side.context::<User>();
+    let endpoint = side.connect(&context, &ring(1024));
+    if side.index == 0 {
+        for round in 0..3 {
+            let begin = Instant::now();
+            let time = Duration::from_millis(20);
+            let mut made = 0;
+            while endpoint.call_within(b"late", 8, (round, made), time).is_ok() {
+                made += 1;
+            }
+            assert!(made > 0);
+            let mut ended = Vec::new();
+            while (ended.len() as u64) < made {
+                context.poll(|user, answer| {
+                    assert_eq!(answer.err(), Some(CallFailed::TimedOut));
+                    ended.push(user);
+                });
+                assert!(begin.elapsed() < PATIENCE);
+            }
+            assert!(begin.elapsed() >= time);
+            ended.sort();
+            assert_eq!(ended, (0..made).map(|n| (round, n)).collect::<Vec<_>>());
+            // Now the answers come, and nobody hears of them; their credit is back.
+            side.meet();
+            let begin = Instant::now();
+            while endpoint.pending() > 0 {
+                assert_eq!(context.poll(|user, _| panic!("{user:?} ended twice")), 0);
+                assert!(begin.elapsed() < PATIENCE);
+            }
+        }
+        // With waits in between it is not late by much more than a wait.
+        endpoint.call_within(b"late", 8, (9, 0), Duration::from_millis(30)).expect("called");
+        let (begin, mut ended) = (Instant::now(), 0);
+        while ended == 0 {
+            context.wait(Duration::from_millis(10));
+            ended = context.poll(|_, _| ());
+            assert!(begin.elapsed() < Duration::from_secs(5), "a call that is long over");
+        }
+        side.meet();
+        stop(side, &context, &endpoint);
+        return;
+    }
+    let mut kept = Vec::new();
+    for _ in 0..4 {
+        // Takes what comes until the other side has given all of it up.
+        let (begin, mut last) = (Instant::now(), Instant::now());
+        while kept.is_empty() || last.elapsed() < Duration::from_millis(200) {
+            context.poll(|_, _| ());
+            while let Some(request) = context.recv() {
+                kept.push(request);
+                last = Instant::now();
+            }
+            assert!(begin.elapsed() < PATIENCE);
+        }
+        side.meet();
+        kept.drain(..).for_each(|request| assert!(request.reply(b"at last").is_ok()));
+        context.flush();
+    }
+    serve_while(side, &context, &endpoint);
+}
+
+pub(crate) fn waiting_does_not_delay_room(side: &mut Side) {
+    // The ring is full; the peer gives all of it back and says nothing. Only a READ tells, and a wait must not sleep
+    // over it.
+    let context = side.context::<User>();
+    let endpoint = side.connect(&context, &ring(1024));
+    if side.index == 1 {
+        let made = side.exchange(&[])[0];
+        let mut requests = Vec::new();
+        let begin = Instant::now();
+        while requests.len() < usize::from(made) {
+            context.poll(|_, _| ());
+            requests.extend(std::iter::from_fn(|| context.recv()));
+            assert!(begin.elapsed() < PATIENCE);
+        }
+        requests.iter_mut().for_each(|request| request.detach());
+        context.poll(|_, _| ());
+        side.meet();
+        // Nothing is said from here on until the other side has found out.
+        side.meet();
+        requests.into_iter().for_each(|request| assert!(request.reply(&[]).is_ok()));
+        return serve_while(side, &context, &endpoint);
+    }
+    let mut made = 0;
+    let refused = loop {
+        match endpoint.call(&[1; 200], 0, (0, made)) {
+            Ok(()) => made += 1,
+            Err(error) => break error.cause,
+        }
+    };
+    assert_eq!(refused, NotCalled::Refused(Refusal::RingFull));
+    context.flush();
+    side.exchange(&[made as u8]);
+    side.meet();
+    let begin = Instant::now();
+    while endpoint.call(&[1; 200], 0, (0, made)).is_err() {
+        context.wait(Duration::from_secs(10));
+        context.poll(|_, _| panic!("nothing was answered"));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "the wait slept over it: {:?}", begin.elapsed());
+    side.meet();
+    stop(side, &context, &endpoint);
+}
+
+pub(crate) fn closing_loses_no_receives(side: &mut Side) {
+    // Batches of connections that are closed before they are taken in: their receives must be posted again.
+    let config = Config { receives: 64, ..Config::default() };
+    let context = side.context_with::<User>(&config);
+    let other = side.connect(&context, &ring(4096));
+    for round in 0..if side.is_slow() { 3 } else { 20 } {
+        let doomed = side.connect(&context, &ring(4096));
+        if side.index == 0 {
+            for number in 0..10 {
+                doomed.call(b"nobody listens", 0, (round, number)).expect("called");
+                context.flush();
+            }
+        }
+        // The writes have arrived before the other side goes on.
+        std::thread::sleep(Duration::from_millis(5));
+        side.meet();
+        drop(doomed);
+    }
+    let load = Load { calls: side.scaled(2000), depth: 16, ..Load::default() };
+    let mut lines = [Line::new(other, load, side.seed)];
+    drive(&context, &mut lines, Answering::default(), side.seed);
+    side.meet();
+}
+
+pub(crate) fn a_dropped_context_is_seen(side: &mut Side) {
+    let context = side.context::<User>();
+    let endpoint = side.connect(&context, &ring(4096));
+    if side.index == 1 {
+        // Requests that were taken in, and that nobody asked for, do not keep it.
+        let begin = Instant::now();
+        while context.counters().completions == 0 {
+            context.poll(|_, _| ());
+            assert!(begin.elapsed() < PATIENCE);
+        }
+        drop(endpoint);
+        drop(context);
+        side.meet();
+        return;
+    }
+    endpoint.call(b"hello", 8, (0, 0)).expect("called");
+    context.flush();
+    side.meet();
+    if doomed_notices(side) {
+        let ended = Cell::new(false);
+        until(&context, || ended.get(), |_, answer| ended.set(answer.is_err()));
+    }
+}

@@ -1,0 +1,68 @@
+//! What a case works with: a context on its side's device, and a way to talk to the other side.
+
+use crosstie::copyrpc::{Config, Context, Endpoint, EndpointAddress, EndpointConfig};
+use crosstie::device::{ConnectConfig, DeviceSpec};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::harness::channel::Channel;
+use crate::harness::{self, Stage};
+
+/// One side of a case.
+pub(crate) struct Side {
+    /// 0 or 1.
+    pub(crate) index: usize,
+    pub(crate) seed: u64,
+    stage: Stage,
+    channel: Channel,
+}
+
+impl harness::Side for Side {
+    fn new(index: usize, stage: Stage, channel: Channel) -> Side {
+        Side { index, seed: stage.seed, stage, channel }
+    }
+
+    fn meet(&mut self) {
+        self.meet();
+    }
+}
+
+impl Side {
+    /// Whether the device is an emulated one in an emulated machine, where everything takes a thousand times longer.
+    pub(crate) fn is_slow(&self) -> bool {
+        matches!(self.stage.specs[0], DeviceSpec::Verbs { .. })
+    }
+
+    /// So many, or fewer where that would take too long.
+    pub(crate) fn scaled(&self, calls: u64) -> u64 {
+        if self.is_slow() { (calls / 50).clamp(20, 1000) } else { calls }
+    }
+
+    pub(crate) fn context<U>(&self) -> Context<U> {
+        self.context_with(&Config::default())
+    }
+
+    pub(crate) fn context_with<U>(&self, config: &Config) -> Context<U> {
+        Context::new(self.stage.open_for(self.index), config).expect("a context")
+    }
+
+    /// An endpoint that is connected to one that the other side makes at the same time.
+    pub(crate) fn connect<U>(&mut self, context: &Context<U>, config: &EndpointConfig) -> Endpoint<U> {
+        let endpoint = context.create_endpoint(config).expect("an endpoint");
+        let theirs = self.exchange(endpoint.address().as_bytes());
+        let theirs = EndpointAddress::read_from_bytes(&theirs).expect("an address");
+        endpoint.connect(&theirs, &ConnectConfig::default()).expect("connected");
+        // Neither calls before both are there.
+        self.meet();
+        endpoint
+    }
+
+    pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
+        self.channel.send(bytes).expect("the other side is there");
+        self.channel.recv().expect("the other side is there")
+    }
+
+    /// Waits for the other side.
+    pub(crate) fn meet(&mut self) {
+        self.exchange(&[]);
+    }
+}

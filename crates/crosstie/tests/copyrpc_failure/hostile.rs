@@ -1,0 +1,195 @@
+//! A hostile peer: whatever it writes, it ends its own connection.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use crosstie::copyrpc::{CallFailed, Context, Endpoint, EndpointAddress, EndpointConfig, Failure};
+use crosstie::device::{
+    Access, ConnectConfig, CqConfig, Data, Device, DeviceSpec, Mr, QpAddress, QpConfig, QpState, RcQp,
+    RecvWr, RemoteAddr, SendOp, SendWr,
+};
+use crosstie_protocol::copyrpc::Violation;
+use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode_imm};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::chance::{Random, seed};
+use crate::side::{PATIENCE, Side, Talk, User, exercise, ring, sides};
+
+/// Where the parts of an address are: the device's part first, then copyrpc's.
+const INFO_AT: usize = size_of::<QpAddress>();
+/// Where the word is that says how far the peer has read: behind the largest ring.
+const CONSUMER_AT: usize = 4096;
+
+/// A queue pair that pretends to be a copyrpc endpoint, and writes what it likes.
+pub(crate) struct Hostile {
+    pub(crate) qp: RcQp,
+    victim: ConnectInfo,
+    /// Where the victim writes its calls, and behind it at [`CONSUMER_AT`] the word that it READs.
+    pub(crate) ring: Mr,
+}
+
+impl Hostile {
+    /// Connects to a new endpoint of `context`.
+    pub(crate) fn connect(
+        device: &Device,
+        context: &Context<User>,
+        config: &EndpointConfig,
+    ) -> (Hostile, Endpoint<User>) {
+        let endpoint = context.create_endpoint(config).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&CqConfig::default()).unwrap();
+        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+        qp.init(Access::ALL).unwrap();
+        (0..64).for_each(|_| qp.post_recv(&RecvWr { wr_id: 0, sges: &[] }).unwrap());
+        let ring = pd.allocate(8192, Access::ALL).unwrap();
+        let address = endpoint.address();
+        let victim = ConnectInfo::decode(address.as_bytes()[INFO_AT..].try_into().unwrap()).unwrap();
+        let (at, rkey) = (ring.remote().addr, ring.remote().rkey);
+        let info = ConnectInfo {
+            ring_addr: at,
+            ring_rkey: rkey,
+            consumer_addr: at + CONSUMER_AT as u64,
+            consumer_rkey: rkey,
+            ..victim
+        };
+        let own = [qp.address().as_bytes(), &info.encode()].concat();
+        let own = EndpointAddress::read_from_bytes(&own).unwrap();
+        let theirs = QpAddress::read_from_bytes(&address.as_bytes()[..INFO_AT]).unwrap();
+        qp.connect(&theirs, &ConnectConfig { access: Access::ALL, ..ConnectConfig::default() }).unwrap();
+        endpoint.connect(&own, &ConnectConfig::default()).unwrap();
+        (Hostile { qp, victim, ring }, endpoint)
+    }
+
+    /// Writes bytes into the ring and announces them.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8], imm: u32) {
+        let to = RemoteAddr { addr: self.victim.ring_addr + offset, rkey: self.victim.ring_rkey };
+        for (i, part) in bytes.chunks(128).enumerate() {
+            let to = RemoteAddr { addr: to.addr + 128 * i as u64, ..to };
+            self.qp.post(&SendWr::new(0, SendOp::Write(to), Data::Inline(part))).ok();
+        }
+        self.qp.post(&SendWr::new(0, SendOp::WriteImm(to, imm), Data::Inline(&[]))).ok();
+    }
+}
+
+#[test]
+fn a_hostile_peer_ends_its_own_connection() {
+    let mut random = Random(seed());
+    let (mut left, mut right) = sides(Talk::Small);
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let (mut violations, mut accepted) = (BTreeSet::new(), 0);
+    for round in 0..1500 {
+        let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &ring(1024));
+        let mut own = Vec::new();
+        if round % 3 == 0 {
+            // Calls of the victim, which the peer may try to answer.
+            for number in 0..3 {
+                assert!(endpoint.call(b"ask", 8, (7, number)).is_ok());
+                own.push(number);
+            }
+            left.open.extend(own.iter().map(|number| (7, *number)));
+        }
+        let mut at = 0;
+        for _ in 0..8 {
+            let (bytes, imm) = nonsense(&mut random, 1024 - at);
+            hostile.write(at, &bytes, imm);
+            at = (at + u64::from(imm) * 32).min(1024) % 1024;
+            left.context.poll(|user, answer| {
+                assert!(left.open.remove(&user), "{user:?} ends once");
+                if answer.is_ok() {
+                    accepted += 1;
+                }
+            });
+            while let Some(request) = left.context.recv() {
+                let bytes = request.data().to_vec();
+                if random.below(2) == 0 {
+                    request.reply(&bytes[..bytes.len().min(8)]).ok();
+                }
+            }
+        }
+        let begin = Instant::now();
+        while hostile.qp.state() != QpState::Error
+            && endpoint.failure().is_none()
+            && begin.elapsed().as_millis() < 2
+        {
+            left.turn();
+        }
+        if let Some(failure) = endpoint.failure() {
+            assert!(matches!(failure, Failure::Violation(_) | Failure::Broken(_)), "{failure}");
+            if let Failure::Violation(violation) = failure {
+                violations.insert(format!("{violation:?}").split([' ', '{']).next().unwrap().to_owned());
+            }
+            assert_eq!(endpoint.pending(), 0);
+            assert!(!left.open.iter().any(|(index, _)| *index == 7), "calls of a connection that is over");
+        }
+        for user in endpoint.close() {
+            assert!(left.open.remove(&user));
+        }
+        left.open.retain(|(index, _)| *index != 7);
+        if round % 50 == 0 {
+            left.failed.clear();
+            exercise(&mut left, &mut right, 20, "the honest connection");
+            assert!(left.failed.is_empty());
+        }
+    }
+    println!(
+        "violations seen: {violations:?}; {accepted} answers were believable; {:?}",
+        left.context.counters()
+    );
+    assert!(violations.len() >= 6, "{violations:?}");
+    assert!(left.endpoints[0].failure().is_none());
+}
+
+/// Bytes and an immediate: at random, or nearly right.
+fn nonsense(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
+    let blocks = 1 + random.below((room / 32).clamp(1, 8));
+    let mut bytes: Vec<u8> = (0..blocks * 32).map(|_| random.next() as u8).collect();
+    if random.below(4) > 0 {
+        let message_count = match random.below(6) {
+            0 => random.next() as u32,
+            1 => u32::MAX,
+            _ => random.below(3) as u32,
+        };
+        let small =
+            |random: &mut Random| if random.below(3) == 0 { random.next() } else { 32 * random.below(4) };
+        let consumer_pos = small(random);
+        let credit_grant = small(random);
+        let metadata = FlowMetadata { consumer_pos, credit_grant, message_count };
+        bytes[..32].copy_from_slice(&metadata.encode());
+        if bytes.len() >= 64 {
+            let response = if random.below(2) == 0 { 0x8000_0000 } else { 0 };
+            let call_id = (random.below(4) as u32 | 1 << 16 | response)
+                ^ if random.below(4) == 0 { 1 << 20 } else { 0 };
+            let payload_len =
+                if random.below(4) == 0 { random.next() as u32 } else { random.below(40) as u32 };
+            let header = Header { call_id, piggyback: random.below(4) as u32, payload_len };
+            bytes[32..44].copy_from_slice(&header.encode());
+        }
+    }
+    let imm = match random.below(5) {
+        0 => random.next() as u32,
+        1 => random.below(40) as u32,
+        _ => encode_imm(bytes.len() as u64),
+    };
+    (bytes, imm)
+}
+
+#[test]
+fn a_read_position_that_lies_is_a_violation() {
+    let (context, device) =
+        (Side::software(Talk::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+    let (hostile, endpoint) = Hostile::connect(&device, &context, &ring(256));
+    hostile.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
+    endpoint.call(b"ask", 8, (0, 0)).unwrap();
+    let begin = Instant::now();
+    let mut ended = None;
+    while ended.is_none() {
+        endpoint.call(b"ask", 8, (0, 1)).ok();
+        context.poll(|_, answer| ended = Some(answer.err()));
+        assert!(begin.elapsed() < PATIENCE, "{:?}", context.counters());
+    }
+    let Some(Some(CallFailed::Connection(Failure::Violation(violation)))) = ended else {
+        panic!("{ended:?}")
+    };
+    assert!(matches!(violation, Violation::ConsumerMisaligned { .. } | Violation::ConsumerBeyondSent { .. }));
+    assert_eq!(context.counters().violations, 1);
+}

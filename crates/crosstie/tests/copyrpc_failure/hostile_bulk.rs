@@ -1,0 +1,125 @@
+//! Descriptors of a hostile peer.
+
+use std::time::Instant;
+
+use crosstie::copyrpc::Failure;
+use crosstie::device::{Device, DeviceSpec, Status};
+use crosstie_protocol::copyrpc::wire::{BULK_FLAG, FlowMetadata, Header, RESPONSE_FLAG, encode_imm};
+use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
+
+use crate::chance::{Random, seed};
+use crate::hostile::Hostile;
+use crate::side::{LONG, PATIENCE, Talk, bulk, exercise, sides};
+
+/// Writes one message.
+fn send(hostile: &mut Hostile, header: Header, payload: &[u8]) {
+    let metadata = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 1 };
+    let mut bytes = [&metadata.encode()[..], &header.encode(), payload].concat();
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    hostile.write(0, &bytes, encode_imm(bytes.len() as u64));
+}
+
+#[test]
+fn hostile_descriptors_end_their_own_connection() {
+    let mut random = Random(seed());
+    let (mut left, mut right) = sides(Talk::Bulk);
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    // What is sent, and how the victim must end: `None`: by the device. The victim has called twice before, once with a
+    // landing of `LONG` bytes.
+    let good = BulkMemory { addr: 1 << 40, len: 70_000, rkey: 0x1234 };
+    let ask = |request: Option<BulkMemory>, landing| BulkRequest { request, landing }.encode().to_vec();
+    let header =
+        |call_id, piggyback, len: usize| Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG };
+    let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
+    let answer = |call: u32, payload: &[u8]| {
+        // What each has reserved: the second one, room for a short answer.
+        let blocks = if call == 1 { 3 } else { 2 };
+        (header((1 << 16 | call) | RESPONSE_FLAG, blocks, payload.len()), payload.to_vec())
+    };
+    let long = |len| BulkMemory { len, ..good };
+    let too_long = |len, limit| Some(Violation::BulkTooLong { len, limit });
+    let malformed = Some(Violation::BulkMalformed);
+    let mut cases = vec![
+        ("a request of 4 GiB", request(ask(Some(long(u32::MAX)), None)), too_long(u32::MAX, 1 << 20)),
+        (
+            "one beyond what was announced",
+            request(ask(Some(long(1 << 20 | 1)), None)),
+            too_long(1 << 20 | 1, 1 << 20),
+        ),
+        ("a landing beyond it", request(ask(None, Some(long(MAX_BULK)))), too_long(MAX_BULK, 1 << 20)),
+        ("an address that is none", request(ask(Some(good), None)), None),
+        ("no key", request(ask(Some(BulkMemory { rkey: 0, ..good }), None)), None),
+        ("a landing that is none", request(ask(None, Some(good))), None),
+        ("the end of memory", request(ask(Some(BulkMemory { addr: u64::MAX - 5, ..good }), None)), malformed),
+        ("nothing", request(vec![0; 32]), malformed),
+        ("too short", request(vec![1; 20]), malformed),
+        ("empty", request(vec![]), malformed),
+        ("more behind it", request([ask(Some(good), None), vec![1; 8]].concat()), malformed),
+        ("an answer in bulk that nobody asked for", answer(0, &[1, 0, 0, 0]), Some(Violation::BulkUnasked)),
+        (
+            "an answer to a call that there is not",
+            answer(9, &[1, 0, 0, 0]),
+            Some(Violation::UnknownCall { call_id: 1 << 16 | 9 }),
+        ),
+        (
+            "one that is too long",
+            answer(1, &(LONG as u32 + 1).to_le_bytes()),
+            too_long(LONG as u32 + 1, LONG as u32),
+        ),
+        ("one of nothing", answer(1, &[0; 4]), malformed),
+        ("one without a length", answer(1, &[]), malformed),
+        ("one with too much", answer(1, &[1, 0, 0, 0, 0]), malformed),
+    ];
+    for _ in 0..200 {
+        let payload: Vec<u8> = (0..4).flat_map(|_| random.next().to_le_bytes()).collect();
+        cases.push(("at random", request(payload), None));
+    }
+    for (what, (header, payload), expected) in cases {
+        let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &bulk(1 << 20));
+        let before = left.context.counters();
+        endpoint.call(b"without", 20, (7, 0)).unwrap();
+        endpoint.call(b"with", LONG, (7, 1)).unwrap();
+        left.open.extend([(7, 0), (7, 1)]);
+        left.context.flush();
+        send(&mut hostile, header, &payload);
+        let begin = Instant::now();
+        while endpoint.failure().is_none() {
+            left.context.poll(|user, answer| {
+                assert!(left.open.remove(&user), "{user:?} ends once");
+                assert!(answer.is_err(), "{what}: {user:?}");
+            });
+            while let Some(request) = left.context.recv() {
+                // Only what says where a long answer goes; it goes there.
+                assert!(request.data().is_empty());
+                let len = request.response_limit() as usize;
+                assert!(request.reply(&vec![1; len]).is_ok(), "{what}");
+            }
+            assert!(begin.elapsed() < PATIENCE, "{what}: nothing ends");
+        }
+        let failure = endpoint.failure().unwrap();
+        match expected {
+            Some(violation) => assert_eq!(failure, Failure::Violation(violation), "{what}"),
+            None if what == "at random" => {}
+            None => assert_eq!(failure, Failure::Broken(Status::RemoteAccess), "{what}"),
+        }
+        assert!(
+            !left.open.iter().any(|(index, _)| *index == 7),
+            "{what}: calls of a connection that is over"
+        );
+        assert_eq!(left.context.counters().failures, before.failures + 1);
+    }
+    // Who announces no bulk memory takes none.
+    let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &bulk(0));
+    send(&mut hostile, header(1 << 16, 2, 32), &ask(Some(good), None));
+    let begin = Instant::now();
+    while endpoint.failure().is_none() {
+        left.turn();
+        assert!(begin.elapsed() < PATIENCE);
+    }
+    assert_eq!(
+        endpoint.failure(),
+        Some(Failure::Violation(Violation::BulkTooLong { len: 70_000, limit: 0 }))
+    );
+    exercise(&mut left, &mut right, 30, "the honest connection");
+    assert!(left.endpoints[0].failure().is_none() && left.failed.is_empty());
+}

@@ -1,0 +1,112 @@
+//! Killed processes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::EndpointAddress;
+use crosstie::device::ConnectConfig;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::chance::{Random, seed};
+use crate::side::{PATIENCE, Side, Talk, exercise, settle, sides};
+
+/// Says to a process of this test that it is to be killed.
+const CHILD: &str = "CROSSTIE_COPYRPC_VICTIM";
+
+#[test]
+fn killed_processes_harm_nobody_else() {
+    let name = "killed::killed_processes_harm_nobody_else";
+    killed(Talk::Small, name, 60, Duration::from_millis(20), 50);
+}
+
+#[test]
+fn killed_processes_take_nothing_along() {
+    let name = "killed::killed_processes_take_nothing_along";
+    killed(Talk::Bulk, name, 20, Duration::from_millis(30), 20);
+}
+
+/// A process of a test is killed so often, after a time up to `delay`; those that are to answer first answer so many calls.
+fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
+    if std::env::var(CHILD).is_ok() {
+        victim(talk);
+    }
+    let mut random = Random(seed());
+    // What survives: a context with a steady connection and one to a victim, which the next victim replaces.
+    let (mut left, mut right) = sides(talk);
+    let mut slowest = Duration::ZERO;
+    for kill in 0..kills {
+        let mut child = start_victim(&mut left, test);
+        let begin = Instant::now();
+        let delay = Duration::from_micros(random.below(delay.as_micros() as u64));
+        // Some are killed before they have said anything, some in full flow.
+        let wanted = left.answered + if kill % 4 == 0 { 0 } else { answers };
+        while begin.elapsed() < delay || left.answered < wanted {
+            left.call(talk.depth());
+            left.turn();
+            right.turn();
+            assert!(begin.elapsed() < PATIENCE, "kill {kill}: the victim never answered");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let begin = Instant::now();
+        while left.endpoints[1].failure().is_none() {
+            left.call(talk.depth());
+            left.turn();
+            right.turn();
+            assert!(begin.elapsed() < PATIENCE, "kill {kill}: nobody noticed");
+        }
+        slowest = slowest.max(begin.elapsed());
+        settle(&mut left, &mut right, "after a kill");
+        assert!(left.failed.iter().all(|((index, _), _)| *index == 1), "{:?}", left.failed);
+        left.failed.clear();
+        drop(left.endpoints.pop());
+        exercise(&mut left, &mut right, 6 * talk.depth() as u64, "the steady connection");
+    }
+    println!(
+        "{kills} kills; slowest from SIGKILL to the end of all calls: {slowest:?}; {:?}",
+        left.context.counters()
+    );
+    assert_eq!(left.context.counters().failures, u64::from(kills));
+}
+
+/// A process that calls and answers until it is killed.
+fn victim(talk: Talk) -> ! {
+    let mut side = Side::software(talk);
+    let endpoint = side.context.create_endpoint(&side.talk.config()).unwrap();
+    let mut theirs = [0; size_of::<EndpointAddress>()];
+    std::io::stdin().read_exact(&mut theirs).unwrap();
+    let theirs = EndpointAddress::read_from_bytes(&theirs).unwrap();
+    let hex: String = endpoint.address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    // The test harness writes to the same place.
+    println!("\naddress {hex}");
+    std::io::stdout().flush().unwrap();
+    endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
+    side.endpoints.push(endpoint);
+    loop {
+        side.call(talk.depth());
+        side.turn();
+    }
+}
+
+fn start_victim(side: &mut Side, test: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let endpoint = side.context.create_endpoint(&side.talk.config()).unwrap();
+    child.stdin.take().unwrap().write_all(endpoint.address().as_bytes()).unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let line =
+        output.lines().map(Result::unwrap).find_map(|line| Some(line.strip_prefix("address ")?.to_owned()));
+    let hex = line.expect("an address");
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+    endpoint.connect(&EndpointAddress::read_from_bytes(&bytes).unwrap(), &ConnectConfig::default()).unwrap();
+    side.endpoints.push(endpoint);
+    child
+}

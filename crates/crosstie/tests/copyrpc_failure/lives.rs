@@ -1,0 +1,179 @@
+//! Lives of calls and connections: long ones, ended ones, late ones.
+
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::{CallFailed, EndpointConfig, Failure, NotCalled};
+use crosstie_protocol::copyrpc::Refusal;
+
+use crate::side::{LONG, PATIENCE, Side, Talk, bulk, exercise, pair, ring, settle};
+
+#[test]
+fn a_tiny_ring_goes_round_half_a_million_times() {
+    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    let (here, there) = pair(&left.context, &right.context, &ring(256));
+    left.endpoints.push(here);
+    let rounds = 500_000;
+    let begin = Instant::now();
+    while right.context.counters().bytes / 256 < rounds {
+        left.call(64);
+        left.turn();
+        right.turn();
+        assert!(begin.elapsed() < 15 * PATIENCE);
+    }
+    settle(&mut left, &mut right, "a tiny ring");
+    assert!(left.failed.is_empty() && there.failure().is_none());
+    println!("{} calls, {:?}", left.answered, begin.elapsed());
+}
+
+#[test]
+fn a_panicking_callback_ends_the_connections_and_not_the_context() {
+    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    let (here, there) = pair(&left.context, &right.context, &ring(4096));
+    here.call(b"panic", 8, (0, 0)).unwrap();
+    here.call(b"lost with it", 8, (0, 1)).unwrap();
+    let begun = Instant::now();
+    loop {
+        right.turn();
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            left.context.poll(|_, _| panic!("as asked"));
+        }));
+        if polled.is_err() {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    let mut ended = Vec::new();
+    while here.failure().is_none() || ended.is_empty() {
+        left.context.poll(|user, answer| ended.push((user, answer.err())));
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert_eq!(ended, [((0, 1), Some(CallFailed::Connection(Failure::Closed)))]);
+    drop((here, there));
+    // A new connection of the same contexts works.
+    left.connect(&mut right, &ring(4096));
+    exercise(&mut left, &mut right, 100, "after a panic");
+}
+
+#[test]
+fn a_dead_peer_is_noticed_while_others_are_busy() {
+    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    for _ in 0..2 {
+        left.connect(&mut right, &ring(4096));
+    }
+    left.call(4);
+    left.context.flush();
+    // Takes the requests and is gone; the requests are known to have arrived, so nothing fails by itself.
+    let gone = right.endpoints.pop().unwrap();
+    right.context.poll(|_, _| ());
+    drop(gone);
+    right.turn();
+    // Nothing more is sent there.
+    let doomed = left.endpoints.pop().unwrap();
+    let begin = Instant::now();
+    while doomed.failure().is_none() {
+        left.call(16);
+        left.turn();
+        right.turn();
+        assert!(begin.elapsed() < PATIENCE, "nobody noticed");
+    }
+    assert_eq!(left.failed.len(), 4);
+    assert!(
+        left.failed
+            .iter()
+            .all(|((index, _), cause)| *index == 1 && matches!(cause, CallFailed::Connection(_)))
+    );
+    settle(&mut left, &mut right, "the other one");
+    assert_eq!(left.context.counters().failures, 1);
+}
+
+#[test]
+fn a_deadline_is_for_its_own_call() {
+    // With one call at a time the ids of calls come round soon.
+    const GENERATIONS: u64 = (1 << 15) - 1;
+    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    let (here, there) =
+        pair(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
+    // Answered at once, its deadline is far away; the calls after it have none, and one of them has its id.
+    let begin = Instant::now();
+    let mut time = Duration::from_secs(2);
+    for number in 0..GENERATIONS {
+        let bytes = number.to_le_bytes();
+        let called = match number {
+            0 => here.call_within(&bytes, 8, (0, number), time),
+            _ => here.call(&bytes, 8, (0, number)),
+        };
+        assert!(called.is_ok() && left.open.insert((0, number)));
+        settle(&mut left, &mut right, "one at a time");
+    }
+    if begin.elapsed() > time {
+        println!("too slow to show much: {:?}", begin.elapsed());
+        time = Duration::ZERO;
+    }
+    assert!(here.call(&GENERATIONS.to_le_bytes(), 8, (0, GENERATIONS)).is_ok());
+    left.open.insert((0, GENERATIONS));
+    while begin.elapsed() < time + Duration::from_millis(200) {
+        left.turn();
+    }
+    assert!(left.failed.is_empty(), "ended by the deadline of another: {:?}", left.failed);
+    settle(&mut left, &mut right, "the last one");
+    assert!(left.failed.is_empty() && there.failure().is_none());
+}
+
+#[test]
+fn deadlines_take_bounded_memory() {
+    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    let (here, _there) =
+        pair(&left.context, &right.context, &EndpointConfig { pending_calls: 8, ..ring(4096) });
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let (calls, mut before) = (400_000u64, 0);
+    for number in 0..calls {
+        if number == calls / 10 {
+            before = resident();
+        }
+        assert!(here.call_within(&number.to_le_bytes(), 8, (0, number), Duration::from_secs(600)).is_ok());
+        left.open.insert((0, number));
+        if number % 8 == 7 {
+            settle(&mut left, &mut right, "deadlines");
+        }
+    }
+    // Other tests of this program may run at the same time; each deadline that is kept would take 24 bytes.
+    let grown = resident().saturating_sub(before);
+    println!("{calls} calls, {grown} bytes more");
+    assert!(grown < 6 << 20, "{calls} calls left {grown} bytes behind");
+    assert!(left.failed.is_empty());
+}
+
+#[test]
+fn pools_give_back_what_calls_took() {
+    // A refusal by the ring after memory was found gives the memory back; one by memory takes nothing from the ring.
+    let (mut left, mut right) = (Side::software(Talk::Bulk), Side::software(Talk::Bulk));
+    let (here, there) = pair(&left.context, &right.context, &bulk(1 << 20));
+    let long = vec![1; LONG];
+    for _ in 0..200 {
+        let refused = loop {
+            match here.call(&[1; 40], 24, (3, 0)) {
+                Ok(()) => {}
+                Err(error) => break error.cause,
+            }
+        };
+        assert!(refused.is_back_pressure());
+        let refused = here.call(&long, 24, (3, 1)).unwrap_err().cause;
+        assert!(
+            refused.is_back_pressure() && refused != NotCalled::Refused(Refusal::NoBulkMemory),
+            "{refused}"
+        );
+        let begin = Instant::now();
+        while here.pending() > 0 {
+            left.context.poll(|_, answer| assert!(answer.is_ok()));
+            right.context.poll(|_, _| ());
+            while right.context.recv().is_some() {}
+            assert!(begin.elapsed() < PATIENCE);
+        }
+    }
+    drop((here, there));
+    left.connect(&mut right, &bulk(1 << 20));
+    exercise(&mut left, &mut right, 30, "afterwards");
+}

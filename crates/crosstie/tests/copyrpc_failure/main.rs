@@ -1,0 +1,14 @@
+//! What goes wrong ends one connection, and no other: faults of the device, hostile peers, killed processes. Whatever was lent
+//! comes back.
+//!
+//! Most of it runs in one thread, which polls all sides in turn: so the same seed gives the same run. The seed is
+//! printed; `CROSSTIE_SEED` sets it.
+
+#[path = "../chance/mod.rs"]
+mod chance;
+mod faults;
+mod hostile;
+mod hostile_bulk;
+mod killed;
+mod lives;
+mod side;

@@ -1,0 +1,264 @@
+//! One side of some connections, and what two of them do together.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::{
+    CallFailed, Config, Context, Endpoint, EndpointConfig, NotCalled, NotPosted, NotReplied, RecvHandle,
+};
+use crosstie::device::{ConnectConfig, Device, DeviceSpec, Mr, RemoteMemory};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Two pieces.
+pub(crate) const LONG: usize = 300_000;
+
+/// Index of the endpoint, number of the call.
+pub(crate) type User = (u32, u64);
+
+/// Calls of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Talk {
+    /// Eight bytes, answered with what came.
+    Small,
+    /// Every second request is long, and every third answer.
+    Bulk,
+}
+
+impl Talk {
+    /// What a call with this number asks, and how long its answer is.
+    fn request(self, number: u64) -> (Vec<u8>, usize) {
+        if self == Talk::Small {
+            return (number.to_le_bytes().to_vec(), 8);
+        }
+        let mut bytes = vec![number as u8; if number.is_multiple_of(2) { LONG } else { 40 }];
+        let response = if number.is_multiple_of(3) { LONG } else { 24 };
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(response as u64).to_le_bytes());
+        (bytes, response)
+    }
+
+    fn response(self, request: &[u8]) -> Vec<u8> {
+        if self == Talk::Small {
+            return request.to_vec();
+        }
+        let word = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().unwrap());
+        assert!(request == self.request(word(0)).0, "request {}: other bytes", word(0));
+        vec![!(word(0) as u8); word(8) as usize]
+    }
+
+    /// Calls of an endpoint at a time that keep it busy.
+    pub(crate) fn depth(self) -> usize {
+        match self {
+            Talk::Small => 16,
+            Talk::Bulk => 6,
+        }
+    }
+
+    /// An endpoint for such calls.
+    pub(crate) fn config(self) -> EndpointConfig {
+        match self {
+            Talk::Small => ring(4096),
+            Talk::Bulk => bulk(1 << 20),
+        }
+    }
+}
+
+pub(crate) fn ring(bytes: usize) -> EndpointConfig {
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64, bulk: 0 }
+}
+
+pub(crate) fn bulk(bulk: usize) -> EndpointConfig {
+    EndpointConfig { pending_calls: 16, bulk, ..ring(4096) }
+}
+
+pub(crate) fn pair(
+    left: &Context<User>,
+    right: &Context<User>,
+    config: &EndpointConfig,
+) -> (Endpoint<User>, Endpoint<User>) {
+    let (here, there) = (left.create_endpoint(config).unwrap(), right.create_endpoint(config).unwrap());
+    // A peer that is gone is given up after milliseconds.
+    let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
+    here.connect(&there.address(), &hasty).unwrap();
+    there.connect(&here.address(), &hasty).unwrap();
+    (here, there)
+}
+
+/// A side of each, connected.
+pub(crate) fn sides(talk: Talk) -> (Side, Side) {
+    let (mut left, mut right) = (Side::software(talk), Side::software(talk));
+    left.connect(&mut right, &talk.config());
+    (left, right)
+}
+
+/// One side: a context, and what it asked.
+pub(crate) struct Side {
+    pub(crate) talk: Talk,
+    pub(crate) context: Context<User>,
+    pub(crate) endpoints: Vec<Endpoint<User>>,
+    next: u64,
+    pub(crate) open: BTreeSet<User>,
+    pub(crate) failed: Vec<(User, CallFailed)>,
+    pub(crate) answered: u64,
+    unsent: Vec<(RecvHandle<User>, Vec<u8>)>,
+    /// READs under way; regions for more; what they read.
+    reading: BTreeSet<u64>,
+    pub(crate) regions: Vec<Mr>,
+    pub(crate) read: u64,
+    unread: u64,
+}
+
+impl Side {
+    pub(crate) fn new(device: Device, config: &Config, talk: Talk) -> Side {
+        Side {
+            talk,
+            context: Context::new(device, config).unwrap(),
+            endpoints: vec![],
+            next: 0,
+            open: BTreeSet::new(),
+            failed: vec![],
+            answered: 0,
+            unsent: vec![],
+            reading: BTreeSet::new(),
+            regions: vec![],
+            read: 0,
+            unread: 0,
+        }
+    }
+
+    pub(crate) fn software(talk: Talk) -> Side {
+        Side::new(Device::open(&DeviceSpec::Software).unwrap(), &Config::default(), talk)
+    }
+
+    /// One connection more.
+    pub(crate) fn connect(&mut self, other: &mut Side, config: &EndpointConfig) {
+        let (here, there) = pair(&self.context, &other.context, config);
+        self.endpoints.push(here);
+        other.endpoints.push(there);
+    }
+
+    /// Calls each endpoint up to `depth` times; those that are over refuse.
+    pub(crate) fn call(&mut self, depth: usize) {
+        for (index, endpoint) in self.endpoints.iter().enumerate() {
+            while endpoint.pending() < depth {
+                let user = (index as u32, self.next);
+                let (bytes, response) = self.talk.request(self.next);
+                match endpoint.call(&bytes, response, user) {
+                    Ok(()) => assert!(self.open.insert(user)),
+                    Err(error) => {
+                        assert_eq!(error.user, user);
+                        let over = matches!(error.cause, NotCalled::Failed(_));
+                        assert!(error.cause.is_back_pressure() || over, "{}", error.cause);
+                        assert_eq!(over, endpoint.failure().is_some());
+                        break;
+                    }
+                }
+                self.next += 1;
+            }
+        }
+    }
+
+    /// READs from there with all the regions that there are.
+    pub(crate) fn read(&mut self, index: usize, from: RemoteMemory) {
+        while let Some(region) = self.regions.pop() {
+            let token = self.next;
+            self.next += 1;
+            match self.endpoints[index].read(region, 0..4096, from.at(0), token) {
+                Ok(()) => assert!(self.reading.insert(token)),
+                Err(error) => {
+                    assert_eq!(error.token, token);
+                    self.regions.push(error.region);
+                    assert!(
+                        !matches!(error.cause, NotPosted::NotConnected | NotPosted::Range(_)),
+                        "{}",
+                        error.cause
+                    );
+                    self.unread += 1;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Polls once, answers what came, and takes what was read.
+    pub(crate) fn turn(&mut self) {
+        let Side { talk, context, open, failed, answered, unsent, .. } = self;
+        context.poll(|user, answer| {
+            assert!(open.remove(&user), "{user:?} ends once");
+            match answer {
+                Ok(bytes) => {
+                    assert!(
+                        bytes.to_vec() == talk.response(&talk.request(user.1).0),
+                        "{user:?}: another answer"
+                    );
+                    *answered += 1;
+                }
+                Err(cause) => failed.push((user, cause)),
+            }
+        });
+        for (request, bytes) in std::mem::take(unsent) {
+            reply(request, bytes, unsent);
+        }
+        while let Some(request) = context.recv() {
+            let bytes = talk.response(&request.data().to_vec());
+            reply(request, bytes, unsent);
+        }
+        while let Some(finished) = context.take_finished() {
+            assert!(self.reading.remove(&finished.token), "{finished:?} ends once");
+            match finished.result {
+                Ok(()) => {
+                    let mut bytes = [0; 4096];
+                    finished.region.read(0, &mut bytes).unwrap();
+                    assert_eq!(bytes, [0x77; 4096]);
+                    finished.region.write(0, &[0; 4096]).unwrap();
+                    self.read += 1;
+                }
+                Err(_) => self.unread += 1,
+            }
+            self.regions.push(finished.region);
+        }
+    }
+}
+
+fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Vec<(RecvHandle<User>, Vec<u8>)>) {
+    match request.reply(&bytes) {
+        Ok(()) => {}
+        Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
+        // A connection that is over does not matter to anybody, nor does a peer that allows less than it asks for.
+        Err((cause, _)) => {
+            assert!(matches!(cause, NotReplied::Failed(_) | NotReplied::TooLong { .. }), "{cause}");
+        }
+    }
+}
+
+/// Both sides take turns until nothing is open.
+pub(crate) fn settle(left: &mut Side, right: &mut Side, what: &str) {
+    let begin = Instant::now();
+    while !left.open.is_empty() || !right.open.is_empty() || !left.reading.is_empty() {
+        left.turn();
+        right.turn();
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "{what}: open for ever: {:?} {:?} {:?}\n{:?}\n{:?}",
+            left.open,
+            right.open,
+            left.reading,
+            left.context.counters(),
+            right.context.counters()
+        );
+    }
+}
+
+/// Calls both ways over every connection that is left, more than any ring, table or pool holds: nothing leaks.
+pub(crate) fn exercise(left: &mut Side, right: &mut Side, calls: u64, what: &str) {
+    let goal = (left.answered + calls, right.answered + calls);
+    let begin = Instant::now();
+    while left.answered < goal.0 || right.answered < goal.1 {
+        left.call(left.talk.depth());
+        right.call(right.talk.depth());
+        left.turn();
+        right.turn();
+        assert!(begin.elapsed() < PATIENCE, "{what}: no progress: {:?}", left.context.counters());
+    }
+    settle(left, right, what);
+}

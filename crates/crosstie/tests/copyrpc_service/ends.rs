@@ -1,0 +1,132 @@
+//! Calls whose time, peer or connection ends.
+
+use super::*;
+
+#[test]
+fn calls_end_in_time_whether_made_or_waiting() {
+    let pair = Pair::new(&ring(1024, 4));
+    let soon = Duration::from_millis(30);
+    let patient: Vec<_> = (0..2).map(|number| pair.client.call::<Double>(number)).collect();
+    let hasty: Vec<_> = (2..10).map(|number| pair.client.call_within::<Double>(number, soon)).collect();
+    let behind: Vec<_> = (10..12).map(|number| pair.client.call::<Double>(number)).collect();
+    assert!(pair.driver.counters().waited >= 6);
+    // The server does nothing.
+    let ended = pair.driver.run_until(join_all(hasty));
+    assert!(ended.iter().all(|end| *end == Err(Error::Failed(CallFailed::TimedOut))), "{ended:?}");
+    // Also behind one that waits for ever.
+    let _front: Vec<_> = (0..8).map(|number| pair.client.call::<Double>(number)).collect();
+    let late = pair.driver.run_until(pair.client.call_within::<Double>(9, soon));
+    assert_eq!(late, Err(Error::Failed(CallFailed::TimedOut)));
+    // Now it does; what was too late is answered to nobody, and what was behind gets on.
+    let answers = pair.finish(&mut service(), join_all(patient.into_iter().chain(behind)));
+    assert_eq!(answers, [Ok(0), Ok(2), Ok(20), Ok(22)]);
+}
+
+#[test]
+fn a_peer_that_goes_ends_its_calls_and_no_others() {
+    let mut pair = Pair::new(&ring(1024, 64));
+    let mut service = service();
+    let (other, _endpoint) = connect(&pair.driver, &pair.server, &ring(1024, 64));
+    let calls: Vec<_> = (0..100).map(|number| pair.client.call::<Later>(number)).collect();
+    let survivor = other.call::<Later>(1);
+    while service.state().deferred.is_empty() {
+        pair.turn(&mut service);
+    }
+    drop(pair.endpoint.take());
+    let ended = pair.finish(&mut service, join_all(calls));
+    let failure = pair.client.failure().expect("it is over");
+    assert!(ended.iter().all(|end| *end == Err(Error::Failed(failure.into()))), "{ended:?}");
+    assert_eq!(peek(&mut pair.client.call::<Double>(1)), Poll::Ready(Err(Error::Failed(failure.into()))));
+
+    let mut delivered = 0;
+    while delivered == 0 {
+        pair.turn(&mut service);
+        for (number, reply) in service.state_mut().deferred.drain(..) {
+            // Those of the connection that is over say so.
+            delivered += usize::from(reply.send(number).is_ok());
+        }
+    }
+    assert_eq!(pair.finish(&mut service, survivor), Ok(1));
+}
+
+#[test]
+fn closing_here_ends_calls_made_and_waiting() {
+    let closed = Err(Error::Failed(Failure::Closed.into()));
+    let pair = Pair::new(&ring(1024, 4));
+    let calls: Vec<_> = (0..10).map(|number| pair.client.call::<Double>(number)).collect();
+    let clone = pair.client.clone();
+    clone.close();
+    assert_eq!(pair.driver.run_until(join_all(calls)), vec![closed; 10]);
+    assert_eq!(pair.client.failure(), Some(Failure::Closed));
+
+    // Without a driver nothing would ever come.
+    let Pair { driver, client, server: _server, endpoint: _endpoint } = Pair::new(&ring(1024, 4));
+    let calls: Vec<_> = (0..10).map(|number| client.call::<Double>(number)).collect();
+    drop(driver);
+    for mut call in calls {
+        assert_eq!(peek(&mut call), Poll::Ready(closed));
+    }
+    assert_eq!(peek(&mut client.call::<Double>(1)), Poll::Ready(closed));
+}
+
+const VICTIM: &str = "CROSSTIE_SERVICE_VICTIM";
+
+/// A process that takes requests, and answers only some, until it is killed.
+fn victim(theirs: &str) -> ! {
+    let context = open::<()>();
+    let endpoint = context.create_endpoint(&ring(4096, 64)).unwrap();
+    endpoint.connect(&from_hex(theirs), &ConnectConfig::default()).unwrap();
+    // The test harness writes to the same place.
+    println!("\naddress {}", to_hex(&endpoint.address()));
+    std::io::stdout().flush().unwrap();
+    let mut service = service();
+    loop {
+        context.poll(|(), _| ());
+        service.serve(&context);
+    }
+}
+
+fn to_hex(address: &EndpointAddress) -> String {
+    address.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> EndpointAddress {
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+    EndpointAddress::read_from_bytes(&bytes).unwrap()
+}
+
+#[test]
+fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
+    if let Ok(theirs) = std::env::var(VICTIM) {
+        victim(&theirs);
+    }
+    let driver = Driver::new(open());
+    let client = driver.create_client(&ring(4096, 64)).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "ends::a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps",
+            "--exact",
+            "--nocapture",
+        ])
+        .env(VICTIM, to_hex(&client.address()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.find_map(|line| Some(line.strip_prefix("address ")?.to_owned())).expect("an address");
+    client.connect(&from_hex(&address), &ConnectConfig::default()).unwrap();
+    assert_eq!(driver.run_until(client.call::<Double>(4)), Ok(8));
+    // More than the ring takes, and none of them is ever answered.
+    let calls = join_all((0..200).map(|number| client.call::<Later>(number)));
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    let ended = driver.run_until(calls);
+    killer.join().unwrap();
+    let failure = client.failure().expect("it is over");
+    assert!(matches!(failure, Failure::Broken(_)), "{failure}");
+    assert_eq!(ended, vec![Err(Error::Failed(failure.into())); 200]);
+}

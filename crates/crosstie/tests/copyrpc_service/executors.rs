@@ -1,0 +1,106 @@
+//! Who runs the futures: the driver itself, tokio, a pool.
+
+use super::*;
+
+/// Runs `client` with a driver whose peer serves in another thread.
+fn with_server(client: impl FnOnce(Driver, Client)) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (to_server, at_server) = mpsc::channel::<EndpointAddress>();
+    let (to_client, at_client) = mpsc::channel::<EndpointAddress>();
+    let server = std::thread::spawn({
+        let stop = stop.clone();
+        move || {
+            let context = open::<()>();
+            let endpoint = context.create_endpoint(&EndpointConfig::default()).unwrap();
+            to_client.send(endpoint.address()).unwrap();
+            endpoint.connect(&at_server.recv().unwrap(), &ConnectConfig::default()).unwrap();
+            let mut service = service();
+            // Relaxed: nothing else is passed on with it.
+            while !stop.load(Ordering::Relaxed) {
+                context.poll(|(), _| ());
+                if service.serve(&context) == 0 {
+                    context.wait(Duration::from_millis(1));
+                }
+            }
+        }
+    });
+    let driver = Driver::new(open());
+    let caller = driver.create_client(&EndpointConfig::default()).unwrap();
+    to_server.send(caller.address()).unwrap();
+    caller.connect(&at_client.recv().unwrap(), &ConnectConfig::default()).unwrap();
+    client(driver, caller);
+    stop.store(true, Ordering::Relaxed);
+    server.join().unwrap();
+}
+
+/// Some calls after each other, some at once.
+async fn calls(client: Client) {
+    for number in 0..100 {
+        assert_eq!(client.call::<Double>(number).await, Ok(2 * number));
+    }
+    let answers = join_all((0..2000).map(|number| client.call::<Double>(number))).await;
+    assert!(answers.iter().zip(0..).all(|(answer, number)| *answer == Ok(2 * number)));
+}
+
+#[test]
+fn the_driver_runs_a_future_itself() {
+    with_server(|driver, client| {
+        driver.run_until(calls(client.clone()));
+        // Woken by another thread, while it sleeps on the device.
+        let (sender, receiver) = futures::channel::oneshot::channel();
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            sender.send(21).unwrap();
+        });
+        let answer = driver.run_until(async { client.call::<Double>(receiver.await.unwrap()).await });
+        assert_eq!(answer, Ok(42));
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn tokio_runs_it() {
+    for stall in [Duration::ZERO, Duration::from_micros(200)] {
+        with_server(|driver, client| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let local = tokio::task::LocalSet::new();
+            local.spawn_local(async move { driver.run(stall).await });
+            runtime.block_on(local.run_until(async move {
+                let tasks: Vec<_> = (0..4).map(|_| tokio::task::spawn_local(calls(client.clone()))).collect();
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            }));
+        });
+    }
+}
+
+#[test]
+fn a_pool_of_futures_runs_it_and_rests_with_it() {
+    with_server(|driver, client| {
+        let mut pool = LocalPool::new();
+        let driver = Rc::new(driver);
+        let polling = driver.clone();
+        pool.spawner().spawn_local(async move { polling.run(Duration::ZERO).await }).unwrap();
+        for _ in 0..10 {
+            pool.run_until(calls(client.clone()));
+            // It ends only when no task wants to run: an idle driver does not.
+            pool.run_until_stalled();
+        }
+        assert_eq!(driver.counters().calls, 10 * 2100);
+    });
+}
+
+/// Both sides on one context: each calls the other.
+#[test]
+fn one_context_calls_and_serves() {
+    let driver = Driver::new(open());
+    let config = ring(1024, 8);
+    let (here, there) = (driver.create_client(&config).unwrap(), driver.create_client(&config).unwrap());
+    here.connect(&there.address(), &ConnectConfig::default()).unwrap();
+    there.connect(&here.address(), &ConnectConfig::default()).unwrap();
+    let mut service = service::<Ticket>();
+    let both = futures::future::join(calls(here), calls(there));
+    driver.run_serving(both, &mut service);
+    assert_eq!(service.counters().answered, 4200);
+}

@@ -1,0 +1,318 @@
+//! Typed services and calls that are futures.
+//!
+//! Most of it runs in one thread, which turns both sides and an executor in turn. The seed of what is random is printed;
+//! `CROSSTIE_SEED` sets it.
+
+#[path = "../chance/mod.rs"]
+mod chance;
+mod ends;
+mod executors;
+mod nonsense;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crosstie::copyrpc::service::{
+    Call, Client, Deferred, Driver, Error, Handlers, Method, Refused, Service, Ticket,
+};
+use crosstie::copyrpc::{
+    CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig, Failure, NotCalled,
+};
+use crosstie::device::{ConnectConfig, DeviceSpec};
+use futures::executor::LocalPool;
+use futures::future::join_all;
+use futures::task::LocalSpawnExt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+use chance::{Random, seed};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+macro_rules! method {
+    ($name:ident, $id:literal, $request:ty => $response:ty) => {
+        struct $name;
+        impl Method for $name {
+            const ID: u32 = $id;
+            type Request = $request;
+            type Response = $response;
+        }
+    };
+}
+
+method!(Double, 1, u64 => u64);
+method!(Later, 2, u64 => u64);
+method!(Choose, 3, Choice => u8);
+method!(Bulk, 4, [u8; 1000] => [u8; 2000]);
+method!(Missing, 77, u64 => u64);
+// As another program may have it.
+method!(WideDouble, 1, [u64; 2] => u64);
+method!(DoubleWide, 1, u64 => [u64; 2]);
+
+#[derive(Clone, Copy, Debug, PartialEq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(u8)]
+enum Choice {
+    Take = 1,
+    Leave = 2,
+    Panic = 3,
+}
+
+/// Requests that wait for an answer, and all that came in the order in which they came.
+#[derive(Default)]
+struct Seen<U> {
+    deferred: Vec<(u64, Deferred<Later, U>)>,
+    order: Vec<u64>,
+}
+
+fn service<U>() -> Service<Seen<U>, U, impl Handlers<Seen<U>, U>> {
+    Service::new(Seen { deferred: vec![], order: vec![] })
+        .on::<Double>(|seen: &mut Seen<U>, number| {
+            seen.order.push(number);
+            number.wrapping_mul(2)
+        })
+        .defer::<Later>(|seen, number, reply| seen.deferred.push((number, reply)))
+        .try_on::<Choose>(|_, choice| match choice {
+            Choice::Take => Ok(1),
+            Choice::Leave => Err(Refused(42)),
+            Choice::Panic => panic!("on request"),
+        })
+        .on::<Bulk>(|seen, bytes| {
+            seen.order.push(u64::from(bytes[0]));
+            std::array::from_fn(|index| bytes[index / 2])
+        })
+}
+
+fn open<U>() -> Context<U> {
+    Context::open(&DeviceSpec::Software, &Config::default()).unwrap()
+}
+
+fn ring(bytes: usize, pending_calls: usize) -> EndpointConfig {
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls, bulk: 0 }
+}
+
+/// A driver with a client, and the context of a server that is connected to it.
+struct Pair {
+    driver: Driver,
+    client: Client,
+    server: Context<()>,
+    endpoint: Option<Endpoint<()>>,
+}
+
+impl Pair {
+    fn new(config: &EndpointConfig) -> Pair {
+        Pair::with_limit(config, 1 << 20)
+    }
+
+    fn with_limit(config: &EndpointConfig, calls: usize) -> Pair {
+        let (driver, server) = (Driver::with_limit(open(), calls), open());
+        let (client, endpoint) = connect(&driver, &server, config);
+        Pair { driver, client, server, endpoint: Some(endpoint) }
+    }
+
+    /// Both sides once.
+    fn turn<S, H: Handlers<S, ()>>(&self, service: &mut Service<S, (), H>) {
+        self.driver.step();
+        self.server.poll(|(), _| ());
+        service.serve(&self.server);
+    }
+
+    /// Both sides until a future has ended.
+    fn finish<S, H: Handlers<S, ()>, F: Future>(
+        &self,
+        service: &mut Service<S, (), H>,
+        future: F,
+    ) -> F::Output {
+        self.finish_with(future, || self.turn(service))
+    }
+
+    fn finish_with<F: Future>(&self, future: F, mut turn: impl FnMut()) -> F::Output {
+        let mut future = Box::pin(future);
+        let begin = Instant::now();
+        loop {
+            if let Poll::Ready(output) = peek(&mut future) {
+                return output;
+            }
+            turn();
+            assert!(begin.elapsed() < PATIENCE, "for ever: {:?}", self.driver.context_counters());
+        }
+    }
+}
+
+fn connect(driver: &Driver, server: &Context<()>, config: &EndpointConfig) -> (Client, Endpoint<()>) {
+    let (client, endpoint) = (driver.create_client(config).unwrap(), server.create_endpoint(config).unwrap());
+    let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
+    client.connect(&endpoint.address(), &hasty).unwrap();
+    endpoint.connect(&client.address(), &hasty).unwrap();
+    (client, endpoint)
+}
+
+fn peek<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut TaskContext::from_waker(Waker::noop()))
+}
+
+#[test]
+fn many_calls_at_once_each_get_their_own_answer() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let mut service = service();
+    let calls = join_all((0..3000).map(|number| pair.client.call::<Double>(number)));
+    let answers = pair.finish(&mut service, calls);
+    assert_eq!(answers, (0..3000).map(|number| Ok(2 * number)).collect::<Vec<_>>());
+    let bulk = pair.finish(&mut service, pair.client.call::<Bulk>([7; 1000]));
+    assert_eq!(bulk, Ok([7; 2000]));
+    assert_eq!(service.counters().answered, 3001);
+}
+
+#[test]
+fn calls_wait_for_room_first_come_first_served() {
+    for (bytes, pending) in [(512, 64), (1024, 2), (4096, 64)] {
+        let pair = Pair::new(&ring(bytes, pending));
+        let mut service = service();
+        let answers = pair.finish(&mut service, join_all((0..500).map(|n| pair.client.call::<Double>(n))));
+        assert!(answers.iter().zip(0..).all(|(answer, n)| *answer == Ok(2 * n)), "ring {bytes}");
+        assert_eq!(service.state().order, (0..500).collect::<Vec<_>>(), "ring {bytes}");
+        assert!(pair.driver.counters().waited > 400, "{:?}", pair.driver.counters());
+    }
+}
+
+#[test]
+fn a_small_call_does_not_overtake_a_large_one_that_waits() {
+    let pair = Pair::new(&ring(1 << 14, 64));
+    let mut service = service();
+    let calls: Vec<_> = (0..50)
+        .map(|number| {
+            (
+                pair.client.call::<Bulk>([2 * number; 1000]),
+                pair.client.call::<Double>(2 * u64::from(number) + 1),
+            )
+        })
+        .collect();
+    for (large, small) in calls {
+        assert!(pair.finish(&mut service, large).is_ok());
+        assert!(pair.finish(&mut service, small).is_ok());
+    }
+    assert!(pair.driver.counters().waited > 0);
+    assert_eq!(service.state().order, (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_never_fits_is_refused_at_once() {
+    let pair = Pair::new(&ring(1024, 64));
+    let refused = peek(&mut pair.client.call::<Bulk>([0; 1000]));
+    assert!(
+        matches!(refused, Poll::Ready(Err(Error::NotCalled(cause))) if !cause.is_back_pressure()),
+        "{refused:?}"
+    );
+    let unconnected = pair.driver.create_client(&ring(1024, 64)).unwrap();
+    let refused = peek(&mut unconnected.call::<Double>(1));
+    assert_eq!(refused, Poll::Ready(Err(Error::NotCalled(NotCalled::NotConnected))));
+}
+
+#[test]
+fn deferred_answers_go_out_in_any_order() {
+    let pair = Pair::new(&ring(4096, 16));
+    let mut service = service();
+    let mut calls: Vec<_> = (0..10).map(|number| pair.client.call::<Later>(number)).collect();
+    while service.state().deferred.len() < 10 {
+        pair.turn(&mut service);
+    }
+    // Deferred requests do not hold the ring: as much again passes by them as it has room for, many times.
+    for number in 0..500 {
+        assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(number)), Ok(2 * number));
+    }
+    assert!(calls.iter_mut().all(|call| peek(call).is_pending()));
+    while let Some((number, reply)) = service.state_mut().deferred.pop() {
+        match number {
+            3 => drop(reply),
+            4 => reply.refuse(Refused(9)).unwrap(),
+            number => reply.send(100 + number).unwrap(),
+        }
+        let answer = pair.finish(&mut service, calls.pop().unwrap());
+        let expected = match number {
+            3 => Err(Error::Unanswered),
+            4 => Err(Error::Refused(Refused(9))),
+            number => Ok(100 + number),
+        };
+        assert_eq!(answer, expected);
+    }
+    assert_eq!(service.counters().deferred, 10);
+}
+
+#[test]
+fn refusals_unknown_methods_and_panics_come_back_typed() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let mut service = service();
+    assert_eq!(pair.finish(&mut service, pair.client.call::<Choose>(Choice::Take)), Ok(1));
+    let refused = pair.finish(&mut service, pair.client.call::<Choose>(Choice::Leave));
+    assert_eq!(refused, Err(Error::Refused(Refused(42))));
+    assert_eq!(pair.finish(&mut service, pair.client.call::<Missing>(1)), Err(Error::UnknownMethod(77)));
+    assert_eq!(
+        pair.finish(&mut service, pair.client.call::<WideDouble>([1; 2])),
+        Err(Error::MalformedRequest)
+    );
+    assert_eq!(pair.finish(&mut service, pair.client.call::<DoubleWide>(1)), Err(Error::MalformedRequest));
+
+    let mut call = pair.client.call::<Choose>(Choice::Panic);
+    let panicked = catch_unwind(AssertUnwindSafe(|| pair.finish(&mut service, &mut call)));
+    assert!(panicked.is_err());
+    assert_eq!(pair.finish(&mut service, call), Err(Error::Unanswered));
+    let counters = service.counters();
+    assert_eq!((counters.answered, counters.refused, counters.unknown, counters.malformed), (1, 1, 1, 2));
+}
+
+#[test]
+#[should_panic(expected = "two handlers for method 1")]
+fn a_method_has_one_handler() {
+    drop(service::<()>().on::<WideDouble>(|_, _| 0));
+}
+
+#[test]
+fn futures_may_be_dropped_at_any_time() {
+    let pair = Pair::with_limit(&ring(1024, 64), 64);
+    let mut service = service();
+    let mut random = Random(seed());
+    for _ in 0..200 {
+        // More than the ring takes: some are made, some wait for room.
+        let mut calls: Vec<_> = (0..40).map(|number| (number, pair.client.call::<Double>(number))).collect();
+        calls.retain(|_| random.below(3) > 0);
+        pair.turn(&mut service);
+        calls.retain(|_| random.below(2) > 0);
+        for (number, call) in calls.into_iter().rev() {
+            if random.below(2) > 0 {
+                assert_eq!(pair.finish(&mut service, call), Ok(2 * number));
+            }
+        }
+        // What was dropped is still answered, and its slots come back.
+        assert_eq!(pair.finish(&mut service, async { pair.client.call::<Double>(5).await }), Ok(10));
+    }
+    assert!(pair.driver.counters().dropped > 0, "{:?}", pair.driver.counters());
+
+    // Not even with a peer that never answers do those pile up that were dropped while they waited for room.
+    let stuck = Pair::with_limit(&ring(1024, 4), 64);
+    let _made: Vec<_> = (0..4).map(|number| stuck.client.call::<Double>(number)).collect();
+    let _first_to_wait = stuck.client.call::<Double>(4);
+    for number in 5..10_000 {
+        let call = stuck.client.call::<Double>(number);
+        stuck.driver.step();
+        drop(call);
+    }
+    assert!(peek(&mut stuck.client.call::<Double>(0)).is_pending());
+}
+
+#[test]
+fn there_is_a_limit_on_open_calls() {
+    let pair = Pair::with_limit(&EndpointConfig::default(), 3);
+    let mut service = service();
+    let calls: Vec<_> = (0..3).map(|number| pair.client.call::<Double>(number)).collect();
+    assert_eq!(peek(&mut pair.client.call::<Double>(4)), Poll::Ready(Err(Error::TooManyCalls(3))));
+    let answers = pair.finish(&mut service, join_all(calls));
+    assert_eq!(answers, [Ok(0), Ok(2), Ok(4)]);
+    assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(4)), Ok(8));
+}

@@ -1,0 +1,60 @@
+//! What came of it all.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+#[derive(Default)]
+pub(super) struct Tally {
+    quiet: bool,
+    run: String,
+    passed: usize,
+    failed: Vec<String>,
+    skipped: Vec<String>,
+}
+
+impl Tally {
+    pub(super) fn new(quiet: bool) -> Tally {
+        Tally { quiet, ..Tally::default() }
+    }
+
+    pub(super) fn begin(&mut self, run: &str) {
+        self.run = run.to_owned();
+        println!("{run}:");
+    }
+
+    pub(super) fn skip(&mut self, case: &str, reason: &str) {
+        self.skipped.push(format!("{case} ({}): {reason}", self.run));
+    }
+
+    pub(super) fn fail(&mut self, what: &str) {
+        self.failed.push(format!("{what} ({})", self.run));
+    }
+
+    pub(super) fn note(&mut self, case: &str, started: Instant, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => {
+                self.passed += 1;
+                if !self.quiet {
+                    println!("  ok      {case:<52} {:>6} ms", started.elapsed().as_millis());
+                }
+            }
+            Err(error) => {
+                println!("  FAILED  {case}\n    {}", error.replace('\n', "\n    "));
+                self.fail(case);
+            }
+        }
+    }
+
+    pub(super) fn report(&self) -> ExitCode {
+        if !self.skipped.is_empty() {
+            println!("\nnot possible on this device:");
+            self.skipped.iter().for_each(|s| println!("  {s}"));
+        }
+        if !self.failed.is_empty() {
+            println!("\nfailed:");
+            self.failed.iter().for_each(|f| println!("  {f}"));
+        }
+        println!("\n{} passed, {} failed", self.passed, self.failed.len());
+        if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
