@@ -65,3 +65,38 @@ impl Deadlines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crosstie_protocol::copyrpc::{Endpoint, Terms};
+
+    use super::*;
+
+    /// Calls that are answered long before their time leave no more behind than calls can be pending, twice.
+    #[test]
+    fn they_take_bounded_memory() {
+        const CALLS: usize = 8;
+        let (ring, credit) = (4096, 1024);
+        let terms = Terms {
+            ring,
+            peer_ring: ring,
+            credit_limit: credit,
+            peer_credit_limit: credit,
+            pending_calls: CALLS,
+        };
+        let mut protocol = Endpoint::new(&terms).unwrap();
+        let calls: Vec<CallId> = (0..CALLS).map(|_| protocol.call(0, 0, ()).unwrap().0).collect();
+        let (mut deadlines, begin) = (Deadlines::default(), Instant::now());
+        for number in 0..10_000 {
+            let later = begin + Duration::from_secs(600 + number);
+            deadlines.push(calls[number as usize % CALLS], later, CALLS);
+            assert!(deadlines.heap.len() <= 2 * CALLS, "{} after {number} calls", deadlines.heap.len());
+        }
+        // Only the last of each counts.
+        let end = begin + Duration::from_secs(20_000);
+        assert_eq!(std::iter::from_fn(|| deadlines.pop(end)).count(), CALLS);
+        assert!(deadlines.is_empty());
+    }
+}

@@ -120,33 +120,6 @@ fn a_deadline_is_for_its_own_call() {
 }
 
 #[test]
-fn deadlines_take_bounded_memory() {
-    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
-    let (here, _there) =
-        pair(&left.context, &right.context, &EndpointConfig { pending_calls: 8, ..ring(4096) });
-    let resident = || {
-        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
-        status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
-    };
-    let (calls, mut before) = (400_000u64, 0);
-    for number in 0..calls {
-        if number == calls / 10 {
-            before = resident();
-        }
-        assert!(here.call_within(&number.to_le_bytes(), 8, (0, number), Duration::from_secs(600)).is_ok());
-        left.open.insert((0, number));
-        if number % 8 == 7 {
-            settle(&mut left, &mut right, "deadlines");
-        }
-    }
-    // Other tests of this program may run at the same time; each deadline that is kept would take 24 bytes.
-    let grown = resident().saturating_sub(before);
-    println!("{calls} calls, {grown} bytes more");
-    assert!(grown < 6 << 20, "{calls} calls left {grown} bytes behind");
-    assert!(left.failed.is_empty());
-}
-
-#[test]
 fn pools_give_back_what_calls_took() {
     // A refusal by the ring after memory was found gives the memory back; one by memory takes nothing from the ring.
     let (mut left, mut right) = (Side::software(Talk::Bulk), Side::software(Talk::Bulk));
