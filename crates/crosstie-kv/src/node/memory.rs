@@ -53,7 +53,7 @@ impl NodeConfig {
     /// ```
     /// use crosstie_kv::node::NodeConfig;
     /// let alone = NodeConfig { max_clients: 1, memory_limit: 64 << 20, ..NodeConfig::alone("doc-bound") }.memory_bound();
-    /// assert!(alone.peers == 0 && alone.total() < 96 << 20);
+    /// assert!(alone.peers == 0 && alone.total() < 160 << 20);
     /// ```
     pub fn memory_bound(&self) -> MemoryBound {
         let clients = self.max_clients as u64;
