@@ -77,7 +77,7 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
 }
 
 pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
-    let most = if side.is_slow() { 1 << 20 } else { 4 << 20 };
+    let most = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(1 << 14, most));
     let (request, response) = endpoint.longest_in_ring().expect("connected");

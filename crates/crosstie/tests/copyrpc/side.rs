@@ -50,7 +50,9 @@ impl Side {
         let endpoint = context.create_endpoint(config).expect("an endpoint");
         let theirs = self.exchange(endpoint.address().as_bytes());
         let theirs = EndpointAddress::read_from_bytes(&theirs).expect("an address");
-        endpoint.connect(&theirs, &ConnectConfig::default()).expect("connected");
+        // 67 ms for an acknowledgement, seven times, are not always enough for a guest that waits for its turn on a core.
+        let timeout = if self.is_slow() { 17 } else { ConnectConfig::default().timeout };
+        endpoint.connect(&theirs, &ConnectConfig { timeout, ..ConnectConfig::default() }).expect("connected");
         // Neither calls before both are there.
         self.meet();
         endpoint
