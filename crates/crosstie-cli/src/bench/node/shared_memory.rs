@@ -42,7 +42,7 @@ macro_rules! shared_memory {
 
             fn connect(&self, plan: &Plan, name: &str, _rank: usize) -> Result<Asks<M>, Error> {
                 let client = Client::connect(name).map_err(Error::exchange("connecting"))?;
-                let client = client.with_waiting(plan.waiting.into());
+                let client = client.with_wait_strategy(plan.waiting.into());
                 Ok(Asks { client, request: M::filled(plan.payload) })
             }
         }
