@@ -1,6 +1,7 @@
 //! What results have in common, what varies among them, and how the backends compare where all else is equal.
 
-use crosstie_kv::figures::{Backend, Figures, Pace};
+use crosstie_kv::Backend;
+use crosstie_kv::figures::{Figures, Pace};
 
 use super::text;
 use crate::bench::report::median;

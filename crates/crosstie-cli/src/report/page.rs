@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crosstie_kv::figures::{Backend, Figures};
+use crosstie_kv::Backend;
+use crosstie_kv::figures::Figures;
 
 use super::compare::{Comparison, Group, highest, lowest, per_write, runs};
 use super::html::{Cell, chip, escape, table};

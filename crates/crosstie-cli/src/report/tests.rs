@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crosstie_kv::figures::{BENCH, Backend, Figures, Pace, Rank, Run};
+use crosstie_kv::Backend;
+use crosstie_kv::figures::{BENCH, Figures, Pace, Rank, Run};
 use roxmltree::{Document, ParsingOptions};
 
 use super::compare::Comparison;

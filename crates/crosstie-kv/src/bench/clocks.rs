@@ -113,7 +113,7 @@ impl Ahead {
 mod tests {
     use super::*;
     use crate::history::{Failure, History, Recorder, check};
-    use crate::message::{Op, Request, Response, Status};
+    use crate::wire::{Op, Status, WordRequest, WordResponse};
 
     /// What clocks show at a barrier that begins and ends at these times; theirs is ahead.
     const AHEAD: u64 = 1_000_000;
@@ -138,9 +138,9 @@ mod tests {
         // Rank 0 puts 7; afterwards a rank whose clock is a second behind gets it. Then it gets what was before.
         let event = |op, value, answer, called, returned| {
             let mut recorder = Recorder::new(0, 1);
-            let request = Request { value, ..Request::new(op, 0, 42) };
+            let request = WordRequest { value, ..WordRequest::new(op, 0, 42) };
             let call = recorder.begin(&request).unwrap();
-            recorder.end(call, &Response::new(Status::Done, answer));
+            recorder.end(call, &WordResponse::new(Status::Done, answer));
             Event { called, returned, ..recorder.events()[0] }
         };
         let second = 1_000_000_000;

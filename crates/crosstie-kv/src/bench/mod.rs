@@ -47,11 +47,12 @@ use crosstie::device::DeviceSpec;
 pub use crew::serve_client;
 pub use worker::TIMED;
 
+use crate::Backend;
 use crate::client::{self, AttachError};
 use crate::figures::Figures;
 use crate::history;
-use crate::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_STRING_DEPTH, PeersMissing, StartError};
-use crate::placement::{MAX_DAEMONS, MAX_NODES};
+use crate::node::{MAX_BYTES_DEPTH, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartError};
+use crate::sharding::{MAX_DAEMONS, MAX_NODES};
 use crate::workload::{self, PlanError};
 use clocks::Clocks;
 use limit::Limit;
@@ -260,7 +261,7 @@ impl Plan {
             return wrong(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
         if !self.workload.has_words() {
-            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_STRING_DEPTH);
+            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
                 return wrong(format!(
                     "histories of values of {size} bytes are not checked: give values of 8 bytes"

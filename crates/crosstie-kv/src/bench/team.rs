@@ -13,13 +13,13 @@ use super::place::{self, Place};
 use super::totals::{self, Counted, Local, Sums};
 use super::worker::{FILLER, Task, mark};
 use super::{Error, Plan, meeting, random_bytes};
+use crate::Backend;
 use crate::client::{self, BeginBytesError, Client};
 use crate::figures::Figures;
 use crate::history::{self, History};
-use crate::long::Call;
-use crate::message::{Op, Request, Status};
-use crate::node::{Backend, Membership, Node, NodeConfig};
-use crate::placement::Placement;
+use crate::node::{Membership, Node, NodeConfig};
+use crate::sharding::ShardMap;
+use crate::wire::{BytesOp, Op, Status, WordRequest};
 use crate::workload::{MAX_KEYS, key_bytes};
 
 /// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
@@ -60,7 +60,7 @@ impl Word {
     fn name(&self, backend: Backend, rank: u32) -> String {
         // What is in a name is no secret.
         let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
-        let number = crate::placement::mix(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
+        let number = crate::sharding::hash_word(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
         let letter = if backend == Backend::Meta { 'm' } else { 'd' };
         format!("kv-bench-{number:08x}-{letter}{rank}")
     }
@@ -98,7 +98,7 @@ impl Team {
         let node = open(job, plan, place, word, backend)?;
         let name = node.name().to_owned();
         let (rank, nodes) = (job.rank(), job.size());
-        let cluster = Placement::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
+        let cluster = ShardMap::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
         let filled = node.wait_for_peers(PEER_TIME).map_err(Error::from);
         let filled = filled.and_then(|()| fill(&name, plan, &cluster, rank, interrupt));
         meeting::agree(job, filled)?;
@@ -120,7 +120,8 @@ impl Team {
         let crew = Crew::start(tasks.collect(), plan.processes.as_deref());
         let crew = crew.and_then(|crew| Ok((crew, Client::attach(&name)?)));
         let (crew, watch) = meeting::agree(job, crew)?;
-        let end_key = |rank| (MAX_KEYS..).find(|key| cluster.of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
+        let end_key =
+            |rank| (MAX_KEYS..).find(|key| cluster.shard_of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
         let mut team = Team {
             backend,
             node,
@@ -298,16 +299,10 @@ fn open(
 }
 
 /// Puts this rank's keys. Each has itself as its value. Many take long: it ends when somebody has had enough.
-fn fill(
-    name: &str,
-    plan: &Plan,
-    cluster: &Placement,
-    rank: u32,
-    interrupt: &AtomicBool,
-) -> Result<(), Error> {
+fn fill(name: &str, plan: &Plan, cluster: &ShardMap, rank: u32, interrupt: &AtomicBool) -> Result<(), Error> {
     let mut value: Option<Vec<u8>> =
         (!plan.workload.has_words()).then(|| vec![FILLER; plan.workload.value_size]);
-    let mut client = Client::<()>::pipelined(name)?;
+    let mut client = Client::<()>::attach_pipelined(name)?;
     let mut refused = None;
     for key in plan.workload.keys_of(cluster, rank) {
         if interrupt.load(Relaxed) {
@@ -316,13 +311,13 @@ fn fill(
         loop {
             let begun = match &mut value {
                 None => {
-                    let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
+                    let request = WordRequest { value: key, ..WordRequest::new(Op::Put, rank, key) };
                     client.begin(request, ()).map_err(BeginBytesError::from)
                 }
                 Some(value) => {
                     let key = key_bytes(key);
                     mark(value, &key);
-                    client.begin_bytes(Call::Put { key: &key, value }, ())
+                    client.begin_bytes(BytesOp::Put { key: &key, value }, ())
                 }
             };
             match begun {

@@ -11,11 +11,11 @@
 //!
 //! ```
 //! use crosstie_kv::history::{Recorder, check};
-//! use crosstie_kv::message::{Op, Request};
+//! use crosstie_kv::wire::{Op, WordRequest};
 //! use crosstie_kv::store::Shard;
 //! let (mut shard, mut recorder) = (Shard::new(1 << 20), Recorder::new(0, 100));
 //! for op in [Op::Get, Op::Put, Op::Get, Op::Delete, Op::Get] {
-//!     let request = Request { value: 7, ..Request::new(op, 0, 42) };
+//!     let request = WordRequest { value: 7, ..WordRequest::new(op, 0, 42) };
 //!     let call = recorder.begin(&request).expect("there is room for 100");
 //!     recorder.end(call, &shard.apply(&request));
 //! }
@@ -29,7 +29,7 @@ mod zones;
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use crate::message::{Op, Request, Response, Status};
+use crate::wire::{Op, Status, WordRequest, WordResponse};
 
 pub use check::{BUDGET, Failure, Summary, check, check_from};
 
@@ -120,7 +120,7 @@ impl Recorder {
 
     /// Writes down that `request` is about to be sent; `None` if there is no more room.
     #[inline]
-    pub fn begin(&mut self, request: &Request) -> Option<Pending> {
+    pub fn begin(&mut self, request: &WordRequest) -> Option<Pending> {
         if self.events.len() == self.events.capacity() {
             return None;
         }
@@ -142,7 +142,7 @@ impl Recorder {
 
     /// Writes down the answer that just came. An operation that is never ended has an unknown outcome.
     #[inline]
-    pub fn end(&mut self, pending: Pending, response: &Response) {
+    pub fn end(&mut self, pending: Pending, response: &WordResponse) {
         let returned = now();
         let outcome = match response.status {
             Status::NodeGone => return,

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Event, Outcome};
-use crate::message::Op;
+use crate::wire::Op;
 
 /// Operations of a key that may be under way at a time: bits of a configuration.
 const MAX_OPEN: usize = 128;

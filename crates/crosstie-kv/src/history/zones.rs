@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use super::{Event, Outcome};
-use crate::message::Op;
+use crate::wire::Op;
 
 /// A cluster's operations that matter.
 struct Cluster {
