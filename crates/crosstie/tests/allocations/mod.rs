@@ -16,11 +16,12 @@ fn count_allocation(allocated: usize, freed: usize) {
     // A thread that is ending has no counters any more. Tests do not measure such threads.
     ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
     // During a reallocation the old block exists until its bytes have been copied, so both count for the maximum.
-    LIVE_BYTES.try_with(|live| {
-        let [now, most] = live.get();
-        live.set([now + allocated as i64 - freed as i64, most.max(now + allocated as i64)]);
-    })
-    .ok();
+    LIVE_BYTES
+        .try_with(|live| {
+            let [now, most] = live.get();
+            live.set([now + allocated as i64 - freed as i64, most.max(now + allocated as i64)]);
+        })
+        .ok();
 }
 
 // SAFETY: every call is passed unchanged to the system's allocator.

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cases::UNSUPPORTED;
-use harness::{Restriction, Run, TestSetup, Suite};
+use harness::{Restriction, Run, Suite, TestSetup};
 use side::{Side, provider};
 
 fn main() -> ExitCode {
@@ -37,9 +37,8 @@ fn main() -> ExitCode {
         },
     };
     match UNSUPPORTED.iter().find(|u| suite.cases.iter().all(|c| c.name != u.case)) {
-        Some(unknown) => {
-            suite.usage_error(&format!("{} is listed as unsupported, but there is no such case", unknown.case))
-        }
+        Some(unknown) => suite
+            .usage_error(&format!("{} is listed as unsupported, but there is no such case", unknown.case)),
         None => suite.main(),
     }
 }

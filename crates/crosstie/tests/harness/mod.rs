@@ -162,7 +162,8 @@ impl<S: Participant> Suite<S> {
         match &options.rendezvous {
             None => self.runs(&options, setup).iter().for_each(|run| self.run(run, &cases, &mut report)),
             Some(address) => {
-                if let Err(error) = self.run_between_hosts(&cases, &setup, options.role, address, &mut report) {
+                if let Err(error) = self.run_between_hosts(&cases, &setup, options.role, address, &mut report)
+                {
                     eprintln!("{}: {error}", self.name);
                     report.fail(&format!("rendezvous: {error}"));
                 }
@@ -218,7 +219,8 @@ impl<S: Participant> Suite<S> {
             return left.and(self.reap(&mut child, deadline));
         }
         let far = Channel::over_unix(far, self.timeout).map_err(|e| format!("socketpair: {e}"))?;
-        let (left, right) = (spawn_participant(case, &run.setup, 0, near), spawn_participant(case, &run.setup, 1, far));
+        let (left, right) =
+            (spawn_participant(case, &run.setup, 0, near), spawn_participant(case, &run.setup, 1, far));
         match (self.wait_for_outcome(&left, 0, deadline), self.wait_for_outcome(&right, 1, deadline)) {
             (Err(left), Err(right)) => Err(format!("{left}\n{right}")),
             (left, right) => left.and(right),
@@ -346,7 +348,12 @@ fn spawn_participant<S: Participant>(
     outcome_rx
 }
 
-fn run_participant<S: Participant>(case: &Case<S>, setup: TestSetup, index: usize, channel: Channel) -> Result<(), String> {
+fn run_participant<S: Participant>(
+    case: &Case<S>,
+    setup: TestSetup,
+    index: usize,
+    channel: Channel,
+) -> Result<(), String> {
     LAST_PANIC.set(Some(String::new()));
     let finished = panic::catch_unwind(AssertUnwindSafe(|| {
         let mut participant = S::new(index, setup, channel);
