@@ -1,10 +1,10 @@
-//! What came of it all.
+//! Counts passed, failed and skipped cases and prints the result.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct Report {
     quiet: bool,
     run: String,
     passed: usize,
@@ -12,9 +12,9 @@ pub(super) struct Tally {
     skipped: Vec<String>,
 }
 
-impl Tally {
-    pub(super) fn new(quiet: bool) -> Tally {
-        Tally { quiet, ..Tally::default() }
+impl Report {
+    pub(super) fn new(quiet: bool) -> Report {
+        Report { quiet, ..Report::default() }
     }
 
     pub(super) fn begin(&mut self, run: &str) {
@@ -45,9 +45,10 @@ impl Tally {
         }
     }
 
-    pub(super) fn report(&self) -> ExitCode {
+    /// Prints the summary; the exit code is a failure if any case failed.
+    pub(super) fn finish(&self) -> ExitCode {
         if !self.skipped.is_empty() {
-            println!("\nnot possible on this device:");
+            println!("\nskipped, not possible on this device:");
             self.skipped.iter().for_each(|s| println!("  {s}"));
         }
         if !self.failed.is_empty() {
