@@ -17,15 +17,11 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod client;
-pub mod figures;
-pub mod history;
 pub mod node;
 pub mod sharding;
 pub mod store;
 pub mod wire;
-pub mod workload;
 
 mod backend;
 mod service_names;
