@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use crosstie_kv::figures::{self, Backend, Figures};
+use crosstie_bench::figures::{self, Backend, Figures};
 
 /// After this long something hangs. Guests are slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -8,13 +8,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod client;
-pub mod figures;
-pub mod history;
 pub mod long;
 pub mod message;
 pub mod node;
 pub mod placement;
 pub mod store;
-pub mod workload;

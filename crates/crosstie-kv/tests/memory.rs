@@ -7,17 +7,17 @@ use crosstie_kv::store::Shard;
 #[path = "../../crosstie/tests/allocations/mod.rs"]
 mod allocations;
 
-use allocations::{ALLOCATIONS, HELD};
+use allocations::{ALLOCATIONS, LIVE_BYTES};
 
 /// Runs `step` until the shard is full, and compares at every step.
 fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Status) {
-    let [before, _] = HELD.get();
-    HELD.set([before, before]);
+    let [before, _] = LIVE_BYTES.get();
+    LIVE_BYTES.set([before, before]);
     let mut shard = Shard::new(limit);
     let mut refused = 0;
     for n in 0..1_000_000 {
         refused += u32::from(step(&mut shard, n) == Status::OutOfMemory);
-        let held = HELD.get().map(|bytes| bytes - before);
+        let held = LIVE_BYTES.get().map(|bytes| bytes - before);
         let said = shard.stats().bytes as i64;
         assert!(held[0] <= said, "says {said} bytes and holds {}", held[0]);
         assert!(held[1] <= limit as i64, "held {} of {limit} bytes while it grew", held[1]);
@@ -25,7 +25,7 @@ fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Statu
         if refused > 100 {
             assert!(held[0] as f64 >= least * limit as f64, "full at {} of {limit} bytes", held[0]);
             drop(shard);
-            assert_eq!(HELD.get()[0], before, "not all was given back");
+            assert_eq!(LIVE_BYTES.get()[0], before, "not all was given back");
             return;
         }
     }

@@ -14,8 +14,8 @@ use crosstie_kv::node::{self, Membership, Node, NodeConfig, PeerState, StartErro
 
 use super::NAME;
 use crate::error::Error;
-use crate::report::text::bytes;
 use crate::signals;
+use crosstie_bench::units::bytes;
 
 /// How often to look for signals, and for peers that come and go.
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);

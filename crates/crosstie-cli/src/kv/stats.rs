@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::Target;
 use crate::error::Error;
-use crate::report::text::bytes;
-use crate::table;
+use crosstie_bench::table;
+use crosstie_bench::units::bytes;
 
 /// Keys, bytes and requests so far, of every daemon of every node.
 ///
