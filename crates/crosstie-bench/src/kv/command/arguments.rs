@@ -23,7 +23,7 @@ use crate::error::Error;
 pub struct Arguments {
     /// How requests for other nodes travel. Two, with a comma between, run in turns; then the JSON is an array.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "delegation")]
-    pub(crate) backend: Vec<Kind>,
+    pub(crate) backend: Vec<BackendArgument>,
     /// Nodes of the cluster; 1 unless a launcher says otherwise.
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u32>,
@@ -89,7 +89,7 @@ pub struct Arguments {
 /// A backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum BackendArgument {
     /// Through the client's daemon to the daemon that has the connection.
     Meta,
     /// Straight into the ring of the daemon that has all connections.
@@ -129,7 +129,7 @@ impl Arguments {
     /// What `crosstie` without a command measures.
     pub(crate) fn demo() -> Arguments {
         Arguments {
-            backend: vec![Kind::Meta, Kind::Delegation],
+            backend: vec![BackendArgument::Meta, BackendArgument::Delegation],
             nodes: Some(2),
             daemons: 2,
             clients: 4,
@@ -155,7 +155,7 @@ impl Arguments {
 
     /// What the library shall do.
     pub(crate) fn plan(&self, launcher: &str) -> Result<Plan, Error> {
-        let mut backends: Vec<Backend> = self.backend.iter().map(|kind| kind.backend()).collect();
+        let mut backends: Vec<Backend> = self.backend.iter().map(|backend| backend.backend()).collect();
         backends.dedup();
         let duration = Duration::try_from_secs_f64(self.duration)
             .map_err(|_| Error::Usage(format!("--duration {}: give seconds above 0", self.duration)))?;
@@ -185,11 +185,11 @@ impl Arguments {
     }
 
     /// The command line of the other ranks.
-    pub(crate) fn words(&self) -> Vec<OsString> {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
         let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
         let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
-        let kinds: Vec<&str> = self.backend.iter().map(|kind| kind.word()).collect();
-        add("backend", kinds.join(","));
+        let backends: Vec<&str> = self.backend.iter().map(|backend| backend.word()).collect();
+        add("backend", backends.join(","));
         if let Some(nodes) = self.nodes {
             add("nodes", nodes.to_string());
         }
@@ -218,18 +218,18 @@ impl Arguments {
     }
 }
 
-impl Kind {
+impl BackendArgument {
     fn backend(self) -> Backend {
         match self {
-            Kind::Meta => Backend::Meta,
-            Kind::Delegation => Backend::Delegation,
+            BackendArgument::Meta => Backend::Meta,
+            BackendArgument::Delegation => Backend::Delegation,
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Kind::Meta => "meta",
-            Kind::Delegation => "delegation",
+            BackendArgument::Meta => "meta",
+            BackendArgument::Delegation => "delegation",
         }
     }
 }
