@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crosstie_kv::placement::{MAX_DAEMONS, MAX_NODES};
+use crosstie_kv::Backend;
+use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
 
 /// Bytes of a file at most.
 pub const MAX_FILE: usize = 64 << 20;
@@ -49,7 +50,7 @@ pub const BENCH: &str = "kv";
 ///     "counters": {"batches": 10}
 /// }"#;
 /// let results = figures::parse(text.as_bytes()).unwrap();
-/// assert_eq!(results[0].backend, figures::Backend::Delegation);
+/// assert_eq!(results[0].backend, crosstie_kv::Backend::Delegation);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
@@ -150,26 +151,6 @@ pub struct Figures {
     /// `ops_per_s / limit_ops_per_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio_to_limit: Option<f64>,
-}
-
-/// How requests for other nodes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// Through the client's daemon to the daemon that has the endpoint.
-    Meta,
-    /// Straight into the ring of the daemon that has all endpoints.
-    Delegation,
-}
-
-impl Backend {
-    /// As a word for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Meta => "Meta",
-            Backend::Delegation => "Delegation",
-        }
-    }
 }
 
 /// What makes a client issue its next operation.

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::{Event, History, Outcome, search, unique_puts};
-use crosstie_kv::message::Op;
+use crosstie_kv::wire::Op;
 
 /// Steps that [`check`] may take to find an order: some seconds.
 pub const BUDGET: u64 = 20_000_000;

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Event, Outcome};
-use crosstie_kv::message::Op;
+use crosstie_kv::wire::Op;
 
 /// Operations of a key that may be under way at a time: bits of a configuration.
 const MAX_PENDING: usize = 128;

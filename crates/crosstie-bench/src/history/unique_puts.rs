@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use super::{Event, Outcome};
-use crosstie_kv::message::Op;
+use crosstie_kv::wire::Op;
 
 /// A cluster's operations that matter.
 struct Cluster {

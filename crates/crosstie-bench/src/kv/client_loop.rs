@@ -120,7 +120,7 @@ mod tests {
     /// A node with its keys, words and byte strings.
     fn node(name: &str) -> Node {
         let name = format!("turns-{name}-{}", std::process::id());
-        let config = NodeConfig { queue_depth: 8, daemons: 2, ..NodeConfig::alone(&name) };
+        let config = NodeConfig { queue_depth: 8, daemons: 2, ..NodeConfig::single(&name) };
         let node = Node::start(&config).unwrap();
         let mut client = Client::attach(&name).unwrap();
         let mut value = [FILLER; SIZE];

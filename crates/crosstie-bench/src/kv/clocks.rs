@@ -118,7 +118,7 @@ impl ClockOffset {
 mod tests {
     use super::*;
     use crate::history::{Failure, History, Recorder, check};
-    use crosstie_kv::message::{Op, Request, Response, Status};
+    use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
     /// What clocks show at a barrier that begins and ends at these times; theirs is offset.
     const AHEAD: u64 = 1_000_000;
@@ -143,9 +143,9 @@ mod tests {
         // Rank 0 puts 7; afterwards a rank whose clock is a second behind gets it. Then it gets what was before.
         let event = |op, value, answer, called, returned| {
             let mut recorder = Recorder::new(0, 1);
-            let request = Request { value, ..Request::new(op, 0, 42) };
+            let request = WordRequest { value, ..WordRequest::new(op, 0, 42) };
             let call = recorder.begin(&request).unwrap();
-            recorder.end(call, &Response::new(Status::Done, answer));
+            recorder.end(call, &WordResponse::new(Status::Done, answer));
             Event { called, returned, ..recorder.events()[0] }
         };
         let second = 1_000_000_000;

@@ -54,9 +54,10 @@ use crate::figures::Figures;
 use crate::history;
 use crate::workload::{self, PlanError};
 use clocks::Clocks;
+use crosstie_kv::Backend;
 use crosstie_kv::client::{self, AttachError};
-use crosstie_kv::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_STRING_DEPTH, PeersMissing, StartError};
-use crosstie_kv::placement::{MAX_DAEMONS, MAX_NODES};
+use crosstie_kv::node::{MAX_BYTES_DEPTH, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartError};
+use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
 use plain_limit::PlainLimit;
 use rank_run::{ClusterToken, RankRun};
 
@@ -263,7 +264,7 @@ impl Plan {
             return wrong(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
         if !self.workload.has_words() {
-            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_STRING_DEPTH);
+            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
                 return wrong(format!(
                     "histories of values of {size} bytes are not checked: give values of 8 bytes"

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::topology::{self, Topology};
 use super::{Error, Plan};
 use crate::workload::Pattern;
-use crosstie_kv::placement::Placement;
+use crosstie_kv::sharding::ShardMap;
 
 /// Of both ways together, for each run.
 const SLICE: Duration = Duration::from_millis(200);
@@ -47,12 +47,12 @@ impl PlainLimit {
         if nodes != 1 || !alike || plan.check || !plan.workload.has_words() {
             return Ok(None);
         }
-        let cluster = Placement::new(1, plan.daemons).ok_or(Error::Protocol)?;
+        let cluster = ShardMap::new(1, plan.daemons).ok_or(Error::Protocol)?;
         let patterns = (0..plan.clients).map(|client| plan.workload.pattern(&cluster, 0, client));
         let mut keys = vec![Vec::new(); servers.len()];
         plan.workload
             .keys_of(&cluster, 0)
-            .for_each(|key| keys[cluster.of_word(key).daemon as usize].push(key));
+            .for_each(|key| keys[cluster.shard_of_word(key).daemon as usize].push(key));
         Ok(Some(PlainLimit {
             servers: servers.clone(),
             clients: clients.clone(),
@@ -246,12 +246,13 @@ mod tests {
     #[test]
     fn the_plain_exchange_answers_with_what_was_put() {
         let plan = workload::Plan { keys: 100, entries: 256, ..workload::Plan::default() };
-        let cluster = Placement::new(1, 2).unwrap();
+        let cluster = ShardMap::new(1, 2).unwrap();
         let pattern = plan.pattern(&cluster, 0, 0).unwrap();
         for all in [false, true] {
             let rings = [Ring::new(3), Ring::new(3)];
             let mut tables = [0, 1].map(|daemon| {
-                let keys: Vec<u64> = (0..100).filter(|key| cluster.of_word(*key).daemon == daemon).collect();
+                let keys: Vec<u64> =
+                    (0..100).filter(|key| cluster.shard_of_word(*key).daemon == daemon).collect();
                 Table::new(&keys)
             });
             let (stop, left) = (AtomicBool::new(false), AtomicUsize::new(1));
@@ -274,7 +275,7 @@ mod tests {
             for key in 0..100u64 {
                 let is_put = |n: &u64| u64::from(pattern.at(*n).key) == key && !pattern.at(*n).is_read;
                 let last = (0..count).rev().take(256).find(is_put).unwrap_or(key);
-                let daemon = cluster.of_word(key).daemon as usize;
+                let daemon = cluster.shard_of_word(key).daemon as usize;
                 assert_eq!(*tables[daemon].value(key), last, "{key}");
             }
         }

@@ -16,11 +16,11 @@ use super::{Error, Plan, gather, random_bytes};
 use crate::figures::Figures;
 use crate::history::{self, History};
 use crate::workload::{MAX_KEYS, key_bytes};
+use crosstie_kv::Backend;
 use crosstie_kv::client::{self, BeginBytesError, Client};
-use crosstie_kv::long::Call;
-use crosstie_kv::message::{Op, Request, Status};
-use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
-use crosstie_kv::placement::Placement;
+use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::sharding::ShardMap;
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
 
 /// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
 pub(super) const OTHER_CLIENTS: usize = 4;
@@ -60,7 +60,7 @@ impl ClusterToken {
     fn name(&self, backend: Backend, rank: u32) -> String {
         // What is in a name is no secret.
         let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
-        let number = crosstie_kv::placement::mix(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
+        let number = crosstie_kv::sharding::hash_word(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
         let letter = if backend == Backend::Meta { 'm' } else { 'd' };
         format!("kv-bench-{number:08x}-{letter}{rank}")
     }
@@ -98,7 +98,7 @@ impl RankRun {
         let node = start_node(job, plan, topology, token, backend)?;
         let name = node.name().to_owned();
         let (rank, nodes) = (job.rank(), job.size());
-        let cluster = Placement::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
+        let cluster = ShardMap::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
         let filled = node.wait_for_peers(PEER_TIMEOUT).map_err(Error::from);
         let filled = filled.and_then(|()| fill_store(&name, plan, &cluster, rank, interrupt));
         gather::agree(job, filled)?;
@@ -120,7 +120,8 @@ impl RankRun {
         let pool = ClientPool::start(tasks.collect(), plan.processes.as_deref());
         let pool = pool.and_then(|pool| Ok((pool, Client::attach(&name)?)));
         let (pool, control_client) = gather::agree(job, pool)?;
-        let stop_key = |rank| (MAX_KEYS..).find(|key| cluster.of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
+        let stop_key =
+            |rank| (MAX_KEYS..).find(|key| cluster.shard_of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
         let mut rank_run = RankRun {
             backend,
             node,
@@ -307,13 +308,13 @@ fn start_node(
 fn fill_store(
     name: &str,
     plan: &Plan,
-    cluster: &Placement,
+    cluster: &ShardMap,
     rank: u32,
     interrupt: &AtomicBool,
 ) -> Result<(), Error> {
     let mut value: Option<Vec<u8>> =
         (!plan.workload.has_words()).then(|| vec![FILLER; plan.workload.value_size]);
-    let mut client = Client::<()>::pipelined(name)?;
+    let mut client = Client::<()>::attach_pipelined(name)?;
     let mut refused = None;
     for key in plan.workload.keys_of(cluster, rank) {
         if interrupt.load(Relaxed) {
@@ -322,13 +323,13 @@ fn fill_store(
         loop {
             let begun = match &mut value {
                 None => {
-                    let request = Request { value: key, ..Request::new(Op::Put, rank, key) };
+                    let request = WordRequest { value: key, ..WordRequest::new(Op::Put, rank, key) };
                     client.begin(request, ()).map_err(BeginBytesError::from)
                 }
                 Some(value) => {
                     let key = key_bytes(key);
                     write_key_prefix(value, &key);
-                    client.begin_bytes(Call::Put { key: &key, value }, ())
+                    client.begin_bytes(BytesOp::Put { key: &key, value }, ())
                 }
             };
             match begun {

@@ -13,7 +13,8 @@ use super::topology::{self, Topology};
 use super::worker::Tally;
 use super::{Error, Plan, gather};
 use crate::figures::{self, Figures, LoopKind, Rank, Run};
-use crosstie_kv::node::{Backend, Node};
+use crosstie_kv::Backend;
+use crosstie_kv::node::Node;
 
 /// Within this all daemons publish their counters, however little they get to run.
 const PUBLISHED: Duration = Duration::from_secs(3);
@@ -105,26 +106,26 @@ pub(super) struct NodeCounters {
 impl NodeCounters {
     /// What they have counted by now: waits until each has published it, which takes some milliseconds.
     pub(super) fn of(node: &Node) -> NodeCounters {
-        let passes = || node.counters().iter().map(|daemon| daemon.counts.passes).collect::<Vec<_>>();
+        let passes = || node.counters().iter().map(|daemon| daemon.activity.passes).collect::<Vec<_>>();
         let (before, end) = (passes(), Instant::now() + PUBLISHED);
         while before.iter().zip(passes()).any(|(before, now)| *before == now) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
         let mut counted = NodeCounters::default();
         for daemon in node.counters() {
-            let (counts, network, shard) = (daemon.counts, daemon.network, daemon.shard);
+            let (counts, network, shard) = (daemon.activity, daemon.network, daemon.shard);
             for (name, count) in [
                 ("passes", counts.passes),
-                ("busy_passes", counts.busy),
-                ("naps", counts.naps),
+                ("busy_passes", counts.busy_passes),
+                ("naps", counts.sleeps),
                 ("served", counts.served),
-                ("passed_in", counts.passed_in),
-                ("passed_out", counts.passed_out),
+                ("passed_in", counts.forwarded_in),
+                ("passed_out", counts.forwarded_out),
                 ("sent", counts.sent),
                 ("backlogged", counts.backlogged),
                 ("undelivered", counts.undelivered),
                 ("client_requests", daemon.words.requests),
-                ("string_requests", daemon.long.requests),
+                ("string_requests", daemon.bytes.requests),
                 ("ring_requests", daemon.ring.requests),
                 ("gets", shard.gets),
                 ("hits", shard.hits),
@@ -269,10 +270,7 @@ pub(super) fn figures(
     Figures {
         bench: figures::BENCH.into(),
         device: plan.device.to_string(),
-        backend: match backend {
-            Backend::Meta => figures::Backend::Meta,
-            Backend::Delegation => figures::Backend::Delegation,
-        },
+        backend,
         ops: sum(|local| local.ops),
         seconds: runs.iter().map(|run| run.seconds).sum(),
         ops_per_s: median,

@@ -16,8 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::history::{Pending, Recorder, now};
 use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 use crosstie_kv::client::{BeginBytesError, Client};
-use crosstie_kv::long::{self, Call};
-use crosstie_kv::message::{Request, Response, Status};
+use crosstie_kv::wire::{self, BytesOp, Status, WordRequest, WordResponse};
 
 /// One operation in so many is timed where several are under way. Odd, so that it is not always the same part of a pattern.
 pub const SAMPLE_EVERY: u64 = 17;
@@ -85,8 +84,8 @@ pub(super) enum Step {
 pub(super) trait Recording {
     type Pending;
     /// `None`: there is no more room in this run.
-    fn begin(&mut self, request: &Request) -> Option<Self::Pending>;
-    fn end(&mut self, pending: Self::Pending, response: &Response);
+    fn begin(&mut self, request: &WordRequest) -> Option<Self::Pending>;
+    fn end(&mut self, pending: Self::Pending, response: &WordResponse);
     /// A run begins.
     fn start_run(&mut self) {}
     /// Whether puts must write values that nobody else writes.
@@ -98,12 +97,12 @@ impl Recording for () {
     const UNIQUE: bool = false;
 
     #[inline]
-    fn begin(&mut self, _: &Request) -> Option<()> {
+    fn begin(&mut self, _: &WordRequest) -> Option<()> {
         Some(())
     }
 
     #[inline]
-    fn end(&mut self, (): (), _: &Response) {}
+    fn end(&mut self, (): (), _: &WordResponse) {}
 }
 
 /// A recorder with room for each run.
@@ -123,12 +122,12 @@ impl Recording for RunRecorder {
     type Pending = Pending;
     const UNIQUE: bool = true;
 
-    fn begin(&mut self, request: &Request) -> Option<Pending> {
+    fn begin(&mut self, request: &WordRequest) -> Option<Pending> {
         self.left = self.left.checked_sub(1)?;
         self.recorder.begin(request)
     }
 
-    fn end(&mut self, pending: Pending, response: &Response) {
+    fn end(&mut self, pending: Pending, response: &WordResponse) {
         self.recorder.end(pending, response);
     }
 
@@ -182,7 +181,7 @@ impl<R: Recording> Worker<R> {
         if let Some(core) = task.core {
             super::topology::pin_thread(core)?;
         }
-        let mut client = Client::pipelined(&task.node)?;
+        let mut client = Client::attach_pipelined(&task.node)?;
         let value = (!task.workload.has_words()).then(|| vec![FILLER; task.workload.value_size].into());
         if value.is_some() {
             // The first byte string at a daemon connects, which takes time.
@@ -190,7 +189,7 @@ impl<R: Recording> Worker<R> {
                 client.stats(task.rank, daemon).map_err(super::Error::Strings)?;
             }
         }
-        let pattern = task.workload.pattern(&client.placement(), task.rank, task.client)?;
+        let pattern = task.workload.pattern(&client.shard_map(), task.rank, task.client)?;
         let latency = Histogram::new();
         Ok(Worker {
             task,
@@ -384,7 +383,7 @@ impl<R: Recording> Worker<R> {
     fn poll(&mut self) -> usize {
         let Worker { client, record, latency, tally, measured, value, .. } = self;
         let mut time = 0;
-        let mut end = |token: Token<R::Pending>, response: Response, is_right: bool| {
+        let mut end = |token: Token<R::Pending>, response: WordResponse, is_right: bool| {
             if token.start != 0 {
                 if time == 0 {
                     time = now();
@@ -410,7 +409,7 @@ impl<R: Recording> Worker<R> {
             }),
             Some(value) => client.poll_bytes(|token, response| {
                 let is_right = token.is_read && is_value_of(token.key, &response, value.len());
-                end(token, Response::new(response.status, 0), is_right);
+                end(token, WordResponse::new(response.status, 0), is_right);
             }),
         };
         if time != 0 {
@@ -433,10 +432,10 @@ fn begin_string<T>(
 ) -> Result<(), BeginBytesError<T>> {
     let key = key_bytes(u64::from(entry.key));
     if entry.is_read {
-        return client.begin_bytes(Call::Get { key: &key }, token);
+        return client.begin_bytes(BytesOp::Get { key: &key }, token);
     }
     write_key_prefix(value, &key);
-    client.begin_bytes(Call::Put { key: &key, value }, token)
+    client.begin_bytes(BytesOp::Put { key: &key, value }, token)
 }
 
 /// Has a value begin with its key, as far as it is long enough.
@@ -446,7 +445,7 @@ pub(super) fn write_key_prefix(value: &mut [u8], key: &[u8; 8]) {
 }
 
 /// Whether a value is as long as all are, and begins with this key.
-fn is_value_of(key: u32, response: &long::Response<'_>, len: usize) -> bool {
+fn is_value_of(key: u32, response: &wire::BytesResponse<'_>, len: usize) -> bool {
     let key = key_bytes(u64::from(key));
     let common = len.min(key.len());
     response.value.len() == len && response.value[..common] == key[..common]

@@ -1,6 +1,7 @@
 //! What the plots show. Colours stand for backends everywhere, and whatever else varies has a panel of its own.
 
-use crate::figures::{Backend, Figures};
+use crate::figures::Figures;
+use crosstie_kv::Backend;
 
 use super::compare::{Axis, Group, runs};
 use super::html::{chip, class, escape};

@@ -1,6 +1,7 @@
 //! What results have in common, what varies among them, and how the backends compare where all else is equal.
 
-use crate::figures::{Backend, Figures, LoopKind};
+use crate::figures::{Figures, LoopKind};
+use crosstie_kv::Backend;
 
 use crate::summary::median;
 use crate::units;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::figures::{Backend, Figures};
+use crate::figures::Figures;
+use crosstie_kv::Backend;
 
 use super::compare::{Comparison, Group, highest, lowest, per_write, runs};
 use super::html::{Cell, chip, escape, table};

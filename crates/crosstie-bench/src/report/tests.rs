@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::figures::{BENCH, Backend, Figures, LoopKind, Rank, Run};
+use crate::figures::{BENCH, Figures, LoopKind, Rank, Run};
+use crosstie_kv::Backend;
 use roxmltree::{Document, ParsingOptions};
 
 use super::compare::Comparison;

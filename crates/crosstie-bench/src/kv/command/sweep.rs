@@ -12,9 +12,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crosstie_kv::Backend;
 use serde::Deserialize;
 
-use super::arguments::{Arguments, BackendArgument};
+use super::arguments::Arguments;
 use crate::error::Error;
 
 /// Bytes of a plan at most.
@@ -36,7 +37,7 @@ enum Choice<T> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Sweep {
-    backend: Option<Choice<BackendArgument>>,
+    backend: Option<Choice<Backend>>,
     nodes: Option<Choice<u32>>,
     daemons: Option<Choice<u32>>,
     clients: Option<Choice<u32>>,
