@@ -1,25 +1,25 @@
 //! All operations, over every connection that one process can make with itself.
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::io::Write;
 use std::net::TcpListener;
 use std::thread;
 
-use bootstrap_exercise::exercise;
-use crosstie::bootstrap::{Alone, Bootstrap, Error, Limits, Secret, Step, local, tcp};
+use bootstrap_suite::exercise;
+use crosstie::bootstrap::{SingleRank, Bootstrap, Error, Limits, Secret, Operation, local, tcp};
 
 const SIZES: [u32; 4] = [1, 2, 3, 8];
 
 #[test]
 fn alone() {
-    exercise(&mut Alone::default());
+    exercise(&mut SingleRank::default());
 }
 
 #[test]
 fn threads() {
     for size in SIZES {
-        let members = local::threads(size, Limits::default()).expect("job");
+        let members = local::in_process(size, Limits::default()).expect("job");
         assert!(members.iter().map(Bootstrap::rank).eq(0..size));
         thread::scope(|scope| {
             for mut member in members {
@@ -59,12 +59,12 @@ fn over_tcp(address: &str) {
                 scope.spawn(move || {
                     let limits = Limits::default();
                     let config = tcp::Config { rank, size, rendezvous, listen: None, secret, limits };
-                    let mut member = tcp::start(&config).expect("join");
+                    let mut member = tcp::join(&config).expect("join");
                     exercise(&mut member);
                     member.finish().expect("finish");
                 });
             }
-            let mut first = tcp::lead(listener, size, &secret, Limits::default()).expect("lead");
+            let mut first = tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("lead");
             exercise(&mut first);
             first.finish().expect("finish");
         });
@@ -74,13 +74,13 @@ fn over_tcp(address: &str) {
 #[test]
 fn large_blobs_pass() {
     let limits = Limits::default();
-    let members = local::threads(4, limits).expect("job");
+    let members = local::in_process(4, limits).expect("job");
     thread::scope(|scope| {
         for mut member in members {
             scope.spawn(move || {
-                let blob = vec![member.rank() as u8; limits.blob];
+                let blob = vec![member.rank() as u8; limits.max_blob];
                 let all = member.all_gather(&blob).expect("all_gather");
-                assert!(all.iter().zip(0..).all(|(blob, rank)| *blob == vec![rank; limits.blob]));
+                assert!(all.iter().zip(0..).all(|(blob, rank)| *blob == vec![rank; limits.max_blob]));
             });
         }
     });
@@ -92,7 +92,7 @@ fn each<T: Send>(
     limits: Limits,
     act: impl Fn(&mut dyn Bootstrap) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
-    let members = local::threads(size, limits).expect("job");
+    let members = local::in_process(size, limits).expect("job");
     thread::scope(|scope| {
         let act = &act;
         let run = |mut member| scope.spawn(move || act(&mut member));
@@ -115,13 +115,13 @@ fn different_operations_fail_everywhere_and_for_good() {
         first
     });
     for result in results {
-        assert!(matches!(result, Err(Error::Disagreement { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::OperationMismatch { .. })), "{result:?}");
     }
 }
 
 #[test]
 fn more_than_a_message_fails_everywhere() {
-    let limits = Limits { message: 1000, ..Limits::default() };
+    let limits = Limits { max_message: 1000, ..Limits::default() };
     for result in each(3, limits, |job| job.all_gather(&[0; 400])) {
         assert!(matches!(result, Err(Error::TooLarge { limit: 1000, .. })), "{result:?}");
     }
@@ -136,7 +136,7 @@ fn more_than_a_message_fails_everywhere() {
 fn a_rank_that_leaves_is_named_to_the_others() {
     let results = each(4, Limits::default(), |job| if job.rank() == 2 { Ok(()) } else { job.barrier() });
     for (rank, result) in results.into_iter().enumerate() {
-        let expected = if rank == 2 { Ok(()) } else { Err(Error::RankGone { rank: 2 }) };
+        let expected = if rank == 2 { Ok(()) } else { Err(Error::RankDisconnected { rank: 2 }) };
         assert_eq!(result, expected, "rank {rank}");
     }
 }
@@ -144,12 +144,12 @@ fn a_rank_that_leaves_is_named_to_the_others() {
 #[test]
 fn rank_zero_that_leaves_is_named_to_the_others() {
     let results = each(3, Limits::default(), |job| if job.rank() == 0 { Ok(()) } else { job.barrier() });
-    assert_eq!(results[1..], [Err(Error::RankGone { rank: 0 }), Err(Error::RankGone { rank: 0 })]);
+    assert_eq!(results[1..], [Err(Error::RankDisconnected { rank: 0 }), Err(Error::RankDisconnected { rank: 0 })]);
 }
 
 #[test]
 fn a_rank_that_stays_but_does_not_come_is_named_to_all() {
-    let limits = Limits { operation: std::time::Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { operation_timeout: std::time::Duration::from_millis(300), ..Limits::default() };
     let meet = std::sync::Barrier::new(3);
     let results = each(3, limits, |job| {
         if job.rank() == 1 {
@@ -163,7 +163,7 @@ fn a_rank_that_stays_but_does_not_come_is_named_to_all() {
     });
     for result in results {
         match result {
-            Err(Error::RankMissing { ranks, during: Step::Barrier, .. }) => assert_eq!(ranks, [1]),
+            Err(Error::RankMissing { ranks, during: Operation::Barrier, .. }) => assert_eq!(ranks, [1]),
             other => panic!("{other:?}"),
         }
     }
@@ -171,8 +171,8 @@ fn a_rank_that_stays_but_does_not_come_is_named_to_all() {
 
 #[test]
 fn impossible_sizes_are_refused() {
-    assert!(matches!(local::threads(0, Limits::default()), Err(Error::Environment(_))));
-    assert!(matches!(local::threads(1 << 20, Limits::default()), Err(Error::Environment(_))));
-    let greedy = Limits { message: usize::MAX, ..Limits::default() };
-    assert!(matches!(local::threads(1, greedy), Err(Error::TooLarge { .. })));
+    assert!(matches!(local::in_process(0, Limits::default()), Err(Error::Configuration(_))));
+    assert!(matches!(local::in_process(1 << 20, Limits::default()), Err(Error::Configuration(_))));
+    let greedy = Limits { max_message: usize::MAX, ..Limits::default() };
+    assert!(matches!(local::in_process(1, greedy), Err(Error::TooLarge { .. })));
 }

@@ -3,7 +3,7 @@
 //! As in `bootstrap_processes.rs`, the ranks run this same test program, in the role that `CROSSTIE_TEST_ROLE` names.
 #![cfg(feature = "mpi")]
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use bootstrap_exercise::exercise;
-use crosstie::bootstrap::{self, Bootstrap, Error, Limits, Step, mpi::Mpi};
+use bootstrap_suite::exercise;
+use crosstie::bootstrap::{self, Bootstrap, Error, Limits, Operation, mpi::Mpi};
 
 const ROLE: &str = "CROSSTIE_TEST_ROLE";
 const ARGUMENTS: [&str; 5] = ["as_a_rank", "--exact", "--quiet", "--nocapture", "--test-threads=1"];
@@ -45,13 +45,13 @@ fn play(role: &str) {
             println!("survived");
         }
         "late" => {
-            let limits = Limits { operation: Duration::from_millis(500), ..Limits::default() };
-            let mut job = Mpi::start(limits).expect("join");
+            let limits = Limits { operation_timeout: Duration::from_millis(500), ..Limits::default() };
+            let mut job = Mpi::join(limits).expect("join");
             if job.rank() == 1 {
                 std::thread::sleep(Duration::from_secs(5));
             } else {
                 let error = job.barrier().expect_err("rank 1 is late");
-                assert_eq!(error, Error::Timeout { during: Step::Barrier, waited: limits.operation });
+                assert_eq!(error, Error::Timeout { during: Operation::Barrier, waited: limits.operation_timeout });
                 assert_eq!(job.barrier(), Err(error));
                 println!("timed out");
             }
@@ -59,8 +59,8 @@ fn play(role: &str) {
         "disagree" => {
             let mut job = bootstrap::from_env().expect("join");
             let result = if job.rank() == 1 { job.sum(&[1]).map(drop) } else { job.barrier() };
-            let (rank, called, other_rank, other_called) = (1, Step::Sum, 0, Step::Barrier);
-            assert_eq!(result, Err(Error::Disagreement { rank, called, other_rank, other_called }));
+            let (rank, called, other_rank, other_called) = (1, Operation::Sum, 0, Operation::Barrier);
+            assert_eq!(result, Err(Error::OperationMismatch { rank, called, other_rank, other_called }));
             println!("disagreed");
         }
         "overflow" => {
@@ -69,8 +69,8 @@ fn play(role: &str) {
             println!("overflowed");
         }
         "too large" => {
-            let limits = Limits { message: 1000, ..Limits::default() };
-            let mut job = Mpi::start(limits).expect("join");
+            let limits = Limits { max_message: 1000, ..Limits::default() };
+            let mut job = Mpi::join(limits).expect("join");
             // Each sends little, but rank 1 would receive too much.
             let result = job.exchange(&[Vec::new(), vec![0; 600]]);
             assert!(matches!(result, Err(Error::TooLarge { bytes: 1200, limit: 1000, .. })), "{result:?}");

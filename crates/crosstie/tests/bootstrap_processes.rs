@@ -3,7 +3,7 @@
 //! The ranks run this same test program: the test `as_a_rank` plays the role that `CROSSTIE_TEST_ROLE` names. Without
 //! a role it is the rank of a job of one.
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bootstrap_exercise::exercise;
+use bootstrap_suite::exercise;
 use crosstie::bootstrap::{self, Bootstrap, Error, Limits, Secret, local, tcp};
 
 const ROLE: &str = "CROSSTIE_TEST_ROLE";
@@ -85,7 +85,7 @@ fn play(role: &str) {
         "lead" => {
             let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
             say(format!("address {}", listener.local_addr().expect("address")));
-            let job = tcp::lead(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
+            let job = tcp::join_as_rank_zero(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
             say("joined");
             std::thread::sleep(2 * HANG);
             drop(job);
@@ -98,7 +98,7 @@ fn play(role: &str) {
             assert_eq!(ours, ["CROSSTIE_LOCAL_PARENT", "CROSSTIE_LOCAL_RANK", "CROSSTIE_LOCAL_SIZE"]);
             assert!(std::env::args().skip(1).eq(ARGUMENTS.map(str::to_owned)));
             assert_eq!(std::io::stdin().lines().count(), 0, "standard input is empty");
-            assert!(matches!(bootstrap::from_env(), Err(Error::Environment(_))), "joined twice");
+            assert!(matches!(bootstrap::from_env(), Err(Error::Configuration(_))), "joined twice");
             job.finish().expect("finish");
         }
         "quit" => std::process::exit(0),
@@ -116,8 +116,8 @@ fn say(what: impl std::fmt::Display) {
     println!("\nsays: {what}");
 }
 
-fn launch(size: u32, role: &str) -> local::Launch {
-    local::Launch::new(size).arguments(ARGUMENTS).variable(ROLE, role)
+fn launch(size: u32, role: &str) -> local::JobBuilder {
+    local::JobBuilder::new(size).arguments(ARGUMENTS).variable(ROLE, role)
 }
 
 /// A process of this program in some role, killed and reaped at the end.
@@ -199,7 +199,7 @@ fn tcp_processes_from_the_environment() {
         let address = listener.local_addr().expect("address").to_string();
         let ranks: Vec<_> = (1..size).map(|rank| Rank::over_tcp("exercise", rank, size, &address)).collect();
         let secret = Secret::new(SECRET).expect("secret");
-        let mut job = tcp::lead(listener, size, &secret, Limits::default()).expect("lead");
+        let mut job = tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("lead");
         exercise(&mut job);
         job.finish().expect("finish");
         ranks.into_iter().for_each(Rank::succeeds);
@@ -222,7 +222,7 @@ fn tcp_processes_with_the_variables_of_launchers_and_a_secret_file() {
     ];
     let ranks = launchers.map(|launcher| Rank::start("exercise", &[&met[..], &launcher].concat()));
     let secret = Secret::new(SECRET).expect("secret");
-    let mut job = tcp::lead(listener, 4, &secret, Limits::default()).expect("lead");
+    let mut job = tcp::join_as_rank_zero(listener, 4, &secret, Limits::default()).expect("lead");
     exercise(&mut job);
     job.finish().expect("finish");
     ranks.into_iter().for_each(Rank::succeeds);
@@ -236,16 +236,16 @@ fn a_rank_killed_while_others_wait_is_named_to_every_survivor() {
     let mut waiting: Vec<_> = [1, 2].map(|rank| Rank::over_tcp("wait", rank, 4, &address)).into();
     let mut victim = Rank::over_tcp("sleep with company", 3, 4, &address);
     // Far longer than the test: a survivor that only noticed by the clock would fail it.
-    let limits = Limits { operation: 10 * HANG, ..Limits::default() };
-    let mut job = tcp::lead(listener, 4, &Secret::new(SECRET).expect("secret"), limits).expect("lead");
+    let limits = Limits { operation_timeout: 10 * HANG, ..Limits::default() };
+    let mut job = tcp::join_as_rank_zero(listener, 4, &Secret::new(SECRET).expect("secret"), limits).expect("lead");
     waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "joined"));
     assert_eq!(victim.hear(), "joined");
     let begun = Instant::now();
     let own = std::thread::spawn(move || (job.barrier(), job.barrier()));
     victim.kill();
-    let gone = Err(Error::RankGone { rank: 3 });
+    let gone = Err(Error::RankDisconnected { rank: 3 });
     assert_eq!(own.join().expect("no panic"), (gone.clone(), gone));
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankGone { rank: 3 })"));
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankDisconnected { rank: 3 })"));
     assert!(begun.elapsed() < HANG);
 }
 
@@ -258,15 +258,15 @@ fn rank_zero_killed_while_others_wait_is_named_to_every_survivor() {
     assert_eq!(first.hear(), "joined");
     waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "joined"));
     first.kill();
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankGone { rank: 0 })"));
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankDisconnected { rank: 0 })"));
 }
 
 #[test]
 fn a_spawned_rank_that_quits_is_named_at_once() {
-    let limits = Limits { join: 10 * HANG, ..Limits::default() };
+    let limits = Limits { join_timeout: 10 * HANG, ..Limits::default() };
     let begun = Instant::now();
     let error = launch(2, "quit").limits(limits).start().expect_err("no job");
-    assert_eq!(error, Error::RankGone { rank: 1 });
+    assert_eq!(error, Error::RankDisconnected { rank: 1 });
     assert!(begun.elapsed() < HANG);
 }
 
@@ -313,12 +313,12 @@ fn dropping_rank_zero_ends_spawned_ranks() {
 fn marks_of_another_process_are_refused() {
     let marks = [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
     let said = Rank::start("join", &marks).hear();
-    assert!(said.starts_with("error Environment") && said.contains("unset CROSSTIE_LOCAL_RANK"), "{said}");
+    assert!(said.starts_with("error Configuration") && said.contains("unset CROSSTIE_LOCAL_RANK"), "{said}");
     // The right parent, but no connection to it.
     let parent = std::process::id().to_string();
     let marks = [marks[0], marks[1], ("CROSSTIE_LOCAL_PARENT", parent.as_str())];
     let said = Rank::start("join", &marks).hear();
-    assert!(said.starts_with("error Environment") && said.contains("standard input"), "{said}");
+    assert!(said.starts_with("error Configuration") && said.contains("standard input"), "{said}");
 }
 
 #[test]

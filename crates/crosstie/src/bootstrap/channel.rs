@@ -3,25 +3,25 @@
 //! [`Bootstrap`](super::Bootstrap) serves all ranks at once, and ends with the first that dies. A channel is between two:
 //! one dials, the other listens. They prove the secret to each other before anything else is read, and exchange tagged
 //! frames then; the bytes are those of the [rendezvous](super::tcp). A channel never waits, so that one thread can hold
-//! many: poll its file descriptor, then take its [news](Channel::news).
+//! many: poll its file descriptor, then take its [news](Channel::poll_event).
 //!
 //! ```
-//! use crosstie::bootstrap::channel::{Channel, News};
+//! use crosstie::bootstrap::channel::{Channel, Event};
 //! use crosstie::bootstrap::Secret;
 //! use std::net::TcpListener;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let secret = Secret::random()?.for_purpose("greetings");
+//! let secret = Secret::random()?.derive("greetings");
 //! let listener = TcpListener::bind("127.0.0.1:0")?;
-//! let mut dialler = Channel::dial(listener.local_addr()?, 1, 2, &secret, 1 << 10)?;
-//! let mut listening = Channel::greet(listener.accept()?.0, &secret, 1 << 10)?;
+//! let mut dialler = Channel::connect(listener.local_addr()?, 1, 2, &secret, 1 << 10)?;
+//! let mut listening = Channel::from_accepted(listener.accept()?.0, &secret, 1 << 10)?;
 //! let heard = loop {
-//!     match dialler.news()? {
-//!         Some(News::Open) => dialler.send(7, b"hello")?,
+//!     match dialler.poll_event()? {
+//!         Some(Event::Open) => dialler.send(7, b"hello")?,
 //!         _ => std::thread::yield_now(),
 //!     }
-//!     match listening.news()? {
-//!         Some(News::Claim { rank: 1, size: 2 }) => listening.accept()?,
-//!         Some(News::Frame { kind: 7, payload }) => break payload,
+//!     match listening.poll_event()? {
+//!         Some(Event::JoinRequest { rank: 1, size: 2 }) => listening.accept_join()?,
+//!         Some(Event::Frame { kind: 7, payload }) => break payload,
 //!         _ => {}
 //!     }
 //! };
@@ -39,7 +39,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::error::{Error, Violation};
 use super::frame::{Opener, Sealer};
 use super::handshake::{CLAIM, NONCE, Transcript, VERDICT, Verdict};
-use super::secret::{Secret, random_bytes};
+use super::random::random_bytes;
+use super::secret::Secret;
 use super::stream::is_momentary;
 
 /// Bytes that may wait to be written. A peer that reads none of them is as good as gone.
@@ -58,8 +59,8 @@ pub struct Channel {
 
 /// What a channel has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// Who dialled knows the secret, and says that it is this rank of so many: [accept](Channel::accept) it, or refuse.
+pub enum Event {
+    /// Who dialled knows the secret, and says that it is this rank of so many: [accept](Channel::accept_join) it, or refuse.
     Claim {
         /// Its rank.
         rank: u32,
@@ -115,7 +116,7 @@ struct Frames {
 
 impl Channel {
     /// Begins to dial, as `rank` of `size`. `limit` is the longest payload that will be taken.
-    pub fn dial(
+    pub fn connect(
         address: SocketAddr,
         rank: u32,
         size: u32,
@@ -133,7 +134,7 @@ impl Channel {
     }
 
     /// Greets somebody that a listener accepted. `limit` is the longest payload that will be taken.
-    pub fn greet(stream: TcpStream, secret: &Secret, limit: usize) -> io::Result<Channel> {
+    pub fn from_accepted(stream: TcpStream, secret: &Secret, limit: usize) -> io::Result<Channel> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let nonce = random_bytes().map_err(io::Error::other)?;
@@ -148,7 +149,7 @@ impl Channel {
     }
 
     /// What happened, one thing at a time; `None` when there is no more for now. Writes what waits to be written.
-    pub fn news(&mut self) -> Result<Option<News>, ChannelError> {
+    pub fn poll_event(&mut self) -> Result<Option<Event>, ChannelError> {
         let news = self.advance();
         if news.is_err() {
             self.stage = Stage::Over;
@@ -157,7 +158,7 @@ impl Channel {
     }
 
     /// Answers a claim: the channel is open.
-    pub fn accept(&mut self) -> Result<(), ChannelError> {
+    pub fn accept_join(&mut self) -> Result<(), ChannelError> {
         let Stage::Judging(transcript) = self.stage else { return Err(ChannelError::Closed) };
         self.unsent.extend(transcript.verdict(&self.secret, Verdict::Accepted));
         let (sealer, opener) = transcript.coordinator_side(&self.secret, self.limit);
@@ -166,12 +167,12 @@ impl Channel {
     }
 
     /// Answers a claim: there is no such rank, or it is not the one to dial us.
-    pub fn refuse_rank(mut self) {
+    pub fn reject_rank(mut self) {
         self.refuse(Verdict::DuplicateRank);
     }
 
     /// Answers a claim: there are so many ranks.
-    pub fn refuse_size(mut self, size: u32) {
+    pub fn reject_size(mut self, size: u32) {
         self.refuse(Verdict::SizeMismatch(size));
     }
 
@@ -202,11 +203,11 @@ impl Channel {
     }
 
     /// Whether it has something to write: then poll for that, too.
-    pub fn wants_to_write(&self) -> bool {
+    pub fn wants_write(&self) -> bool {
         !self.unsent.is_empty() || matches!(self.stage, Stage::Connecting { .. })
     }
 
-    fn advance(&mut self) -> Result<Option<News>, ChannelError> {
+    fn advance(&mut self) -> Result<Option<Event>, ChannelError> {
         loop {
             if let Stage::Connecting { rank, size } = self.stage {
                 if !self.has_connected()? {
@@ -245,7 +246,7 @@ impl Channel {
     }
 
     /// Makes the most of what was received.
-    fn digest(&mut self) -> Result<Option<News>, ChannelError> {
+    fn digest(&mut self) -> Result<Option<Event>, ChannelError> {
         match &mut self.stage {
             Stage::AwaitNonce { rank, size, member_nonce } => {
                 let Some(&coordinator_nonce) = self.received.first_chunk::<NONCE>() else { return Ok(None) };
@@ -275,7 +276,7 @@ impl Channel {
                 opener.extend(&self.received[VERDICT..]);
                 self.received = Vec::new();
                 self.stage = Stage::Open(Box::new(Frames { sealer, opener }));
-                Ok(Some(News::Open))
+                Ok(Some(Event::Open))
             }
             Stage::AwaitClaim { nonce } => {
                 let Some((member_nonce, claim)) = self.received.split_first_chunk::<NONCE>() else {
@@ -287,7 +288,7 @@ impl Channel {
                         let (rank, size) = (transcript.rank, transcript.size);
                         self.received = Vec::new();
                         self.stage = Stage::Judging(transcript);
-                        Ok(Some(News::Claim { rank, size }))
+                        Ok(Some(Event::JoinRequest { rank, size }))
                     }
                     None => {
                         // A stranger gets nothing computed from the secret.
@@ -298,7 +299,7 @@ impl Channel {
                 }
             }
             Stage::Open(frames) => match frames.opener.next() {
-                Ok(frame) => Ok(frame.map(|frame| News::Frame { kind: frame.kind, payload: frame.payload })),
+                Ok(frame) => Ok(frame.map(|frame| Event::Frame { kind: frame.kind, payload: frame.payload })),
                 Err(violation) => Err(ChannelError::Violation(violation)),
             },
             Stage::Connecting { .. } | Stage::Judging(_) => Ok(None),

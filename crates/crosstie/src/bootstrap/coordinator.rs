@@ -4,10 +4,10 @@
 //! slow or silent, keeps it from the others. It promises:
 //!
 //! - Nobody takes a seat without proving the secret; a rank has one seat, and the first to prove it keeps it.
-//! - Those who have not proved it are bounded in number ([`MAX_STRANGERS`]) and in time ([`HANDSHAKE_TIME`]).
+//! - Those who have not proved it are bounded in number ([`MAX_UNAUTHENTICATED`]) and in time ([`HANDSHAKE_TIMEOUT`]).
 //! - The first thing that goes wrong (a rank missing, gone, or breaking the protocol) ends the job: every other rank,
 //!   also one that joins later, is told that cause, once, and nothing after it.
-//! - It ends when rank 0's connection closes, after at most [`FAREWELL_TIME`].
+//! - It ends when rank 0's connection closes, after at most [`FLUSH_TIMEOUT`].
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -17,15 +17,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::error::{Error, Step, Violation};
+use super::error::{Error, Operation, Violation};
 use super::frame::{Frame, Opener, Sealer};
 use super::handshake::{CLAIM, NONCE, Transcript, VERDICT, Verdict};
-use super::limits::{FAREWELL_TIME, HANDSHAKE_TIME, Limits, MAX_STRANGERS};
+use super::limits::{FLUSH_TIMEOUT, HANDSHAKE_TIMEOUT, Limits, MAX_UNAUTHENTICATED};
 use super::round::Round;
-use super::secret::{Secret, random_bytes};
+use super::random::random_bytes;
+use super::secret::Secret;
 use super::stream::{Stream, is_momentary};
 
-/// Frame kinds that only the coordinator sends. Operations and their results use the number of their [`Step`].
+/// Frame kinds that only the coordinator sends. Operations and their results use the number of their [`Operation`].
 pub(super) const ABORT: u8 = 16;
 
 /// How long to leave the listener alone after it failed (usually: no file descriptor left).
@@ -108,7 +109,7 @@ impl Coordinator {
             listener_rests_until: None,
             strangers: VecDeque::new(),
             seats: (0..size).map(|_| Seat::Empty).collect(),
-            stage: Stage::Joining { until: Instant::now() + limits.join },
+            stage: Stage::Joining { until: Instant::now() + limits.join_timeout },
             refusals: Refusals::default(),
             scratch: vec![0; 64 << 10],
         })
@@ -116,7 +117,7 @@ impl Coordinator {
 
     /// Expects `rank` at the other end of a connection that this process made itself.
     pub(super) fn expect(&mut self, rank: u32, stream: Stream) -> super::Result<()> {
-        let until = Instant::now() + self.limits.join;
+        let until = Instant::now() + self.limits.join_timeout;
         self.greet(stream, Some(rank), until)
             .map_err(|error| Error::io(format!("greeting rank {rank}"), &error))
     }
@@ -146,15 +147,15 @@ impl Coordinator {
         let missing = match &self.stage {
             Stage::Joining { until } if *until <= now => {
                 let empty = |(rank, seat)| matches!(seat, &Seat::Empty).then_some(rank);
-                Some(((0..).zip(&self.seats).filter_map(empty).collect(), Step::Join, self.limits.join))
+                Some(((0..).zip(&self.seats).filter_map(empty).collect(), Operation::Join, self.limits.join_timeout))
             }
             Stage::Round { round, until } if *until <= now => {
-                Some((round.missing(), round.step(), self.limits.operation))
+                Some((round.missing(), round.step(), self.limits.operation_timeout))
             }
             _ => None,
         };
         if let Some((ranks, during, waited)) = missing {
-            let note = if during == Step::Join { self.refusals.to_string() } else { String::new() };
+            let note = if during == Operation::Join { self.refusals.to_string() } else { String::new() };
             self.fail(Error::RankMissing { ranks, during, waited, note }, None);
         }
     }
@@ -201,10 +202,10 @@ impl Coordinator {
         let Some(listener) = &self.listener else { return };
         match listener.accept() {
             Ok((stream, _)) => {
-                if self.strangers.len() >= MAX_STRANGERS.max(self.size as usize) {
+                if self.strangers.len() >= MAX_UNAUTHENTICATED.max(self.size as usize) {
                     self.turn_away_oldest();
                 }
-                let until = Instant::now() + HANDSHAKE_TIME;
+                let until = Instant::now() + HANDSHAKE_TIMEOUT;
                 // A connection that is broken already concerns nobody else.
                 drop(stream.set_nodelay(true).and_then(|()| self.greet(Stream::Tcp(stream), None, until)));
             }
@@ -280,7 +281,7 @@ impl Coordinator {
             refuse(&mut stranger.stream, transcript.verdict(&self.secret, Verdict::DuplicateRank));
             return self.stranger_left(stranger.made_for);
         };
-        let (sealer, opener) = transcript.coordinator_side(&self.secret, self.limits.message);
+        let (sealer, opener) = transcript.coordinator_side(&self.secret, self.limits.max_message);
         let mut link = Link { stream: stranger.stream, sealer, opener, outgoing: VecDeque::new() };
         link.push(transcript.verdict(&self.secret, Verdict::Accepted));
         if let Stage::Failed(error) = &self.stage {
@@ -292,7 +293,7 @@ impl Coordinator {
         {
             self.stage = Stage::Idle;
             let nothing: Arc<[u8]> = Arc::from([]);
-            self.send_all(|_| (Step::Join as u8, nothing.clone()));
+            self.send_all(|_| (Operation::Join as u8, nothing.clone()));
         } else {
             self.write(rank);
         }
@@ -343,9 +344,9 @@ impl Coordinator {
     }
 
     fn contribute(&mut self, rank: u32, frame: Frame) {
-        let Some(step) = Step::from_wire(frame.kind) else { return self.expel(rank, Violation::Kind) };
+        let Some(step) = Operation::from_wire(frame.kind) else { return self.expel(rank, Violation::Kind) };
         if matches!(self.stage, Stage::Idle) {
-            let until = Instant::now() + self.limits.operation;
+            let until = Instant::now() + self.limits.operation_timeout;
             self.stage = Stage::Round { round: Round::new(step, rank, self.size), until };
         }
         let round = match &mut self.stage {
@@ -378,7 +379,7 @@ impl Coordinator {
 
     fn leave(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Left;
-        self.fail(Error::RankGone { rank }, Some(rank));
+        self.fail(Error::RankDisconnected { rank }, Some(rank));
     }
 
     /// Tells everybody, once, why the job is over.
@@ -424,7 +425,7 @@ impl Coordinator {
     fn farewell(mut self) {
         self.listener = None;
         self.strangers.clear();
-        let until = Instant::now() + FAREWELL_TIME;
+        let until = Instant::now() + FLUSH_TIMEOUT;
         let mut links: Vec<Box<Link>> = self.seats.into_iter().filter_map(Seat::into_link).collect();
         loop {
             links.retain_mut(|link| link.write().is_ok() && !link.outgoing.is_empty());

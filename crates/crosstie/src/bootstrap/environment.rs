@@ -11,7 +11,7 @@
 //! | `CROSSTIE_LISTEN` | `host:port` that rank 0 binds, when it differs |
 //! | `CROSSTIE_SECRET_FILE` | file with the secret, private to its owner |
 //! | `CROSSTIE_SECRET` | the secret itself; a file is better, programs pass their environment on |
-//! | `CROSSTIE_JOIN_SECONDS`, `CROSSTIE_OPERATION_SECONDS` | [`Limits::join`], [`Limits::operation`] |
+//! | `CROSSTIE_JOIN_SECONDS`, `CROSSTIE_OPERATION_SECONDS` | [`Limits::join_timeout`], [`Limits::operation_timeout`] |
 //!
 //! Launchers are asked in this order: mpirun may run inside a Slurm step, whose variables then describe mpirun's
 //! daemons and not the ranks.
@@ -50,20 +50,20 @@ impl Variables {
 
     fn text(&self, name: &str) -> Result<Option<&str>> {
         self.get(name)
-            .map(|value| value.to_str().ok_or_else(|| Error::Environment(format!("{name} is not UTF-8"))))
+            .map(|value| value.to_str().ok_or_else(|| Error::Configuration(format!("{name} is not UTF-8"))))
             .transpose()
     }
 }
 
 /// A variable that must be there and be a number.
 pub(super) fn number<N: FromStr>(variables: &Variables, name: &str) -> Result<N> {
-    optional_number(variables, name)?.ok_or_else(|| Error::Environment(format!("{name} is not set")))
+    optional_number(variables, name)?.ok_or_else(|| Error::Configuration(format!("{name} is not set")))
 }
 
 fn optional_number<N: FromStr>(variables: &Variables, name: &str) -> Result<Option<N>> {
     let parse = |text: &str| {
         text.parse()
-            .map_err(|_| Error::Environment(format!("{name} is {text:?}, which is not a number in range")))
+            .map_err(|_| Error::Configuration(format!("{name} is {text:?}, which is not a number in range")))
     };
     variables.text(name)?.map(parse).transpose()
 }
@@ -79,7 +79,7 @@ pub(super) enum Job {
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     Mpi,
     /// Nothing: the program was simply started.
-    Alone,
+    SingleRank,
 }
 
 impl Job {
@@ -93,26 +93,26 @@ impl Job {
         let size = optional_number(variables, SIZE)?.or(launcher.as_ref().and_then(|launcher| launcher.size));
         let Some(rendezvous) = variables.text(RENDEZVOUS)? else {
             return match launcher {
-                _ if explicit => Err(Error::Environment(format!(
+                _ if explicit => Err(Error::Configuration(format!(
                     "{RANK} or {SIZE} is set, but {RENDEZVOUS} is not: set it to host:port of rank 0"
                 ))),
-                Some(Launcher { size: Some(1), .. }) | None => Ok(Job::Alone),
+                Some(Launcher { size: Some(1), .. }) | None => Ok(Job::SingleRank),
                 Some(launcher) if cfg!(feature = "mpi") && launcher.speaks_mpi => Ok(Job::Mpi),
-                Some(launcher) if launcher.certain => Err(Error::Environment(format!(
+                Some(launcher) if launcher.certain => Err(Error::Configuration(format!(
                     "{} started this as rank {} of several, but there is no way to reach the others: set {RENDEZVOUS} \
                      to host:port of rank 0 and {SECRET_FILE}, or build with the feature `mpi`",
                     launcher.name, launcher.rank
                 ))),
-                Some(_) => Ok(Job::Alone),
+                Some(_) => Ok(Job::SingleRank),
             };
         };
         let Some(rank) = rank else {
-            return Err(Error::Environment(format!(
+            return Err(Error::Configuration(format!(
                 "{RENDEZVOUS} is set, but not this process's rank: set {RANK}, or start with mpirun or srun"
             )));
         };
         let Some(size) = size else {
-            return Err(Error::Environment(format!(
+            return Err(Error::Configuration(format!(
                 "the rank is {rank}, but of how many is unknown: set {SIZE}"
             )));
         };
@@ -132,26 +132,26 @@ impl Job {
 pub(super) fn limits(variables: &Variables) -> Result<Limits> {
     let seconds = |name, default: Duration| -> Result<Duration> {
         match optional_number::<u32>(variables, name)? {
-            Some(0) => Err(Error::Environment(format!("{name} is 0: give at least 1"))),
+            Some(0) => Err(Error::Configuration(format!("{name} is 0: give at least 1"))),
             given => Ok(given.map_or(default, |seconds| Duration::from_secs(seconds.into()))),
         }
     };
     let defaults = Limits::default();
     Ok(Limits {
-        join: seconds(JOIN_SECONDS, defaults.join)?,
-        operation: seconds(OPERATION_SECONDS, defaults.operation)?,
+        join_timeout: seconds(JOIN_SECONDS, defaults.join)?,
+        operation_timeout: seconds(OPERATION_SECONDS, defaults.operation)?,
         ..defaults
     })
 }
 
 pub(super) fn secret(variables: &Variables) -> Result<Secret> {
     match (variables.get(SECRET_FILE), variables.get(SECRET)) {
-        (Some(_), Some(_)) => Err(Error::Environment(format!(
+        (Some(_), Some(_)) => Err(Error::Configuration(format!(
             "both {SECRET_FILE} and {SECRET} are set: keep the file, unset the other"
         ))),
         (Some(path), None) => Secret::from_file(Path::new(path)),
         (None, Some(secret)) => Secret::new(secret.as_encoded_bytes()),
-        (None, None) => Err(Error::Environment(format!(
+        (None, None) => Err(Error::Configuration(format!(
             "the job has no secret: run `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, give FILE to every rank, and set \
              {SECRET_FILE}"
         ))),
@@ -222,7 +222,7 @@ mod tests {
 
     fn complaint(variables: &[(&str, &str)]) -> String {
         match job(variables) {
-            Err(Error::Environment(text)) => text,
+            Err(Error::Configuration(text)) => text,
             other => panic!("expected a complaint, got {other:?}"),
         }
     }
@@ -255,13 +255,13 @@ mod tests {
 
     #[test]
     fn nothing_set_is_a_job_of_one() {
-        assert!(matches!(job(&[]), Ok(Job::Alone)));
+        assert!(matches!(job(&[]), Ok(Job::SingleRank)));
         assert!(matches!(
             job(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]),
-            Ok(Job::Alone)
+            Ok(Job::SingleRank)
         ));
         // A batch script of Slurm: it has the variables but is nobody's rank.
-        assert!(matches!(job(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), Ok(Job::Alone)));
+        assert!(matches!(job(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), Ok(Job::SingleRank)));
         assert!(matches!(job(&[(local::RANK, "1")]), Ok(Job::Local)));
     }
 
@@ -299,8 +299,8 @@ mod tests {
     #[test]
     fn times_come_from_the_environment() {
         let given = |name: &str, value: &str| limits(&Variables([(name.into(), value.into())].into()));
-        assert_eq!(given(JOIN_SECONDS, "7").map(|limits| limits.join), Ok(Duration::from_secs(7)));
-        assert_eq!(given(OPERATION_SECONDS, "8").map(|limits| limits.operation), Ok(Duration::from_secs(8)));
+        assert_eq!(given(JOIN_SECONDS, "7").map(|limits| limits.join_timeout), Ok(Duration::from_secs(7)));
+        assert_eq!(given(OPERATION_SECONDS, "8").map(|limits| limits.operation_timeout), Ok(Duration::from_secs(8)));
         assert!(given(JOIN_SECONDS, "0").is_err());
         assert!(given(JOIN_SECONDS, "soon").is_err());
     }

@@ -44,7 +44,7 @@ pub enum Error {
         /// Who was missing.
         ranks: Vec<u32>,
         /// What the others were waiting in.
-        during: Step,
+        during: Operation,
         /// How long they waited.
         waited: Duration,
         /// What else is known, for a human; may be empty.
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// A rank's process ended or left the job.
     #[error("rank {rank} is gone: its process ended or left the job; see its output for the reason")]
-    RankGone {
+    RankDisconnected {
         /// Who left.
         rank: u32,
     },
@@ -62,7 +62,7 @@ pub enum Error {
     )]
     Timeout {
         /// What was being waited in.
-        during: Step,
+        during: Operation,
         /// How long.
         waited: Duration,
     },
@@ -88,15 +88,15 @@ pub enum Error {
     #[error(
         "rank {rank} came to {called} while rank {other_rank} was in {other_called}: the ranks' programs differ"
     )]
-    Disagreement {
+    OperationMismatch {
         /// One rank.
         rank: u32,
         /// What it called.
-        called: Step,
+        called: Operation,
         /// The other.
         other_rank: u32,
         /// What that one called.
-        other_called: Step,
+        other_called: Operation,
     },
     /// A sum does not fit into 64 bits.
     #[error("element {index} of the sum exceeds 64 bits")]
@@ -124,7 +124,7 @@ pub enum Error {
     },
     /// Configuration or environment variables are missing or contradict each other.
     #[error("{0}")]
-    Environment(String),
+    Configuration(String),
     /// A rank that this process spawned ended with a failure.
     #[error("rank {rank} ended with {status}: see its output for the reason")]
     ChildFailed {
@@ -145,7 +145,7 @@ impl Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(u8)]
-pub enum Step {
+pub enum Operation {
     /// Coming together at the start.
     Join = 1,
     /// [`Bootstrap::barrier`](super::Bootstrap::barrier).
@@ -158,22 +158,22 @@ pub enum Step {
     Sum = 5,
 }
 
-impl Step {
+impl Operation {
     pub(super) fn from_wire(byte: u8) -> Option<Self> {
-        [Step::Join, Step::Barrier, Step::AllGather, Step::Exchange, Step::Sum]
+        [Operation::Join, Operation::Barrier, Operation::AllGather, Operation::Exchange, Operation::Sum]
             .into_iter()
             .find(|step| *step as u8 == byte)
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Step::Join => "join",
-            Step::Barrier => "barrier",
-            Step::AllGather => "all_gather",
-            Step::Exchange => "exchange",
-            Step::Sum => "sum",
+            Operation::Join => "join",
+            Operation::Barrier => "barrier",
+            Operation::AllGather => "all_gather",
+            Operation::Exchange => "exchange",
+            Operation::Sum => "sum",
         })
     }
 }
@@ -248,7 +248,7 @@ impl Error {
                 ranks.iter().for_each(|rank| out.extend(rank.to_le_bytes()));
                 out.extend(note.bytes().take(MAX_NOTE));
             }
-            Error::RankGone { rank } => {
+            Error::RankDisconnected { rank } => {
                 out.push(2);
                 out.extend(rank.to_le_bytes());
             }
@@ -257,7 +257,7 @@ impl Error {
                 out.extend(bytes.to_le_bytes());
                 out.extend(limit.to_le_bytes());
             }
-            Error::Disagreement { rank, called, other_rank, other_called } => {
+            Error::OperationMismatch { rank, called, other_rank, other_called } => {
                 out.extend([4, *called as u8, *other_called as u8]);
                 out.extend(rank.to_le_bytes());
                 out.extend(other_rank.to_le_bytes());
@@ -280,7 +280,7 @@ impl Error {
         let mut bytes = Bytes(bytes);
         let error = match bytes.u8()? {
             1 => {
-                let during = Step::from_wire(bytes.u8()?)?;
+                let during = Operation::from_wire(bytes.u8()?)?;
                 let waited = Duration::from_millis(bytes.u64()?);
                 let count = bytes.u32()? as usize;
                 let listed = bytes.take(count.checked_mul(4)?)?;
@@ -292,12 +292,12 @@ impl Error {
                 bytes.0 = &[];
                 Error::RankMissing { ranks, during, waited, note: String::from_utf8_lossy(note).into_owned() }
             }
-            2 => Error::RankGone { rank: bytes.u32()? },
-            3 => Error::TooLarge { bytes: bytes.u64()?, limit: bytes.u64()?, name: "message" },
+            2 => Error::RankDisconnected { rank: bytes.u32()? },
+            3 => Error::TooLarge { bytes: bytes.u64()?, limit: bytes.u64()?, name: "max_message" },
             4 => {
-                let called = Step::from_wire(bytes.u8()?)?;
-                let other_called = Step::from_wire(bytes.u8()?)?;
-                Error::Disagreement { rank: bytes.u32()?, called, other_rank: bytes.u32()?, other_called }
+                let called = Operation::from_wire(bytes.u8()?)?;
+                let other_called = Operation::from_wire(bytes.u8()?)?;
+                Error::OperationMismatch { rank: bytes.u32()?, called, other_rank: bytes.u32()?, other_called }
             }
             5 => Error::Overflow { index: bytes.u32()? },
             6 => {
@@ -347,13 +347,13 @@ mod tests {
         for error in [
             Error::RankMissing {
                 ranks: vec![3, 7],
-                during: Step::Join,
+                during: Operation::Join,
                 waited: Duration::from_millis(1500),
                 note: "one was refused".into(),
             },
-            Error::RankGone { rank: 9 },
-            Error::TooLarge { bytes: 10, limit: 9, name: "message" },
-            Error::Disagreement { rank: 1, called: Step::Sum, other_rank: 0, other_called: Step::Barrier },
+            Error::RankDisconnected { rank: 9 },
+            Error::TooLarge { bytes: 10, limit: 9, name: "max_message" },
+            Error::OperationMismatch { rank: 1, called: Operation::Sum, other_rank: 0, other_called: Operation::Barrier },
             Error::Overflow { index: 2 },
             Error::Protocol { rank: 4, violation: Violation::Layout },
         ] {
@@ -367,7 +367,7 @@ mod tests {
     fn text_names_who_and_what() {
         let error = Error::RankMissing {
             ranks: (0..20).collect(),
-            during: Step::Barrier,
+            during: Operation::Barrier,
             waited: Duration::from_secs(2),
             note: String::new(),
         };

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use super::coordinator::Coordinator;
 use super::environment::{Variables, number};
 use super::error::{Error, Result};
-use super::limits::{GRACE, Limits, check_rank};
+use super::limits::{GRACE_PERIOD, Limits, check_rank};
 use super::member::{Host, Link, Member};
 use super::secret::Secret;
 use super::stream::Stream;
@@ -53,19 +53,19 @@ const SECRET: usize = 32;
 /// # Ok::<(), crosstie::bootstrap::Error>(())
 /// ```
 pub fn spawn(size: u32, limits: Limits) -> Result<Member> {
-    if let Some(member) = inherited(limits)? {
+    if let Some(member) = join_spawned(limits)? {
         return Ok(member);
     }
     static SPAWNED: AtomicBool = AtomicBool::new(false);
     // Relaxed: nothing is published through the flag.
     if SPAWNED.swap(true, Ordering::Relaxed) {
-        return Err(Error::Environment(
+        return Err(Error::Configuration(
             "local::spawn was called before in this process: the ranks it starts run the program from its beginning, \
-             so there can be one such call; use local::Launch for other programs"
+             so there can be one such call; use local::JobBuilder for other programs"
                 .into(),
         ));
     }
-    Launch::new(size).limits(limits).start()
+    JobBuilder::new(size).limits(limits).start()
 }
 
 /// A job of `size` ranks inside this process, for threads: one member per rank, in order, all joined.
@@ -73,7 +73,7 @@ pub fn spawn(size: u32, limits: Limits) -> Result<Member> {
 /// ```
 /// use crosstie::bootstrap::{Bootstrap, Limits, local};
 ///
-/// let members = local::threads(3, Limits::default())?;
+/// let members = local::in_process(3, Limits::default())?;
 /// std::thread::scope(|scope| {
 ///     for mut member in members {
 ///         scope.spawn(move || {
@@ -84,7 +84,7 @@ pub fn spawn(size: u32, limits: Limits) -> Result<Member> {
 /// });
 /// # Ok::<(), crosstie::bootstrap::Error>(())
 /// ```
-pub fn threads(size: u32, limits: Limits) -> Result<Vec<Member>> {
+pub fn in_process(size: u32, limits: Limits) -> Result<Vec<Member>> {
     check_rank(0, size)?;
     limits.check()?;
     let secret = Secret::random()?;
@@ -106,10 +106,10 @@ pub fn threads(size: u32, limits: Limits) -> Result<Vec<Member>> {
     members.into_iter().map(Member::gather).collect()
 }
 
-/// Joins as a rank that [`spawn`] or [`Launch`] started; `None` when this process is not one.
+/// Joins as a rank that [`spawn`] or [`JobBuilder`] started; `None` when this process is not one.
 ///
 /// Takes over standard input, and can succeed once.
-pub fn inherited(limits: Limits) -> Result<Option<Member>> {
+pub fn join_spawned(limits: Limits) -> Result<Option<Member>> {
     let variables = Variables::of_process();
     if variables.get(RANK).is_none() {
         return Ok(None);
@@ -124,13 +124,13 @@ pub fn inherited(limits: Limits) -> Result<Option<Member>> {
     // Asked first, looked second: a parent that died before the request is noticed here.
     let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     if actual != Some(parent) {
-        return Err(Error::Environment(format!(
+        return Err(Error::Configuration(format!(
             "{RANK} says that process {parent} started this one as a rank, but its parent is another: that process has ended, \
              or the variables were passed on; unset {RANK}"
         )));
     }
     let mut stream = take_over_stdin()?;
-    let deadline = Instant::now() + limits.join + GRACE;
+    let deadline = Instant::now() + limits.join_timeout + GRACE_PERIOD;
     let mut secret = [0; SECRET];
     stream
         .read_full(&mut secret, deadline)
@@ -141,21 +141,21 @@ pub fn inherited(limits: Limits) -> Result<Option<Member>> {
 
 /// Starts the ranks of a job with chosen arguments; [`spawn`] is the short form.
 ///
-/// The ranks run this executable and must call [`inherited`], [`spawn`] or
+/// The ranks run this executable and must call [`join_spawned`], [`spawn`] or
 /// [`from_env`](super::from_env) to join.
 #[derive(Debug)]
-pub struct Launch {
+pub struct JobBuilder {
     size: u32,
     limits: Limits,
     arguments: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
 }
 
-impl Launch {
+impl JobBuilder {
     /// A job of `size` ranks with this process's own arguments and [`Limits::default`].
     pub fn new(size: u32) -> Self {
         let arguments = std::env::args_os().skip(1).collect();
-        Launch { size, limits: Limits::default(), arguments, variables: Vec::new() }
+        JobBuilder { size, limits: Limits::default(), arguments, variables: Vec::new() }
     }
 
     /// Chooses times and sizes for rank 0 and the coordinator.
@@ -198,7 +198,7 @@ impl Launch {
                 drop(report.send(Err(error)));
             }
         })?;
-        let children = started.recv().map_err(|_| Error::RankGone { rank: 0 })??;
+        let children = started.recv().map_err(|_| Error::RankDisconnected { rank: 0 })??;
         let link = Link::open_local(Stream::Unix(mine), 0, size, &secret, &limits)?;
         Member::new(0, size, limits, link).with_host(host, children).gather()
     }
@@ -214,8 +214,8 @@ impl Launch {
             children.0.push((rank, child));
             let mut stream = Stream::Unix(mine);
             stream
-                .write_full(secret.as_bytes(), Instant::now() + GRACE)
-                .map_err(|_| Error::RankGone { rank })?;
+                .write_full(secret.as_bytes(), Instant::now() + GRACE_PERIOD)
+                .map_err(|_| Error::RankDisconnected { rank })?;
             coordinator.expect(rank, stream)?;
         }
         Ok((coordinator, children))
@@ -254,7 +254,7 @@ fn take_over_stdin() -> Result<Stream> {
     let is_ours = rustix::net::sockopt::socket_domain(&stdin) == Ok(rustix::net::AddressFamily::UNIX);
     // Relaxed: nothing is published through the flag.
     if !is_ours || TAKEN.swap(true, Ordering::Relaxed) {
-        return Err(Error::Environment(format!(
+        return Err(Error::Configuration(format!(
             "{RANK} is set, but standard input is not the connection to rank 0: join once per process, and leave \
              standard input alone before"
         )));

@@ -7,18 +7,19 @@ use std::time::Instant;
 
 use super::Bootstrap;
 use super::coordinator::ABORT;
-use super::error::{Error, Result, Step, Violation};
+use super::error::{Error, Result, Operation, Violation};
 use super::frame::{Frame, Opener, Sealer};
 use super::handshake::{NONCE, Transcript, VERDICT, Verdict};
-use super::limits::{GRACE, Limits};
+use super::limits::{GRACE_PERIOD, Limits};
 use super::local::Children;
 use super::round::{pack, pack_words, unpack, unpack_words};
-use super::secret::{Secret, random_bytes};
+use super::random::random_bytes;
+use super::secret::Secret;
 use super::stream::Stream;
 
 /// One rank of a job whose ranks meet at rank 0: what [`local`](super::local) and [`tcp`](super::tcp) return.
 ///
-/// Dropping it leaves the job: ranks that still wait get [`Error::RankGone`]. Dropping rank 0 ends the job, and ends
+/// Dropping it leaves the job: ranks that still wait get [`Error::RankDisconnected`]. Dropping rank 0 ends the job, and ends
 /// by force the ranks that it spawned unless [`finish`](Bootstrap::finish) was called.
 pub struct Member {
     rank: u32,
@@ -72,7 +73,7 @@ impl Link {
         stream.read_full(&mut verdict, deadline)?;
         match transcript.verify_verdict(secret, &verdict) {
             Some(Verdict::Accepted) => {
-                let (sealer, opener) = transcript.member_side(secret, limits.message);
+                let (sealer, opener) = transcript.member_side(secret, limits.max_message);
                 Ok(Link { stream, sealer, opener })
             }
             Some(Verdict::DuplicateRank) => Err(NoLink::Refused(Error::DuplicateRank { rank })),
@@ -91,10 +92,10 @@ impl Link {
         secret: &Secret,
         limits: &Limits,
     ) -> Result<Self> {
-        let deadline = Instant::now() + limits.join + GRACE;
+        let deadline = Instant::now() + limits.join_timeout + GRACE_PERIOD;
         Link::open(stream, rank, size, secret, limits, "rank 0", deadline).map_err(|no_link| match no_link {
             NoLink::Refused(error) => error,
-            NoLink::Broken(error) => lost(&error, Step::Join, limits),
+            NoLink::Broken(error) => lost(&error, Operation::Join, limits),
         })
     }
 
@@ -122,13 +123,13 @@ impl Link {
 }
 
 /// A stalled or closed connection, in terms of the job.
-fn lost(error: &io::Error, during: Step, limits: &Limits) -> Error {
+fn lost(error: &io::Error, during: Operation, limits: &Limits) -> Error {
     match error.kind() {
         io::ErrorKind::TimedOut => {
-            let waited = if during == Step::Join { limits.join } else { limits.operation };
-            Error::Timeout { during, waited: waited + GRACE }
+            let waited = if during == Operation::Join { limits.join_timeout } else { limits.operation_timeout };
+            Error::Timeout { during, waited: waited + GRACE_PERIOD }
         }
-        _ => Error::RankGone { rank: 0 },
+        _ => Error::RankDisconnected { rank: 0 },
     }
 }
 
@@ -147,17 +148,17 @@ impl Member {
 
     /// Waits until all ranks have joined.
     pub(super) fn gather(mut self) -> Result<Self> {
-        let deadline = Instant::now() + self.limits.join + GRACE;
-        self.receive(Step::Join, deadline)?;
+        let deadline = Instant::now() + self.limits.join_timeout + GRACE_PERIOD;
+        self.receive(Operation::Join, deadline)?;
         Ok(self)
     }
 
-    fn operate(&mut self, step: Step, payload: Vec<u8>) -> Result<Vec<u8>> {
+    fn operate(&mut self, step: Operation, payload: Vec<u8>) -> Result<Vec<u8>> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         self.limits.check_message(payload.len())?;
-        let deadline = Instant::now() + self.limits.operation + GRACE;
+        let deadline = Instant::now() + self.limits.operation_timeout + GRACE_PERIOD;
         if let Some(link) = &mut self.link
             && let Err(error) = link.send(step as u8, payload, deadline)
             && error.kind() == io::ErrorKind::TimedOut
@@ -168,8 +169,8 @@ impl Member {
         self.receive(step, deadline)
     }
 
-    fn receive(&mut self, step: Step, deadline: Instant) -> Result<Vec<u8>> {
-        let Some(link) = &mut self.link else { return Err(self.fail(Error::RankGone { rank: 0 })) };
+    fn receive(&mut self, step: Operation, deadline: Instant) -> Result<Vec<u8>> {
+        let Some(link) = &mut self.link else { return Err(self.fail(Error::RankDisconnected { rank: 0 })) };
         let rank = self.rank;
         let error = match link.receive(deadline) {
             Ok(Ok(frame)) if frame.kind == step as u8 => return Ok(frame.payload),
@@ -211,23 +212,23 @@ impl Bootstrap for Member {
 
     fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.limits.check_blob(blob.len())?;
-        let payload = self.operate(Step::AllGather, blob.to_vec())?;
+        let payload = self.operate(Operation::AllGather, blob.to_vec())?;
         self.blobs(&payload)
     }
 
     fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
         super::check_count(blobs, self.size)?;
         blobs.iter().try_for_each(|blob| self.limits.check_blob(blob.len()))?;
-        let payload = self.operate(Step::Exchange, pack(blobs))?;
+        let payload = self.operate(Operation::Exchange, pack(blobs))?;
         self.blobs(&payload)
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.operate(Step::Barrier, Vec::new()).map(drop)
+        self.operate(Operation::Barrier, Vec::new()).map(drop)
     }
 
     fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>> {
-        let payload = self.operate(Step::Sum, pack_words(words))?;
+        let payload = self.operate(Operation::Sum, pack_words(words))?;
         match unpack_words(&payload) {
             Ok(total) if total.len() == words.len() => Ok(total),
             _ => Err(self.malformed(Violation::Layout)),
@@ -236,7 +237,7 @@ impl Bootstrap for Member {
 
     fn finish(&mut self) -> Result<()> {
         self.barrier()?;
-        self.children.wait(Instant::now() + self.limits.operation)
+        self.children.wait(Instant::now() + self.limits.operation_timeout)
     }
 }
 

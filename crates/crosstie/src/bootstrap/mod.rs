@@ -7,7 +7,7 @@
 //! | way | for | how the ranks meet |
 //! | --- | --- | --- |
 //! | [`local::spawn`] | one machine, nothing to set up | the program starts its own ranks, over socket pairs |
-//! | [`local::threads`] | tests and benchmarks | the same inside one process |
+//! | [`local::in_process`] | tests and benchmarks | the same inside one process |
 //! | [`tcp`] | several machines | rank 0 listens, the others connect and prove the job's secret |
 //! | `mpi` (cargo feature `mpi`) | under mpirun | `MPI_COMM_WORLD` |
 //!
@@ -27,7 +27,6 @@
 
 #![forbid(unsafe_code)]
 
-mod alone;
 pub mod channel;
 mod coordinator;
 mod environment;
@@ -39,21 +38,24 @@ pub mod local;
 mod member;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod random;
 mod round;
 mod secret;
+mod single_rank;
 mod stream;
 pub mod tcp;
 
-pub use alone::Alone;
-pub use error::{Error, Result, Step, Violation};
+pub use error::{Error, Result, Operation, Violation};
 pub use limits::Limits;
 pub use member::Member;
+pub use random::random_bytes;
 pub use secret::{MAX_SECRET, MIN_SECRET, Secret};
+pub use single_rank::SingleRank;
 
 /// The collective operations of a job.
 ///
 /// All ranks call the same operations in the same order; each call returns when all ranks have made it.
-/// A blob above [`Limits::blob`] and a wrong count of blobs are refused before anything is sent, and the caller may
+/// A blob above [`Limits::max_blob`] and a wrong count of blobs are refused before anything is sent, and the caller may
 /// call again; after any other error the job is over and every later call returns that error.
 pub trait Bootstrap {
     /// This process's place in the job, from 0.
@@ -87,7 +89,7 @@ pub trait Bootstrap {
 ///
 /// In this order: a rank spawned by [`local`]; a rendezvous (`CROSSTIE_RENDEZVOUS`) with a rank from
 /// `CROSSTIE_RANK`/`CROSSTIE_SIZE` or from mpirun, PMI, PMIx or Slurm; mpirun without a rendezvous (feature `mpi`).
-/// Missing and contradictory variables are [`Error::Environment`], which names them.
+/// Missing and contradictory variables are [`Error::Configuration`], which names them.
 ///
 /// ```
 /// use crosstie::bootstrap::{self, Bootstrap};
@@ -107,10 +109,10 @@ pub fn from_env_or_local(size: u32) -> Result<Box<dyn Bootstrap>> {
     let variables = environment::Variables::of_process();
     let limits = environment::limits(&variables)?;
     match environment::Job::of(&variables, limits)? {
-        environment::Job::Tcp(config) => Ok(Box::new(tcp::start(&config)?)),
+        environment::Job::Tcp(config) => Ok(Box::new(tcp::join(&config)?)),
         #[cfg(feature = "mpi")]
-        environment::Job::Mpi => Ok(Box::new(mpi::Mpi::start(limits)?)),
-        environment::Job::Alone if size == 1 => Ok(Box::new(Alone::new(limits))),
+        environment::Job::Mpi => Ok(Box::new(mpi::Mpi::join(limits)?)),
+        environment::Job::SingleRank if size == 1 => Ok(Box::new(SingleRank::new(limits))),
         _ => Ok(Box::new(local::spawn(size, limits)?)),
     }
 }

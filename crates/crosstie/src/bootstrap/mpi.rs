@@ -10,7 +10,7 @@
 //!   MPI errors likewise end the job (`MPI_ERRORS_ARE_FATAL`).
 //! - **A rank that does not come.** One that never starts MPI keeps the others inside `MPI_Init`; no library can
 //!   bound that (use mpirun's `--timeout`). After that, an operation that not all ranks come to within
-//!   [`Limits::operation`] is [`Error::Timeout`]; MPI cannot say who is missing. This process then no longer finalizes
+//!   [`Limits::operation_timeout`] is [`Error::Timeout`]; MPI cannot say who is missing. This process then no longer finalizes
 //!   MPI, so that its exit makes mpirun end the job.
 //! - **The end.** Dropping [`Mpi`] finalizes MPI, which waits for the other ranks, if this started it. A program that
 //!   started MPI itself keeps that duty, and must have asked for MPI calls from the thread that it calls this in.
@@ -23,7 +23,7 @@ use mpi::environment::{Threading, Universe};
 use mpi::topology::{Communicator, SimpleCommunicator};
 use mpi::traits::CommunicatorCollectives;
 
-use super::error::{Error, Result, Step};
+use super::error::{Error, Result, Operation};
 use super::limits::{Limits, check_rank};
 use super::round::add;
 use super::{Bootstrap, check_count};
@@ -48,21 +48,21 @@ struct Handles {
 
 impl Mpi {
     /// Starts MPI, unless the program has done so, and waits for all ranks.
-    pub fn start(limits: Limits) -> Result<Self> {
+    pub fn join(limits: Limits) -> Result<Self> {
         limits.check()?;
         if mpi::environment::is_finalized() {
-            return Err(Error::Environment(
+            return Err(Error::Configuration(
                 "MPI was finalized in this process and cannot be started again".into(),
             ));
         }
         let universe = mpi::initialize_with_threading(Threading::Funneled).map(|(universe, _)| universe);
         let world = SimpleCommunicator::world();
         let number = |count: Count| {
-            u32::try_from(count).map_err(|_| Error::Environment(format!("MPI reports rank or size {count}")))
+            u32::try_from(count).map_err(|_| Error::Configuration(format!("MPI reports rank or size {count}")))
         };
         let (rank, size) = (number(world.rank())?, number(world.size())?);
         check_rank(rank, size)?;
-        if let Err(error) = everybody_within(&world, Step::Join, limits.join) {
+        if let Err(error) = everybody_within(&world, Operation::Join, limits.join_timeout) {
             std::mem::forget(universe);
             return Err(error);
         }
@@ -75,22 +75,22 @@ impl Mpi {
     }
 
     /// Waits for everybody to come to `step`, and gathers what each is about to send, in bytes.
-    fn begin(&mut self, step: Step, bytes: usize) -> Result<Vec<usize>> {
+    fn begin(&mut self, step: Operation, bytes: usize) -> Result<Vec<usize>> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        everybody_within(self.ranks(), step, self.limits.operation).map_err(|error| self.fail(error))?;
+        everybody_within(self.ranks(), step, self.limits.operation_timeout).map_err(|error| self.fail(error))?;
         let mine = [step as u64, bytes as u64];
         let mut all = vec![0_u64; 2 * self.size as usize];
         self.ranks().all_gather_into(&mine[..], &mut all[..]);
         let mut sizes = Vec::with_capacity(self.size as usize);
         for (rank, [called, bytes]) in (0_u32..).zip(all.as_chunks::<2>().0) {
-            let called = u8::try_from(*called).ok().and_then(Step::from_wire).unwrap_or(Step::Join);
-            let first = u8::try_from(all[0]).ok().and_then(Step::from_wire).unwrap_or(Step::Join);
-            let same_sum = first != Step::Sum || *bytes == all[1];
+            let called = u8::try_from(*called).ok().and_then(Operation::from_wire).unwrap_or(Operation::Join);
+            let first = u8::try_from(all[0]).ok().and_then(Operation::from_wire).unwrap_or(Operation::Join);
+            let same_sum = first != Operation::Sum || *bytes == all[1];
             if called != first || !same_sum {
                 let (other_rank, other_called) = (0, first);
-                return Err(self.fail(Error::Disagreement { rank, called, other_rank, other_called }));
+                return Err(self.fail(Error::OperationMismatch { rank, called, other_rank, other_called }));
             }
             sizes.push(usize::try_from(*bytes).unwrap_or(usize::MAX));
         }
@@ -102,7 +102,7 @@ impl Mpi {
         error
     }
 
-    fn gather_bytes(&mut self, step: Step, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn gather_bytes(&mut self, step: Operation, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let sizes = self.begin(step, mine.len())?;
         let total = sizes.iter().fold(0_usize, |total, size| total.saturating_add(*size));
         self.limits.check_message(total).map_err(|error| self.fail(error))?;
@@ -125,7 +125,7 @@ impl Bootstrap for Mpi {
 
     fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.limits.check_blob(blob.len())?;
-        self.gather_bytes(Step::AllGather, blob)
+        self.gather_bytes(Operation::AllGather, blob)
     }
 
     fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
@@ -135,7 +135,7 @@ impl Bootstrap for Mpi {
         self.limits.check_message(bytes)?;
         let outgoing = backed(&blobs.concat());
         let out_sizes: Vec<usize> = blobs.iter().map(Vec::len).collect();
-        self.begin(Step::Exchange, bytes)?;
+        self.begin(Operation::Exchange, bytes)?;
 
         let (out_counts, out_starts) = layout(&out_sizes);
         let mut in_counts = vec![0; self.size as usize];
@@ -160,12 +160,12 @@ impl Bootstrap for Mpi {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.begin(Step::Barrier, 0).map(drop)
+        self.begin(Operation::Barrier, 0).map(drop)
     }
 
     fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>> {
         self.limits.check_message(size_of_val(words))?;
-        self.begin(Step::Sum, size_of_val(words))?;
+        self.begin(Operation::Sum, size_of_val(words))?;
         // Not MPI_SUM, which wraps around in silence.
         let mut total = vec![0; words.len()];
         let mut all = vec![0_u64; words.len()];
@@ -206,7 +206,7 @@ impl std::fmt::Debug for Mpi {
 }
 
 /// A barrier that gives up.
-fn everybody_within(ranks: &SimpleCommunicator, step: Step, limit: Duration) -> Result<()> {
+fn everybody_within(ranks: &SimpleCommunicator, step: Operation, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     let mut request = ranks.immediate_barrier();
     let mut pause = Duration::ZERO;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::error::{Error, Step, Violation};
+use super::error::{Error, Operation, Violation};
 use super::limits::Limits;
 
 /// Joins blobs into one payload, one per rank.
@@ -57,7 +57,7 @@ pub(super) fn add(total: &mut [u64], words: &[u64]) -> Result<(), Error> {
 
 /// An operation that at least one rank has come to.
 pub(super) struct Round {
-    step: Step,
+    step: Operation,
     first: u32,
     contributions: Vec<Option<Vec<u8>>>,
     present: u32,
@@ -65,11 +65,11 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) fn new(step: Step, first: u32, size: u32) -> Self {
+    pub(super) fn new(step: Operation, first: u32, size: u32) -> Self {
         Round { step, first, contributions: vec![None; size as usize], present: 0, bytes: 0 }
     }
 
-    pub(super) fn step(&self) -> Step {
+    pub(super) fn step(&self) -> Operation {
         self.step
     }
 
@@ -82,12 +82,12 @@ impl Round {
     pub(super) fn add(
         &mut self,
         rank: u32,
-        step: Step,
+        step: Operation,
         payload: Vec<u8>,
         limits: &Limits,
     ) -> Result<bool, Error> {
         if step != self.step {
-            return Err(Error::Disagreement {
+            return Err(Error::OperationMismatch {
                 rank,
                 called: step,
                 other_rank: self.first,
@@ -97,24 +97,24 @@ impl Round {
         let size = u32::try_from(self.contributions.len()).expect("built from a u32");
         let broken = |violation| Error::Protocol { rank, violation };
         match step {
-            Step::Join => return Err(broken(Violation::Kind)),
-            Step::Barrier if payload.is_empty() => {}
-            Step::Barrier => return Err(broken(Violation::Layout)),
-            Step::AllGather => {
+            Operation::Join => return Err(broken(Violation::Kind)),
+            Operation::Barrier if payload.is_empty() => {}
+            Operation::Barrier => return Err(broken(Violation::Layout)),
+            Operation::AllGather => {
                 // The whole result goes to everybody and must fit a message.
                 self.bytes = self.bytes.saturating_add(payload.len() + 4);
-                if self.bytes > limits.message {
+                if self.bytes > limits.max_message {
                     return Err(too_large(self.bytes, limits));
                 }
             }
-            Step::Exchange => {
+            Operation::Exchange => {
                 unpack(&payload, size).map_err(broken)?;
             }
-            Step::Sum => {
+            Operation::Sum => {
                 let words = unpack_words(&payload).map_err(broken)?.len() * 8;
                 let first = self.contributions.get(self.first as usize).and_then(Option::as_ref);
                 if first.is_some_and(|first| first.len() != words) {
-                    return Err(Error::Disagreement {
+                    return Err(Error::OperationMismatch {
                         rank,
                         called: step,
                         other_rank: self.first,
@@ -138,9 +138,9 @@ impl Round {
         let parts: Vec<Vec<u8>> = self.contributions.into_iter().map(Option::unwrap_or_default).collect();
         let everybody = |payload: Vec<u8>| vec![Arc::from(payload); size as usize];
         match self.step {
-            Step::Join | Step::Barrier => Ok(everybody(Vec::new())),
-            Step::AllGather => Ok(everybody(pack(&parts))),
-            Step::Sum => {
+            Operation::Join | Operation::Barrier => Ok(everybody(Vec::new())),
+            Operation::AllGather => Ok(everybody(pack(&parts))),
+            Operation::Sum => {
                 let mut total = Vec::new();
                 for (rank, part) in (0_u32..).zip(&parts) {
                     let words =
@@ -153,7 +153,7 @@ impl Round {
                 }
                 Ok(everybody(pack_words(&total)))
             }
-            Step::Exchange => {
+            Operation::Exchange => {
                 let mut table = Vec::with_capacity(parts.len());
                 for (rank, part) in (0_u32..).zip(&parts) {
                     table.push(unpack(part, size).map_err(|violation| Error::Protocol { rank, violation })?);
@@ -162,7 +162,7 @@ impl Round {
                 for to in 0..size as usize {
                     let column: Vec<&[u8]> = table.iter().map(|row| row[to]).collect();
                     let payload = pack(&column);
-                    if payload.len() > limits.message {
+                    if payload.len() > limits.max_message {
                         return Err(too_large(payload.len(), limits));
                     }
                     results.push(Arc::from(payload));
@@ -174,7 +174,7 @@ impl Round {
 }
 
 fn too_large(bytes: usize, limits: &Limits) -> Error {
-    Error::TooLarge { bytes: bytes as u64, limit: limits.message as u64, name: "message" }
+    Error::TooLarge { bytes: bytes as u64, limit: limits.max_message as u64, name: "max_message" }
 }
 
 #[cfg(test)]
@@ -185,15 +185,15 @@ mod tests {
     #[test]
     fn different_operations_are_a_disagreement() {
         let limits = Limits::default();
-        let mut round = Round::new(Step::Barrier, 2, 3);
-        assert_eq!(round.add(2, Step::Barrier, Vec::new(), &limits), Ok(false));
+        let mut round = Round::new(Operation::Barrier, 2, 3);
+        assert_eq!(round.add(2, Operation::Barrier, Vec::new(), &limits), Ok(false));
         assert!(matches!(
-            round.add(1, Step::Sum, Vec::new(), &limits),
-            Err(Error::Disagreement {
+            round.add(1, Operation::Sum, Vec::new(), &limits),
+            Err(Error::OperationMismatch {
                 rank: 1,
-                called: Step::Sum,
+                called: Operation::Sum,
                 other_rank: 2,
-                other_called: Step::Barrier
+                other_called: Operation::Barrier
             })
         ));
         assert_eq!(round.missing(), [0, 1]);
@@ -202,11 +202,11 @@ mod tests {
     #[test]
     fn sums_of_different_lengths_are_a_disagreement() {
         let limits = Limits::default();
-        let mut round = Round::new(Step::Sum, 0, 2);
-        assert_eq!(round.add(0, Step::Sum, pack_words(&[1, 2]), &limits), Ok(false));
+        let mut round = Round::new(Operation::Sum, 0, 2);
+        assert_eq!(round.add(0, Operation::Sum, pack_words(&[1, 2]), &limits), Ok(false));
         assert!(matches!(
-            round.add(1, Step::Sum, pack_words(&[1]), &limits),
-            Err(Error::Disagreement { rank: 1, .. })
+            round.add(1, Operation::Sum, pack_words(&[1]), &limits),
+            Err(Error::OperationMismatch { rank: 1, .. })
         ));
     }
 
@@ -220,20 +220,20 @@ mod tests {
                 _ => None,
             }
         };
-        assert_eq!(violation(Step::Barrier, b"x"), Some(Violation::Layout));
-        assert_eq!(violation(Step::Sum, b"1234567"), Some(Violation::Layout));
-        assert_eq!(violation(Step::Exchange, &[0; 7]), Some(Violation::Layout));
-        assert_eq!(violation(Step::Exchange, &[255; 8]), Some(Violation::Layout));
-        assert_eq!(violation(Step::Join, b""), Some(Violation::Kind));
+        assert_eq!(violation(Operation::Barrier, b"x"), Some(Violation::Layout));
+        assert_eq!(violation(Operation::Sum, b"1234567"), Some(Violation::Layout));
+        assert_eq!(violation(Operation::Exchange, &[0; 7]), Some(Violation::Layout));
+        assert_eq!(violation(Operation::Exchange, &[255; 8]), Some(Violation::Layout));
+        assert_eq!(violation(Operation::Join, b""), Some(Violation::Kind));
     }
 
     #[test]
     fn what_does_not_fit_together_is_too_large() {
-        let limits = Limits { message: 100, ..Limits::default() };
-        let mut round = Round::new(Step::AllGather, 0, 2);
-        assert_eq!(round.add(0, Step::AllGather, vec![0; 60], &limits), Ok(false));
+        let limits = Limits { max_message: 100, ..Limits::default() };
+        let mut round = Round::new(Operation::AllGather, 0, 2);
+        assert_eq!(round.add(0, Operation::AllGather, vec![0; 60], &limits), Ok(false));
         assert!(matches!(
-            round.add(1, Step::AllGather, vec![0; 60], &limits),
+            round.add(1, Operation::AllGather, vec![0; 60], &limits),
             Err(Error::TooLarge { bytes: 128, limit: 100, .. })
         ));
     }

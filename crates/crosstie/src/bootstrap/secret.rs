@@ -13,6 +13,7 @@ use sha2::Sha256;
 
 use super::environment;
 use super::error::{Error, Result};
+use super::random::random_bytes;
 
 /// The shortest secret that is accepted: a proof made from a guessable secret can be guessed offline.
 pub const MIN_SECRET: usize = 16;
@@ -30,7 +31,7 @@ impl Secret {
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
         let bytes = bytes.into();
         if !(MIN_SECRET..=MAX_SECRET).contains(&bytes.len()) {
-            return Err(Error::Environment(format!(
+            return Err(Error::Configuration(format!(
                 "the secret has {} bytes; it must have {MIN_SECRET} to {MAX_SECRET}: make one with `head -c 32 /dev/urandom | base64`",
                 bytes.len()
             )));
@@ -64,10 +65,10 @@ impl Secret {
             .map_err(failed)?;
         let facts = file.metadata().map_err(failed)?;
         if !facts.is_file() {
-            return Err(Error::Environment(format!("{} is not a regular file", doing())));
+            return Err(Error::Configuration(format!("{} is not a regular file", doing())));
         }
         if facts.mode() & 0o077 != 0 {
-            return Err(Error::Environment(format!(
+            return Err(Error::Configuration(format!(
                 "{} is open to others (mode {:03o}): run `chmod 600 {}`",
                 doing(),
                 facts.mode() & 0o777,
@@ -76,7 +77,7 @@ impl Secret {
         }
         let me = rustix::process::geteuid().as_raw();
         if facts.uid() != me && facts.uid() != 0 {
-            return Err(Error::Environment(format!(
+            return Err(Error::Configuration(format!(
                 "{} belongs to uid {}, not to uid {me}: use a file of your own",
                 doing(),
                 facts.uid()
@@ -95,7 +96,7 @@ impl Secret {
 
     /// A secret of its own for one purpose: proofs made with it are worth nothing for another.
     #[must_use]
-    pub fn for_purpose(&self, purpose: &str) -> Secret {
+    pub fn derive(&self, purpose: &str) -> Secret {
         let mut keyed = self.keyed("crosstie bootstrap 1 purpose");
         keyed.update(purpose.as_bytes());
         Secret(keyed.finish().to_vec())
@@ -146,20 +147,6 @@ impl Keyed {
     }
 }
 
-/// Bytes from the system's random numbers.
-pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Error::io("system random numbers", &errno.into())),
-        }
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,7 +181,7 @@ mod tests {
         for mode in [0o640, 0o604, 0o620, 0o601] {
             let file = Scratch::new(&format!("open{mode:o}"), b"0123456789abcdef", mode);
             let error = Secret::from_file(&file.0).expect_err("refused");
-            assert!(matches!(&error, Error::Environment(text) if text.contains("chmod 600")), "{error}");
+            assert!(matches!(&error, Error::Configuration(text) if text.contains("chmod 600")), "{error}");
         }
     }
 

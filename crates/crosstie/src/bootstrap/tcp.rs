@@ -1,6 +1,6 @@
 //! Ranks anywhere that meet at an address.
 //!
-//! Rank 0 listens; the others connect, and try again until it is there or [`Limits::join`] has passed. Then:
+//! Rank 0 listens; the others connect, and try again until it is there or [`Limits::join_timeout`] has passed. Then:
 //!
 //! - **Protected:** who is in the job (mutual proof of the secret, before anything else is read), and that blobs
 //!   arrive unchanged, once and in order (a tag per frame under keys made for the connection).
@@ -8,13 +8,13 @@
 //!   who can cut or flood it. Such a one can end the job with an error, within the stated times.
 //!
 //! Anybody may connect to the port. Whoever stays silent, sends rubbish or proves the wrong secret is dropped after
-//! at most [`HANDSHAKE_TIME`] and delays nobody. The listener stays open while rank 0
+//! at most [`HANDSHAKE_TIMEOUT`] and delays nobody. The listener stays open while rank 0
 //! is in the job, so that a rank that comes twice hears of it.
 //!
-//! The times: a rank that never comes is reported to the others [`Limits::join`] after rank 0 started listening; seen
+//! The times: a rank that never comes is reported to the others [`Limits::join_timeout`] after rank 0 started listening; seen
 //! from a rank that started before rank 0, after at most twice that. A rank whose connection closes is reported at
 //! once to all that wait. A rank that is alive but does not come to an operation, or whose machine vanished without
-//! a word, is reported [`Limits::operation`] after the first rank began that operation.
+//! a word, is reported [`Limits::operation_timeout`] after the first rank began that operation.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -22,8 +22,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::coordinator::Coordinator;
-use super::error::{Error, Result, Step};
-use super::limits::{HANDSHAKE_TIME, Limits, check_rank};
+use super::error::{Error, Result, Operation};
+use super::limits::{HANDSHAKE_TIMEOUT, Limits, check_rank};
 use super::local::Children;
 use super::member::{Host, Link, Member, NoLink};
 use super::secret::Secret;
@@ -47,10 +47,10 @@ pub struct Config {
 }
 
 /// Joins as any rank: rank 0 listens, the others connect. Returns once all ranks have joined.
-pub fn start(config: &Config) -> Result<Member> {
+pub fn join(config: &Config) -> Result<Member> {
     check_rank(config.rank, config.size)?;
     if config.rank > 0 {
-        return join(config);
+        return connect_with_retry(config);
     }
     let address = config.listen.as_ref().unwrap_or(&config.rendezvous);
     let listener = TcpListener::bind(address).map_err(|error| {
@@ -63,11 +63,11 @@ pub fn start(config: &Config) -> Result<Member> {
         };
         Error::io(format!("rank 0 cannot listen on {address}{hint}"), &error)
     })?;
-    lead(listener, config.size, &config.secret, config.limits)
+    join_as_rank_zero(listener, config.size, &config.secret, config.limits)
 }
 
 /// Joins as rank 0 behind a listener of the caller's, for instance one bound to port 0.
-pub fn lead(listener: TcpListener, size: u32, secret: &Secret, limits: Limits) -> Result<Member> {
+pub fn join_as_rank_zero(listener: TcpListener, size: u32, secret: &Secret, limits: Limits) -> Result<Member> {
     check_rank(0, size)?;
     limits.check()?;
     let failed = |error: io::Error| Error::io("setting up the coordinator", &error);
@@ -79,9 +79,9 @@ pub fn lead(listener: TcpListener, size: u32, secret: &Secret, limits: Limits) -
     Member::new(0, size, limits, link).with_host(host, Children::default()).gather()
 }
 
-fn join(config: &Config) -> Result<Member> {
+fn connect_with_retry(config: &Config) -> Result<Member> {
     config.limits.check()?;
-    let deadline = Instant::now() + config.limits.join;
+    let deadline = Instant::now() + config.limits.join_timeout;
     let mut pause = Duration::from_millis(5);
     loop {
         let error = match connect(config, deadline) {
@@ -93,8 +93,8 @@ fn join(config: &Config) -> Result<Member> {
         if left.is_zero() {
             return Err(Error::RankMissing {
                 ranks: vec![0],
-                during: Step::Join,
-                waited: config.limits.join,
+                during: Operation::Join,
+                waited: config.limits.join_timeout,
                 note: format!("last try at {}: {error}", config.rendezvous),
             });
         }
@@ -108,7 +108,7 @@ fn connect(config: &Config, deadline: Instant) -> std::result::Result<Link, NoLi
     for address in config.rendezvous.to_socket_addrs()? {
         match connect_to(address, deadline) {
             Ok(stream) => {
-                let until = deadline.min(Instant::now() + HANDSHAKE_TIME);
+                let until = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
                 let (rank, size) = (config.rank, config.size);
                 let peer = format!("rank 0 at {address}");
                 match Link::open(
@@ -131,7 +131,7 @@ fn connect(config: &Config, deadline: Instant) -> std::result::Result<Link, NoLi
 }
 
 fn connect_to(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let left = deadline.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIME);
+    let left = deadline.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIMEOUT);
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
@@ -154,8 +154,8 @@ mod tests {
         let address = listener.local_addr().expect("address");
         let (secret, limits) = (Secret::random().expect("secret"), Limits::default());
         let theirs = secret.clone();
-        let first = std::thread::spawn(move || lead(listener, 2, &theirs, limits));
-        let deadline = Instant::now() + limits.join;
+        let first = std::thread::spawn(move || join_as_rank_zero(listener, 2, &theirs, limits));
+        let deadline = Instant::now() + limits.join_timeout;
         for rank in [0, 2, u32::MAX] {
             let stream = Stream::Tcp(connect_to(address, deadline).expect("connect"));
             match Link::open(stream, rank, 2, &secret, &limits, "rank 0", deadline) {
@@ -165,7 +165,7 @@ mod tests {
         }
         let rendezvous = address.to_string();
         let config = Config { rank: 1, size: 2, rendezvous, listen: None, secret, limits };
-        start(&config).expect("rank 1 joins");
+        join(&config).expect("rank 1 joins");
         first.join().expect("no panic").expect("rank 0 joins");
     }
 }

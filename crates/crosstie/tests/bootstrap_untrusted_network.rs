@@ -1,15 +1,15 @@
 //! The TCP rendezvous against those who do not belong, and against a network that meddles.
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bootstrap_exercise::exercise;
-use crosstie::bootstrap::limits::HANDSHAKE_TIME;
-use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Secret, Step, Violation, tcp};
+use bootstrap_suite::exercise;
+use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
+use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Secret, Operation, Violation, tcp};
 
 const SECRET: &str = "the secret of this job";
 
@@ -29,7 +29,7 @@ impl Meeting {
     fn new(size: u32, limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
         let address = listener.local_addr().expect("address");
-        let first = thread::spawn(move || tcp::lead(listener, size, &secret(), limits));
+        let first = thread::spawn(move || tcp::join_as_rank_zero(listener, size, &secret(), limits));
         Meeting { address, size, limits, first }
     }
 
@@ -48,7 +48,7 @@ impl Meeting {
     /// A rank that joins in its own thread.
     fn join(&self, rank: u32) -> JoinHandle<Result<Member, Error>> {
         let config = self.config(rank);
-        thread::spawn(move || tcp::start(&config))
+        thread::spawn(move || tcp::join(&config))
     }
 
     fn first(self) -> Result<Member, Error> {
@@ -65,7 +65,7 @@ fn exercise_together(members: impl IntoIterator<Item = Member>) {
 }
 
 fn quick_join() -> Limits {
-    Limits { join: Duration::from_secs(1), ..Limits::default() }
+    Limits { join_timeout: Duration::from_secs(1), ..Limits::default() }
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_wrong_secret_is_refused_and_honest_ranks_go_on() {
     let meeting = Meeting::new(2, Limits::default());
     let wrong =
         tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..meeting.config(1) };
-    let error = tcp::start(&wrong).expect_err("refused");
+    let error = tcp::join(&wrong).expect_err("refused");
     assert!(matches!(error, Error::WrongSecret { .. }), "{error}");
     assert!(!error.to_string().contains("some other"), "{error}");
 
@@ -87,9 +87,9 @@ fn rank_zero_tells_of_the_wrong_secret_when_nobody_else_comes() {
     let meeting = Meeting::new(2, quick_join());
     let wrong =
         tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..meeting.config(1) };
-    assert!(matches!(tcp::start(&wrong), Err(Error::WrongSecret { .. })));
+    assert!(matches!(tcp::join(&wrong), Err(Error::WrongSecret { .. })));
     match meeting.first() {
-        Err(Error::RankMissing { ranks, during: Step::Join, note, .. }) => {
+        Err(Error::RankMissing { ranks, during: Operation::Join, note, .. }) => {
             assert_eq!(ranks, [1]);
             assert_eq!(note, "1 refused for a wrong secret");
         }
@@ -106,7 +106,7 @@ fn a_rank_that_never_comes_is_named_to_everybody() {
     assert_eq!(results.len(), 3);
     for result in results {
         match result {
-            Err(Error::RankMissing { ranks, during: Step::Join, .. }) => assert_eq!(ranks, [2, 4]),
+            Err(Error::RankMissing { ranks, during: Operation::Join, .. }) => assert_eq!(ranks, [2, 4]),
             other => panic!("{other:?}"),
         }
     }
@@ -124,7 +124,7 @@ fn rank_zero_that_never_comes_is_named() {
         secret: secret(),
         limits: quick_join(),
     };
-    match tcp::start(&config) {
+    match tcp::join(&config) {
         Err(Error::RankMissing { ranks, note, .. }) => {
             assert_eq!(ranks, [0]);
             assert!(note.contains(free), "{note}");
@@ -148,9 +148,9 @@ fn ranks_may_come_before_rank_zero() {
         limits: Limits::default(),
     };
     let late = config(1);
-    let second = thread::spawn(move || tcp::start(&late));
+    let second = thread::spawn(move || tcp::join(&late));
     thread::sleep(Duration::from_millis(100));
-    let first = tcp::start(&config(0)).expect("rank 0 listens where the others look");
+    let first = tcp::join(&config(0)).expect("rank 0 listens where the others look");
     exercise_together([first, second.join().expect("no panic").expect("rank 1 found it")]);
 }
 
@@ -171,7 +171,7 @@ fn a_second_rank_is_refused_and_the_first_goes_on() {
     let config = meeting.config(1);
     let first = meeting.first().expect("rank 0 joins");
     // And after it is complete.
-    assert_eq!(tcp::start(&config).err(), Some(Error::DuplicateRank { rank: 1 }));
+    assert_eq!(tcp::join(&config).err(), Some(Error::DuplicateRank { rank: 1 }));
     exercise_together([first, second, third]);
 }
 
@@ -179,7 +179,7 @@ fn a_second_rank_is_refused_and_the_first_goes_on() {
 fn another_size_is_refused() {
     let meeting = Meeting::new(2, Limits::default());
     let config = tcp::Config { size: 3, ..meeting.config(1) };
-    assert_eq!(tcp::start(&config).err(), Some(Error::SizeMismatch { ours: 3, theirs: 2 }));
+    assert_eq!(tcp::join(&config).err(), Some(Error::SizeMismatch { ours: 3, theirs: 2 }));
     let second = meeting.join(1).join().expect("no panic").expect("join");
     exercise_together([meeting.first().expect("lead"), second]);
 }
@@ -217,7 +217,7 @@ fn whoever_proves_nothing_gets_nothing_made_from_the_secret() {
 #[test]
 fn slow_and_silent_strangers_hold_up_nobody() {
     // Not even for the time that they are suffered: the ranks have to join within less.
-    let limits = Limits { join: HANDSHAKE_TIME - Duration::from_secs(1), ..Limits::default() };
+    let limits = Limits { join_timeout: HANDSHAKE_TIMEOUT - Duration::from_secs(1), ..Limits::default() };
     let meeting = Meeting::new(3, limits);
     let mut strangers = Vec::new();
     for nth in 0..300 {
@@ -245,7 +245,7 @@ fn a_silent_server_in_place_of_rank_zero_is_given_up() {
         secret: secret(),
         limits: quick_join(),
     };
-    assert!(matches!(tcp::start(&config), Err(Error::RankMissing { ranks, .. }) if ranks == [0]));
+    assert!(matches!(tcp::join(&config), Err(Error::RankMissing { ranks, .. }) if ranks == [0]));
 }
 
 #[test]
@@ -269,24 +269,24 @@ fn an_impostor_in_place_of_rank_zero_is_refused() {
         secret: secret(),
         limits: Limits::default(),
     };
-    assert!(matches!(tcp::start(&config), Err(Error::WrongSecret { .. })));
+    assert!(matches!(tcp::join(&config), Err(Error::WrongSecret { .. })));
     impostor.join().expect("no panic");
 }
 
 #[test]
 fn a_frame_longer_than_the_limit_ends_the_job_by_name() {
-    let small = Limits { message: 1000, ..Limits::default() };
+    let small = Limits { max_message: 1000, ..Limits::default() };
     let meeting = Meeting::new(2, small);
     let mut generous = meeting.config(1);
     generous.limits = Limits::default();
     let second =
-        thread::spawn(move || tcp::start(&generous).and_then(|mut member| member.all_gather(&[0; 5000])));
+        thread::spawn(move || tcp::join(&generous).and_then(|mut member| member.all_gather(&[0; 5000])));
     let mut first = meeting.first().expect("lead");
     let expected = Error::Protocol { rank: 1, violation: Violation::Length };
     assert_eq!(first.barrier(), Err(expected.clone()));
     let error = second.join().expect("no panic").expect_err("refused");
     // Its connection is cut while it may still be sending: it learns the cause, or at least the end.
-    assert!(error == expected || error == (Error::RankGone { rank: 0 }), "{error}");
+    assert!(error == expected || error == (Error::RankDisconnected { rank: 0 }), "{error}");
 }
 
 /// Bytes of the handshake in each direction, and of a frame without payload.
@@ -348,10 +348,10 @@ fn barriers_across(upstream: bool, clean: usize, meddle: fn(Vec<u8>) -> Vec<u8>)
             })
             .expect_err("the meddling is noticed")
     }
-    let meeting = Meeting::new(2, Limits { operation: Duration::from_secs(1), ..Limits::default() });
+    let meeting = Meeting::new(2, Limits { operation_timeout: Duration::from_secs(1), ..Limits::default() });
     let (address, thread) = meddler(meeting.address, upstream, clean, meddle);
     let config = tcp::Config { rendezvous: address.to_string(), ..meeting.config(1) };
-    let second = thread::spawn(move || until_failure(tcp::start(&config)));
+    let second = thread::spawn(move || until_failure(tcp::join(&config)));
     let first = until_failure(meeting.first());
     let second = second.join().expect("no panic");
     thread.join().expect("no panic");
@@ -363,7 +363,7 @@ fn a_meddler_that_does_nothing_is_not_noticed() {
     let meeting = Meeting::new(2, Limits::default());
     let (address, thread) = meddler(meeting.address, true, TO_RANK_ZERO, |frame| frame);
     let config = tcp::Config { rendezvous: address.to_string(), ..meeting.config(1) };
-    let second = thread::spawn(move || tcp::start(&config));
+    let second = thread::spawn(move || tcp::join(&config));
     let mut members = [meeting.first().expect("lead"), second.join().expect("no panic").expect("join")];
     thread::scope(|scope| {
         for member in &mut members {
@@ -381,14 +381,14 @@ fn a_changed_frame_ends_the_job() {
         frame
     });
     assert_eq!(first, Error::Protocol { rank: 1, violation: Violation::Tag });
-    assert!(second == first || second == (Error::RankGone { rank: 0 }), "{second}");
+    assert!(second == first || second == (Error::RankDisconnected { rank: 0 }), "{second}");
 }
 
 #[test]
 fn a_replayed_frame_ends_the_job() {
     let (first, second) = barriers_across(true, TO_RANK_ZERO, |frame| frame.repeat(2));
     assert_eq!(first, Error::Protocol { rank: 1, violation: Violation::Tag });
-    assert!(second == first || second == (Error::RankGone { rank: 0 }), "{second}");
+    assert!(second == first || second == (Error::RankDisconnected { rank: 0 }), "{second}");
 }
 
 #[test]
@@ -405,5 +405,5 @@ fn a_changed_answer_ends_the_job() {
         frame
     });
     assert_eq!(second, Error::Protocol { rank: 1, violation: Violation::Tag });
-    assert_eq!(first, Error::RankGone { rank: 1 });
+    assert_eq!(first, Error::RankDisconnected { rank: 1 });
 }

@@ -6,18 +6,18 @@ use super::{Bootstrap, check_count};
 
 /// The only rank of its job. The same limits hold as with company, so that a program does not fail only then.
 #[derive(Debug, Clone, Default)]
-pub struct Alone {
+pub struct SingleRank {
     limits: Limits,
 }
 
-impl Alone {
+impl SingleRank {
     /// A job of one.
     pub fn new(limits: Limits) -> Self {
-        Alone { limits }
+        SingleRank { limits }
     }
 }
 
-impl Bootstrap for Alone {
+impl Bootstrap for SingleRank {
     fn rank(&self) -> u32 {
         0
     }
