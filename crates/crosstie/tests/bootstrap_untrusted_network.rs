@@ -1,4 +1,4 @@
-//! The TCP rendezvous against those who do not belong, and against a network that meddles.
+//! The TCP rendezvous with peers that do not know the secret, and over a network that changes frames.
 
 mod bootstrap_suite;
 
@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bootstrap_suite::exercise;
+use bootstrap_suite::run_all_operations;
 use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
 use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Secret, Operation, Violation, tcp};
 
@@ -17,20 +17,20 @@ fn secret() -> Secret {
     Secret::new(SECRET).expect("long enough")
 }
 
-/// A job in the making: rank 0 waits in its thread for the others.
-struct Meeting {
+/// A job that is not complete yet: rank 0 waits in its thread for the others.
+struct PendingJob {
     address: SocketAddr,
     size: u32,
     limits: Limits,
-    first: JoinHandle<Result<Member, Error>>,
+    rank_zero: JoinHandle<Result<Member, Error>>,
 }
 
-impl Meeting {
+impl PendingJob {
     fn new(size: u32, limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
         let address = listener.local_addr().expect("address");
-        let first = thread::spawn(move || tcp::join_as_rank_zero(listener, size, &secret(), limits));
-        Meeting { address, size, limits, first }
+        let rank_zero = thread::spawn(move || tcp::join_as_rank_zero(listener, size, &secret(), limits));
+        PendingJob { address, size, limits, rank_zero }
     }
 
     fn config(&self, rank: u32) -> tcp::Config {
@@ -45,63 +45,65 @@ impl Meeting {
         }
     }
 
-    /// A rank that joins in its own thread.
+    /// Joins as `rank` in a new thread.
     fn join(&self, rank: u32) -> JoinHandle<Result<Member, Error>> {
         let config = self.config(rank);
         thread::spawn(move || tcp::join(&config))
     }
 
-    fn first(self) -> Result<Member, Error> {
-        self.first.join().expect("no panic")
+    /// Waits for rank 0.
+    fn rank_zero(self) -> Result<Member, Error> {
+        self.rank_zero.join().expect("no panic")
     }
 }
 
-fn exercise_together(members: impl IntoIterator<Item = Member>) {
+/// Runs all operations on the members, each in its own thread.
+fn run_together(members: impl IntoIterator<Item = Member>) {
     thread::scope(|scope| {
         for mut member in members {
-            scope.spawn(move || exercise(&mut member));
+            scope.spawn(move || run_all_operations(&mut member));
         }
     });
 }
 
-fn quick_join() -> Limits {
+fn short_join_timeout() -> Limits {
     Limits { join_timeout: Duration::from_secs(1), ..Limits::default() }
 }
 
 #[test]
-fn a_wrong_secret_is_refused_and_honest_ranks_go_on() {
-    let meeting = Meeting::new(2, Limits::default());
+fn wrong_secret_is_rejected_and_other_ranks_join() {
+    let job = PendingJob::new(2, Limits::default());
     let wrong =
-        tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..meeting.config(1) };
-    let error = tcp::join(&wrong).expect_err("refused");
+        tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..job.config(1) };
+    let error = tcp::join(&wrong).expect_err("rejected");
     assert!(matches!(error, Error::WrongSecret { .. }), "{error}");
     assert!(!error.to_string().contains("some other"), "{error}");
 
-    let second = meeting.join(1).join().expect("no panic").expect("the honest rank 1 joins");
-    let first = meeting.first().expect("rank 0 joins");
-    exercise_together([first, second]);
+    let second = job.join(1).join().expect("no panic").expect("the real rank 1 joins");
+    let first = job.rank_zero().expect("rank 0 joins");
+    run_together([first, second]);
 }
 
 #[test]
-fn rank_zero_tells_of_the_wrong_secret_when_nobody_else_comes() {
-    let meeting = Meeting::new(2, quick_join());
+fn rank_zero_reports_wrong_secret_when_no_other_rank_joins() {
+    let job = PendingJob::new(2, short_join_timeout());
     let wrong =
-        tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..meeting.config(1) };
+        tcp::Config { secret: Secret::new("some other secret").expect("long enough"), ..job.config(1) };
     assert!(matches!(tcp::join(&wrong), Err(Error::WrongSecret { .. })));
-    match meeting.first() {
+    match job.rank_zero() {
         Err(Error::RankMissing { ranks, during: Operation::Join, note, .. }) => {
             assert_eq!(ranks, [1]);
-            assert_eq!(note, "1 refused for a wrong secret");
+            assert_eq!(note, "1 rejected for a wrong secret");
         }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named_to_everybody() {
-    let meeting = Meeting::new(5, quick_join());
-    let joining: Vec<_> = [1, 3].map(|rank| meeting.join(rank)).into();
-    let mut results = vec![meeting.first()];
+fn rank_that_never_joins_is_named_to_every_rank() {
+    let job = PendingJob::new(5, short_join_timeout());
+    let joining: Vec<_> = [1, 3].map(|rank| job.join(rank)).into();
+    let mut results = vec![job.rank_zero()];
     results.extend(joining.into_iter().map(|thread| thread.join().expect("no panic")));
     assert_eq!(results.len(), 3);
     for result in results {
@@ -113,29 +115,29 @@ fn a_rank_that_never_comes_is_named_to_everybody() {
 }
 
 #[test]
-fn rank_zero_that_never_comes_is_named() {
-    // A port that nobody listens on.
-    let free = "127.0.0.1:1";
+fn rank_zero_that_never_starts_is_named() {
+    // No program listens on this port.
+    let unused = "127.0.0.1:1";
     let config = tcp::Config {
         rank: 1,
         size: 2,
-        rendezvous: free.to_string(),
+        rendezvous: unused.to_string(),
         listen: None,
         secret: secret(),
-        limits: quick_join(),
+        limits: short_join_timeout(),
     };
     match tcp::join(&config) {
         Err(Error::RankMissing { ranks, note, .. }) => {
             assert_eq!(ranks, [0]);
-            assert!(note.contains(free), "{note}");
+            assert!(note.contains(unused), "{note}");
         }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn ranks_may_come_before_rank_zero() {
-    // An address of its own: no other test can take the port in between.
+fn ranks_may_start_before_rank_zero() {
+    // 127.0.0.2 is used by this test only, so no other test can take the port in between.
     let listener = TcpListener::bind("127.0.0.2:0").expect("listener");
     let address = listener.local_addr().expect("address");
     drop(listener);
@@ -150,92 +152,92 @@ fn ranks_may_come_before_rank_zero() {
     let late = config(1);
     let second = thread::spawn(move || tcp::join(&late));
     thread::sleep(Duration::from_millis(100));
-    let first = tcp::join(&config(0)).expect("rank 0 listens where the others look");
-    exercise_together([first, second.join().expect("no panic").expect("rank 1 found it")]);
+    let first = tcp::join(&config(0)).expect("rank 0 listens at the rendezvous address");
+    run_together([first, second.join().expect("no panic").expect("rank 1 connects")]);
 }
 
 #[test]
-fn a_second_rank_is_refused_and_the_first_goes_on() {
-    let meeting = Meeting::new(3, Limits::default());
-    let early = meeting.join(1);
-    // Before the job is complete: one of the two is refused, the other waits.
-    let rival = meeting.join(1);
-    while !early.is_finished() && !rival.is_finished() {
+fn second_process_with_the_same_rank_is_rejected_and_the_first_continues() {
+    let job = PendingJob::new(3, Limits::default());
+    let early = job.join(1);
+    // Before the job is complete: one of the two is rejected, the other waits.
+    let second_process = job.join(1);
+    while !early.is_finished() && !second_process.is_finished() {
         thread::sleep(Duration::from_millis(5));
     }
-    let (refused, seated) = if early.is_finished() { (early, rival) } else { (rival, early) };
-    assert_eq!(refused.join().expect("no panic").err(), Some(Error::DuplicateRank { rank: 1 }));
+    let (rejected, accepted) = if early.is_finished() { (early, second_process) } else { (second_process, early) };
+    assert_eq!(rejected.join().expect("no panic").err(), Some(Error::DuplicateRank { rank: 1 }));
 
-    let third = meeting.join(2).join().expect("no panic").expect("rank 2 joins");
-    let second = seated.join().expect("no panic").expect("the seated rank 1 joins");
-    let config = meeting.config(1);
-    let first = meeting.first().expect("rank 0 joins");
-    // And after it is complete.
+    let third = job.join(2).join().expect("no panic").expect("rank 2 joins");
+    let second = accepted.join().expect("no panic").expect("the accepted rank 1 joins");
+    let config = job.config(1);
+    let first = job.rank_zero().expect("rank 0 joins");
+    // And after the job is complete.
     assert_eq!(tcp::join(&config).err(), Some(Error::DuplicateRank { rank: 1 }));
-    exercise_together([first, second, third]);
+    run_together([first, second, third]);
 }
 
 #[test]
-fn another_size_is_refused() {
-    let meeting = Meeting::new(2, Limits::default());
-    let config = tcp::Config { size: 3, ..meeting.config(1) };
+fn different_size_is_rejected() {
+    let job = PendingJob::new(2, Limits::default());
+    let config = tcp::Config { size: 3, ..job.config(1) };
     assert_eq!(tcp::join(&config).err(), Some(Error::SizeMismatch { ours: 3, theirs: 2 }));
-    let second = meeting.join(1).join().expect("no panic").expect("join");
-    exercise_together([meeting.first().expect("lead"), second]);
+    let second = job.join(1).join().expect("no panic").expect("join");
+    run_together([job.rank_zero().expect("rank 0 joins"), second]);
 }
 
 #[test]
-fn rubbish_from_strangers_changes_nothing() {
-    let meeting = Meeting::new(2, Limits::default());
-    let mut held = Vec::new();
-    for rubbish in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 31], &[0xff; 72], &[7; 100_000]] {
-        let mut stranger = TcpStream::connect(meeting.address).expect("connect");
-        // The far end may hang up before it has taken everything.
-        if let Err(error) = stranger.write_all(rubbish) {
+fn invalid_bytes_from_unknown_peers_do_not_disturb_the_job() {
+    let job = PendingJob::new(2, Limits::default());
+    let mut open_connections = Vec::new();
+    for bytes in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 31], &[0xff; 72], &[7; 100_000]] {
+        let mut peer = TcpStream::connect(job.address).expect("connect");
+        // The coordinator may disconnect before it has read everything.
+        if let Err(error) = peer.write_all(bytes) {
             assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
         }
-        held.push(stranger);
+        open_connections.push(peer);
     }
-    let second = meeting.join(1).join().expect("no panic").expect("join");
-    exercise_together([meeting.first().expect("lead"), second]);
+    let second = job.join(1).join().expect("no panic").expect("join");
+    run_together([job.rank_zero().expect("rank 0 joins"), second]);
 }
 
 #[test]
-fn whoever_proves_nothing_gets_nothing_made_from_the_secret() {
-    let meeting = Meeting::new(2, Limits::default());
-    let mut stranger = TcpStream::connect(meeting.address).expect("connect");
-    stranger.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
-    stranger.write_all(&[1; 72]).expect("nonce and claim");
-    let mut answer = Vec::new();
-    stranger.read_to_end(&mut answer).expect("hung up on");
-    assert_eq!(answer.len(), 32 + 37, "a nonce and a verdict, then the end");
-    assert!(answer[32..].iter().all(|byte| *byte == 0));
-    let second = meeting.join(1).join().expect("no panic").expect("join");
-    exercise_together([meeting.first().expect("lead"), second]);
+fn peer_without_proof_receives_nothing_computed_from_the_secret() {
+    let job = PendingJob::new(2, Limits::default());
+    let mut peer = TcpStream::connect(job.address).expect("connect");
+    peer.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
+    peer.write_all(&[1; 72]).expect("nonce and join request");
+    let mut response = Vec::new();
+    peer.read_to_end(&mut response).expect("the coordinator disconnects");
+    assert_eq!(response.len(), 32 + 37, "a nonce and a join response, then the end");
+    assert!(response[32..].iter().all(|byte| *byte == 0));
+    let second = job.join(1).join().expect("no panic").expect("join");
+    run_together([job.rank_zero().expect("rank 0 joins"), second]);
 }
 
 #[test]
-fn slow_and_silent_strangers_hold_up_nobody() {
-    // Not even for the time that they are suffered: the ranks have to join within less.
+fn slow_and_silent_peers_delay_no_rank() {
+    // The ranks must join in less time than an unauthenticated connection may last.
     let limits = Limits { join_timeout: HANDSHAKE_TIMEOUT - Duration::from_secs(1), ..Limits::default() };
-    let meeting = Meeting::new(3, limits);
-    let mut strangers = Vec::new();
+    let job = PendingJob::new(3, limits);
+    let mut peers = Vec::new();
     for nth in 0..300 {
-        let mut stranger = TcpStream::connect(meeting.address).expect("connect");
+        let mut peer = TcpStream::connect(job.address).expect("connect");
         if nth % 2 == 0 {
-            stranger.write_all(&[0]).expect("one byte");
+            peer.write_all(&[0]).expect("one byte");
         }
-        strangers.push(stranger);
+        peers.push(peer);
     }
-    let joining = [1, 2].map(|rank| meeting.join(rank));
-    let mut members = vec![meeting.first().expect("lead")];
+    let joining = [1, 2].map(|rank| job.join(rank));
+    let mut members = vec![job.rank_zero().expect("rank 0 joins")];
     members.extend(joining.map(|thread| thread.join().expect("no panic").expect("join")));
-    exercise_together(members);
-    drop(strangers);
+    run_together(members);
+    drop(peers);
 }
 
 #[test]
-fn a_silent_server_in_place_of_rank_zero_is_given_up() {
+fn silent_server_in_place_of_rank_zero_is_a_missing_rank() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let config = tcp::Config {
         rank: 1,
@@ -243,18 +245,18 @@ fn a_silent_server_in_place_of_rank_zero_is_given_up() {
         rendezvous: listener.local_addr().expect("address").to_string(),
         listen: None,
         secret: secret(),
-        limits: quick_join(),
+        limits: short_join_timeout(),
     };
     assert!(matches!(tcp::join(&config), Err(Error::RankMissing { ranks, .. }) if ranks == [0]));
 }
 
 #[test]
-fn an_impostor_in_place_of_rank_zero_is_refused() {
+fn server_without_the_secret_in_place_of_rank_zero_is_rejected() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let address = listener.local_addr().expect("address");
-    let impostor = thread::spawn(move || {
+    let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("accept");
-        stream.write_all(&[9; 32 + 37]).expect("nonce and verdict");
+        stream.write_all(&[9; 32 + 37]).expect("nonce and join response");
         let mut rest = Vec::new();
         match stream.read_to_end(&mut rest) {
             Ok(_) => {}
@@ -270,22 +272,22 @@ fn an_impostor_in_place_of_rank_zero_is_refused() {
         limits: Limits::default(),
     };
     assert!(matches!(tcp::join(&config), Err(Error::WrongSecret { .. })));
-    impostor.join().expect("no panic");
+    server.join().expect("no panic");
 }
 
 #[test]
-fn a_frame_longer_than_the_limit_ends_the_job_by_name() {
+fn frame_longer_than_the_limit_ends_the_job_and_names_the_rank() {
     let small = Limits { max_message: 1000, ..Limits::default() };
-    let meeting = Meeting::new(2, small);
-    let mut generous = meeting.config(1);
-    generous.limits = Limits::default();
+    let job = PendingJob::new(2, small);
+    let mut larger = job.config(1);
+    larger.limits = Limits::default();
     let second =
-        thread::spawn(move || tcp::join(&generous).and_then(|mut member| member.all_gather(&[0; 5000])));
-    let mut first = meeting.first().expect("lead");
+        thread::spawn(move || tcp::join(&larger).and_then(|mut member| member.all_gather(&[0; 5000])));
+    let mut first = job.rank_zero().expect("rank 0 joins");
     let expected = Error::Protocol { rank: 1, violation: Violation::Length };
     assert_eq!(first.barrier(), Err(expected.clone()));
-    let error = second.join().expect("no panic").expect_err("refused");
-    // Its connection is cut while it may still be sending: it learns the cause, or at least the end.
+    let error = second.join().expect("no panic").expect_err("rejected");
+    // The coordinator closes the connection while rank 1 may still be sending, so rank 1 reads the cause or only the end.
     assert!(error == expected || error == (Error::RankDisconnected { rank: 0 }), "{error}");
 }
 
@@ -294,50 +296,50 @@ const TO_RANK_ZERO: usize = 32 + 40;
 const FROM_RANK_ZERO: usize = 32 + 37;
 const EMPTY_FRAME: usize = 5 + 32;
 
-/// Sits between rank 1 and rank 0. Passes `clean` bytes on, hands the next `EMPTY_FRAME` bytes to `meddle`, and passes
-/// on what comes out and all that follows.
-fn meddler(
+/// Starts a proxy between rank 1 and rank 0. It forwards `unchanged` bytes, replaces the next frame (`EMPTY_FRAME` bytes)
+/// by what `modify` returns, and forwards all that follows.
+fn start_proxy(
     rank_zero: SocketAddr,
     upstream: bool,
-    clean: usize,
-    meddle: fn(Vec<u8>) -> Vec<u8>,
+    unchanged: usize,
+    modify: fn(Vec<u8>) -> Vec<u8>,
 ) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let address = listener.local_addr().expect("address");
     let thread = thread::spawn(move || {
         let (near, _) = listener.accept().expect("rank 1");
         let far = TcpStream::connect(rank_zero).expect("rank 0");
-        let (near_too, far_too) = (near.try_clone().expect("clone"), far.try_clone().expect("clone"));
-        let (mut victim, mut target, from, to) =
-            if upstream { (near, far, far_too, near_too) } else { (far, near, near_too, far_too) };
-        let other_way = thread::spawn(move || pass(from, to));
-        // As they come: each side waits for the other's.
-        let mut left = clean;
+        let (near_clone, far_clone) = (near.try_clone().expect("clone"), far.try_clone().expect("clone"));
+        let (mut source, mut target, from, to) =
+            if upstream { (near, far, far_clone, near_clone) } else { (far, near, near_clone, far_clone) };
+        let other_direction = thread::spawn(move || forward(from, to));
+        // Forward at once what arrives: each end waits for bytes of the other.
+        let mut left = unchanged;
         while left > 0 {
             let mut bytes = vec![0; left];
-            let count = victim.read(&mut bytes).expect("clean part");
-            assert_ne!(count, 0, "hung up during the clean part");
-            target.write_all(&bytes[..count]).expect("clean part");
+            let count = source.read(&mut bytes).expect("unchanged part");
+            assert_ne!(count, 0, "disconnected during the unchanged part");
+            target.write_all(&bytes[..count]).expect("unchanged part");
             left -= count;
         }
         let mut frame = vec![0; EMPTY_FRAME];
-        victim.read_exact(&mut frame).expect("frame");
-        target.write_all(&meddle(frame)).expect("frame");
-        pass(victim, target);
-        other_way.join().expect("no panic");
+        source.read_exact(&mut frame).expect("frame");
+        target.write_all(&modify(frame)).expect("frame");
+        forward(source, target);
+        other_direction.join().expect("no panic");
     });
     (address, thread)
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream) {
-    // Either side may hang up; the ranks' errors are what the tests look at.
+fn forward(mut from: TcpStream, mut to: TcpStream) {
+    // Either end may disconnect; the tests check the errors of the ranks.
     if std::io::copy(&mut from, &mut to).is_ok() {
         to.shutdown(Shutdown::Write).ok();
     }
 }
 
-/// What ranks 0 and 1 get from `barrier` after `barrier`, until one fails, across a meddler.
-fn barriers_across(upstream: bool, clean: usize, meddle: fn(Vec<u8>) -> Vec<u8>) -> (Error, Error) {
+/// Runs barriers through a proxy until one fails, and returns the errors of ranks 0 and 1.
+fn fail_barriers_through_proxy(upstream: bool, unchanged: usize, modify: fn(Vec<u8>) -> Vec<u8>) -> (Error, Error) {
     fn until_failure(member: Result<Member, Error>) -> Error {
         member
             .and_then(|mut member| {
@@ -346,25 +348,25 @@ fn barriers_across(upstream: bool, clean: usize, meddle: fn(Vec<u8>) -> Vec<u8>)
                 }
                 Ok(())
             })
-            .expect_err("the meddling is noticed")
+            .expect_err("the change is detected")
     }
-    let meeting = Meeting::new(2, Limits { operation_timeout: Duration::from_secs(1), ..Limits::default() });
-    let (address, thread) = meddler(meeting.address, upstream, clean, meddle);
-    let config = tcp::Config { rendezvous: address.to_string(), ..meeting.config(1) };
+    let job = PendingJob::new(2, Limits { operation_timeout: Duration::from_secs(1), ..Limits::default() });
+    let (address, thread) = start_proxy(job.address, upstream, unchanged, modify);
+    let config = tcp::Config { rendezvous: address.to_string(), ..job.config(1) };
     let second = thread::spawn(move || until_failure(tcp::join(&config)));
-    let first = until_failure(meeting.first());
+    let first = until_failure(job.rank_zero());
     let second = second.join().expect("no panic");
     thread.join().expect("no panic");
     (first, second)
 }
 
 #[test]
-fn a_meddler_that_does_nothing_is_not_noticed() {
-    let meeting = Meeting::new(2, Limits::default());
-    let (address, thread) = meddler(meeting.address, true, TO_RANK_ZERO, |frame| frame);
-    let config = tcp::Config { rendezvous: address.to_string(), ..meeting.config(1) };
+fn proxy_that_changes_nothing_does_not_disturb_the_job() {
+    let job = PendingJob::new(2, Limits::default());
+    let (address, thread) = start_proxy(job.address, true, TO_RANK_ZERO, |frame| frame);
+    let config = tcp::Config { rendezvous: address.to_string(), ..job.config(1) };
     let second = thread::spawn(move || tcp::join(&config));
-    let mut members = [meeting.first().expect("lead"), second.join().expect("no panic").expect("join")];
+    let mut members = [job.rank_zero().expect("rank 0 joins"), second.join().expect("no panic").expect("join")];
     thread::scope(|scope| {
         for member in &mut members {
             scope.spawn(move || (0..5).try_for_each(|_| member.barrier()).expect("undisturbed"));
@@ -375,8 +377,8 @@ fn a_meddler_that_does_nothing_is_not_noticed() {
 }
 
 #[test]
-fn a_changed_frame_ends_the_job() {
-    let (first, second) = barriers_across(true, TO_RANK_ZERO, |mut frame| {
+fn changed_frame_ends_the_job() {
+    let (first, second) = fail_barriers_through_proxy(true, TO_RANK_ZERO, |mut frame| {
         frame[20] ^= 1;
         frame
     });
@@ -385,22 +387,22 @@ fn a_changed_frame_ends_the_job() {
 }
 
 #[test]
-fn a_replayed_frame_ends_the_job() {
-    let (first, second) = barriers_across(true, TO_RANK_ZERO, |frame| frame.repeat(2));
+fn replayed_frame_ends_the_job() {
+    let (first, second) = fail_barriers_through_proxy(true, TO_RANK_ZERO, |frame| frame.repeat(2));
     assert_eq!(first, Error::Protocol { rank: 1, violation: Violation::Tag });
     assert!(second == first || second == (Error::RankDisconnected { rank: 0 }), "{second}");
 }
 
 #[test]
-fn a_dropped_frame_ends_the_job() {
-    let (first, second) = barriers_across(true, TO_RANK_ZERO, |_| Vec::new());
+fn dropped_frame_ends_the_job() {
+    let (first, second) = fail_barriers_through_proxy(true, TO_RANK_ZERO, |_| Vec::new());
     assert!(matches!(&first, Error::RankMissing { ranks, .. } if *ranks == [1]), "{first}");
     assert_eq!(second, first);
 }
 
 #[test]
-fn a_changed_answer_ends_the_job() {
-    let (first, second) = barriers_across(false, FROM_RANK_ZERO, |mut frame| {
+fn changed_result_frame_ends_the_job() {
+    let (first, second) = fail_barriers_through_proxy(false, FROM_RANK_ZERO, |mut frame| {
         frame[0] ^= 1;
         frame
     });
