@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crosstie_kv::figures::{self, Figures, Pace};
+use crosstie_bench::figures::{self, Figures, Pace};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// After this long something hangs.

@@ -40,7 +40,7 @@ fn main() {
     let seed = chance::seed();
     let before = Footprint::take();
     let outcome = survive(seed);
-    let after = Footprint::settled(&before);
+    let after = Footprint::wait_until_equal(&before);
     match outcome {
         Ok(kills) if after == before => {
             println!("{kills} kills, nothing left: {after:?}\n1 passed, 0 failed")

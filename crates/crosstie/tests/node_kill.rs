@@ -68,7 +68,7 @@ fn main() {
         ] {
             let (before, begun) = (Footprint::at_rest(), Instant::now());
             let outcome = scene(&mut random);
-            let after = Footprint::settled(&before);
+            let after = Footprint::wait_until_equal(&before);
             match outcome {
                 Ok(count) if after == before => {
                     println!(
@@ -330,7 +330,7 @@ fn clients_die_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64
             let served = server.pulse.turns.load(Relaxed);
             until(&what, || server.pulse.turns.load(Relaxed) > served + 3)
         })?;
-        trace::let_go(slow.child.id())?;
+        trace::detach(slow.child.id())?;
         slow.ready().map_err(|e| format!("{what}: the slow one: {e}"))?;
         steady.check(&what)?;
         slow.kill(&what)?;

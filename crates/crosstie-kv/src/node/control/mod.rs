@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::config::Membership;
 use super::network::{Command, Event};
 use super::{NodeConfig, Shared};
-use crate::long::Backend;
+use crate::Backend;
 use pair::{Hello, MAX_FRAME, Pair, Step};
 
 /// Connections that have not proved the secret, at one time. The oldest gives way to the newest.
@@ -171,7 +171,7 @@ impl Control {
     }
 
     fn command(&self, rank: usize, command: Command) -> bool {
-        let holder = Backend::holder(self.hello.backend, rank as u32, self.hello.daemons);
+        let holder = Backend::connection_owner(self.hello.backend, rank as u32, self.hello.daemons);
         self.commands[holder as usize].try_send(command).is_ok()
     }
 

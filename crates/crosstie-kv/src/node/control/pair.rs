@@ -16,7 +16,7 @@ use crosstie::copyrpc::EndpointAddress;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::super::network::Command;
-use crate::long::Backend;
+use crate::Backend;
 
 /// The longest payload.
 pub(super) const MAX_FRAME: usize = 1024;

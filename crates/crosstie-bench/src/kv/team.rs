@@ -1,0 +1,404 @@
+//! One rank's node of one backend, and its clients.
+
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::{Bootstrap, Secret};
+
+use super::clocks::{Ahead, Clocks};
+use super::crew::Crew;
+use super::place::{self, Place};
+use super::totals::{self, Counted, Local, Sums};
+use super::worker::{FILLER, Task, mark};
+use super::{Error, Plan, meeting, random_bytes};
+use crate::figures::Figures;
+use crate::history::{self, History};
+use crate::workload::{MAX_KEYS, key_bytes};
+use crosstie_kv::Backend;
+use crosstie_kv::client::{self, BeginBytesError, Client};
+use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::sharding::ShardMap;
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
+
+/// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
+pub(super) const OTHER_CLIENTS: usize = 4;
+/// How long nodes may take to find each other.
+const PEER_TIME: Duration = Duration::from_secs(30);
+/// Operations under way while the store is filled.
+const FILL_DEPTH: usize = 32;
+/// How often a rank looks whether a run should end early.
+const LOOK: Duration = Duration::from_millis(10);
+/// How many such looks lie between two looks at what other ranks say.
+const ASK: u32 = 5;
+/// The longest warm-up.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// The least memory that a node may use.
+const MEMORY: u64 = 1 << 30;
+
+/// What rank 0 makes up for all: the cluster's secret and a part of its nodes' names.
+///
+/// It travels as readable as all blobs of a job do, and is worth nothing after the benchmark.
+pub(super) struct Word([u8; 32]);
+
+impl Word {
+    pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<Word, Error> {
+        let mine = match job.rank() {
+            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()),
+            _ => Ok(Vec::new()),
+        };
+        let words = meeting::gather(job, mine)?;
+        let first = words.first().and_then(|word| word.as_slice().try_into().ok());
+        first.map(Word).ok_or(Error::Protocol)
+    }
+
+    fn secret(&self, backend: Backend) -> Result<Secret, Error> {
+        Ok(Secret::new(self.0)?.for_purpose(&format!("bench {backend:?}")))
+    }
+
+    fn name(&self, backend: Backend, rank: u32) -> String {
+        // What is in a name is no secret.
+        let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
+        let number = crosstie_kv::sharding::hash_word(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
+        let letter = if backend == Backend::Meta { 'm' } else { 'd' };
+        format!("kv-bench-{number:08x}-{letter}{rank}")
+    }
+}
+
+/// One rank's node of one backend, and its clients.
+pub(super) struct Team {
+    backend: Backend,
+    node: Node,
+    crew: Crew,
+    watch: Client<()>,
+    /// A key of each rank, which no workload has: who puts it ends the run there.
+    end_keys: Vec<u64>,
+    one_machine: bool,
+    before: Counted,
+    memory: u64,
+    runs: Vec<Sums>,
+    local: Sums,
+    /// Of the local sums' runs.
+    seconds: f64,
+    over: bool,
+}
+
+impl Team {
+    /// Starts the node, fills it, and warms it up.
+    pub(super) fn start(
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        place: &Place,
+        word: &Word,
+        backend: Backend,
+        interrupt: &AtomicBool,
+    ) -> Result<Team, Error> {
+        let before = place::resident();
+        let node = open(job, plan, place, word, backend)?;
+        let name = node.name().to_owned();
+        let (rank, nodes) = (job.rank(), job.size());
+        let cluster = ShardMap::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
+        let filled = node.wait_for_peers(PEER_TIME).map_err(Error::from);
+        let filled = filled.and_then(|()| fill(&name, plan, &cluster, rank, interrupt));
+        meeting::agree(job, filled)?;
+        let recorded = plan.check.then(|| (plan.recorded_each(nodes), plan.runs as usize + 1));
+        let task = |thread: usize, client: u32| Task {
+            node: name.clone(),
+            rank,
+            client,
+            number: rank * plan.clients + client,
+            workload: plan.workload,
+            depth: plan.queue_depth as usize,
+            rate: plan.rate.map(|rate| rate / f64::from(nodes * plan.clients)),
+            recorded,
+            core: place.clients.as_ref().map(|cores| cores[thread]),
+            spins: place.spins,
+        };
+        let tasks = spread(plan.clients, place.threads).enumerate();
+        let tasks = tasks.map(|(thread, clients)| clients.map(|client| task(thread, client)).collect());
+        let crew = Crew::start(tasks.collect(), plan.processes.as_deref());
+        let crew = crew.and_then(|crew| Ok((crew, Client::attach(&name)?)));
+        let (crew, watch) = meeting::agree(job, crew)?;
+        let end_key =
+            |rank| (MAX_KEYS..).find(|key| cluster.shard_of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
+        let mut team = Team {
+            backend,
+            node,
+            crew,
+            watch,
+            end_keys: (0..nodes).map(end_key).collect(),
+            one_machine: place.one_machine,
+            before: Counted::default(),
+            memory: 0,
+            runs: Vec::new(),
+            local: Sums::default(),
+            seconds: 0.0,
+            over: false,
+        };
+        let sums = team.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
+        team.over = sums.ends(plan.check);
+        // What a warm-up finds missing counts, though nothing else of it does.
+        (team.local.errors, team.local.node_gone) = (sums.own_errors, sums.own_node_gone);
+        team.before = Counted::of(&team.node);
+        team.memory = place::resident().saturating_sub(before);
+        Ok(team)
+    }
+
+    /// Whether there shall be no more runs.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// One run.
+    pub(super) fn measure(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        interrupt: &AtomicBool,
+    ) -> Result<(), Error> {
+        let sums = self.run(job, true, plan.run_length(), interrupt)?;
+        self.over = sums.ends(plan.check);
+        self.runs.push(sums);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        measured: bool,
+        length: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<Sums, Error> {
+        job.barrier()?;
+        let mine = self.work(measured, length, interrupt);
+        if let Ok(mine) = &mine
+            && measured
+        {
+            self.local.add(mine);
+            self.seconds += mine.seconds();
+        }
+        let (errors, node_gone) = mine.as_ref().map_or((0, 0), |mine| (mine.errors, mine.node_gone));
+        let all = meeting::gather(job, mine.map(|mine| mine.to_bytes()))?;
+        let all: Vec<Sums> = all.iter().map(|sums| Sums::from_bytes(sums)).collect::<Result<_, _>>()?;
+        let mut sums = Sums::together(&all, self.one_machine);
+        (sums.own_errors, sums.own_node_gone) = (errors, node_gone);
+        Ok(sums)
+    }
+
+    /// This rank's part of a run.
+    fn work(&mut self, measured: bool, length: Duration, interrupt: &AtomicBool) -> Result<Sums, Error> {
+        let end = Instant::now() + length;
+        self.crew.go(measured)?;
+        let mut interrupted = false;
+        for look in 1.. {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.crew.is_over()? {
+                break;
+            }
+            if interrupt.load(Relaxed) {
+                interrupted = true;
+                self.tell_others();
+                break;
+            }
+            let own = self.node.config().rank as usize;
+            if look % ASK == 0 && self.watch.get(self.end_keys[own]) != Ok(None) {
+                interrupted = true;
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        let mut sums = Sums::of(&self.crew.stop()?);
+        sums.interrupted = u64::from(interrupted);
+        Ok(sums)
+    }
+
+    /// Ends the run at all ranks.
+    fn tell_others(&mut self) {
+        let own = self.node.config().rank as usize;
+        for (_, key) in self.end_keys.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            // One that is gone needs no word.
+            self.watch.put(*key, 1).ok();
+        }
+    }
+
+    /// What was found, by all ranks if they are still there, and the node, which still runs.
+    pub(super) fn finish(
+        self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        place: &Place,
+        clocks: Option<&Clocks>,
+        interrupted: bool,
+    ) -> (Node, Figures, Option<Error>) {
+        let counted = Counted::of(&self.node).since(&self.before);
+        let (found, mut trouble) = self.crew.finish();
+        let memory = [self.memory, self.node.config().memory_bound().total()];
+        let local = Local::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
+        let all = totals::exchange(job, &local).unwrap_or_else(|error| {
+            trouble = Some(error);
+            vec![local]
+        });
+        // Where ranks are missing, the runs are this rank's.
+        let mut figures = totals::figures(plan, place, self.backend, job.size(), &self.runs, &all);
+        figures.interrupted = interrupted || trouble.is_some();
+        if let Some(clocks) = clocks
+            && trouble.is_none()
+        {
+            let bytes: Vec<u8> = found.iter().flat_map(|found| &found.history).copied().collect();
+            trouble = check(job, plan, self.backend, clocks, &bytes, &mut figures).err();
+        }
+        (self.node, figures, trouble)
+    }
+}
+
+/// The clients of each thread: as many as another has, or one more.
+fn spread(clients: u32, threads: u32) -> impl Iterator<Item = Range<u32>> {
+    let (each, more) = (clients / threads, clients % threads);
+    let first = move |thread: u32| thread * each + thread.min(more);
+    (0..threads).map(move |thread| first(thread)..first(thread + 1))
+}
+
+/// Starts a node that knows all others.
+fn open(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    place: &Place,
+    word: &Word,
+    backend: Backend,
+) -> Result<Node, Error> {
+    let (rank, nodes) = (job.rank(), job.size());
+    let bytes = (plan.workload.value_size as u64 + 128) * plan.workload.keys / u64::from(nodes) * 4;
+    let config = NodeConfig {
+        daemons: plan.daemons,
+        backend,
+        device: plan.device.clone(),
+        memory_limit: bytes.max(MEMORY),
+        max_clients: plan.clients as usize + OTHER_CLIENTS,
+        queue_depth: (plan.queue_depth as usize).max(FILL_DEPTH),
+        cores: place.daemons.clone(),
+        ..NodeConfig::member(&word.name(backend, rank), rank, nodes)
+    };
+    if nodes == 1 {
+        return Ok(Node::start(&config)?);
+    }
+    let listener = TcpListener::bind((place.address, 0))
+        .and_then(|listener| Ok((listener.local_addr()?, listener)))
+        .map_err(|source| Error::Os { what: "listening for other nodes", source });
+    let (listener, mine) = match listener {
+        Ok((address, listener)) => (Some(listener), Ok(address.to_string().into_bytes())),
+        Err(error) => (None, Err(error)),
+    };
+    let addresses = meeting::gather(job, mine)?;
+    let address = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
+    let addresses: Option<Vec<SocketAddr>> = addresses.iter().map(address).collect();
+    let (Some(addresses), Some(listener)) = (addresses, listener) else { return Err(Error::Protocol) };
+    let secret = word.secret(backend);
+    let node = secret.and_then(|secret| Ok(Node::join(&config, Membership { listener, addresses, secret })?));
+    meeting::agree(job, node)
+}
+
+/// Puts this rank's keys. Each has itself as its value. Many take long: it ends when somebody has had enough.
+fn fill(name: &str, plan: &Plan, cluster: &ShardMap, rank: u32, interrupt: &AtomicBool) -> Result<(), Error> {
+    let mut value: Option<Vec<u8>> =
+        (!plan.workload.has_words()).then(|| vec![FILLER; plan.workload.value_size]);
+    let mut client = Client::<()>::attach_pipelined(name)?;
+    let mut refused = None;
+    for key in plan.workload.keys_of(cluster, rank) {
+        if interrupt.load(Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        loop {
+            let begun = match &mut value {
+                None => {
+                    let request = WordRequest { value: key, ..WordRequest::new(Op::Put, rank, key) };
+                    client.begin(request, ()).map_err(BeginBytesError::from)
+                }
+                Some(value) => {
+                    let key = key_bytes(key);
+                    mark(value, &key);
+                    client.begin_bytes(BytesOp::Put { key: &key, value }, ())
+                }
+            };
+            match begun {
+                Ok(()) => break,
+                Err(BeginBytesError::Full(())) => settle(&mut client, &mut refused),
+                Err(BeginBytesError::Refused { cause, .. }) => return Err(Error::Fill(cause)),
+                // The server is gone, or an error that a later version of the client adds.
+                Err(_) => return Err(Error::Fill(client::Error::ServerGone)),
+            }
+        }
+    }
+    while client.in_flight() > 0 {
+        settle(&mut client, &mut refused);
+    }
+    match refused {
+        None => Ok(()),
+        Some(Status::OutOfMemory) => Err(Error::Fill(client::Error::OutOfMemory { rank })),
+        Some(status) => Err(Error::Fill(client::Error::Unexpected { rank, status })),
+    }
+}
+
+fn settle(client: &mut Client<()>, refused: &mut Option<Status>) {
+    let mut end = |status| {
+        if status != Status::Done {
+            *refused = Some(status);
+        }
+    };
+    let words = client.poll(|(), response| end(response.status));
+    let strings = client.poll_bytes(|(), response| end(response.status));
+    if words + strings == 0 {
+        client.wait(None);
+    }
+}
+
+/// Rank 0 looks for an order that explains what all clients saw.
+fn check(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    backend: Backend,
+    clocks: &Clocks,
+    mine: &[u8],
+    figures: &mut Figures,
+) -> Result<(), Error> {
+    let clocks = clocks.until_now(job)?;
+    let all = meeting::collect(job, mine)?;
+    if job.rank() != 0 {
+        return Ok(());
+    }
+    let mut histories = Vec::new();
+    for (bytes, ahead) in all.iter().zip(&clocks) {
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (mut history, after) = History::read_from(rest).map_err(|_| Error::Protocol)?;
+            history.events.iter_mut().for_each(|event| *event = ahead.widen(event));
+            histories.push(history);
+            rest = after;
+        }
+    }
+    let checked = history::check_from(&histories, Some, history::BUDGET);
+    let summary =
+        checked.map_err(|failure| Error::Violation { backend, seed: plan.workload.seed, failure })?;
+    for (name, count) in [
+        ("checked_operations", summary.operations),
+        ("checked_keys", summary.keys),
+        ("unknown", summary.unknown),
+        ("clocks_within_ns", clocks.iter().map(Ahead::width).max().unwrap_or(0) as u64),
+    ] {
+        figures.counters.insert(name.to_owned(), count);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn clients_are_spread_evenly() {
+        let spread = |clients, threads| {
+            super::spread(clients, threads).map(|clients| (clients.start, clients.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(spread(4, 1), [(0, 4)]);
+        assert_eq!(spread(4, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
+        assert_eq!(spread(7, 3), [(0, 3), (3, 5), (5, 7)]);
+    }
+}
