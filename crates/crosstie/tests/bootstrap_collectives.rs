@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::thread;
 
 use bootstrap_suite::run_all_operations;
-use crosstie::bootstrap::{SingleRank, Bootstrap, Error, Limits, Secret, Operation, local, tcp};
+use crosstie::bootstrap::{Bootstrap, Error, Limits, Operation, Secret, SingleRank, local, tcp};
 
 const SIZES: [u32; 4] = [1, 2, 3, 8];
 
@@ -40,7 +40,8 @@ fn all_operations_over_tcp_ipv4() {
 #[test]
 fn all_operations_over_tcp_ipv6() {
     if let Err(error) = TcpListener::bind("[::1]:0") {
-        let notice = format!("NOT RUN: all_operations_over_tcp_ipv6: this machine has no address ::1 ({error})\n");
+        let notice =
+            format!("NOT RUN: all_operations_over_tcp_ipv6: this machine has no address ::1 ({error})\n");
         // Not with eprintln: the test harness hides what passing tests print.
         std::io::stderr().write_all(notice.as_bytes()).expect("standard error");
         return;
@@ -64,7 +65,8 @@ fn run_all_operations_over_tcp(address: &str) {
                     member.finish().expect("finish");
                 });
             }
-            let mut first = tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
+            let mut first =
+                tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
             run_all_operations(&mut first);
             first.finish().expect("finish");
         });
@@ -134,7 +136,8 @@ fn operation_beyond_the_message_limit_fails_on_every_rank() {
 
 #[test]
 fn rank_that_leaves_is_named_to_all_others() {
-    let results = run_on_each_rank(4, Limits::default(), |job| if job.rank() == 2 { Ok(()) } else { job.barrier() });
+    let results =
+        run_on_each_rank(4, Limits::default(), |job| if job.rank() == 2 { Ok(()) } else { job.barrier() });
     for (rank, result) in results.into_iter().enumerate() {
         let expected = if rank == 2 { Ok(()) } else { Err(Error::RankDisconnected { rank: 2 }) };
         assert_eq!(result, expected, "rank {rank}");
@@ -143,8 +146,12 @@ fn rank_that_leaves_is_named_to_all_others() {
 
 #[test]
 fn rank_zero_that_leaves_is_named_to_all_others() {
-    let results = run_on_each_rank(3, Limits::default(), |job| if job.rank() == 0 { Ok(()) } else { job.barrier() });
-    assert_eq!(results[1..], [Err(Error::RankDisconnected { rank: 0 }), Err(Error::RankDisconnected { rank: 0 })]);
+    let results =
+        run_on_each_rank(3, Limits::default(), |job| if job.rank() == 0 { Ok(()) } else { job.barrier() });
+    assert_eq!(
+        results[1..],
+        [Err(Error::RankDisconnected { rank: 0 }), Err(Error::RankDisconnected { rank: 0 })]
+    );
 }
 
 #[test]

@@ -52,7 +52,10 @@ fn run_role(role: &str) {
                 std::thread::sleep(Duration::from_secs(5));
             } else {
                 let error = job.barrier().expect_err("rank 1 is late");
-                assert_eq!(error, Error::Timeout { during: Operation::Barrier, waited: limits.operation_timeout });
+                assert_eq!(
+                    error,
+                    Error::Timeout { during: Operation::Barrier, waited: limits.operation_timeout }
+                );
                 assert_eq!(job.barrier(), Err(error));
                 println!("timed out");
             }
@@ -155,7 +158,11 @@ fn hello_example_runs_under_mpirun() {
 #[test]
 fn all_operations_succeed_under_mpirun() {
     for ranks in [1, 2, 3] {
-        assert_all_print(&run_role_under_mpirun(ranks, "all operations"), ranks as usize, "all operations done as");
+        assert_all_print(
+            &run_role_under_mpirun(ranks, "all operations"),
+            ranks as usize,
+            "all operations done as",
+        );
     }
 }
 

@@ -85,7 +85,8 @@ fn run_role(role: &str) {
         "rank zero" => {
             let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
             report(format!("address {}", listener.local_addr().expect("address")));
-            let job = tcp::join_as_rank_zero(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
+            let job =
+                tcp::join_as_rank_zero(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
             report("joined");
             std::thread::sleep(2 * HANG);
             drop(job);
@@ -197,9 +198,11 @@ fn processes_join_over_tcp_by_environment_variables() {
     for size in [2, 3] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
         let address = listener.local_addr().expect("address").to_string();
-        let ranks: Vec<_> = (1..size).map(|rank| Rank::over_tcp("all operations", rank, size, &address)).collect();
+        let ranks: Vec<_> =
+            (1..size).map(|rank| Rank::over_tcp("all operations", rank, size, &address)).collect();
         let secret = Secret::new(SECRET).expect("secret");
-        let mut job = tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
+        let mut job =
+            tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
         run_all_operations(&mut job);
         job.finish().expect("finish");
         ranks.into_iter().for_each(Rank::wait_for_success);
@@ -220,7 +223,8 @@ fn processes_join_over_tcp_by_launcher_variables_and_a_secret_file() {
         [("PMI_RANK", "2"), ("PMI_SIZE", "4")],
         [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")],
     ];
-    let ranks = launchers.map(|launcher| Rank::start("all operations", &[&rendezvous[..], &launcher].concat()));
+    let ranks =
+        launchers.map(|launcher| Rank::start("all operations", &[&rendezvous[..], &launcher].concat()));
     let secret = Secret::new(SECRET).expect("secret");
     let mut job = tcp::join_as_rank_zero(listener, 4, &secret, Limits::default()).expect("rank 0 joins");
     run_all_operations(&mut job);
@@ -237,7 +241,8 @@ fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     let mut victim = Rank::over_tcp("sleep with child", 3, 4, &address);
     // Far longer than the test: a rank that detects the death only by this timeout fails the test.
     let limits = Limits { operation_timeout: 10 * HANG, ..Limits::default() };
-    let mut job = tcp::join_as_rank_zero(listener, 4, &Secret::new(SECRET).expect("secret"), limits).expect("rank 0 joins");
+    let mut job = tcp::join_as_rank_zero(listener, 4, &Secret::new(SECRET).expect("secret"), limits)
+        .expect("rank 0 joins");
     waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
     assert_eq!(victim.next_report(), "joined");
     let begun = Instant::now();
@@ -245,7 +250,9 @@ fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     victim.kill();
     let gone = Err(Error::RankDisconnected { rank: 3 });
     assert_eq!(own.join().expect("no panic"), (gone.clone(), gone));
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 3 })"));
+    waiting
+        .iter_mut()
+        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 3 })"));
     assert!(begun.elapsed() < HANG);
 }
 
@@ -258,7 +265,9 @@ fn rank_zero_killed_while_others_wait_is_named_to_every_other_rank() {
     assert_eq!(first.next_report(), "joined");
     waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
     first.kill();
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 0 })"));
+    waiting
+        .iter_mut()
+        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 0 })"));
 }
 
 #[test]
@@ -311,7 +320,8 @@ fn dropping_rank_zero_ends_spawned_ranks() {
 
 #[test]
 fn local_variables_of_another_process_are_rejected() {
-    let variables = [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
+    let variables =
+        [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
     let text = Rank::start("join", &variables).next_report();
     assert!(text.starts_with("error Configuration") && text.contains("unset CROSSTIE_LOCAL_RANK"), "{text}");
     // The right parent, but standard input is not a connection to it.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bootstrap_suite::run_all_operations;
 use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
-use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Secret, Operation, Violation, tcp};
+use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Operation, Secret, Violation, tcp};
 
 const SECRET: &str = "the secret of this job";
 
@@ -165,7 +165,8 @@ fn second_process_with_the_same_rank_is_rejected_and_the_first_continues() {
     while !early.is_finished() && !second_process.is_finished() {
         thread::sleep(Duration::from_millis(5));
     }
-    let (rejected, accepted) = if early.is_finished() { (early, second_process) } else { (second_process, early) };
+    let (rejected, accepted) =
+        if early.is_finished() { (early, second_process) } else { (second_process, early) };
     assert_eq!(rejected.join().expect("no panic").err(), Some(Error::DuplicateRank { rank: 1 }));
 
     let third = job.join(2).join().expect("no panic").expect("rank 2 joins");
@@ -339,7 +340,11 @@ fn forward(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// Runs barriers through a proxy until one fails, and returns the errors of ranks 0 and 1.
-fn fail_barriers_through_proxy(upstream: bool, unchanged: usize, modify: fn(Vec<u8>) -> Vec<u8>) -> (Error, Error) {
+fn fail_barriers_through_proxy(
+    upstream: bool,
+    unchanged: usize,
+    modify: fn(Vec<u8>) -> Vec<u8>,
+) -> (Error, Error) {
     fn until_failure(member: Result<Member, Error>) -> Error {
         member
             .and_then(|mut member| {
@@ -366,7 +371,8 @@ fn proxy_that_changes_nothing_does_not_disturb_the_job() {
     let (address, thread) = start_proxy(job.address, true, TO_RANK_ZERO, |frame| frame);
     let config = tcp::Config { rendezvous: address.to_string(), ..job.config(1) };
     let second = thread::spawn(move || tcp::join(&config));
-    let mut members = [job.rank_zero().expect("rank 0 joins"), second.join().expect("no panic").expect("join")];
+    let mut members =
+        [job.rank_zero().expect("rank 0 joins"), second.join().expect("no panic").expect("join")];
     thread::scope(|scope| {
         for member in &mut members {
             scope.spawn(move || (0..5).try_for_each(|_| member.barrier()).expect("undisturbed"));

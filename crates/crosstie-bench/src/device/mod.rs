@@ -79,7 +79,7 @@ fn take_part(plan: &Plan, mut place: Place<'_>) -> Result<Option<Report>, Error>
     drop(progress);
 
     let counters = side.side.out.counters;
-    let words: Vec<u64> = counters.words().into_iter().chain([side.side.errors]).collect();
+    let words: Vec<u64> = counters.to_words().into_iter().chain([side.side.errors]).collect();
     let theirs = meeting.exchange(Ok(words.as_bytes().to_vec()))?;
     if !meeting.leads() {
         return Ok(None);
@@ -165,7 +165,7 @@ fn report(
         ops_per_s: per_second(ours).unwrap_or(0.0),
         latency,
         errors,
-        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.words()).collect(),
+        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.to_words()).collect(),
         sends_ops_per_s: None,
         limits: summary::Limits {
             line_ns: Line::median(lines),

@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crosstie::bootstrap::{Bootstrap, Secret};
+use crosstie::bootstrap::{Bootstrap, Secret, random_bytes};
 
 use super::clocks::{Ahead, Clocks};
 use super::crew::Crew;
 use super::place::{self, Place};
 use super::totals::{self, Counted, Local, Sums};
 use super::worker::{FILLER, Task, mark};
-use super::{Error, Plan, meeting, random_bytes};
+use super::{Error, Plan, meeting};
 use crate::figures::Figures;
 use crate::history::{self, History};
 use crate::workload::{MAX_KEYS, key_bytes};
@@ -45,7 +45,7 @@ pub(super) struct Word([u8; 32]);
 impl Word {
     pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<Word, Error> {
         let mine = match job.rank() {
-            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()),
+            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()).map_err(Error::from),
             _ => Ok(Vec::new()),
         };
         let words = meeting::gather(job, mine)?;
@@ -54,7 +54,7 @@ impl Word {
     }
 
     fn secret(&self, backend: Backend) -> Result<Secret, Error> {
-        Ok(Secret::new(self.0)?.for_purpose(&format!("bench {backend:?}")))
+        Ok(Secret::new(self.0)?.derive(&format!("bench {backend:?}")))
     }
 
     fn name(&self, backend: Backend, rank: u32) -> String {

@@ -70,7 +70,7 @@ fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Report>, E
         if !plan.processes {
             return in_threads(plan, transport, &arena);
         }
-        let mut job = local::Launch::new(plan.sides() as u32)
+        let mut job = local::JobBuilder::new(plan.sides() as u32)
             .arguments(plan.command_line())
             .variable(arena::VARIABLE, arena.descriptor())
             .start()?;
@@ -91,7 +91,7 @@ fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Report>, E
 
 /// All sides in this process.
 fn in_threads<T: Transport>(plan: &Plan, transport: &T, arena: &Arena) -> Result<Option<Report>, Error> {
-    let mut members = local::threads(plan.sides() as u32, Limits::default())?.into_iter();
+    let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
     let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
     std::thread::scope(|scope| {
         let others: Vec<_> = members
@@ -335,7 +335,7 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
     let sum = |count: fn(&Told) -> u64| told.iter().map(count).sum::<u64>();
     let mut latency = Histogram::new();
     for (value, times) in told.iter().flat_map(|told| &told.latency) {
-        latency.record_many(*value, *times);
+        latency.record_n(*value, *times);
     }
     let (requests, responses) = (sum(|told| told.requests), sum(|told| told.responses));
     let mut counters = BTreeMap::from(

@@ -106,7 +106,9 @@ pub enum ChannelError {
     #[error("the peer violated the protocol: {0}; run the same version of crosstie on both machines")]
     Violation(Violation),
     /// The peer does not read what this end sends.
-    #[error("the peer does not read: {MAX_UNSENT} bytes for it are waiting; check that its process is not stopped")]
+    #[error(
+        "the peer does not read: {MAX_UNSENT} bytes for it are waiting; check that its process is not stopped"
+    )]
     Stalled,
 }
 
@@ -316,7 +318,9 @@ impl Channel {
                 }
             }
             State::Open(codec) => match codec.decoder.next() {
-                Ok(frame) => Ok(frame.map(|frame| ChannelEvent::Frame { kind: frame.kind, payload: frame.payload })),
+                Ok(frame) => {
+                    Ok(frame.map(|frame| ChannelEvent::Frame { kind: frame.kind, payload: frame.payload }))
+                }
                 Err(violation) => Err(ChannelError::Violation(violation)),
             },
             State::Connecting { .. } | State::AwaitDecision(_) => Ok(None),

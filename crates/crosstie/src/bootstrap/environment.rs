@@ -244,14 +244,19 @@ mod tests {
         let no_secret = configuration_error(&[(RENDEZVOUS, "localhost:4000"), (RANK, "0"), (SIZE, "2")]);
         assert!(no_secret.contains(SECRET_FILE));
         let short = [(RENDEZVOUS, "localhost:4000"), (SECRET, "short"), (RANK, "0"), (SIZE, "2")];
-        assert!(configuration_error(&short).contains("5 bytes") && !configuration_error(&short).contains("short"));
+        assert!(
+            configuration_error(&short).contains("5 bytes") && !configuration_error(&short).contains("short")
+        );
     }
 
     #[test]
     fn timeouts_are_read_from_the_environment() {
         let given = |name: &str, value: &str| limits(&Variables::from_iter([(name.into(), value.into())]));
         assert_eq!(given(JOIN_SECONDS, "7").map(|limits| limits.join_timeout), Ok(Duration::from_secs(7)));
-        assert_eq!(given(OPERATION_SECONDS, "8").map(|limits| limits.operation_timeout), Ok(Duration::from_secs(8)));
+        assert_eq!(
+            given(OPERATION_SECONDS, "8").map(|limits| limits.operation_timeout),
+            Ok(Duration::from_secs(8))
+        );
         assert!(given(JOIN_SECONDS, "0").is_err());
         assert!(given(JOIN_SECONDS, "soon").is_err());
     }

@@ -70,7 +70,9 @@ pub enum Error {
         waited: Duration,
     },
     /// A blob, or all blobs of one operation together, exceed their limit.
-    #[error("{bytes} bytes exceed the limit {name} of {limit} bytes: send less, or raise the limit on every rank")]
+    #[error(
+        "{bytes} bytes exceed the limit {name} of {limit} bytes: send less, or raise the limit on every rank"
+    )]
     TooLarge {
         /// The bytes that were to be sent.
         bytes: u64,
@@ -80,7 +82,9 @@ pub enum Error {
         name: &'static str,
     },
     /// [`exchange`](super::Bootstrap::exchange) takes one blob per rank.
-    #[error("exchange got {given} blobs for {size} ranks: pass one blob per rank, an empty one where there is nothing to send")]
+    #[error(
+        "exchange got {given} blobs for {size} ranks: pass one blob per rank, an empty one where there is nothing to send"
+    )]
     BlobCount {
         /// The number of blobs that were passed.
         given: usize,
@@ -108,7 +112,9 @@ pub enum Error {
         index: u32,
     },
     /// Bytes on an authenticated connection that the protocol forbids.
-    #[error("the connection of rank {rank} violated the protocol: {violation}; run the same version of crosstie on every rank")]
+    #[error(
+        "the connection of rank {rank} violated the protocol: {violation}; run the same version of crosstie on every rank"
+    )]
     Protocol {
         /// The rank at one end of the connection; the coordinator is at the other.
         rank: u32,

@@ -91,7 +91,11 @@ impl Transcript {
     }
 
     /// Returns the coordinator's response when its proof is correct.
-    pub(super) fn verify_join_response(&self, secret: &Secret, response: &[u8; RESPONSE_BYTES]) -> Option<JoinResponse> {
+    pub(super) fn verify_join_response(
+        &self,
+        secret: &Secret,
+        response: &[u8; RESPONSE_BYTES],
+    ) -> Option<JoinResponse> {
         let (head, proof) = response.split_first_chunk::<5>()?;
         let mut hmac = self.hmac(secret, COORDINATOR_LABEL);
         hmac.update(head);
@@ -109,12 +113,18 @@ impl Transcript {
 
     /// The frame encoder and decoder of the member's end. `limit` is the longest payload that it accepts.
     pub(super) fn member_codec(&self, secret: &Secret, limit: usize) -> (FrameEncoder, FrameDecoder) {
-        (FrameEncoder::new(self.key(secret, TO_COORDINATOR_LABEL)), FrameDecoder::new(self.key(secret, TO_MEMBER_LABEL), limit))
+        (
+            FrameEncoder::new(self.key(secret, TO_COORDINATOR_LABEL)),
+            FrameDecoder::new(self.key(secret, TO_MEMBER_LABEL), limit),
+        )
     }
 
     /// The frame encoder and decoder of the coordinator's end. `limit` is the longest payload that it accepts.
     pub(super) fn coordinator_codec(&self, secret: &Secret, limit: usize) -> (FrameEncoder, FrameDecoder) {
-        (FrameEncoder::new(self.key(secret, TO_MEMBER_LABEL)), FrameDecoder::new(self.key(secret, TO_COORDINATOR_LABEL), limit))
+        (
+            FrameEncoder::new(self.key(secret, TO_MEMBER_LABEL)),
+            FrameDecoder::new(self.key(secret, TO_COORDINATOR_LABEL), limit),
+        )
     }
 
     fn key(&self, secret: &Secret, label: &str) -> HmacSha256 {
@@ -146,7 +156,9 @@ mod tests {
     #[test]
     fn both_ends_with_the_same_secret_accept_each_other() {
         let (a, t) = (secret("a secret of the job"), transcript());
-        let seen = Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a)).expect("accepted");
+        let seen =
+            Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .expect("accepted");
         assert_eq!((seen.rank, seen.size), (3, 4));
         for response in [JoinResponse::Accepted, JoinResponse::DuplicateRank, JoinResponse::SizeMismatch(9)] {
             assert_eq!(t.verify_join_response(&a, &seen.join_response(&a, response)), Some(response));
@@ -156,13 +168,19 @@ mod tests {
     #[test]
     fn different_secret_or_any_flipped_bit_is_rejected() {
         let (a, b, t) = (secret("a secret of the job"), secret("another such secret"), transcript());
-        assert!(Transcript::verify_join_request(&b, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a)).is_none());
+        assert!(
+            Transcript::verify_join_request(&b, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .is_none()
+        );
         assert!(t.verify_join_response(&b, &t.join_response(&a, JoinResponse::Accepted)).is_none());
         assert!(t.verify_join_response(&a, &[0; RESPONSE_BYTES]).is_none());
         for bit in 0..REQUEST_BYTES * 8 {
             let mut request = t.join_request(&a);
             request[bit / 8] ^= 1 << (bit % 8);
-            assert!(Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &request).is_none(), "bit {bit}");
+            assert!(
+                Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &request).is_none(),
+                "bit {bit}"
+            );
         }
         for bit in 0..RESPONSE_BYTES * 8 {
             let mut response = t.join_response(&a, JoinResponse::Accepted);
@@ -174,7 +192,10 @@ mod tests {
     #[test]
     fn proof_of_another_connection_or_of_the_other_role_is_rejected() {
         let (a, t) = (secret("a secret of the job"), transcript());
-        assert!(Transcript::verify_join_request(&a, [9; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a)).is_none());
+        assert!(
+            Transcript::verify_join_request(&a, [9; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .is_none()
+        );
         let mut reflected = [0; RESPONSE_BYTES];
         reflected[0] = 1;
         reflected[1..5].copy_from_slice(&t.size.to_le_bytes());

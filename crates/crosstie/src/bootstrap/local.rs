@@ -202,8 +202,7 @@ impl JobBuilder {
             }
         })?;
         let children = started.recv().map_err(|_| Error::RankDisconnected { rank: 0 })??;
-        let connection =
-            CoordinatorConnection::open_local(Stream::Unix(mine), 0, size, &secret, &limits)?;
+        let connection = CoordinatorConnection::open_local(Stream::Unix(mine), 0, size, &secret, &limits)?;
         Member::new(0, size, limits, connection).with_coordinator(thread, children).wait_for_all()
     }
 
@@ -244,7 +243,8 @@ impl JobBuilder {
 }
 
 fn new_coordinator(size: u32, secret: &Secret, limits: Limits) -> Result<Coordinator> {
-    Coordinator::new(size, secret.clone(), limits, None).map_err(|error| Error::io("creating the coordinator", &error))
+    Coordinator::new(size, secret.clone(), limits, None)
+        .map_err(|error| Error::io("creating the coordinator", &error))
 }
 
 fn socket_pair() -> Result<(UnixStream, UnixStream)> {
@@ -264,7 +264,8 @@ fn take_stdin_socket() -> Result<Stream> {
              standard input before"
         )));
     }
-    let failed = |error: std::io::Error| Error::io("moving the connection to rank 0 away from standard input", &error);
+    let failed =
+        |error: std::io::Error| Error::io("moving the connection to rank 0 away from standard input", &error);
     let socket = stdin.as_fd().try_clone_to_owned().map_err(failed)?;
     let null = std::fs::File::open("/dev/null").map_err(failed)?;
     rustix::stdio::dup2_stdin(&null).map_err(|errno| failed(errno.into()))?;

@@ -24,9 +24,9 @@ use mpi::environment::{Threading, Universe};
 use mpi::topology::{Communicator, SimpleCommunicator};
 use mpi::traits::CommunicatorCollectives;
 
-use super::error::{Error, Result, Operation};
-use super::limits::{Limits, check_blob_count, check_rank};
+use super::error::{Error, Operation, Result};
 use super::job::Bootstrap;
+use super::limits::{Limits, check_blob_count, check_rank};
 use super::payload::add_words;
 
 /// A rank of an MPI job. It stays in the thread that created it.
@@ -60,7 +60,8 @@ impl Mpi {
         let universe = mpi::initialize_with_threading(Threading::Funneled).map(|(universe, _)| universe);
         let world = SimpleCommunicator::world();
         let number = |count: Count| {
-            u32::try_from(count).map_err(|_| Error::Configuration(format!("MPI reports the invalid rank or size {count}")))
+            u32::try_from(count)
+                .map_err(|_| Error::Configuration(format!("MPI reports the invalid rank or size {count}")))
         };
         let (rank, size) = (number(world.rank())?, number(world.size())?);
         check_rank(rank, size)?;
@@ -82,7 +83,8 @@ impl Mpi {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
-        barrier_with_timeout(self.communicator(), operation, self.limits.operation_timeout).map_err(|error| self.fail(error))?;
+        barrier_with_timeout(self.communicator(), operation, self.limits.operation_timeout)
+            .map_err(|error| self.fail(error))?;
         let mine = [operation as u64, bytes as u64];
         let mut all = vec![0_u64; 2 * self.size as usize];
         self.communicator().all_gather_into(&mine[..], &mut all[..]);
@@ -112,7 +114,8 @@ impl Mpi {
         let (counts, starts) = layout(&sizes);
         let (mine, mut all) = (with_valid_address(mine), with_valid_address(&vec![0; total]));
         let (mine, all) = (&mine[..sizes[self.rank as usize]], &mut all[..total]);
-        self.communicator().all_gather_varcount_into(mine, &mut PartitionMut::new(all, &counts[..], &starts[..]));
+        self.communicator()
+            .all_gather_varcount_into(mine, &mut PartitionMut::new(all, &counts[..], &starts[..]));
         Ok(split(all, &sizes))
     }
 }

@@ -80,7 +80,10 @@ impl Secret {
             .map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() {
-            return Err(Error::Configuration(format!("{} is not a regular file: name a file that holds the secret", doing())));
+            return Err(Error::Configuration(format!(
+                "{} is not a regular file: name a file that holds the secret",
+                doing()
+            )));
         }
         if metadata.mode() & 0o077 != 0 {
             return Err(Error::Configuration(format!(

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::children::Children;
 use super::coordinator::{Coordinator, CoordinatorThread};
-use super::error::{Error, Result, Operation};
+use super::error::{Error, Operation, Result};
 use super::limits::{HANDSHAKE_TIMEOUT, Limits, check_rank};
 use super::member::{ConnectError, CoordinatorConnection, Member};
 use super::secret::Secret;
@@ -67,7 +67,12 @@ pub fn join(config: &Config) -> Result<Member> {
 }
 
 /// Joins as rank 0 with a listener that the caller has bound, for instance to port 0.
-pub fn join_as_rank_zero(listener: TcpListener, size: u32, secret: &Secret, limits: Limits) -> Result<Member> {
+pub fn join_as_rank_zero(
+    listener: TcpListener,
+    size: u32,
+    secret: &Secret,
+    limits: Limits,
+) -> Result<Member> {
     check_rank(0, size)?;
     limits.check()?;
     let failed = |error: io::Error| Error::io("creating the coordinator", &error);

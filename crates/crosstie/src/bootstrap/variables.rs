@@ -23,9 +23,9 @@ impl Variables {
     pub(super) fn text(&self, name: &str) -> Result<Option<&str>> {
         self.get(name)
             .map(|value| {
-                value.to_str().ok_or_else(|| {
-                    Error::Configuration(format!("{name} is not UTF-8: set it to plain text"))
-                })
+                value
+                    .to_str()
+                    .ok_or_else(|| Error::Configuration(format!("{name} is not UTF-8: set it to plain text")))
             })
             .transpose()
     }

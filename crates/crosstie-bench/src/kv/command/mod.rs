@@ -131,9 +131,9 @@ fn launcher() -> &'static str {
 fn alone(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
     let line = line()?;
     let mut outcome = match arguments.nodes.unwrap_or(1) {
-        1 => take_part(&mut bootstrap::Alone::default(), "local", arguments, interrupt, what)?,
+        1 => take_part(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
         nodes => {
-            let mut job = local::Launch::new(nodes).arguments(arguments.words()).start()?;
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.words()).start()?;
             let outcome = take_part(&mut job, "local", arguments, interrupt, what)?;
             if outcome.trouble.is_none() {
                 job.finish()?;

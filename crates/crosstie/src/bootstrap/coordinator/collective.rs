@@ -22,13 +22,7 @@ pub(super) struct Collective {
 
 impl Collective {
     pub(super) fn new(operation: Operation, first: u32, size: u32) -> Self {
-        Collective {
-            operation,
-            first,
-            contributions: vec![None; size as usize],
-            contributed: 0,
-            bytes: 0,
-        }
+        Collective { operation, first, contributions: vec![None; size as usize], contributed: 0, bytes: 0 }
     }
 
     pub(super) fn operation(&self) -> Operation {
@@ -98,8 +92,8 @@ impl Collective {
             Operation::Sum => {
                 let mut total = Vec::new();
                 for (rank, contribution) in (0_u32..).zip(&contributions) {
-                    let words =
-                        unpack_words(contribution).map_err(|violation| Error::Protocol { rank, violation })?;
+                    let words = unpack_words(contribution)
+                        .map_err(|violation| Error::Protocol { rank, violation })?;
                     if rank == 0 {
                         total = words;
                     } else {

@@ -273,12 +273,8 @@ impl Coordinator {
 
     /// Verifies a join request, and accepts the rank or rejects it.
     fn handle_join_request(&mut self, mut connection: UnauthenticatedConnection, message: &JoinMessage) {
-        let transcript = Transcript::verify_join_request(
-            &self.secret,
-            connection.nonce,
-            message.nonce,
-            &message.request,
-        );
+        let transcript =
+            Transcript::verify_join_request(&self.secret, connection.nonce, message.nonce, &message.request);
         let reject = |stream: &mut Stream, response: [u8; RESPONSE_BYTES]| {
             // A rejected peer may have disconnected already; that changes nothing here.
             drop(stream.write(&response));
