@@ -49,7 +49,7 @@ impl Pair<'_> {
         match job.size() {
             1 if self.processes => {
                 let region = SharedRegion::create(self.region)?;
-                let mut job = local::Launch::new(2)
+                let mut job = local::JobBuilder::new(2)
                     .arguments(self.command_line.clone())
                     .variable(shared_region::VARIABLE, region.descriptor())
                     .start()?;
@@ -81,7 +81,7 @@ impl Pair<'_> {
         let [left, right] = self.devices.both();
         let first = Device::open(left)?;
         let second = if left == right { first.clone() } else { Device::open(right)? };
-        let mut members = local::threads(2, Limits::default())?.into_iter();
+        let mut members = local::in_process(2, Limits::default())?.into_iter();
         let (Some(mut leader), Some(mut follower)) = (members.next(), members.next()) else {
             return Err(Error::Protocol);
         };

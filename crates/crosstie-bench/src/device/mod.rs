@@ -80,7 +80,7 @@ fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>
     drop(progress);
 
     let counters = traffic.connection.sender.counters;
-    let words: Vec<u64> = counters.words().into_iter().chain([traffic.connection.errors]).collect();
+    let words: Vec<u64> = counters.to_words().into_iter().chain([traffic.connection.errors]).collect();
     let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
     if !collective.is_leader() {
         return Ok(None);
@@ -168,7 +168,7 @@ fn summarize(
         ops_per_s: per_second(ours).unwrap_or(0.0),
         latency,
         errors,
-        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.words()).collect(),
+        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.to_words()).collect(),
         sends_ops_per_s: None,
         limits: summary::Limits {
             cache_line_ns: CacheLinePingPong::median(cache_line_times),

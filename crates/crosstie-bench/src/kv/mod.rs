@@ -40,7 +40,6 @@ mod totals;
 mod worker;
 
 use std::ffi::OsString;
-use std::io::Read;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -383,13 +382,4 @@ pub fn run(
         error = error.or(Some(Error::NodesGone(gone)));
     }
     Ok(Outcome { figures, error })
-}
-
-/// Bytes that nobody can guess.
-fn random_bytes<const N: usize>() -> Result<[u8; N], Error> {
-    let mut bytes = [0; N];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|source| Error::Os { what: "reading /dev/urandom", source })?;
-    Ok(bytes)
 }

@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crosstie::bootstrap::{Bootstrap, Secret};
+use crosstie::bootstrap::{Bootstrap, Secret, random_bytes};
 
 use super::client_pool::ClientPool;
 use super::clocks::{ClockOffset, Clocks};
 use super::topology::{self, Topology};
 use super::totals::{self, NodeCounters, RankResults, RunTotals};
 use super::worker::{FILLER, Task, write_key_prefix};
-use super::{Error, Plan, gather, random_bytes};
+use super::{Error, Plan, gather};
 use crate::figures::Figures;
 use crate::history::{self, History};
 use crate::workload::{MAX_KEYS, key_bytes};
@@ -45,7 +45,7 @@ pub(super) struct ClusterToken([u8; 32]);
 impl ClusterToken {
     pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<ClusterToken, Error> {
         let mine = match job.rank() {
-            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()),
+            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()).map_err(Error::from),
             _ => Ok(Vec::new()),
         };
         let words = gather::gather(job, mine)?;
@@ -54,7 +54,7 @@ impl ClusterToken {
     }
 
     fn secret(&self, backend: Backend) -> Result<Secret, Error> {
-        Ok(Secret::new(self.0)?.for_purpose(&format!("bench {backend:?}")))
+        Ok(Secret::new(self.0)?.derive(&format!("bench {backend:?}")))
     }
 
     fn name(&self, backend: Backend, rank: u32) -> String {

@@ -206,7 +206,7 @@ impl RankResults {
     ) -> RankResults {
         let mut latency = Histogram::new();
         for (value, times) in found.iter().flat_map(|found| &found.latency) {
-            latency.record_many(*value, *times);
+            latency.record_n(*value, *times);
         }
         RankResults {
             rank,
@@ -242,7 +242,7 @@ pub(super) fn figures(
     let mut latency = Histogram::new();
     let mut counted = NodeCounters::default();
     for local in all {
-        local.latency.iter().for_each(|(value, times)| latency.record_many(*value, *times));
+        local.latency.iter().for_each(|(value, times)| latency.record_n(*value, *times));
         counted.add(&local.counted);
     }
     let sum = |count: fn(&RankResults) -> u64| all.iter().map(count).sum::<u64>();

@@ -70,7 +70,7 @@ fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Summary>, 
         if !plan.processes {
             return in_threads(plan, transport, &region);
         }
-        let mut job = local::Launch::new(plan.sides() as u32)
+        let mut job = local::JobBuilder::new(plan.sides() as u32)
             .arguments(plan.command_line())
             .variable(shared_region::VARIABLE, region.descriptor())
             .start()?;
@@ -95,7 +95,7 @@ fn in_threads<T: Transport>(
     transport: &T,
     region: &SharedRegion,
 ) -> Result<Option<Summary>, Error> {
-    let mut members = local::threads(plan.sides() as u32, Limits::default())?.into_iter();
+    let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
     let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
     std::thread::scope(|scope| {
         let others: Vec<_> = members
@@ -351,7 +351,7 @@ fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, report
     let sum = |count: fn(&RankReport) -> u64| reports.iter().map(count).sum::<u64>();
     let mut latency = Histogram::new();
     for (value, times) in reports.iter().flat_map(|reports| &reports.latency) {
-        latency.record_many(*value, *times);
+        latency.record_n(*value, *times);
     }
     let (requests, responses) = (sum(|reports| reports.requests), sum(|reports| reports.responses));
     let mut counters = BTreeMap::from(

@@ -140,9 +140,9 @@ fn launcher() -> &'static str {
 fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
     let line = cache_line_round_trip()?;
     let mut outcome = match arguments.nodes.unwrap_or(1) {
-        1 => run_as_rank(&mut bootstrap::Alone::default(), "local", arguments, interrupt, what)?,
+        1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
         nodes => {
-            let mut job = local::Launch::new(nodes).arguments(arguments.to_args()).start()?;
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
             let outcome = run_as_rank(&mut job, "local", arguments, interrupt, what)?;
             if outcome.error.is_none() {
                 job.finish()?;
