@@ -1,14 +1,14 @@
-//! What every way of starting a job must get right.
+//! The test that every implementation of a job must pass.
 
 use crosstie::bootstrap::{Bootstrap, Error};
 
 /// Runs every operation and checks every result. All ranks call it.
-pub(crate) fn exercise(job: &mut dyn Bootstrap) {
+pub(crate) fn run_all_operations(job: &mut dyn Bootstrap) {
     let (rank, size) = (job.rank(), job.size());
     assert!(rank < size);
 
     for round in 0..3_u32 {
-        // Blobs of differing sizes, empty ones among them.
+        // Blobs of different sizes, some of them empty.
         let blob = |rank: u32| vec![rank as u8 ^ round as u8; (rank * 700 * round) as usize];
         let expected: Vec<_> = (0..size).map(blob).collect();
         assert_eq!(job.all_gather(&blob(rank)).expect("all_gather"), expected);
@@ -27,7 +27,7 @@ pub(crate) fn exercise(job: &mut dyn Bootstrap) {
         assert_eq!(job.sum(&[]).expect("empty sum"), [0_u64; 0]);
     }
 
-    // Refused before anything is sent, and the job goes on.
+    // Refused before anything is sent; the job continues.
     assert!(matches!(job.all_gather(&vec![0; (1 << 20) + 1]), Err(Error::TooLarge { .. })));
     assert!(matches!(job.exchange(&vec![Vec::new(); size as usize + 1]), Err(Error::BlobCount { .. })));
     job.barrier().expect("barrier after a refused call");

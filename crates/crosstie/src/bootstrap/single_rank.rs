@@ -1,23 +1,24 @@
-//! A job of one rank: every operation is its own answer.
+//! A job of one rank: every operation returns its own input.
 
 use super::error::Result;
-use super::limits::Limits;
-use super::{Bootstrap, check_count};
+use super::job::Bootstrap;
+use super::limits::{Limits, check_blob_count};
 
-/// The only rank of its job. The same limits hold as with company, so that a program does not fail only then.
+/// The only rank of its job. It enforces the same limits as a job of several ranks, so that a program that exceeds them
+/// fails already when it is tried with one rank.
 #[derive(Debug, Clone, Default)]
-pub struct Alone {
+pub struct SingleRank {
     limits: Limits,
 }
 
-impl Alone {
-    /// A job of one.
+impl SingleRank {
+    /// Creates a job of one rank.
     pub fn new(limits: Limits) -> Self {
-        Alone { limits }
+        SingleRank { limits }
     }
 }
 
-impl Bootstrap for Alone {
+impl Bootstrap for SingleRank {
     fn rank(&self) -> u32 {
         0
     }
@@ -32,7 +33,7 @@ impl Bootstrap for Alone {
     }
 
     fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        check_count(blobs, 1)?;
+        check_blob_count(blobs, 1)?;
         blobs.iter().try_for_each(|blob| self.limits.check_blob(blob.len()))?;
         Ok(blobs.to_vec())
     }
