@@ -4,7 +4,7 @@ use crosstie::delegation::{Config, Counters, MAX_RING_DEPTH};
 
 use super::{LARGE, Plan};
 
-super::shared_memory::shared_memory!(delegation);
+super::shared_memory_rpc::shared_memory_rpc!(delegation);
 
 fn config(plan: &Plan) -> Config {
     // Room for all calls; small ones have more, as they have by default.

@@ -4,7 +4,7 @@ use crosstie::ipc::{Config, Counters};
 
 use super::Plan;
 
-super::shared_memory::shared_memory!(ipc);
+super::shared_memory_rpc::shared_memory_rpc!(ipc);
 
 fn config(plan: &Plan) -> Config {
     Config {

@@ -3,16 +3,16 @@
 use crosstie::device::{Cq, Data, Mr, PostError, SendOp, SendWr};
 use crosstie::telemetry::Counters;
 
+use super::connection::stride;
 use super::plan::Op;
-use super::side::stride;
 use crate::error::Error;
-use crate::patience::Patience;
+use crate::spin_wait::SpinWait;
 
 /// Unsignaled requests in a row, at least.
 const SIGNAL_EVERY: usize = 32;
 
 /// The sending half of a side, apart from the queue pair, which may be busy with a batch.
-pub(super) struct Outgoing {
+pub(super) struct Sender {
     pub(super) op: Op,
     pub(super) payload: usize,
     /// Where requests take their bytes from, or READs and atomics put them.
@@ -21,19 +21,19 @@ pub(super) struct Outgoing {
     pub(super) inline: Option<[u8; 220]>,
     pub(super) cq: Cq,
     pub(super) counters: Counters,
-    pub(super) signals: Signals,
+    pub(super) signals: SignalPolicy,
 }
 
 /// Decides which requests are signaled, where nobody waits for a particular one.
-pub(super) struct Signals {
+pub(super) struct SignalPolicy {
     every: usize,
     unsignaled: usize,
     outstanding: usize,
 }
 
-impl Signals {
-    pub(super) fn new(depth: usize) -> Signals {
-        Signals { every: (depth / 2).max(SIGNAL_EVERY), unsignaled: 0, outstanding: 0 }
+impl SignalPolicy {
+    pub(super) fn new(depth: usize) -> SignalPolicy {
+        SignalPolicy { every: (depth / 2).max(SIGNAL_EVERY), unsignaled: 0, outstanding: 0 }
     }
 
     /// A send queue so long that it is never full: a batch is at most twice `every`, and before it at most one
@@ -54,7 +54,7 @@ impl Signals {
     }
 }
 
-impl Outgoing {
+impl Sender {
     /// A message, signaled now and then.
     #[inline]
     pub(super) fn message(
@@ -113,12 +113,12 @@ impl Outgoing {
 
     /// Before a batch: makes sure that the queue has room for it.
     #[inline]
-    pub(super) fn make_room(&mut self, patience: &mut Patience) -> Result<(), Error> {
-        if self.signals.outstanding < 2 { Ok(()) } else { self.settle(1, patience) }
+    pub(super) fn make_room(&mut self, spin: &mut SpinWait) -> Result<(), Error> {
+        if self.signals.outstanding < 2 { Ok(()) } else { self.wait_for_completions(1, spin) }
     }
 
     /// Waits until no more than `left` signals are outstanding.
-    pub(super) fn settle(&mut self, left: usize, patience: &mut Patience) -> Result<(), Error> {
+    pub(super) fn wait_for_completions(&mut self, left: usize, spin: &mut SpinWait) -> Result<(), Error> {
         while self.signals.outstanding > left {
             let mut failed = None;
             let count = self.cq.poll(1, |c| {
@@ -130,10 +130,10 @@ impl Outgoing {
             self.counters.completions += count as u64;
             self.signals.outstanding -= count;
             if count == 0 {
-                patience.idle()?;
+                spin.idle()?;
             }
         }
-        patience.reset();
+        spin.reset();
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn agree<T>(job: &mut dyn Bootstrap, mine: Result<T, Error>) -> Resul
 }
 
 /// Gives rank 0 everybody's bytes, of any length, in pieces that the job can carry. Others get none.
-pub(super) fn collect(job: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+pub(super) fn gather_to_rank_zero(job: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     const PIECE: usize = 1 << 19;
     let lens = gather(job, Ok((mine.len() as u64).to_le_bytes().to_vec()))?;
     let len =

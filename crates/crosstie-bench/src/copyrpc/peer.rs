@@ -8,19 +8,19 @@ use crosstie::device::{ConnectConfig, Device};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Plan;
-use super::role::{Carrier, END};
+use super::role::{END, RpcPeer};
 use crate::error::Error;
-use crate::node::exchange::{Answering, Asking, answer};
 use crate::node::payload::Payload;
+use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
 
 /// What travels, and how one looks at it.
-pub(super) trait Body: Payload + AsRef<[u8]> {
+pub(super) trait Message: Payload + AsRef<[u8]> {
     /// The number of a message of `len` bytes; `None` of any other.
     fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64>;
 }
 
 /// Small ones are read as values, as a user would.
-impl<const N: usize> Body for [u8; N] {
+impl<const N: usize> Message for [u8; N] {
     #[inline(always)]
     fn number_of(message: copyrpc::Payload<'_>, _: usize) -> Option<u64> {
         let value = message.read::<[u8; N]>()?;
@@ -29,7 +29,7 @@ impl<const N: usize> Body for [u8; N] {
 }
 
 /// Others stay where they are.
-impl Body for [u8] {
+impl Message for [u8] {
     #[inline(always)]
     fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64> {
         let mut number = [0; 8];
@@ -59,11 +59,11 @@ pub(super) const COUNTERS: [Counter; 15] = [
     ("failures", |counters| counters.failures),
 ];
 
-/// What was counted in our slices, without what ended them, in the order of [`COUNTERS`].
-pub(super) type Counted = [u64; COUNTERS.len()];
+/// What was counter_sums in our slices, without what ended them, in the order of [`COUNTERS`].
+pub(super) type CounterSums = [u64; COUNTERS.len()];
 
 /// Either side.
-pub(super) struct Side<M: Body + ?Sized> {
+pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
     // Before what they belong to.
     endpoints: Vec<Endpoint<u64>>,
     context: Context<u64>,
@@ -75,11 +75,11 @@ pub(super) struct Side<M: Body + ?Sized> {
     /// Whether the request came that ends the slice.
     over: bool,
     begun: Counters,
-    pub(super) counted: Counted,
+    pub(super) counter_sums: CounterSums,
 }
 
-impl<M: Body + ?Sized> Side<M> {
-    pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<Side<M>, Error> {
+impl<M: Message + ?Sized> CopyrpcPeer<M> {
+    pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
         let Plan { payload, response, .. } = *plan;
         let (mine, theirs) = if leads { (payload, response) } else { (response, payload) };
         let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
@@ -87,7 +87,7 @@ impl<M: Body + ?Sized> Side<M> {
         let endpoint = plan.endpoint();
         let endpoints: Result<Vec<_>, _> =
             (0..plan.endpoints).map(|_| context.create_endpoint(&endpoint)).collect();
-        Ok(Side {
+        Ok(CopyrpcPeer {
             endpoints: endpoints?,
             begun: context.counters(),
             context,
@@ -95,26 +95,26 @@ impl<M: Body + ?Sized> Side<M> {
             len: theirs,
             turn: 0,
             over: false,
-            counted: [0; _],
+            counter_sums: [0; _],
         })
     }
 
     /// What the other side must know.
-    pub(super) fn card(&self) -> Vec<u8> {
+    pub(super) fn address_bytes(&self) -> Vec<u8> {
         let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
         addresses.as_bytes().to_vec()
     }
 
     /// Connects each endpoint to the other side's with the same number.
-    pub(super) fn connect(&self, card: &[u8]) -> Result<(), Error> {
-        let addresses = <[EndpointAddress]>::ref_from_bytes(card).map_err(|_| Error::Protocol)?;
+    pub(super) fn connect(&self, address: &[u8]) -> Result<(), Error> {
+        let addresses = <[EndpointAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
         if addresses.len() != self.endpoints.len() {
             return Err(Error::Protocol);
         }
         for (endpoint, address) in self.endpoints.iter().zip(addresses) {
             endpoint
                 .connect(address, &ConnectConfig::default())
-                .map_err(Error::exchange("connecting an endpoint"))?;
+                .map_err(Error::rpc("connecting an endpoint"))?;
         }
         Ok(())
     }
@@ -122,13 +122,13 @@ impl<M: Body + ?Sized> Side<M> {
     /// After a slice.
     fn count(&mut self) {
         let now = self.context.counters();
-        for (sum, (_, count)) in self.counted.iter_mut().zip(COUNTERS) {
+        for (sum, (_, count)) in self.counter_sums.iter_mut().zip(COUNTERS) {
             *sum += count(&now) - count(&self.begun);
         }
     }
 }
 
-impl<M: Body + ?Sized> Carrier for Side<M> {
+impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
     fn begin(&mut self) {
         self.begun = self.context.counters();
         self.over = false;
@@ -137,7 +137,7 @@ impl<M: Body + ?Sized> Carrier for Side<M> {
     fn end(&mut self) -> Result<(), Error> {
         self.count();
         if !self.call(END)? {
-            return Err(Error::Exchange { what: "calling", source: "no room for a single call".into() });
+            return Err(Error::Rpc { what: "calling", source: "no room for a single call".into() });
         }
         self.context.flush();
         Ok(())
@@ -148,7 +148,7 @@ impl<M: Body + ?Sized> Carrier for Side<M> {
     }
 }
 
-impl<M: Body + ?Sized> Asking for Side<M> {
+impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
     #[inline(always)]
     fn call(&mut self, number: u64) -> Result<bool, Error> {
         self.message.set_number(number);
@@ -159,7 +159,7 @@ impl<M: Body + ?Sized> Asking for Side<M> {
                 Ok(true)
             }
             Err(error) if error.cause.is_back_pressure() => Ok(false),
-            Err(error) => Err(Error::exchange("calling")(error)),
+            Err(error) => Err(Error::rpc("calling")(error)),
         }
     }
 
@@ -168,10 +168,10 @@ impl<M: Body + ?Sized> Asking for Side<M> {
         let (len, mut failed) = (self.len, None);
         let count = self.context.poll(|token, response| match response {
             // No number gives this answer to this token.
-            Ok(response) => seen(token, M::number_of(response, len).unwrap_or(!answer(token))),
+            Ok(response) => seen(token, M::number_of(response, len).unwrap_or(!response_number(token))),
             Err(cause) => failed = Some(cause),
         });
-        failed.map_or(Ok(count), |cause: CallFailed| Err(Error::exchange("a call")(cause)))
+        failed.map_or(Ok(count), |cause: CallFailed| Err(Error::rpc("a call")(cause)))
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
@@ -180,7 +180,7 @@ impl<M: Body + ?Sized> Asking for Side<M> {
     }
 }
 
-impl<M: Body + ?Sized> Answering for Side<M> {
+impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
         self.context.poll(|_, _| ());
@@ -194,9 +194,9 @@ impl<M: Body + ?Sized> Answering for Side<M> {
             } else {
                 count += 1;
             }
-            self.message.set_number(answer(number));
+            self.message.set_number(response_number(number));
             let replied = request.reply((*self.message).as_ref());
-            replied.map_err(|(cause, _)| Error::exchange("replying")(cause))?;
+            replied.map_err(|(cause, _)| Error::rpc("replying")(cause))?;
         }
         if self.over {
             self.context.flush();

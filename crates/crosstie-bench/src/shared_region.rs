@@ -14,12 +14,12 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::Error;
 
-/// Names the descriptor of the parent's arena in a child's environment.
+/// Names the descriptor of the parent's region in a child's environment.
 pub(crate) const VARIABLE: &str = "CROSSTIE_BENCH_ARENA";
 
 /// A shared mapping, zeroed when new.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct SharedRegion {
     start: NonNull<u8>,
     len: usize,
     file: File,
@@ -27,38 +27,38 @@ pub(crate) struct Arena {
 
 // SAFETY: `start` points to a mapping of its own that any thread may touch; `word` gives atomics, and the contracts of
 // `put` and `get` are about bytes, not threads.
-unsafe impl Send for Arena {}
+unsafe impl Send for SharedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for SharedRegion {}
 
-impl Arena {
+impl SharedRegion {
     /// A new one, which processes started from here inherit.
-    pub(crate) fn create(len: usize) -> Result<Arena, Error> {
+    pub(crate) fn create(len: usize) -> Result<SharedRegion, Error> {
         let file = File::from(
             memfd_create("crosstie-bench", MemfdFlags::empty()).map_err(Error::os("memfd_create"))?,
         );
         ftruncate(&file, len as u64).map_err(Error::os("sizing the memory for the limits"))?;
-        Arena::map(file, len)
+        SharedRegion::map(file, len)
     }
 
     /// The one that a parent process left in the environment.
-    pub(crate) fn inherited(len: usize) -> Result<Option<Arena>, Error> {
+    pub(crate) fn inherited(len: usize) -> Result<Option<SharedRegion>, Error> {
         let Some(fd) = std::env::var(VARIABLE).ok().and_then(|text| text.parse::<u32>().ok()) else {
             return Ok(None);
         };
         let opened = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"));
         let file =
             opened.map_err(|source| Error::Os { what: "the parent's memory for the limits", source })?;
-        Arena::map(file, len).map(Some)
+        SharedRegion::map(file, len).map(Some)
     }
 
-    fn map(file: File, len: usize) -> Result<Arena, Error> {
+    fn map(file: File, len: usize) -> Result<SharedRegion, Error> {
         // SAFETY: a new mapping at an address of the kernel's choice; nothing else is there.
         let start = unsafe {
             mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
         };
         let start = NonNull::new(start.map_err(Error::os("mapping the memory for the limits"))?.cast());
-        Ok(Arena { start: start.ok_or(Error::Protocol)?, len, file })
+        Ok(SharedRegion { start: start.ok_or(Error::Protocol)?, len, file })
     }
 
     /// What to put into [`VARIABLE`] for a child.
@@ -92,33 +92,33 @@ impl Arena {
     }
 
     /// Cuts `count` places (a power of two) from `offset` on, a multiple of 64, each for a number and `payload` bytes.
-    pub(crate) fn places(&self, offset: usize, count: usize, payload: usize) -> Places<'_> {
-        let stride = Places::stride(payload);
+    pub(crate) fn slot_ring(&self, offset: usize, count: usize, payload: usize) -> SlotRing<'_> {
+        let stride = SlotRing::stride(payload);
         assert!(offset.is_multiple_of(64) && count.is_power_of_two());
-        assert!(offset <= self.len && Places::len(count, payload) <= self.len - offset);
+        assert!(offset <= self.len && SlotRing::len(count, payload) <= self.len - offset);
         // SAFETY: inside the mapping, by the line above.
         let start = unsafe { self.start.add(offset) };
-        Places { start, mask: count as u64 - 1, stride, payload, arena: PhantomData }
+        SlotRing { start, mask: count as u64 - 1, stride, payload, region: PhantomData }
     }
 }
 
-/// Places for messages, checked once: every index is taken modulo their count.
+/// SlotRing for messages, checked once: every index is taken modulo their count.
 ///
 /// ```text
 /// place   0 number | 8 payload | ... | the next place, from a new line
 /// ```
-pub(crate) struct Places<'a> {
+pub(crate) struct SlotRing<'a> {
     start: NonNull<u8>,
     mask: u64,
     stride: usize,
     payload: usize,
-    arena: PhantomData<&'a Arena>,
+    region: PhantomData<&'a SharedRegion>,
 }
 
-impl Places<'_> {
-    /// How much of an arena they take.
+impl SlotRing<'_> {
+    /// How much of an region they take.
     pub(crate) fn len(count: usize, payload: usize) -> usize {
-        count * Places::stride(payload)
+        count * SlotRing::stride(payload)
     }
 
     fn stride(payload: usize) -> usize {
@@ -128,7 +128,7 @@ impl Places<'_> {
     /// The number of a place.
     #[inline(always)]
     pub(crate) fn number(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: `at` stays inside the arena, whose life `'a` bounds ours, and is aligned to a line.
+        // SAFETY: `at` stays inside the region, whose life `'a` bounds ours, and is aligned to a line.
         unsafe { AtomicU64::from_ptr(self.at(index).as_ptr().cast()) }
     }
 
@@ -152,12 +152,12 @@ impl Places<'_> {
 
     #[inline(always)]
     fn at(&self, index: u64) -> NonNull<u8> {
-        // SAFETY: the masked index is below the count of places, which `Arena::places` found to be inside the mapping.
+        // SAFETY: the masked index is below the count of places, which `SharedRegion::places` found to be inside the mapping.
         unsafe { self.start.add((index & self.mask) as usize * self.stride) }
     }
 }
 
-impl Drop for Arena {
+impl Drop for SharedRegion {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and no reference into it outlives `self`.
         if let Err(errno) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {

@@ -7,10 +7,10 @@ use crosstie::device::{
 use crosstie::telemetry::Counters;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::outgoing::{Outgoing, Signals};
 use super::plan::{Op, Plan};
+use super::sender::{Sender, SignalPolicy};
 use crate::error::Error;
-use crate::patience::Patience;
+use crate::spin_wait::SpinWait;
 
 /// What every byte is that a READ finds.
 pub(super) const PATTERN: u8 = 0x5A;
@@ -18,13 +18,13 @@ pub(super) const PATTERN: u8 = 0x5A;
 /// What one side tells the other.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Card {
+pub(super) struct PeerInfo {
     address: QpAddress,
     slots: RemoteMemory,
     control: RemoteMemory,
 }
 
-impl Card {
+impl PeerInfo {
     /// A slot of that side.
     #[inline]
     pub(super) fn slot(&self, payload: usize, slot: usize) -> RemoteAddr {
@@ -42,15 +42,15 @@ impl Card {
 ///
 /// ```text
 /// slots    what the other side aims at: one for each message in flight, or, for SEND, for each receive; each from a new line
-/// source   (in `out`) where requests take their bytes from, or READs and atomics put them: the same shape
+/// source   (in `sender`) where requests take their bytes from, or READs and atomics put them: the same shape
 /// control  the number of messages that the other side has consumed
 /// ```
-pub(super) struct Side {
+pub(super) struct Connection {
     pub(super) payload: usize,
     pub(super) depth: usize,
     pub(super) op: Op,
     pub(super) qp: RcQp,
-    pub(super) out: Outgoing,
+    pub(super) sender: Sender,
     pub(super) recv_cq: Cq,
     /// Receives posted, each with a slot of its own.
     pub(super) receives: usize,
@@ -58,25 +58,25 @@ pub(super) struct Side {
     control: Mr,
     /// Keeps what was registered in place; dropped after `slots`.
     _in_place: Option<Vec<u64>>,
-    peer: Option<Card>,
-    pub(super) patience: Patience,
+    peer: Option<PeerInfo>,
+    pub(super) spin: SpinWait,
     /// Messages whose data was wrong.
     pub(super) errors: u64,
     _pd: Pd,
 }
 
 /// Receives that a side keeps posted, if its messages are small.
-const IN_STOCK: usize = 256;
+const POSTED_RECEIVES: usize = 256;
 
-impl Side {
-    pub(super) fn new(plan: &Plan, device: &Device, patience: Patience) -> Result<Side, Error> {
+impl Connection {
+    pub(super) fn new(plan: &Plan, device: &Device, spin: SpinWait) -> Result<Connection, Error> {
         plan.check(device)?;
         let Plan { op, payload, depth, .. } = *plan;
         let pd = device.alloc_pd()?;
         // Receives in stock, as anybody would have who expects messages; large ones only as many as there can be.
-        let receives = if payload <= 4096 { IN_STOCK.max(depth + 1) } else { depth + 1 };
+        let receives = if payload <= 4096 { POSTED_RECEIVES.max(depth + 1) } else { depth + 1 };
         let places = if op == Op::Send { receives } else { depth + 1 };
-        let signals = Signals::new(depth);
+        let signals = SignalPolicy::new(depth);
         let config = QpConfig {
             max_send_wr: signals.queue(),
             max_recv_wr: receives as u32,
@@ -102,54 +102,54 @@ impl Side {
         source.write(0, &vec![1; memory])?;
         slots.write(0, &vec![if op == Op::Read { PATTERN } else { 0 }; memory])?;
         let inline = plan.is_inline(device).then_some([1; 220]);
-        let out = Outgoing { op, payload, source, inline, cq, counters: Counters::default(), signals };
+        let sender = Sender { op, payload, source, inline, cq, counters: Counters::default(), signals };
         let control = pd.allocate(64, Access::ALL)?;
-        let mut side = Side {
+        let mut connection = Connection {
             payload,
             depth,
             op,
             qp,
-            out,
+            sender,
             recv_cq,
             receives,
             slots,
             control,
             _in_place: in_place,
             peer: None,
-            patience,
+            spin,
             errors: 0,
             _pd: pd,
         };
         if op.is_received() {
             for slot in 0..receives {
-                side.post_receive(slot)?;
+                connection.post_receive(slot)?;
             }
         }
-        Ok(side)
+        Ok(connection)
     }
 
     /// What the other side needs to know.
-    pub(super) fn card(&self) -> Card {
-        Card { address: self.qp.address(), slots: self.slots.remote(), control: self.control.remote() }
+    pub(super) fn peer_info(&self) -> PeerInfo {
+        PeerInfo { address: self.qp.address(), slots: self.slots.remote(), control: self.control.remote() }
     }
 
-    /// Connects to the side whose card this is.
-    pub(super) fn connect(&mut self, card: &[u8]) -> Result<(), Error> {
-        let card = Card::read_from_bytes(card).map_err(|_| Error::Protocol)?;
-        self.qp.connect(&card.address, &ConnectConfig::default())?;
-        self.peer = Some(card);
+    /// Connects to the side whose info this is.
+    pub(super) fn connect(&mut self, info: &[u8]) -> Result<(), Error> {
+        let info = PeerInfo::read_from_bytes(info).map_err(|_| Error::Protocol)?;
+        self.qp.connect(&info.address, &ConnectConfig::default())?;
+        self.peer = Some(info);
         Ok(())
     }
 
     #[inline]
-    pub(super) fn peer(&self) -> Result<Card, Error> {
+    pub(super) fn peer(&self) -> Result<PeerInfo, Error> {
         self.peer.ok_or(Error::Protocol)
     }
 
     /// Posts a receive; a SEND lands in the slot.
     #[inline]
     pub(super) fn post_receive(&mut self, slot: usize) -> Result<(), Error> {
-        self.out.counters.receives += 1;
+        self.sender.counters.receives += 1;
         let wr_id = slot as u64;
         if self.op == Op::Send {
             let at = slot * stride(self.payload);
@@ -172,7 +172,7 @@ impl Side {
 
 /// Whether a slot of this memory begins with the number `seq`; its first line is read in any case.
 #[inline]
-pub(super) fn holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> Result<bool, Error> {
+pub(super) fn slot_holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> Result<bool, Error> {
     let mut line = [0u64; 8];
     let seen = payload.min(64);
     memory.read(slot * stride(payload), &mut line.as_mut_bytes()[..seen])?;

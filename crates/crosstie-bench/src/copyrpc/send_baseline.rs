@@ -1,7 +1,7 @@
 //! What batches are compared with: the same exchange, one SEND for each request and one for each response.
 //!
 //! This is what one writes who has queue pairs and no batches, and knows how to use them: receives in stock, bytes inline
-//! where the device can, one completion asked for in many, and all SENDs that are due posted with one doorbell. Longer
+//! where the device can, one completion unanswered for in many, and all SENDs that are to_send posted with one doorbell. Longer
 //! payloads lie in registered memory from the start, so that sending copies nothing.
 
 use std::collections::VecDeque;
@@ -14,36 +14,36 @@ use crosstie::device::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Plan;
-use super::role::{Carrier, END};
+use super::role::{END, RpcPeer};
 use crate::error::Error;
-use crate::node::exchange::{Answering, Asking, answer};
+use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
 use crate::summary::LARGE;
 
 /// SENDs up to this long carry their bytes inline where the device can.
 const MAX_INLINE: usize = 220;
-/// Receives and places for SENDs that are kept in any case, if messages are small.
+/// Receives and queue_depth for SENDs that are kept in any case, if messages are small.
 const IN_STOCK: usize = 256;
 /// SENDs that ask for no completion between two that do, at most.
 const SIGNAL_EVERY: usize = 64;
 /// What is looked at of a message: its first line.
-const LOOKED_AT: usize = 64;
+const BYTES_READ: usize = 64;
 
 /// Either side.
-pub(super) struct Sends {
+pub(super) struct SendBaseline {
     qp: RcQp,
     send_cq: Cq,
     recv_cq: Cq,
     outgoing: Outgoing,
     /// A slot for each receive.
-    arrivals: Mr,
+    receive_slots: Mr,
     /// How long a message of the other side is.
     expected: usize,
     /// Numbers of messages to be sent, and of requests sent that are not answered: in order, as answers come.
-    due: Vec<u64>,
-    asked: VecDeque<u64>,
-    /// What came with the last poll: slots and numbers.
-    came: Vec<(u64, u64)>,
-    /// Whether the request came that ends the slice.
+    to_send: Vec<u64>,
+    unanswered: VecDeque<u64>,
+    /// What received with the last poll: slots and numbers.
+    received: Vec<(u64, u64)>,
+    /// Whether the request received that ends the slice.
     over: bool,
     _pd: Pd,
 }
@@ -55,26 +55,26 @@ struct Outgoing {
     /// Otherwise: a slot for each place of the send queue.
     source: Mr,
     len: usize,
-    places: u64,
+    queue_depth: u64,
     signal_every: u64,
     /// How many were posted, and of how many it is known that they are done.
     posted: u64,
     done: u64,
 }
 
-impl Sends {
-    pub(super) fn open(plan: &Plan, device: &Device, leads: bool) -> Result<Sends, Error> {
+impl SendBaseline {
+    pub(super) fn open(plan: &Plan, device: &Device, leads: bool) -> Result<SendBaseline, Error> {
         let Plan { payload, response, depth, .. } = *plan;
         let (len, expected) = if leads { (payload, response) } else { (response, payload) };
         let stock = if len.max(expected) < LARGE { IN_STOCK } else { 2 };
         // One more than there can be: the request that ends a slice.
         let receives = stock.max(depth + 1);
-        let places = stock.max(2 * depth);
+        let queue_depth = stock.max(2 * depth);
         let attr = device.attr();
         let inline = len <= MAX_INLINE.min(attr.max_inline as usize);
         let pd = device.alloc_pd()?;
         let config = QpConfig {
-            max_send_wr: places as u32,
+            max_send_wr: queue_depth as u32,
             max_recv_wr: receives as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -84,73 +84,75 @@ impl Sends {
         let recv_cq = device.create_cq(&CqConfig { depth: config.max_recv_wr + 1 })?;
         let mut qp = pd.create_rc(&config, &send_cq, &recv_cq, None)?;
         qp.init(Access::LOCAL_WRITE)?;
-        let arrivals = filled(&pd, receives * stride(expected))?;
-        let source = filled(&pd, if inline { stride(len) } else { places * stride(len) })?;
+        let receive_slots = filled(&pd, receives * stride(expected))?;
+        let source = filled(&pd, if inline { stride(len) } else { queue_depth * stride(len) })?;
         let outgoing = Outgoing {
             inline: inline.then(|| vec![1; len]),
             source,
             len,
-            places: places as u64,
-            signal_every: SIGNAL_EVERY.min(places / 4).max(1) as u64,
+            queue_depth: queue_depth as u64,
+            signal_every: SIGNAL_EVERY.min(queue_depth / 4).max(1) as u64,
             posted: 0,
             done: 0,
         };
         for slot in 0..receives {
-            post_receive(&mut qp, &arrivals, expected, slot as u64)?;
+            post_receive(&mut qp, &receive_slots, expected, slot as u64)?;
         }
-        Ok(Sends {
+        Ok(SendBaseline {
             qp,
             send_cq,
             recv_cq,
             outgoing,
-            arrivals,
+            receive_slots,
             expected,
-            due: Vec::with_capacity(places),
-            asked: VecDeque::with_capacity(places),
-            came: Vec::with_capacity(receives),
+            to_send: Vec::with_capacity(queue_depth),
+            unanswered: VecDeque::with_capacity(queue_depth),
+            received: Vec::with_capacity(receives),
             over: false,
             _pd: pd,
         })
     }
 
     /// What the other side must know.
-    pub(super) fn card(&self) -> Vec<u8> {
+    pub(super) fn address_bytes(&self) -> Vec<u8> {
         self.qp.address().as_bytes().to_vec()
     }
 
-    pub(super) fn connect(&mut self, card: &[u8]) -> Result<(), Error> {
-        let address = QpAddress::read_from_bytes(card).map_err(|_| Error::Protocol)?;
+    pub(super) fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
+        let address = QpAddress::read_from_bytes(address).map_err(|_| Error::Protocol)?;
         let config = ConnectConfig { access: Access::LOCAL_WRITE, ..ConnectConfig::default() };
         Ok(self.qp.connect(&address, &config)?)
     }
 
-    /// How many more may be due.
+    /// How many more may be to_send.
     #[inline]
     fn room(&self) -> usize {
-        self.outgoing.room() - self.due.len()
+        self.outgoing.room() - self.to_send.len()
     }
 
-    /// Posts what is due.
+    /// Posts what is to_send.
     #[inline]
     fn post(&mut self) -> Result<(), Error> {
-        let Sends { qp, outgoing, due, .. } = self;
-        if due.is_empty() {
+        let SendBaseline { qp, outgoing, to_send, .. } = self;
+        if to_send.is_empty() {
             return Ok(());
         }
-        qp.post_batch(|batch| due.drain(..).try_for_each(|number| outgoing.send(number, |wr| batch.post(wr))))
+        qp.post_batch(|batch| {
+            to_send.drain(..).try_for_each(|number| outgoing.send(number, |wr| batch.post(wr)))
+        })
     }
 
-    /// Takes what arrived, `max` messages at most, posts their receives anew, and finds their numbers in `came`.
+    /// Takes what arrived, `max` messages at most, posts their receives anew, and finds their numbers in `received`.
     #[inline]
-    fn take(&mut self, max: usize) -> Result<usize, Error> {
-        let Sends { qp, recv_cq, arrivals, expected, came, .. } = self;
-        came.clear();
+    fn receive(&mut self, max: usize) -> Result<usize, Error> {
+        let SendBaseline { qp, recv_cq, receive_slots, expected, received, .. } = self;
+        received.clear();
         let mut failed = None;
         recv_cq.poll(max, |completion| {
             let fits = completion.byte_len as usize == *expected;
-            match number(arrivals, *expected, completion.wr_id) {
+            match number(receive_slots, *expected, completion.wr_id) {
                 _ if !completion.status.is_success() => failed = Some(request("receive", completion.status)),
-                Ok(number) if fits => came.push((completion.wr_id, number)),
+                Ok(number) if fits => received.push((completion.wr_id, number)),
                 Ok(_) => failed = Some(Error::Peer("a message of the wrong length".into())),
                 Err(error) => failed = Some(error),
             }
@@ -159,21 +161,21 @@ impl Sends {
             return Err(error);
         }
         // Before anything is answered: whoever has an answer may ask again.
-        for (slot, _) in came.iter() {
-            post_receive(qp, arrivals, *expected, *slot)?;
+        for (slot, _) in received.iter() {
+            post_receive(qp, receive_slots, *expected, *slot)?;
         }
-        Ok(came.len())
+        Ok(received.len())
     }
 
-    /// Looks which SENDs are done, once half of the places are taken.
+    /// Looks which SENDs are done, once half of the queue_depth are taken.
     #[inline]
-    fn settle(&mut self) -> Result<(), Error> {
-        let Outgoing { places, posted, done, .. } = &mut self.outgoing;
-        if *posted - *done <= *places / 2 {
+    fn poll_send_cq(&mut self) -> Result<(), Error> {
+        let Outgoing { queue_depth, posted, done, .. } = &mut self.outgoing;
+        if *posted - *done <= *queue_depth / 2 {
             return Ok(());
         }
         let mut failed = None;
-        self.send_cq.poll(*places as usize, |completion| match completion.status {
+        self.send_cq.poll(*queue_depth as usize, |completion| match completion.status {
             status if status.is_success() => *done = completion.wr_id,
             status => failed = Some(request("send", status)),
         })?;
@@ -184,7 +186,7 @@ impl Sends {
 impl Outgoing {
     #[inline]
     fn room(&self) -> usize {
-        (self.places - (self.posted - self.done)) as usize
+        (self.queue_depth - (self.posted - self.done)) as usize
     }
 
     #[inline]
@@ -201,7 +203,7 @@ impl Outgoing {
             message[..8].copy_from_slice(&number.to_ne_bytes());
             post(&SendWr { data: Data::Inline(message), ..wr })?;
         } else {
-            let at = (self.posted % self.places) as usize * stride(self.len);
+            let at = (self.posted % self.queue_depth) as usize * stride(self.len);
             self.source.write(at, &number.to_ne_bytes())?;
             post(&SendWr { data: Data::Regions(&[self.source.sge(at..at + self.len)?]), ..wr })?;
         }
@@ -210,14 +212,14 @@ impl Outgoing {
     }
 }
 
-impl Carrier for Sends {
+impl RpcPeer for SendBaseline {
     fn begin(&mut self) {
         self.over = false;
     }
 
     fn end(&mut self) -> Result<(), Error> {
         if !self.call(END)? {
-            return Err(Error::Exchange { what: "sending", source: "no room for a single SEND".into() });
+            return Err(Error::Rpc { what: "sending", source: "no room for a single SEND".into() });
         }
         Ok(())
     }
@@ -227,13 +229,13 @@ impl Carrier for Sends {
     }
 }
 
-impl Asking for Sends {
+impl RpcClient for SendBaseline {
     #[inline(always)]
     fn call(&mut self, number: u64) -> Result<bool, Error> {
         let fits = self.room() > 0;
         if fits {
-            self.due.push(number);
-            self.asked.push_back(number);
+            self.to_send.push(number);
+            self.unanswered.push_back(number);
         }
         Ok(fits)
     }
@@ -241,10 +243,10 @@ impl Asking for Sends {
     #[inline(always)]
     fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
         self.post()?;
-        self.settle()?;
-        let count = self.take(IN_STOCK)?;
-        for (_, number) in &self.came {
-            let Some(token) = self.asked.pop_front() else {
+        self.poll_send_cq()?;
+        let count = self.receive(IN_STOCK)?;
+        for (_, number) in &self.received {
+            let Some(token) = self.unanswered.pop_front() else {
                 return Err(Error::Peer("an answer to nothing".into()));
             };
             seen(token, *number);
@@ -258,21 +260,21 @@ impl Asking for Sends {
     }
 }
 
-impl Answering for Sends {
+impl RpcServer for SendBaseline {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
-        self.settle()?;
+        self.poll_send_cq()?;
         let room = self.room().min(IN_STOCK);
         if room == 0 {
             return Ok(0);
         }
-        let mut count = self.take(room)?;
-        for (_, number) in &self.came {
+        let mut count = self.receive(room)?;
+        for (_, number) in &self.received {
             if *number == END {
                 self.over = true;
                 count -= 1;
             }
-            self.due.push(answer(*number));
+            self.to_send.push(response_number(*number));
         }
         self.post()?;
         Ok(count)
@@ -285,16 +287,16 @@ impl Answering for Sends {
 }
 
 #[inline]
-fn post_receive(qp: &mut RcQp, arrivals: &Mr, len: usize, slot: u64) -> Result<(), Error> {
+fn post_receive(qp: &mut RcQp, receive_slots: &Mr, len: usize, slot: u64) -> Result<(), Error> {
     let at = slot as usize * stride(len);
-    Ok(qp.post_recv(&RecvWr { wr_id: slot, sges: &[arrivals.sge(at..at + len)?] })?)
+    Ok(qp.post_recv(&RecvWr { wr_id: slot, sges: &[receive_slots.sge(at..at + len)?] })?)
 }
 
 /// The number that a message begins with; its first line is read in any case.
 #[inline]
-fn number(arrivals: &Mr, len: usize, slot: u64) -> Result<u64, Error> {
-    let mut line = [0u64; LOOKED_AT / 8];
-    arrivals.read(slot as usize * stride(len), &mut line.as_mut_bytes()[..len.min(LOOKED_AT)])?;
+fn number(receive_slots: &Mr, len: usize, slot: u64) -> Result<u64, Error> {
+    let mut line = [0u64; BYTES_READ / 8];
+    receive_slots.read(slot as usize * stride(len), &mut line.as_mut_bytes()[..len.min(BYTES_READ)])?;
     Ok(line[0])
 }
 

@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 use crosstie::telemetry::Histogram;
 
 use super::{END, await_number};
-use crate::arena::Arena;
 use crate::error::Error;
-use crate::patience::Patience;
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
 
 const LINE: usize = 0;
 
 /// One side of a ping-pong of one word, each side spinning on it.
-pub(crate) struct Line<'a> {
-    arena: &'a Arena,
-    patience: Patience,
+pub(crate) struct CacheLinePingPong<'a> {
+    region: &'a SharedRegion,
+    spin: SpinWait,
     /// Turns so far, both sides' counted.
     turns: u64,
 }
 
-impl<'a> Line<'a> {
-    /// Turns that [`Line::lead`] times together.
+impl<'a> CacheLinePingPong<'a> {
+    /// Turns that [`CacheLinePingPong::lead`] times together.
     const TOGETHER: u64 = 64;
 
-    pub(crate) fn new(arena: &'a Arena, patience: Patience) -> Line<'a> {
-        Line { arena, patience, turns: 0 }
+    pub(crate) fn new(region: &'a SharedRegion, spin: SpinWait) -> CacheLinePingPong<'a> {
+        CacheLinePingPong { region, spin, turns: 0 }
     }
 
-    /// One cache line back and forth; records how long every [`Line::TOGETHER`] turns took.
+    /// One cache line back and forth; records how long every [`CacheLinePingPong::TOGETHER`] turns took.
     pub(crate) fn lead(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
         let begin = Instant::now();
         let mut last = begin;
@@ -45,20 +45,20 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The other side of [`Line::lead`].
+    /// The other side of [`CacheLinePingPong::lead`].
     pub(crate) fn follow(&mut self) -> Result<(), Error> {
         loop {
             self.turns += 2;
-            let end = await_number(self.arena.word(LINE), self.turns - 1, &mut self.patience)?;
+            let end = await_number(self.region.word(LINE), self.turns - 1, &mut self.spin)?;
             // Release, partner: the Acquire in `turn`.
-            self.arena.word(LINE).store(self.turns, Release);
+            self.region.word(LINE).store(self.turns, Release);
             if end {
                 return Ok(());
             }
         }
     }
 
-    /// Nanoseconds of one turn, from what [`Line::lead`] recorded.
+    /// Nanoseconds of one turn, from what [`CacheLinePingPong::lead`] recorded.
     pub(crate) fn median(times: &Histogram) -> Option<f64> {
         times.quantile(0.5).map(|ns| ns as f64 / Self::TOGETHER as f64)
     }
@@ -67,7 +67,7 @@ impl<'a> Line<'a> {
     fn turn(&mut self, end: u64) -> Result<(), Error> {
         self.turns += 2;
         // Release, partner: the Acquire in `follow`.
-        self.arena.word(LINE).store((self.turns - 1) | end, Release);
-        await_number(self.arena.word(LINE), self.turns, &mut self.patience).map(drop)
+        self.region.word(LINE).store((self.turns - 1) | end, Release);
+        await_number(self.region.word(LINE), self.turns, &mut self.spin).map(drop)
     }
 }

@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::Error;
-use super::worker::{LONG_NAP, PATIENCE, Recording, Turn, Worker};
+use super::worker::{MAX_SLEEP, RESPONSE_TIMEOUT, Recording, Step, Worker};
 use crate::history::now;
 
 /// How long a thread sleeps at a time that has waited for answers for a while, and does not know for how long.
-const SHORT_NAP: Duration = Duration::from_micros(50);
+const SHORT_SLEEP: Duration = Duration::from_micros(50);
 /// A yield that takes so many nanoseconds went to somebody who does not yield.
-const TAKEN: u64 = 500_000;
+const LONG_YIELD_NS: u64 = 500_000;
 /// Rounds without an answer in which a thread lets others run, before it sleeps.
 const YIELDS: u32 = 256;
 /// Rounds between two looks whether a client hears nothing any more.
-const LOOK: u32 = 1 << 14;
+const ROUNDS_PER_TIMEOUT_CHECK: u32 = 1 << 14;
 
 /// A run: works until `stop`, or until a client has a reason to end it, and waits for what is under way. Then each
 /// client's tally says what it did.
@@ -30,71 +30,71 @@ pub(super) fn run<R: Recording>(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     workers.iter_mut().try_for_each(|worker| worker.start(measured))?;
-    let mut rest = Rest { spins, idle: 0 };
+    let mut backoff = Backoff { spins, idle: 0 };
     let mut rounds = 0;
     while !stop.load(Relaxed) {
-        let (mut least, mut over) = (Turn::Free(u64::MAX), false);
+        let (mut least, mut over) = (Step::IdleFor(u64::MAX), false);
         for worker in &mut *workers {
-            least = least.min(worker.turn());
+            least = least.min(worker.step());
             over |= worker.has_given_up();
         }
         if over {
             break;
         }
         rounds += 1;
-        if rest.after(least) || rounds == LOOK {
+        if backoff.after_round(least) || rounds == ROUNDS_PER_TIMEOUT_CHECK {
             rounds = 0;
             let time = now();
-            workers.iter_mut().for_each(|worker| worker.look(time));
+            workers.iter_mut().for_each(|worker| worker.check_timeout(time));
         }
     }
     workers.iter_mut().for_each(Worker::stop);
-    rest.idle = 0;
-    let end = now() + PATIENCE.as_nanos() as u64;
-    while let Some(least) = workers.iter_mut().filter_map(Worker::settle).min()
+    backoff.idle = 0;
+    let end = now() + RESPONSE_TIMEOUT.as_nanos() as u64;
+    while let Some(least) = workers.iter_mut().filter_map(Worker::drain).min()
         && now() < end
     {
-        rest.after(least);
+        backoff.after_round(least);
     }
     Ok(())
 }
 
 /// What a thread does between rounds.
-struct Rest {
+struct Backoff {
     spins: u32,
     /// Rounds without an answer, and more where a yield took long.
     idle: u32,
 }
 
-impl Rest {
+impl Backoff {
     /// After a round that came to `least`. Says whether it has slept for lack of answers.
     #[inline]
-    fn after(&mut self, least: Turn) -> bool {
+    fn after_round(&mut self, least: Step) -> bool {
         match least {
-            Turn::Answered => self.idle = 0,
-            Turn::Waits if self.idle < self.spins => {
+            Step::Completed => self.idle = 0,
+            Step::Waiting if self.idle < self.spins => {
                 self.idle += 1;
                 spin_loop();
             }
-            Turn::Waits => return self.give_way(),
-            Turn::Starts if self.spins == 0 => std::thread::yield_now(),
-            Turn::Starts => spin_loop(),
-            Turn::Free(early) => std::thread::sleep(Duration::from_nanos(early).min(LONG_NAP)),
+            Step::Waiting => return self.yield_or_sleep(),
+            Step::StartDue if self.spins == 0 => std::thread::yield_now(),
+            Step::StartDue => spin_loop(),
+            Step::IdleFor(early) => std::thread::sleep(Duration::from_nanos(early).min(MAX_SLEEP)),
         }
         false
     }
 
     #[cold]
-    fn give_way(&mut self) -> bool {
+    fn yield_or_sleep(&mut self) -> bool {
         let yields = self.idle - self.spins;
         if yields >= YIELDS {
-            std::thread::sleep(SHORT_NAP);
+            std::thread::sleep(SHORT_SLEEP);
             return true;
         }
         let before = now();
         std::thread::yield_now();
         // Who got the core for so long does not give it back: one that sleeps and wakes gets it sooner.
-        let taken = now() - before > TAKEN;
+        let taken = now() - before > LONG_YIELD_NS;
         self.idle += if taken { YIELDS - yields } else { 1 };
         false
     }
@@ -104,7 +104,7 @@ impl Rest {
 mod tests {
     use std::time::Instant;
 
-    use super::super::worker::{FILLER, Ration, Task, mark};
+    use super::super::worker::{FILLER, RunRecorder, Task, write_key_prefix};
     use super::*;
     use crate::history;
     use crate::workload;
@@ -126,7 +126,7 @@ mod tests {
         let mut value = [FILLER; SIZE];
         for key in 0..KEYS {
             client.put(key, key).unwrap();
-            mark(&mut value, &workload::key_bytes(key));
+            write_key_prefix(&mut value, &workload::key_bytes(key));
             client.put_bytes(&workload::key_bytes(key), &value).unwrap();
         }
         node
@@ -168,7 +168,9 @@ mod tests {
     fn every_client_of_a_thread_makes_progress_and_is_timed() {
         let node = node("progress");
         let paces = [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))];
-        for (size, (depth, rate)) in [8, SIZE].into_iter().flat_map(|size| paces.map(|pace| (size, pace))) {
+        for (size, (depth, rate)) in
+            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+        {
             let mut workers = workers(&node, depth, rate, size);
             run_for(&mut workers, Duration::from_millis(200));
             let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
@@ -241,7 +243,9 @@ mod tests {
     #[test]
     fn a_node_that_goes_ends_all_clients_of_the_thread() {
         let paces = [(1, None), (8, None), (8, Some(2000.0))];
-        for (size, (depth, rate)) in [8, SIZE].into_iter().flat_map(|size| paces.map(|pace| (size, pace))) {
+        for (size, (depth, rate)) in
+            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+        {
             let node = node(&format!("gone-{size}-{depth}-{}", rate.is_some()));
             let mut workers = workers(&node, depth, rate, size);
             let begun = Instant::now();
@@ -256,7 +260,7 @@ mod tests {
             let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
             assert!(tallies.iter().any(|tally| tally.gave_up), "{tallies:?}");
             assert!(tallies.iter().all(|tally| tally.ops > 0 && tally.errors == 0), "{tallies:?}");
-            assert!(begun.elapsed() < PATIENCE, "somebody was waited for");
+            assert!(begun.elapsed() < RESPONSE_TIMEOUT, "somebody was waited for");
             if rate.is_none() {
                 run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
                 assert!(workers.iter().all(Worker::has_given_up));
@@ -267,8 +271,8 @@ mod tests {
     #[test]
     fn histories_of_a_threads_clients_are_explained() {
         let node = node("checked");
-        let record = |client| Ration::new(client, 5000, 2);
-        let mut workers: Vec<Worker<Ration>> = (0..CLIENTS)
+        let record = |client| RunRecorder::new(client, 5000, 2);
+        let mut workers: Vec<Worker<RunRecorder>> = (0..CLIENTS)
             .map(|client| Worker::new(task(&node, client, 4, None, 8), record(client)).unwrap())
             .collect();
         for _ in 0..2 {
@@ -290,30 +294,30 @@ mod tests {
         let [silent, answered, ..] = workers.as_mut_slice() else { panic!("clients") };
         for worker in [&mut *silent, &mut *answered] {
             worker.start(true).unwrap();
-            worker.turn();
-            worker.look(now());
+            worker.step();
+            worker.check_timeout(now());
         }
-        let late = now() + 2 * PATIENCE.as_nanos() as u64;
-        let patience = Instant::now() + PATIENCE;
-        while answered.turn() != Turn::Answered {
-            assert!(Instant::now() < patience, "no answer");
+        let late = now() + 2 * RESPONSE_TIMEOUT.as_nanos() as u64;
+        let timeout = Instant::now() + RESPONSE_TIMEOUT;
+        while answered.step() != Step::Completed {
+            assert!(Instant::now() < timeout, "no answer");
             std::thread::yield_now();
         }
         // It has answers, but nobody takes them.
-        silent.look(late);
-        answered.look(late);
+        silent.check_timeout(late);
+        answered.check_timeout(late);
         assert_eq!([silent, answered].map(|worker| worker.has_given_up()), [true, false]);
     }
 
     #[test]
     fn the_least_patient_client_decides() {
-        let order = [Turn::Answered, Turn::Starts, Turn::Waits, Turn::Free(5), Turn::Free(9)];
+        let order = [Step::Completed, Step::StartDue, Step::Waiting, Step::IdleFor(5), Step::IdleFor(9)];
         assert!(order.is_sorted());
-        let mut rest = Rest { spins: 2, idle: 0 };
-        assert!(!rest.after(Turn::Waits) && !rest.after(Turn::Waits));
-        assert_eq!(rest.idle, 2);
-        assert!((0..=YIELDS).any(|_| rest.after(Turn::Waits)), "it sleeps in the end");
-        rest.after(Turn::Answered);
-        assert_eq!(rest.idle, 0);
+        let mut backoff = Backoff { spins: 2, idle: 0 };
+        assert!(!backoff.after_round(Step::Waiting) && !backoff.after_round(Step::Waiting));
+        assert_eq!(backoff.idle, 2);
+        assert!((0..=YIELDS).any(|_| backoff.after_round(Step::Waiting)), "it sleeps in the end");
+        backoff.after_round(Step::Completed);
+        assert_eq!(backoff.idle, 0);
     }
 }

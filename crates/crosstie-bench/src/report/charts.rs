@@ -5,7 +5,7 @@ use crosstie_kv::Backend;
 
 use super::compare::{Axis, Group, runs};
 use super::html::{chip, class, escape};
-use super::plot::{Scale, Words, line, panel, point, x, y};
+use super::plot::{PlotLabels, Scale, line, panel, point, x, y};
 use crate::units::{percent, scaled, time, whole};
 
 /// The most nines on the axis of a latency plot: 99.99 %. What is beyond is in the table, as the maximum.
@@ -162,7 +162,7 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
             )
         })
         .collect();
-    let words = Words {
+    let words = PlotLabels {
         title: if group.alone { "" } else { &group.label },
         description: &format!("Latency distribution. {}.", told.join(". ")),
         x_axis: "latency, logarithmic",
@@ -236,7 +236,7 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
             )
         })
         .collect();
-    let words = Words {
+    let words = PlotLabels {
         title: if group.alone { "" } else { &group.label },
         description: &format!("Messages per WRITE. {}.", told.join(". ")),
         x_axis: "messages in one WRITE",
@@ -301,7 +301,7 @@ pub(crate) fn scaling(
         scale.ticks().into_iter().map(|rate| (scale.place(rate), tick_label(rate))).collect();
     let title =
         format!("By {}{}", axis.name, if rest.is_empty() { String::new() } else { format!(": {rest}") });
-    let words = Words {
+    let words = PlotLabels {
         title: &title,
         description: &format!("Operations per second. {}.", told.join("; ")),
         x_axis: axis.name,

@@ -1,7 +1,7 @@
 //! What the machine allows on one node: the plainest code that makes the same exchange on the same cores.
 //!
 //! ```text
-//! for each client and server   a ring of `depth` lines; a line holds request k, then its response     number 2k+1, then 2k+2
+//! for each client and server   a ring of `depth` lines; a slot holds request k, then its response     number 2k+1, then 2k+2
 //! for each server              a table of [key, value], linear probing, half of it vacant
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use super::place::{self, Place};
+use super::topology::{self, Topology};
 use super::{Error, Plan};
 use crate::workload::Pattern;
 use crosstie_kv::sharding::ShardMap;
@@ -28,7 +28,7 @@ const GET: u64 = 1;
 const PUT: u64 = 2;
 
 /// The exchange, ready to be measured again and again.
-pub(super) struct Limit {
+pub(super) struct PlainLimit {
     servers: Vec<usize>,
     clients: Vec<usize>,
     patterns: Vec<Pattern>,
@@ -39,10 +39,10 @@ pub(super) struct Limit {
     found: Vec<f64>,
 }
 
-impl Limit {
+impl PlainLimit {
     /// Of one node with client threads in a closed loop, each with a core to itself, and with words; `None` for others.
-    pub(super) fn new(plan: &Plan, place: &Place, nodes: u32) -> Result<Option<Limit>, Error> {
-        let (Some(servers), Some(clients)) = (&place.daemons, &place.clients) else { return Ok(None) };
+    pub(super) fn new(plan: &Plan, topology: &Topology, nodes: u32) -> Result<Option<PlainLimit>, Error> {
+        let (Some(servers), Some(clients)) = (&topology.daemons, &topology.clients) else { return Ok(None) };
         let alike = clients.len() == plan.clients as usize && plan.rate.is_none() && plan.processes.is_none();
         if nodes != 1 || !alike || plan.check || !plan.workload.has_words() {
             return Ok(None);
@@ -53,7 +53,7 @@ impl Limit {
         plan.workload
             .keys_of(&cluster, 0)
             .for_each(|key| keys[cluster.shard_of_word(key).daemon as usize].push(key));
-        Ok(Some(Limit {
+        Ok(Some(PlainLimit {
             servers: servers.clone(),
             clients: clients.clone(),
             patterns: patterns.collect::<Result<_, _>>()?,
@@ -89,8 +89,8 @@ impl Limit {
                 self.servers.iter().zip(&mut self.tables).enumerate().map(|(server, (core, table))| {
                     let rings: Vec<&Ring> = rings.iter().map(|rings| &rings[server]).collect();
                     scope.spawn(move || {
-                        place::pin(*core)?;
-                        serve(&rings, table, left, all);
+                        topology::pin_thread(*core)?;
+                        run_server(&rings, table, left, all);
                         Ok::<_, Error>(())
                     })
                 });
@@ -98,9 +98,9 @@ impl Limit {
             let clients =
                 self.clients.iter().zip(&self.patterns).zip(&rings).map(|((core, pattern), rings)| {
                     scope.spawn(move || {
-                        let pinned = place::pin(*core);
+                        let pinned = topology::pin_thread(*core);
                         let begun = Instant::now();
-                        let count = ask(rings, pattern, depth, stop, all);
+                        let count = run_client(rings, pattern, depth, stop, all);
                         let rate = count as f64 / begun.elapsed().as_secs_f64();
                         left.fetch_sub(1, Relaxed);
                         pinned.map(|()| rate)
@@ -123,45 +123,45 @@ impl Limit {
 
 #[derive(Default)]
 #[repr(align(64))]
-struct Line {
+struct Slot {
     number: AtomicU64,
     op: AtomicU64,
     key: AtomicU64,
     value: AtomicU64,
 }
 
-struct Ring(Box<[Line]>);
+struct Ring(Box<[Slot]>);
 
 impl Ring {
     fn new(depth: usize) -> Ring {
-        Ring((0..depth.next_power_of_two()).map(|_| Line::default()).collect())
+        Ring((0..depth.next_power_of_two()).map(|_| Slot::default()).collect())
     }
 
     #[inline]
-    fn at(&self, k: u64) -> &Line {
+    fn at(&self, k: u64) -> &Slot {
         &self.0[k as usize & (self.0.len() - 1)]
     }
 }
 
 /// A client. Says how many answers it has taken.
-fn ask(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool, all: bool) -> u64 {
-    let (mut asked, mut answered) = (vec![0; rings.len()], vec![0; rings.len()]);
+fn run_client(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool, all: bool) -> u64 {
+    let (mut sent, mut received) = (vec![0; rings.len()], vec![0; rings.len()]);
     let (mut position, mut count) = (0, 0);
     while !stop.load(Relaxed) || count < position {
         while position - count < depth as u64 && !stop.load(Relaxed) {
             let entry = pattern.at(position);
-            let k = &mut asked[entry.daemon as usize];
-            let line = rings[entry.daemon as usize].at(*k);
-            line.op.store(if entry.is_read { GET } else { PUT }, Relaxed);
-            line.key.store(u64::from(entry.key), Relaxed);
-            line.value.store(position, Relaxed);
-            // Release, partner: the Acquire in `serve`. The request is there.
-            line.number.store(2 * *k + 1, Release);
+            let k = &mut sent[entry.daemon as usize];
+            let slot = rings[entry.daemon as usize].at(*k);
+            slot.op.store(if entry.is_read { GET } else { PUT }, Relaxed);
+            slot.key.store(u64::from(entry.key), Relaxed);
+            slot.value.store(position, Relaxed);
+            // Release, partner: the Acquire in `run_server`. The request is there.
+            slot.number.store(2 * *k + 1, Release);
             *k += 1;
             position += 1;
         }
-        for (ring, k) in rings.iter().zip(&mut answered) {
-            // Acquire, partner: the Release in `serve`. The answer is there.
+        for (ring, k) in rings.iter().zip(&mut received) {
+            // Acquire, partner: the Release in `run_server`. The answer is there.
             while ring.at(*k).number.load(Acquire) == 2 * *k + 2 {
                 black_box(ring.at(*k).value.load(Relaxed));
                 *k += 1;
@@ -176,21 +176,21 @@ fn ask(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool, all: 
 }
 
 /// A server, until no client is left.
-fn serve(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool) {
+fn run_server(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool) {
     let mut next = vec![0; rings.len()];
     while left.load(Relaxed) > 0 {
         let mut idle = true;
         for (ring, k) in rings.iter().zip(&mut next) {
-            // Acquire, partner: the Release in `ask`. The request is there.
+            // Acquire, partner: the Release in `run_client`. The request is there.
             while ring.at(*k).number.load(Acquire) == 2 * *k + 1 {
-                let line = ring.at(*k);
-                let value = table.value(line.key.load(Relaxed));
-                match line.op.load(Relaxed) {
-                    GET => line.value.store(*value, Relaxed),
-                    _ => *value = line.value.load(Relaxed),
+                let slot = ring.at(*k);
+                let value = table.value(slot.key.load(Relaxed));
+                match slot.op.load(Relaxed) {
+                    GET => slot.value.store(*value, Relaxed),
+                    _ => *value = slot.value.load(Relaxed),
                 }
-                // Release, partner: the Acquire in `ask`. The answer is there.
-                line.number.store(2 * *k + 2, Release);
+                // Release, partner: the Acquire in `run_client`. The answer is there.
+                slot.number.store(2 * *k + 2, Release);
                 *k += 1;
                 idle = false;
                 if !all {
@@ -259,10 +259,10 @@ mod tests {
             let count = std::thread::scope(|scope| {
                 for (ring, table) in rings.iter().zip(&mut tables) {
                     let left = &left;
-                    scope.spawn(move || serve(&[ring], table, left, all));
+                    scope.spawn(move || run_server(&[ring], table, left, all));
                 }
                 let client = scope.spawn(|| {
-                    let count = ask(&rings, &pattern, 3, &stop, all);
+                    let count = run_client(&rings, &pattern, 3, &stop, all);
                     left.store(0, Relaxed);
                     count
                 });

@@ -13,18 +13,18 @@ const TURN: Duration = Duration::from_millis(10);
 ///
 /// The turns between are free of system calls; two sides that have a core each never get so far.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct SpinWait {
     idle: u32,
     yield_every: u32,
     last: Option<Instant>,
     waited: Duration,
 }
 
-impl Patience {
+impl SpinWait {
     /// For sides that have a core each, or share one.
-    pub(crate) fn new(own_core: bool) -> Patience {
+    pub(crate) fn new(own_core: bool) -> SpinWait {
         let yield_every = if own_core { 1 << 14 } else { 1 << 5 };
-        Patience { idle: 0, yield_every, last: None, waited: Duration::ZERO }
+        SpinWait { idle: 0, yield_every, last: None, waited: Duration::ZERO }
     }
 
     /// Something came.
@@ -62,7 +62,7 @@ impl Patience {
         self.last = Some(now);
         self.waited = if first { Duration::ZERO } else { self.waited + turn.min(TURN) };
         if self.waited > LIMIT {
-            return Err(Error::Stuck(LIMIT.as_secs()));
+            return Err(Error::NoProgress(LIMIT.as_secs()));
         }
         // Anything but the first, and never zero again.
         self.idle = 2 * self.yield_every;

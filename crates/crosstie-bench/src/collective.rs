@@ -5,20 +5,20 @@ use crosstie::bootstrap::Bootstrap;
 use crate::error::Error;
 
 /// Sides that meet between slices. Each tells how it fared; when one has failed, all stop.
-pub(crate) struct Meeting<'a> {
+pub(crate) struct Collective<'a> {
     job: &'a mut dyn Bootstrap,
 }
 
-impl<'a> Meeting<'a> {
-    pub(crate) fn new(job: &'a mut dyn Bootstrap) -> Meeting<'a> {
-        Meeting { job }
+impl<'a> Collective<'a> {
+    pub(crate) fn new(job: &'a mut dyn Bootstrap) -> Collective<'a> {
+        Collective { job }
     }
 
     pub(crate) fn rank(&self) -> usize {
         self.job.rank() as usize
     }
 
-    pub(crate) fn leads(&self) -> bool {
+    pub(crate) fn is_leader(&self) -> bool {
         self.job.rank() == 0
     }
 
@@ -40,7 +40,7 @@ impl<'a> Meeting<'a> {
 
     /// Waits for the other side of two and exchanges results.
     pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
-        let other = usize::from(self.leads());
+        let other = usize::from(self.is_leader());
         self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
     }
 
@@ -50,12 +50,12 @@ impl<'a> Meeting<'a> {
             Ok(mine) => (Some(mine), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.keep_step(step)?;
+        self.barrier(step)?;
         mine.ok_or(Error::Protocol)
     }
 
     /// Waits for everybody.
-    pub(crate) fn keep_step(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn barrier(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
         self.gather(mine.map(|()| Vec::new())).map(drop)
     }
 }
