@@ -30,7 +30,7 @@ impl Inside {
         let shard = &self.shard;
         let found = match shard.words_are_cached() {
             true => self.words.poll(),
-            false => self.words.poll_ahead(|request| shard.home(request.key)),
+            false => self.words.poll_with_prefetch(|request| shard.home(request.key)),
         };
         if found == 0 {
             return 0;

@@ -208,7 +208,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
         let slot = &self.slots[begun.slot];
         // SAFETY: the book had the slot as free: it is fresh, or its last call's answer was taken.
         unsafe { slot.put_request(request) };
-        lane::request(&slot.word, begun, FULL);
+        lane::publish_request(&slot.word, begun, FULL);
         door.parker.notify();
         Ok(())
     }
@@ -222,7 +222,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     #[inline(always)]
     fn take(&mut self, slot: usize, call: CallNumber) -> Option<(Token, Resp)> {
         let at = &self.slots[slot];
-        if lane::answered(&at.word, call) != Some(FULL) {
+        if lane::response_len(&at.word, call) != Some(FULL) {
             return None;
         }
         let token = self.book.finish(slot)?;
@@ -283,7 +283,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
 
     #[inline]
     fn sees(&self, slot: usize, call: CallNumber) -> bool {
-        lane::answered(&self.slots[slot].word, call) == Some(FULL)
+        lane::response_len(&self.slots[slot].word, call) == Some(FULL)
     }
 
     /// If the callee has left: ends the calls that it will not answer. Responses that are there stay there.
@@ -294,7 +294,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
         for slot in 0..self.slots.len() {
             let Some(call) = self.book.call_in(slot) else { continue };
             let at = &self.slots[slot];
-            let request = match lane::answered(&at.word, call) {
+            let request = match lane::response_len(&at.word, call) {
                 Some(FULL) => continue,
                 Some(_) => None,
                 // SAFETY: the callee has left, which we know by Acquire. Had it received the request, it would have
@@ -361,14 +361,14 @@ struct Callee<Req, Resp> {
 impl<Req, Resp> Callee<Req, Resp> {
     #[inline(always)]
     fn sees(&self) -> bool {
-        lane::requested(&self.slots[self.cursor.slot].word, self.cursor.call).is_some()
+        lane::parse_request(&self.slots[self.cursor.slot].word, self.cursor.call).is_some()
     }
 
     #[inline(always)]
     fn receive(&mut self, from: usize) -> Option<(usize, Req, Ticket)> {
         let Cursor { slot, call } = self.cursor;
         let at = &self.slots[slot];
-        let word = lane::requested(&at.word, call)?;
+        let word = lane::parse_request(&at.word, call)?;
         self.held[slot] = true;
         // SAFETY: the word says that the request is there. It was not received before, for the cursor passes every call
         // once.
@@ -449,7 +449,7 @@ impl<Req, Resp> Callees<Req, Resp> {
         // SAFETY: the ticket is this lane's: its key is. So its call was received from the slot and, as there is one ticket
         // for each and it is used up here, is not answered: the slot holds nothing and it is our turn.
         unsafe { at.put_response(response) };
-        lane::answer(&at.word, ticket.call, FULL);
+        lane::publish_response(&at.word, ticket.call, FULL);
         door.parker.notify();
         Ok(())
     }
@@ -494,7 +494,7 @@ impl<Req, Resp> Callees<Req, Resp> {
                 if core::mem::take(held)
                     && let SlotOwner::Callee(call) = slot_owner(slot.word.load(Relaxed))
                 {
-                    lane::answer(&slot.word, call, EMPTY);
+                    lane::publish_response(&slot.word, call, EMPTY);
                 }
             }
         }
