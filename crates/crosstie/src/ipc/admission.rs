@@ -21,7 +21,7 @@ use crate::local_rpc::hello::{Hello, Refusal};
 pub(super) struct ClientRegistry {
     pub(super) server_page: ServerPage,
     layout: LaneLayout,
-    greeting: Hello,
+    hello: Hello,
     max_clients: usize,
     changes: Mutex<ClientChanges>,
     /// Counts the updates of `changes`.
@@ -41,13 +41,13 @@ impl ClientRegistry {
     pub(super) fn new(
         server_page: ServerPage,
         layout: LaneLayout,
-        greeting: Hello,
+        hello: Hello,
         max_clients: usize,
     ) -> ClientRegistry {
         ClientRegistry {
             server_page,
             layout,
-            greeting,
+            hello,
             max_clients,
             changes: Mutex::default(),
             version: AtomicU32::new(0),
@@ -82,7 +82,7 @@ impl ClientRegistry {
 
 impl ClientHandler for ClientRegistry {
     fn admit(&self, client: ClientId, hello: &[u8]) -> Admission {
-        if let Some(refusal) = self.greeting.refusal_for(hello) {
+        if let Some(refusal) = self.hello.refusal_for(hello) {
             return refusal.into();
         }
         let mut changes = self.changes();
