@@ -15,7 +15,8 @@ fn quoted_error_texts_exist_in_the_sources() {
     }
     let sources = without_continuations(&sources);
     let page = fs::read_to_string(root.join("docs/guide/troubleshooting.md")).expect("the page is there");
-    let quotes = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).map(|(text, _)| text);
+    let quotes =
+        page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).map(|(text, _)| text);
     let (mut count, mut missing) = (0, Vec::new());
     for quote in quotes.filter(|quote| !NOT_OURS.contains(quote)) {
         count += 1;
@@ -24,7 +25,11 @@ fn quoted_error_texts_exist_in_the_sources() {
         }
     }
     assert!(count > 40, "only {count} quotes were found: has the page another form?");
-    assert!(missing.is_empty(), "these error texts do not exist (any more), correct the page:\n{}", missing.join("\n"));
+    assert!(
+        missing.is_empty(),
+        "these error texts do not exist (any more), correct the page:\n{}",
+        missing.join("\n")
+    );
 }
 
 /// The fixed parts of a text. An ellipsis or the name of a variable stands for something else; a cause follows a colon.
