@@ -16,9 +16,7 @@ use zerocopy::IntoBytes;
 
 use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
-use crate::wire::{
-    BytesOp, BytesRequest, BytesResponse, MAX_RESPONSE, NodeInfo, RESPONSE_HEADER, Status,
-};
+use crate::wire::{BytesOp, BytesRequest, BytesResponse, MAX_RESPONSE, NodeInfo, RESPONSE_HEADER, Status};
 
 /// The most byte-string requests that a client may have in flight at one daemon. Each has a slot of 2 MiB, and one more slot is
 /// always free: a lane is 34 MiB of address space. Pages become memory when they are first written, and stay until the client

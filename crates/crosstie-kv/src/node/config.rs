@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use crosstie::bootstrap::Secret;
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
-use crosstie::{Waiting, delegation, ipc};
+use crosstie::{WaitStrategy, delegation, ipc};
 
 use super::bytes_server;
 use super::error::StartError;
@@ -49,8 +49,8 @@ pub struct NodeConfig {
     pub queue_depth: usize,
     /// A core for each daemon, to which its thread is pinned. `None`: threads are not pinned.
     pub cores: Option<Vec<usize>>,
-    /// How daemons wait when there is nothing to do. With [`Waiting::Spin`] each daemon uses a whole core, even when idle.
-    pub waiting: Waiting,
+    /// How daemons wait when there is nothing to do. With [`WaitStrategy::Spin`] each daemon uses a whole core, even when idle.
+    pub wait_strategy: WaitStrategy,
     /// Capacities of the queues between daemons and between nodes.
     pub queues: QueueSizes,
 }
@@ -69,7 +69,8 @@ pub struct QueueSizes {
 
 /// Bulk memory in each direction for each other node: four of the longest requests at a time. More have to wait.
 const BULK: usize = 4 * (wire::MAX_REQUEST + 1);
-const _: () = assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest message must fit");
+const _: () =
+    assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest message must fit");
 
 impl Default for QueueSizes {
     fn default() -> QueueSizes {
@@ -95,7 +96,7 @@ impl NodeConfig {
             max_clients: 64,
             queue_depth: 32,
             cores: None,
-            waiting: Waiting::default(),
+            wait_strategy: WaitStrategy::default(),
             queues: QueueSizes::default(),
         }
     }
@@ -111,7 +112,7 @@ impl NodeConfig {
             max_clients: self.max_clients,
             queue_depth: self.queue_depth,
             // The daemon's loop spins and yields itself, and waits on the lanes only to sleep.
-            waiting: Waiting::Park,
+            wait_strategy: WaitStrategy::Park,
             ..ipc::Config::default()
         }
     }

@@ -110,8 +110,7 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
             }
         }
         let shared = &self.shared;
-        self.transport
-            .check_connections(&mut self.server, |event: ConnectionEvent| shared.send_event(event));
+        self.transport.check_connections(&mut self.server, |event: ConnectionEvent| shared.send_event(event));
         if FORWARDS {
             self.server.fail_lost_forwards(&mut self.transport);
         }

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use crosstie::{Waiting, flux};
+use crosstie::{WaitStrategy, flux};
 
 use super::error::StartError;
 use super::origin::ForwardOrigin;
@@ -40,7 +40,7 @@ struct Lane {
 pub(super) fn config(daemons: u32, requests: usize) -> flux::Config {
     let capacity = requests.saturating_mul(2);
     let max_in_flight = capacity.saturating_mul(daemons as usize);
-    flux::Config { capacity, max_in_flight, waiting: Waiting::Spin }
+    flux::Config { capacity, max_in_flight, wait_strategy: WaitStrategy::Spin }
 }
 
 /// Creates the forwarders of all daemons of a node.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crosstie::Waiting;
+use crosstie::WaitStrategy;
 
 /// Idle passes before the daemon yields.
 const SPINS: u32 = 64;
@@ -23,7 +23,7 @@ const LONGEST_SHORT_SLEEP: Duration = Duration::from_micros(50);
 
 /// Counts idle passes, and says what to do next.
 pub(super) struct IdleBackoff {
-    waiting: Waiting,
+    wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
     sleep: Duration,
@@ -41,8 +41,8 @@ pub(super) enum IdleAction {
 }
 
 impl IdleBackoff {
-    pub(super) fn new(waiting: Waiting) -> IdleBackoff {
-        IdleBackoff { waiting, spins: SPINS, passes: 0, sleep: FIRST_SLEEP }
+    pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
+        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, sleep: FIRST_SLEEP }
     }
 
     /// Records a pass with something to do.
@@ -66,12 +66,12 @@ impl IdleBackoff {
     /// Records an idle pass. Returns what to do.
     #[inline]
     pub(super) fn next_action(&mut self) -> IdleAction {
-        if self.waiting == Waiting::Spin {
+        if self.wait_strategy == WaitStrategy::Spin {
             return IdleAction::Spin;
         }
         self.passes += 1;
         match self.passes {
-            passes if passes < self.spins && self.waiting == Waiting::Adaptive => IdleAction::Spin,
+            passes if passes < self.spins && self.wait_strategy == WaitStrategy::Adaptive => IdleAction::Spin,
             ..YIELDS => IdleAction::Yield,
             _ => {
                 self.passes = YIELDS;
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn sleeps_grow_until_there_is_work() {
-        let mut idle = IdleBackoff::new(Waiting::Adaptive);
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
         assert_eq!(idle.next_action(), IdleAction::Spin);
         let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.next_action())
             .take(1000)
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn spins_less_where_others_wait_for_the_core() {
-        let mut idle = IdleBackoff::new(Waiting::Adaptive);
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
         let mut spins = |took| {
             idle.record_yield(took);
             idle.reset();
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn sleeps_after_a_yield_to_a_thread_that_does_not_yield() {
-        let mut idle = IdleBackoff::new(Waiting::Park);
+        let mut idle = IdleBackoff::new(WaitStrategy::Park);
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(CORE_TAKEN);
         assert_eq!(idle.next_action(), IdleAction::Yield);
@@ -136,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn waiting_spin_never_sleeps() {
-        let mut idle = IdleBackoff::new(Waiting::Spin);
+    fn spin_strategy_never_sleeps() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Spin);
         let mut actions = std::iter::repeat_with(|| idle.next_action()).take(10_000);
         assert!(actions.all(|action| action == IdleAction::Spin));
     }

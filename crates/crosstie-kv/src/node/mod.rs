@@ -198,9 +198,8 @@ impl Node {
 
     /// What each daemon has done, as of a few milliseconds ago.
     pub fn counters(&self) -> Vec<DaemonCounters> {
-        let read = |counters: &Mutex<DaemonCounters>| {
-            *counters.lock().unwrap_or_else(PoisonError::into_inner)
-        };
+        let read =
+            |counters: &Mutex<DaemonCounters>| *counters.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.counters.iter().map(read).collect()
     }
 

@@ -83,8 +83,7 @@ impl ShardServer {
                 // The daemon that forwarded the request has checked that this shard owns the key.
                 let response = self.shard.apply(&request);
                 self.activity.served += 1;
-                self.activity.undelivered +=
-                    u64::from(self.forwarder.node.reply(ticket, response).is_err());
+                self.activity.undelivered += u64::from(self.forwarder.node.reply(ticket, response).is_err());
             } else {
                 transport.call(request.rank, &request, CallOrigin::Daemon(ticket), self);
             }

@@ -177,7 +177,7 @@ impl DaemonThread {
             bytes: self.services.bytes,
             activity: DaemonActivity::default(),
         };
-        let idle = IdleBackoff::new(config.waiting);
+        let idle = IdleBackoff::new(config.wait_strategy);
         // In a one-node cluster daemons forward nothing: clients send each request to the daemon that owns the key.
         if config.daemons > 1 && config.nodes > 1 {
             Daemon::<_, true>::new(server, transport, idle, self.commands, self.shared).run();

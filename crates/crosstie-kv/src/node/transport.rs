@@ -35,7 +35,11 @@ pub(super) trait Transport {
     /// Whether responses are outstanding.
     fn in_flight(&self) -> bool;
     /// Executes a command of the control plane.
-    fn execute_command(&mut self, command: ConnectionCommand, server: &mut ShardServer) -> Option<ConnectionEvent>;
+    fn execute_command(
+        &mut self,
+        command: ConnectionCommand,
+        server: &mut ShardServer,
+    ) -> Option<ConnectionEvent>;
     /// Closes connections that have failed, and passes an event for each to `each`.
     fn check_connections(&mut self, server: &mut ShardServer, each: impl FnMut(ConnectionEvent));
     /// What happened so far, in connections and in the ring.

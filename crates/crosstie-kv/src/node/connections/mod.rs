@@ -298,7 +298,11 @@ impl<R: DelegationRing> Transport for Connections<R> {
             || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending() > 0))
     }
 
-    fn execute_command(&mut self, command: ConnectionCommand, server: &mut ShardServer) -> Option<ConnectionEvent> {
+    fn execute_command(
+        &mut self,
+        command: ConnectionCommand,
+        server: &mut ShardServer,
+    ) -> Option<ConnectionEvent> {
         match command {
             ConnectionCommand::Open { rank, epoch } => {
                 self.close(rank, server);

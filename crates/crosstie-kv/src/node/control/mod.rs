@@ -244,7 +244,10 @@ impl Control {
         }
         let rank = rank as usize;
         if self.sessions[rank].channel.is_some() {
-            self.disconnect(rank, "it has connected again: it was restarted, or two nodes have its rank".to_owned());
+            self.disconnect(
+                rank,
+                "it has connected again: it was restarted, or two nodes have its rank".to_owned(),
+            );
         }
         self.sessions[rank].begin(channel);
         let action = self.sessions[rank].send_hello(&self.hello);

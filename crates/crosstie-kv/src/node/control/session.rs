@@ -184,7 +184,9 @@ impl PeerSession {
         let (rank, epoch) = (self.rank, self.epoch);
         match kind {
             HELLO if self.incarnation.is_none() => {
-                let Ok(theirs) = Hello::try_read_from_bytes(payload) else { return Some(protocol_violation()) };
+                let Ok(theirs) = Hello::try_read_from_bytes(payload) else {
+                    return Some(protocol_violation());
+                };
                 if let Some(mismatch) = hello.find_mismatch(&theirs, rank) {
                     // The session ends whether or not the other node receives the reason.
                     drop(self.send(REJECT, mismatch.as_bytes()));
