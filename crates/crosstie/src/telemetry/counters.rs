@@ -10,7 +10,7 @@ use core::ops::AddAssign;
 /// mine.work_requests += 2;
 /// let theirs = Counters::from_words([1, 0, 0, 0, 0, 0]);
 /// mine += theirs;
-/// assert_eq!(mine.words()[0], 3);
+/// assert_eq!(mine.to_words()[0], 3);
 /// assert_eq!(Counters::NAMES[0], "work_requests");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,17 +30,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What the counters are called, in the order of [`Counters::words`].
+    /// What the counters are called, in the order of [`Counters::to_words`].
     pub const NAMES: [&'static str; 6] =
         ["work_requests", "receives", "completions", "bytes", "messages", "batches"];
 
     /// All counters, to print or to send.
-    pub fn words(&self) -> [u64; 6] {
+    pub fn to_words(&self) -> [u64; 6] {
         let Counters { work_requests, receives, completions, bytes, messages, batches } = *self;
         [work_requests, receives, completions, bytes, messages, batches]
     }
 
-    /// The counters that [`Counters::words`] gave.
+    /// The counters that [`Counters::to_words`] gave.
     pub fn from_words([work_requests, receives, completions, bytes, messages, batches]: [u64; 6]) -> Self {
         Counters { work_requests, receives, completions, bytes, messages, batches }
     }
@@ -48,8 +48,8 @@ impl Counters {
 
 impl AddAssign for Counters {
     fn add_assign(&mut self, other: Counters) {
-        let mut sum = self.words();
-        for (mine, theirs) in sum.iter_mut().zip(other.words()) {
+        let mut sum = self.to_words();
+        for (mine, theirs) in sum.iter_mut().zip(other.to_words()) {
             *mine += theirs;
         }
         *self = Counters::from_words(sum);

@@ -51,12 +51,12 @@ impl Histogram {
     /// Counts one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
-        self.record_many(value, 1);
+        self.record_n(value, 1);
     }
 
     /// Counts one value `times` times.
     #[inline]
-    pub fn record_many(&mut self, value: u64, times: u64) {
+    pub fn record_n(&mut self, value: u64, times: u64) {
         if times == 0 {
             return;
         }
@@ -107,7 +107,7 @@ impl Histogram {
     }
 
     /// What was counted, to print or to send: ascending values to within 0.8 %, and how often each came.
-    /// [`Histogram::record_many`] of all of them makes one with the same quantiles.
+    /// [`Histogram::record_n`] of all of them makes one with the same quantiles.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
         let found = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         found.map(|(bucket, count)| (middle(bucket).clamp(self.min, self.max), *count))
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!((left.count(), left.min(), left.max()), (both.count(), both.min(), both.max()));
         assert_eq!(left.buckets, both.buckets);
         let mut again = Histogram::new();
-        both.counts().for_each(|(value, times)| again.record_many(value, times));
+        both.counts().for_each(|(value, times)| again.record_n(value, times));
         assert_eq!(again.buckets, both.buckets);
         assert_eq!(again.quantile(0.99), both.quantile(0.99));
         left.clear();

@@ -23,8 +23,8 @@ use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::neighbor::bell::{self, Waiting};
 use crate::ring::reservation;
+use crate::wait::{self, WaitStrategy};
 
 /// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
@@ -62,7 +62,7 @@ pub(super) enum CqRole {
 impl Producer {
     /// Whether the producer is outside a reservation that it began as the only producer.
     fn has_left_reservation(&self) -> bool {
-        // Acquire, partner: the Release store in `reservation::settle`.
+        // Acquire, partner: the Release store in `reservation::clear_claim`.
         match self.role {
             CqRole::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
             CqRole::Recv => match self.qp.peer_line() {
@@ -96,9 +96,9 @@ impl CqShared {
         let mut producers = locked(&self.producers);
         let mode = &self.ring.header.mode;
         if producers.is_empty() && !(role == CqRole::Recv && qp.is_datagram()) {
-            mode.store(reservation::SOLE, Relaxed);
+            mode.store(reservation::EXCLUSIVE, Relaxed);
         } else {
-            reservation::share(mode, || producers.iter().all(Producer::has_left_reservation));
+            reservation::switch_to_shared(mode, || producers.iter().all(Producer::has_left_reservation));
         }
         producers.push(Producer { qp: qp.clone(), role });
     }
@@ -454,7 +454,7 @@ impl Cq {
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
         let ring = &self.shared.ring;
-        Ok(bell::wait(&ring.header.bell, Waiting::Park, deadline, || {
+        Ok(wait::wait_until(&ring.header.parker, WaitStrategy::Park, deadline, || {
             !self.flushes.is_empty()
                 || ring.is_published(self.cursor)
                 || ring.header.overrun.load(Relaxed) != 0

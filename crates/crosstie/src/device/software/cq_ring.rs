@@ -76,7 +76,7 @@ impl CqRing {
             Some(position) => Ok(position),
             None => {
                 self.header.overrun.store(1, Relaxed);
-                self.header.bell.wake();
+                self.header.parker.wake();
                 Err(Overrun)
             }
         }
@@ -99,8 +99,8 @@ impl CqRing {
         let subject = SubjectWord::new(new.qp_num, new.byte_len);
         cqe.store(new.request, subject, ResultWord::new(tag, new.detail));
         cqe.publish(position);
-        reservation::settle(claim);
-        self.header.bell.ring();
+        reservation::clear_claim(claim);
+        self.header.parker.notify();
     }
 
     #[inline(always)]
@@ -130,11 +130,11 @@ impl CqRing {
         self.cqes.ring(position).is_published(position)
     }
 
-    /// Publishes a void entry at a position whose producer is dead, see [`reservation::abandoned`].
+    /// Publishes a void entry at a position whose producer is dead, see [`reservation::is_abandoned`].
     pub(super) fn publish_void(&self, position: u64) {
         let cqe = self.cqes.ring(position);
         cqe.store_void();
         cqe.publish(position);
-        self.header.bell.wake();
+        self.header.parker.wake();
     }
 }

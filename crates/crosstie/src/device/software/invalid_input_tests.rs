@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
 use super::layout::{HEAP_AT, PEER_LINES_AT, QPS_AT, REGIONS_AT};
-use crate::chance::{Random, seed};
 use crate::device::*;
+use crate::rng::{Random, seed};
 
 fn shared(device: &Device) -> &super::state::DeviceShared {
     match &device.provider {
@@ -118,7 +118,7 @@ fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
         let socket = control::connect(&gid).unwrap();
         let hello = Request { gid: [9; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
         if random.next().is_multiple_of(2) {
-            crate::neighbor::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
+            crate::local::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         }
         for _ in 0..random.next() % 4 {
             let mut request = Request {

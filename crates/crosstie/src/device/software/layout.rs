@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Rela
 use crosstie_protocol::key::Key;
 
 use crate::memory::segment::Shared;
-use crate::neighbor::bell::Bell;
+use crate::wait::Parker;
 
 /// A region's lkey and rkey.
 pub(super) type RegionKey = Key<18>;
@@ -140,7 +140,7 @@ pub(super) struct CqHeader {
     pub(super) mode: AtomicU64,
     pub(super) reserved: [AtomicU64; 6],
     /// The owner parks here while it waits for completions. Writers: the owner and whoever wakes it.
-    pub(super) bell: Bell,
+    pub(super) parker: Parker,
     pub(super) reserved2: [AtomicU32; 15],
 }
 
@@ -484,7 +484,7 @@ const _: () = {
     assert!(core::mem::offset_of!(QpBlock, owner_line) == 64);
     assert!(core::mem::offset_of!(QpBlock, peer_line) == 128);
     assert!(size_of::<CqHeader>() == 256);
-    assert!(core::mem::offset_of!(CqHeader, bell) == 192);
+    assert!(core::mem::offset_of!(CqHeader, parker) == 192);
     assert!(size_of::<Cqe>() == 32);
     assert!(core::mem::offset_of!(Cqe, sequence) == 0);
     assert!(core::mem::offset_of!(Cqe, request) == 8);

@@ -13,8 +13,8 @@ use super::layout::{
     Header, MAGIC, MAX_PEER_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey,
 };
 use crate::device::{DeviceError, Status};
+use crate::local::socket::{self, Peer};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
-use crate::neighbor::socket::{self, Peer};
 
 /// The link to a peer device. Lasts until the peer is gone or this device is closed.
 #[derive(Debug)]

@@ -177,7 +177,7 @@ impl DeviceShared {
                 .collect();
             live.extend(datagram_lines.iter().map(|line| &line.claim));
             // This includes claims in other rings of the device. An equal position there only means one more attempt.
-            if !reservation::abandoned(&header.head.word, position, live.into_iter(), || {
+            if !reservation::is_abandoned(&header.head.word, position, live.into_iter(), || {
                 ring.is_published(position)
             }) {
                 return false;

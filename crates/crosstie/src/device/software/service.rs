@@ -21,9 +21,9 @@ use super::link::Link;
 use super::qp::{QpShared, RecvSource};
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
+use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
-use crate::neighbor::socket::{self, Peer};
 use crate::ring::reservation;
 
 /// Limit on connections from peers; a peer device has one.
