@@ -28,7 +28,7 @@ impl By {
             By::Bytes => figures.per_second * LARGE as f64 / 1e9,
             By::RoundTrip => figures.p50_ns,
             By::TwoWays => 2.0 * figures.p50_ns,
-            By::Line => figures.line_ns?,
+            By::Line => figures.cache_line_ns?,
         })
     }
 
@@ -266,8 +266,8 @@ pub(super) fn to_json(
     let measured: serde_json::Map<String, Value> = medians
         .iter()
         .map(|(name, figures)| {
-            let Figures { per_second, p50_ns, line_ns } = figures;
-            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": line_ns });
+            let Figures { per_second, p50_ns, cache_line_ns } = figures;
+            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": cache_line_ns });
             ((*name).to_owned(), figures)
         })
         .collect();
@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn everything_compared_is_measured_and_its_best_is_taken() {
-        let figures = |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, line_ns: Some(1.0) };
+        let figures =
+            |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, cache_line_ns: Some(1.0) };
         let medians: BTreeMap<&str, Figures> =
             PROBES.iter().enumerate().map(|(at, (name, _))| (*name, figures(at + 1))).collect();
         assert_eq!(medians.len(), PROBES.len(), "a name is there twice");

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use super::server::{CONNECTIONS, Connection, KEYS, Server, version};
 use super::{Cores, Figures};
-use crate::error::{Error, at};
+use crate::error::{Error, with_path};
 use crate::packages::{Packages, is_root};
-use crate::process::output;
+use crate::process::run_for_output;
 
 const PROGRAM: &str = "memcached";
 /// Round trips of which the latency is kept.
@@ -60,9 +60,9 @@ impl Memcached {
 /// Confines the calling thread.
 fn keep_to(cores: Cores) -> Result<(), Error> {
     let link = "/proc/thread-self";
-    let target = fs::read_link(link).map_err(at(link))?;
+    let target = fs::read_link(link).map_err(with_path(link))?;
     let thread = target.file_name().unwrap_or_default();
-    output(Command::new("taskset").args(["-p", "-c", &cores.to_string()]).arg(thread)).map(drop)
+    run_for_output(Command::new("taskset").args(["-p", "-c", &cores.to_string()]).arg(thread)).map(drop)
 }
 
 /// One connection and what it will hear.
@@ -178,7 +178,7 @@ fn load(socket: &Path, pipeline: usize, duration: Duration) -> Result<Figures, E
     clients.iter_mut().try_for_each(Client::receive)?;
     latencies.sort_by(f64::total_cmp);
     let p50_ns = latencies.get(latencies.len() / 2).copied().unwrap_or(0.0);
-    Ok(Figures { per_second: done as f64 / seconds, p50_ns, line_ns: None })
+    Ok(Figures { per_second: done as f64 / seconds, p50_ns, cache_line_ns: None })
 }
 
 #[cfg(test)]

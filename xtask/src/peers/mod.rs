@@ -21,8 +21,8 @@ use self::compare::{COMPARISONS, Comparison, Row, alone, named, table, to_json};
 use self::memcached::Memcached;
 use self::redis::Redis;
 use self::ucx::Ucx;
-use crate::error::{Error, at};
-use crate::process::{self, bounded, output, passing_output};
+use crate::error::{Error, with_path};
+use crate::process::{self, run_for_output, run_inheriting_output, with_timeout};
 use crate::workspace;
 
 /// No measurement of ours takes longer.
@@ -60,7 +60,7 @@ impl Cores {
     /// The first two that we may use; twice the same where it is the only one.
     fn first() -> Result<Cores, Error> {
         let path = "/proc/self/status";
-        let status = fs::read_to_string(path).map_err(at(path))?;
+        let status = fs::read_to_string(path).map_err(with_path(path))?;
         let list =
             status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let mut allowed = list.split(',').flat_map(|range| {
@@ -86,7 +86,7 @@ struct Figures {
     per_second: f64,
     p50_ns: f64,
     /// One cache line there and back.
-    line_ns: Option<f64>,
+    cache_line_ns: Option<f64>,
 }
 
 /// Something to measure.
@@ -157,7 +157,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let compared: Vec<&Comparison> = COMPARISONS.iter().filter(|comparison| asked(comparison.peer)).collect();
     let mut build = Command::new(workspace::cargo());
     build.current_dir(workspace::root()).args(["build", "--release", "-p", "crosstie-cli"]);
-    passing_output(&mut build)?;
+    run_inheriting_output(&mut build)?;
     let mut cores = Cores::first()?;
     let peers = Peers {
         ucx: asked(Peer::Ucx).then(Ucx::prepare).transpose()?,
@@ -246,7 +246,7 @@ type Versions = Vec<(&'static str, String)>;
 
 /// One `crosstie bench`. Sets `cores` to those that it used, for the others to use too.
 fn ours(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
-    let mut command = bounded(program(), LIMIT);
+    let mut command = with_timeout(program(), LIMIT);
     command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
     let (found, figures) = told(&mut command)?;
     let used =
@@ -259,7 +259,7 @@ fn ours(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, 
 /// Our store: one node, its daemon on one of the cores, and on the other one thread with as many clients as others have
 /// connections.
 fn our_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
-    let mut command = bounded("taskset", LIMIT);
+    let mut command = with_timeout("taskset", LIMIT);
     command.args(["-c", &cores.to_string()]).arg(program()).args(["bench", "kv", "--backend", "delegation"]);
     command.args(["--nodes", "1", "--daemons", "1", "--clients", &server::CONNECTIONS.to_string()]);
     command.args(["--queue-depth", &depth.to_string()]);
@@ -277,7 +277,7 @@ fn has_store() -> Result<bool, Error> {
     let program = program();
     let mut help = Command::new(&program);
     let status = help.args(["bench", "kv", "--help"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.map(|status| status.success()).map_err(at(&program))
+    status.map(|status| status.success()).map_err(with_path(&program))
 }
 
 fn program() -> std::path::PathBuf {
@@ -286,7 +286,7 @@ fn program() -> std::path::PathBuf {
 
 /// The JSON object that a benchmark of ours prints, and its figures.
 fn told(command: &mut Command) -> Result<(Value, Figures), Error> {
-    let text = output(command)?;
+    let text = run_for_output(command)?;
     let found: Value =
         serde_json::from_str(&text).map_err(|error| unexpected(command, &format!("{error}: {text}")))?;
     let figures = read(&found).ok_or_else(|| unexpected(command, &format!("figures are missing: {text}")))?;
@@ -294,14 +294,14 @@ fn told(command: &mut Command) -> Result<(Value, Figures), Error> {
 }
 
 fn unexpected(command: &Command, what: &str) -> Error {
-    Error::Answer { command: process::describe(command), what: what.into() }
+    Error::UnexpectedOutput { command: process::command_line(command), what: what.into() }
 }
 
 fn read(found: &Value) -> Option<Figures> {
     Some(Figures {
         per_second: found["ops_per_s"].as_f64()?,
         p50_ns: found["p50_ns"].as_f64()?,
-        line_ns: found["limit_ns"].as_f64(),
+        cache_line_ns: found["limit_ns"].as_f64(),
     })
 }
 
@@ -315,7 +315,7 @@ fn middle(all: &[Figures]) -> Option<Figures> {
     Some(Figures {
         per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
         p50_ns: median(all.iter().map(|figures| figures.p50_ns).collect())?,
-        line_ns: median(all.iter().filter_map(|figures| figures.line_ns).collect()),
+        cache_line_ns: median(all.iter().filter_map(|figures| figures.cache_line_ns).collect()),
     })
 }
 
@@ -334,11 +334,11 @@ mod tests {
     #[test]
     fn figures_are_read_and_their_medians_taken() {
         let found = json!({ "ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5 });
-        assert_eq!(read(&found).map(|figures| figures.line_ns), Some(Some(2.5)));
+        assert_eq!(read(&found).map(|figures| figures.cache_line_ns), Some(Some(2.5)));
         assert!(read(&json!({ "ops_per_s": 3.0 })).is_none());
-        let of = |per_second| Figures { per_second, p50_ns: -per_second, line_ns: None };
+        let of = |per_second| Figures { per_second, p50_ns: -per_second, cache_line_ns: None };
         let middle = self::middle(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
-        assert_eq!((middle.per_second, middle.p50_ns, middle.line_ns), (2.0, -2.0, None));
+        assert_eq!((middle.per_second, middle.p50_ns, middle.cache_line_ns), (2.0, -2.0, None));
         assert_eq!(self::middle(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));
     }
 }

@@ -10,7 +10,7 @@ use super::server::{CONNECTIONS, Connection, KEYS, Server, version};
 use super::{Cores, Figures};
 use crate::error::Error;
 use crate::packages::Packages;
-use crate::process::{self, bounded, output};
+use crate::process::{self, run_for_output, with_timeout};
 
 /// No measurement takes longer.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -55,12 +55,13 @@ impl Redis {
     }
 
     fn command(&self, pipeline: usize, count: u64, command: &[&str]) -> Result<Figures, Error> {
-        let mut benchmark = bounded("taskset", LIMIT);
+        let mut benchmark = with_timeout("taskset", LIMIT);
         benchmark.args(["-c", &self.cores.to_string(), "redis-benchmark", "-s"]).arg(self.server.socket());
         benchmark.args(["-c", &CONNECTIONS.to_string(), "-P", &pipeline.to_string()]);
         benchmark.args(["-n", &count.to_string(), "-r", &KEYS.to_string(), "--csv"]).args(command);
-        let text = output(&mut benchmark)?;
-        figures(&text).ok_or_else(|| Error::Answer { command: process::describe(&benchmark), what: text })
+        let text = run_for_output(&mut benchmark)?;
+        figures(&text)
+            .ok_or_else(|| Error::UnexpectedOutput { command: process::command_line(&benchmark), what: text })
     }
 }
 
@@ -69,7 +70,7 @@ fn mixed(one: Figures, other: Figures) -> Figures {
     Figures {
         per_second: 2.0 / (1.0 / one.per_second + 1.0 / other.per_second),
         p50_ns: f64::midpoint(one.p50_ns, other.p50_ns),
-        line_ns: None,
+        cache_line_ns: None,
     }
 }
 
@@ -85,7 +86,7 @@ fn figures(text: &str) -> Option<Figures> {
         values.get(at)?.parse().ok().filter(|number: &f64| number.is_finite())
     };
     let per_second = number("rps").filter(|rate| *rate > 0.0)?;
-    Some(Figures { per_second, p50_ns: 1e6 * number("p50_latency_ms")?, line_ns: None })
+    Some(Figures { per_second, p50_ns: 1e6 * number("p50_latency_ms")?, cache_line_ns: None })
 }
 
 #[cfg(test)]
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_mix_takes_the_time_of_both() {
-        let of = |per_second| Figures { per_second, p50_ns: 1e9 / per_second, line_ns: None };
+        let of = |per_second| Figures { per_second, p50_ns: 1e9 / per_second, cache_line_ns: None };
         let mixed = mixed(of(100.0), of(300.0));
         assert!((mixed.per_second - 150.0).abs() < 1e-9, "{mixed:?}");
     }

@@ -9,15 +9,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Cores;
-use crate::error::{Error, at};
-use crate::process::dies_with_us;
+use crate::error::{Error, with_path};
+use crate::process::killed_with_parent;
 
 /// Keys in every store that is compared, ours among them.
 pub(super) const KEYS: u32 = 100_000;
 /// Connections that load a store, clients being those of ours.
 pub(super) const CONNECTIONS: usize = 4;
 /// A server that says nothing for so long is stuck.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server that is running. It is killed, and its directory goes, when this is dropped.
 pub(super) struct Server {
@@ -36,16 +36,16 @@ impl Server {
         arguments: impl FnOnce(&str) -> Vec<String>,
     ) -> Result<Server, Error> {
         let directory = std::env::temp_dir().join(format!("crosstie-{program}-{}", std::process::id()));
-        fs::create_dir_all(&directory).map_err(at(&directory))?;
+        fs::create_dir_all(&directory).map_err(with_path(&directory))?;
         let socket = directory.join("socket");
-        let mut command = dies_with_us("taskset");
+        let mut command = killed_with_parent("taskset");
         command.args(["-c", &cores.to_string(), program]).args(arguments(&socket.display().to_string()));
         command.current_dir(&directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|source| Error::Start { program: program.into(), source })?;
         let mut server = Server { child, directory, socket, program };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESPONSE_TIMEOUT;
         while UnixStream::connect(&server.socket).is_err() {
-            let ended = server.child.try_wait().map_err(at(program))?;
+            let ended = server.child.try_wait().map_err(with_path(program))?;
             if let Some(status) = ended {
                 return Err(server.answer(&format!("it ended at once: {status}")));
             }
@@ -62,7 +62,7 @@ impl Server {
     }
 
     fn answer(&self, what: &str) -> Error {
-        Error::Answer { command: self.program.into(), what: what.into() }
+        Error::UnexpectedOutput { command: self.program.into(), what: what.into() }
     }
 }
 
@@ -87,14 +87,14 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(socket: &std::path::Path, program: &'static str) -> Result<Connection, Error> {
-        let stream = UnixStream::connect(socket).map_err(at(socket))?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(at(socket))?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(at(socket))?;
+        let stream = UnixStream::connect(socket).map_err(with_path(socket))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(with_path(socket))?;
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(with_path(socket))?;
         Ok(Connection { stream, program, answer: Vec::new() })
     }
 
     pub(super) fn send(&mut self, requests: &[u8]) -> Result<(), Error> {
-        self.stream.write_all(requests).map_err(at(self.program))
+        self.stream.write_all(requests).map_err(with_path(self.program))
     }
 
     /// Takes as many bytes as are expected; others are an error, and so is silence.
@@ -104,10 +104,10 @@ impl Connection {
         while len < expected.len() {
             let more = self.stream.read(&mut self.answer[len..]);
             // Looked at after every read: an answer of another length would be waited for in vain.
-            let more = more.map_err(at(self.program))?;
+            let more = more.map_err(with_path(self.program))?;
             len += more;
             if more == 0 || self.answer[..len] != expected[..len] {
-                return Err(Error::Answer {
+                return Err(Error::UnexpectedOutput {
                     command: self.program.into(),
                     what: format!(
                         "wanted {:?}, got {:?}",
@@ -123,5 +123,5 @@ impl Connection {
 
 /// The version of a Debian package.
 pub(super) fn version(package: &str) -> Result<String, Error> {
-    crate::process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
+    crate::process::run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::Figures;
-use crate::error::{Error, at};
+use crate::error::{Error, with_path};
 use crate::packages::Packages;
-use crate::process::{self, bounded, dies_with_us, output};
+use crate::process::{self, killed_with_parent, run_for_output, with_timeout};
 use crate::workspace;
 
 /// No measurement takes longer.
@@ -32,7 +32,7 @@ impl Ucx {
     pub(super) fn prepare() -> Result<Ucx, Error> {
         ["ucx-utils", "libucx-dev", "gcc", "libc6-dev"].into_iter().collect::<Packages>().install()?;
         let directory = workspace::target().join("peers");
-        fs::create_dir_all(&directory).map_err(at(&directory))?;
+        fs::create_dir_all(&directory).map_err(with_path(&directory))?;
         let calls = directory.join("ucx_am");
         let source = workspace::root().join("xtask/src/peers/ucx_am.c");
         let mut gcc = Command::new("gcc");
@@ -40,8 +40,9 @@ impl Ucx {
             .arg(&calls)
             .arg(source)
             .args(["-lucp", "-lucs"]);
-        output(&mut gcc)?;
-        let version = output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "ucx-utils"]))?;
+        run_for_output(&mut gcc)?;
+        let version =
+            run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "ucx-utils"]))?;
         Ok(Ucx { version, calls })
     }
 
@@ -53,12 +54,12 @@ impl Ucx {
         seconds: f64,
         cores: [u64; 2],
     ) -> Result<Figures, Error> {
-        let mut command = bounded(&self.calls, LIMIT);
+        let mut command = with_timeout(&self.calls, LIMIT);
         command.args([payload.to_string(), depth.to_string(), seconds.to_string()]);
         command.args(cores.map(|core| core.to_string())).env(TRANSPORTS.0, TRANSPORTS.1);
-        let text = output(&mut command)?;
-        let answer = |what: String| Error::Answer {
-            command: process::describe(&command),
+        let text = run_for_output(&mut command)?;
+        let answer = |what: String| Error::UnexpectedOutput {
+            command: process::command_line(&command),
             what: format!("{what}: {text}"),
         };
         let found: Value = serde_json::from_str(&text).map_err(|error| answer(error.to_string()))?;
@@ -66,7 +67,7 @@ impl Ucx {
         if number("errors")? > 0.0 {
             return Err(answer("wrong replies".into()));
         }
-        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, line_ns: None })
+        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, cache_line_ns: None })
     }
 
     /// A test of `ucx_perftest`. The latency that it tells is that of one way.
@@ -79,7 +80,7 @@ impl Ucx {
     ) -> Result<Figures, Error> {
         let port = free_port()?;
         let start = |source| Error::Start { program: "ucx_perftest".into(), source };
-        let mut server = dies_with_us("ucx_perftest")
+        let mut server = killed_with_parent("ucx_perftest")
             .args(["-p", &port.to_string(), "-c", &cores[1].to_string()])
             .env(TRANSPORTS.0, TRANSPORTS.1)
             .stdin(Stdio::null())
@@ -87,18 +88,19 @@ impl Ucx {
             .stderr(Stdio::null())
             .spawn()
             .map_err(start)?;
-        let mut client = bounded("ucx_perftest", LIMIT);
+        let mut client = with_timeout("ucx_perftest", LIMIT);
         client.args(["127.0.0.1", "-f", "-v", "-t", test]).env(TRANSPORTS.0, TRANSPORTS.1);
         client.args(["-p", &port.to_string(), "-c", &cores[0].to_string()]);
         client.args(["-s", &size.to_string(), "-n", &count.to_string()]);
-        let text = listens(port).and_then(|()| output(&mut client));
+        let text = listens(port).and_then(|()| run_for_output(&mut client));
         // After a good run it ends by itself, or has ended.
         if text.is_err() {
             server.kill().map_err(start)?;
         }
         server.wait().map_err(start)?;
         let text = text?;
-        figures(&text).ok_or_else(|| Error::Answer { command: process::describe(&client), what: text })
+        figures(&text)
+            .ok_or_else(|| Error::UnexpectedOutput { command: process::command_line(&client), what: text })
     }
 }
 
@@ -111,13 +113,13 @@ fn figures(text: &str) -> Option<Figures> {
     Some(Figures {
         per_second: number("overall_mr")?,
         p50_ns: 1e3 * number("50.0_percentile_lat")?,
-        line_ns: None,
+        cache_line_ns: None,
     })
 }
 
 fn free_port() -> Result<u16, Error> {
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    port.map(|address| address.port()).map_err(at("a port of 127.0.0.1"))
+    port.map(|address| address.port()).map_err(with_path("a port of 127.0.0.1"))
 }
 
 /// Waits until a server listens. To connect, just to see, would be the one connection that it takes.
@@ -138,7 +140,10 @@ fn listens(port: u16) -> Result<(), Error> {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    Err(Error::Answer { command: "ucx_perftest".into(), what: format!("it does not listen on port {port}") })
+    Err(Error::UnexpectedOutput {
+        command: "ucx_perftest".into(),
+        what: format!("it does not listen on port {port}"),
+    })
 }
 
 #[cfg(test)]
