@@ -6,24 +6,25 @@
 //! calls between processes, and [`flux`] between threads.
 
 pub mod bootstrap;
-#[cfg(test)]
-#[path = "../tests/chance/mod.rs"]
-mod chance;
 pub mod copyrpc;
 pub mod delegation;
 pub mod device;
 pub mod flux;
 pub mod ipc;
+mod local;
+mod local_rpc;
 mod memory;
 mod message;
-mod neighbor;
 mod ring;
+#[cfg(test)]
+#[path = "../tests/rng/mod.rs"]
+mod rng;
 pub mod telemetry;
+mod wait;
 
+pub use local_rpc::caller::Caller;
 pub use message::Message;
-pub use neighbor::bell::Waiting;
-pub use neighbor::caller::Caller;
-pub use neighbor::together::{Awaited, wait_any};
+pub use wait::{WaitStrategy, Waitable, wait_any};
 
 /// Runs the README's example with the documentation tests.
 #[cfg(doctest)]

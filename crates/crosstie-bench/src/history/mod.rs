@@ -26,7 +26,7 @@
 
 mod check;
 mod search;
-mod zones;
+mod unique_puts;
 
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -97,7 +97,7 @@ pub struct History {
 /// Bytes that are no history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these {len} bytes are no history: gather them again, from nodes of this version")]
-pub struct NotAHistory {
+pub struct DecodeError {
     len: usize,
 }
 
@@ -184,8 +184,8 @@ impl History {
     }
 
     /// The history at the beginning of `bytes`, and what comes after it.
-    pub fn read_from(bytes: &[u8]) -> Result<(History, &[u8]), NotAHistory> {
-        History::split(bytes).ok_or(NotAHistory { len: bytes.len() })
+    pub fn read_from(bytes: &[u8]) -> Result<(History, &[u8]), DecodeError> {
+        History::split(bytes).ok_or(DecodeError { len: bytes.len() })
     }
 
     fn split(bytes: &[u8]) -> Option<(History, &[u8])> {

@@ -162,7 +162,7 @@ proptest! {
     fn zones_and_search_agree_with_trying_everything(mut events in any_unique()) {
         let right = has_an_order(&events, None);
         events.sort_by_key(|event| event.called);
-        let zones = zones::check(&events, None);
+        let zones = unique_puts::check(&events, None);
         prop_assert_eq!(zones.as_ref().map(Result::is_ok), Some(right));
         if let Some(Err(operations)) = zones {
             prop_assert!(!has_an_order(&operations, None), "{operations:?}");

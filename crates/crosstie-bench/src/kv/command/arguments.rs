@@ -174,7 +174,7 @@ impl Arguments {
     }
 
     /// The command line of the other ranks.
-    pub(crate) fn words(&self) -> Vec<OsString> {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
         let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
         let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
         let backends: Vec<&str> = self.backend.iter().map(|backend| backend.as_str()).collect();
