@@ -24,7 +24,7 @@ pub fn pair() -> Result<Option<[usize; 2]>, Error> {
 
 /// A core for each of `sides`, the second of which keeps its own: the others share the rest where there are not
 /// enough. `None` where there is one core.
-pub(crate) fn places(sides: usize) -> Result<Option<Vec<usize>>, Error> {
+pub(crate) fn assign(sides: usize) -> Result<Option<Vec<usize>>, Error> {
     let Some([first, second]) = pair()? else { return Ok(None) };
     let mut rest: Vec<usize> = vec![first];
     let mut twins = Vec::new();

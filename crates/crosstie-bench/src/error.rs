@@ -36,7 +36,7 @@ pub enum Error {
     },
     /// What carries requests and responses failed.
     #[error("{what}: {source}")]
-    Exchange {
+    Rpc {
         /// What was tried.
         what: &'static str,
         /// Why it failed.
@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// Nothing came for long.
     #[error("nothing came from the other side for {0} s: it is stopped, or starved of its core")]
-    Stuck(u64),
+    NoProgress(u64),
     /// The two sides lost each other.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// A file that says what to measure does not.
     #[error("{path}: {what}", path = path.display())]
-    Sweep {
+    PlanFile {
         /// Which.
         path: PathBuf,
         /// What is wrong with it.
@@ -110,14 +110,14 @@ impl From<kv::Error> for Error {
 impl Error {
     /// Whether the command line, or a file that it names, is wrong; otherwise the work failed.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Usage(_) | Error::Sweep { .. })
+        matches!(self, Error::Usage(_) | Error::PlanFile { .. })
     }
 
     /// Makes one of what the library answered.
-    pub(crate) fn exchange<E: std::error::Error + Send + Sync + 'static>(
+    pub(crate) fn rpc<E: std::error::Error + Send + Sync + 'static>(
         what: &'static str,
     ) -> impl Fn(E) -> Error {
-        move |source| Error::Exchange { what, source: source.into() }
+        move |source| Error::Rpc { what, source: source.into() }
     }
 
     /// Makes one of a system call's answer.

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crosstie_kv::placement::{MAX_DAEMONS, MAX_NODES};
+use crosstie_kv::Backend;
+use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
 
 /// Bytes of a file at most.
 pub const MAX_FILE: usize = 64 << 20;
@@ -49,7 +50,7 @@ pub const BENCH: &str = "kv";
 ///     "counters": {"batches": 10}
 /// }"#;
 /// let results = figures::parse(text.as_bytes()).unwrap();
-/// assert_eq!(results[0].backend, figures::Backend::Delegation);
+/// assert_eq!(results[0].backend, crosstie_kv::Backend::Delegation);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
@@ -115,7 +116,7 @@ pub struct Figures {
     pub queue_depth: u32,
     /// What makes a client issue its next operation.
     #[serde(rename = "loop")]
-    pub pace: Pace,
+    pub loop_kind: LoopKind,
     /// Operations per second that an open loop intends, over all clients; absent in a closed one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -152,30 +153,10 @@ pub struct Figures {
     pub ratio_to_limit: Option<f64>,
 }
 
-/// How requests for other nodes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// Through the client's daemon to the daemon that has the endpoint.
-    Meta,
-    /// Straight into the ring of the daemon that has all endpoints.
-    Delegation,
-}
-
-impl Backend {
-    /// As a word for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Meta => "Meta",
-            Backend::Delegation => "Delegation",
-        }
-    }
-}
-
 /// What makes a client issue its next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Pace {
+pub enum LoopKind {
     /// An answer.
     Closed,
     /// The clock.
@@ -213,7 +194,7 @@ pub struct Rank {
 /// A value that no benchmark can have found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {what}")]
-pub struct Impossible {
+pub struct InvalidFigure {
     /// The field, as a path into the object.
     pub field: String,
     /// What is wrong with it.
@@ -236,7 +217,7 @@ pub enum ParseError {
     },
     /// A value that cannot be; the field begins with the result's index in an array.
     #[error(transparent)]
-    Impossible(#[from] Impossible),
+    InvalidFigure(#[from] InvalidFigure),
     /// An array of no results.
     #[error("no results in it: measure first")]
     Empty,
@@ -298,9 +279,10 @@ pub fn parse(text: &[u8]) -> Result<Vec<Figures>, ParseError> {
         return Err(ParseError::TooMany(results.len()));
     }
     for (at, figures) in results.iter().enumerate() {
-        figures
-            .check()
-            .map_err(|Impossible { field, what }| Impossible { field: format!("[{at}].{field}"), what })?;
+        figures.check().map_err(|InvalidFigure { field, what }| InvalidFigure {
+            field: format!("[{at}].{field}"),
+            what,
+        })?;
     }
     Ok(results)
 }
@@ -324,7 +306,7 @@ impl Figures {
 
     /// Whether a benchmark can have found this. Whoever draws it may rely on: finite figures that are not negative, times and
     /// buckets in ascending order, counts that can be added up, texts and lists of bounded length.
-    pub fn check(&self) -> Result<(), Impossible> {
+    pub fn check(&self) -> Result<(), InvalidFigure> {
         require(self.bench == BENCH, "bench", || format!("is {:?}, not {BENCH:?}", shortened(&self.bench)))?;
         for (name, text) in [
             ("device", &self.device),
@@ -350,7 +332,7 @@ impl Figures {
             let legal = share.is_none_or(|share| (0.0..=1.0).contains(&share));
             require(legal, name, || "is not between 0 and 1".into())?;
         }
-        let open = self.pace == Pace::Open;
+        let open = self.loop_kind == LoopKind::Open;
         require(self.rate.is_some() == open, "rate", || "belongs to an open loop, and to that alone".into())?;
         for (name, count, most) in [
             ("nodes", self.nodes, MAX_NODES),
@@ -388,27 +370,27 @@ impl Figures {
     }
 }
 
-fn require(legal: bool, field: &str, what: impl FnOnce() -> String) -> Result<(), Impossible> {
-    if legal { Ok(()) } else { Err(Impossible { field: field.into(), what: what() }) }
+fn require(legal: bool, field: &str, what: impl FnOnce() -> String) -> Result<(), InvalidFigure> {
+    if legal { Ok(()) } else { Err(InvalidFigure { field: field.into(), what: what() }) }
 }
 
-fn figure_is_sound(field: &str, figure: f64) -> Result<(), Impossible> {
+fn figure_is_sound(field: &str, figure: f64) -> Result<(), InvalidFigure> {
     require((0.0..=MAX_FIGURE).contains(&figure), field, || {
         format!("is {figure:e}, not between 0 and {MAX_FIGURE:e}")
     })
 }
 
-fn at_most(field: &str, len: usize, most: usize) -> Result<(), Impossible> {
+fn at_most(field: &str, len: usize, most: usize) -> Result<(), InvalidFigure> {
     require(len <= most, field, || format!("has {len} entries, at most {most} are read"))
 }
 
-fn short(field: &str, text: &str) -> Result<(), Impossible> {
+fn short(field: &str, text: &str) -> Result<(), InvalidFigure> {
     require(text.len() <= MAX_TEXT, field, || {
         format!("has {} bytes, at most {MAX_TEXT} are read", text.len())
     })
 }
 
-fn histogram(field: &str, buckets: &[[u64; 2]]) -> Result<(), Impossible> {
+fn histogram(field: &str, buckets: &[[u64; 2]]) -> Result<(), InvalidFigure> {
     at_most(field, buckets.len(), MAX_BUCKETS)?;
     let ascending = buckets.is_sorted_by(|[one, _], [next, _]| one < next);
     require(ascending, field, || "is not in ascending order".into())?;

@@ -9,8 +9,7 @@
 
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
-mod arena;
+mod collective;
 pub mod copyrpc;
 pub mod cores;
 pub mod device;
@@ -19,14 +18,15 @@ pub mod figures;
 pub mod history;
 pub mod kv;
 mod limits;
-mod meeting;
 pub mod node;
 pub mod output;
-mod patience;
+mod pair;
 mod plan;
 mod progress;
 pub mod report;
-mod sides;
+#[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
+mod shared_region;
+mod spin_wait;
 pub mod summary;
 pub mod table;
 pub mod units;
@@ -36,5 +36,5 @@ pub use error::Error;
 
 /// Whether this process is the other side of a benchmark that its parent runs.
 pub fn is_child() -> bool {
-    std::env::var_os(arena::VARIABLE).is_some() || std::env::var_os(kv::command::CHILD).is_some()
+    std::env::var_os(shared_region::VARIABLE).is_some() || std::env::var_os(kv::command::CHILD).is_some()
 }

@@ -15,13 +15,13 @@ const SLICE: Duration = Duration::from_millis(25);
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span(Duration);
+pub(crate) struct MeasureTime(Duration);
 
-impl Span {
+impl MeasureTime {
     /// As `--duration` has it.
-    pub(crate) fn new(seconds: f64) -> Result<Span, Error> {
+    pub(crate) fn new(seconds: f64) -> Result<MeasureTime, Error> {
         if seconds > 0.0 && seconds <= MAX_SECONDS {
-            return Ok(Span(Duration::from_secs_f64(seconds)));
+            return Ok(MeasureTime(Duration::from_secs_f64(seconds)));
         }
         Err(Error::Usage(format!("--duration {seconds}: give seconds above 0, up to {MAX_SECONDS}")))
     }
@@ -33,7 +33,7 @@ impl Span {
     }
 
     /// The words of a command line that say this.
-    pub(crate) fn words(&self) -> [OsString; 2] {
+    pub(crate) fn to_args(&self) -> [OsString; 2] {
         ["--duration".into(), self.0.as_secs_f64().to_string().into()]
     }
 }
@@ -61,7 +61,7 @@ impl Devices {
     }
 
     /// The words of a command line that say this.
-    pub(crate) fn words(&self) -> [OsString; 2] {
+    pub(crate) fn to_args(&self) -> [OsString; 2] {
         ["--device".into(), self.to_string().into()]
     }
 }

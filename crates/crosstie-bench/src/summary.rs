@@ -13,7 +13,7 @@ pub(crate) const LARGE: usize = 4096;
 
 /// What a benchmark measured, as it was asked. Fields that a benchmark does not know are `None` and left out.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Subject {
+pub(crate) struct Setup {
     pub(crate) bench: &'static str,
     pub(crate) device: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ pub(crate) struct Subject {
     pub(crate) cores: Option<Vec<usize>>,
 }
 
-impl Subject {
+impl Setup {
     /// In words; `apart` says whether the sides are on machines of their own.
     fn title(&self, apart: bool) -> String {
         let sides = if self.processes { "processes" } else { "threads" };
@@ -73,7 +73,7 @@ impl Subject {
 }
 
 /// Everything a benchmark found.
-pub(crate) struct Figures<'a> {
+pub(crate) struct Measurements<'a> {
     pub(crate) ops: u64,
     pub(crate) seconds: f64,
     pub(crate) ops_per_s: f64,
@@ -89,7 +89,7 @@ pub(crate) struct Figures<'a> {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Limits {
     /// One cache line there and back.
-    pub(crate) line_ns: Option<f64>,
+    pub(crate) cache_line_ns: Option<f64>,
     /// The exchange that ours is compared to.
     pub(crate) ops_per_s: Option<f64>,
     pub(crate) in_place_ops_per_s: Option<f64>,
@@ -101,9 +101,9 @@ pub(crate) struct Limits {
 /// The JSON object. Limits are absent where the two sides are on different machines, ratios where ours is not what the
 /// limit measures.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct Summary {
     #[serde(flatten)]
-    subject: Subject,
+    setup: Setup,
     ops: u64,
     seconds: f64,
     ops_per_s: f64,
@@ -139,20 +139,20 @@ pub struct Report {
     bytes_to_limit: Option<f64>,
 }
 
-impl Report {
-    pub(crate) fn new(subject: Subject, figures: &Figures<'_>) -> Report {
-        let Figures { ops, seconds, ops_per_s, latency, errors, ref counters, sends_ops_per_s, limits } =
-            *figures;
+impl Summary {
+    pub(crate) fn new(setup: Setup, measurements: &Measurements<'_>) -> Summary {
+        let Measurements { ops, seconds, ops_per_s, latency, errors, ref counters, sends_ops_per_s, limits } =
+            *measurements;
         let quantile = |q| latency.quantile(q).unwrap_or(0);
         let p50_ns = quantile(0.5);
-        let bytes = |ops: f64| Some(ops * subject.payload as f64).filter(|_| subject.payload >= LARGE);
+        let bytes = |ops: f64| Some(ops * setup.payload as f64).filter(|_| setup.payload >= LARGE);
         let bytes_per_s = bytes(ops_per_s);
         let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
         // The limits have one asking side.
-        let alike = subject.clients.is_none_or(|clients| clients == 1);
+        let alike = setup.clients.is_none_or(|clients| clients == 1);
         let ratio =
             |ours: f64, limit: Option<f64>| limit.filter(|_| alike).map(|limit| round(ours / limit, 1e4));
-        Report {
+        Summary {
             ops,
             seconds: round(seconds, 1e6),
             ops_per_s: round(ops_per_s, 1.0),
@@ -165,19 +165,19 @@ impl Report {
             sends_ops_per_s: sends_ops_per_s.map(f64::round),
             batching_gain: sends_ops_per_s.map(|sends| round(ops_per_s / sends, 100.0)),
             counters: counters.clone(),
-            limit_ns: limits.line_ns.map(|ns| round(ns, 10.0)),
+            limit_ns: limits.cache_line_ns.map(|ns| round(ns, 10.0)),
             limit_ops_per_s: limits.ops_per_s.map(f64::round),
             limit_in_place_ops_per_s: limits.in_place_ops_per_s.map(f64::round),
             limit_two_rings_ops_per_s: limits.two_rings_ops_per_s.map(f64::round),
             limit_bytes_per_s: limit_bytes_per_s.map(f64::round),
             ratio_to_limit: ratio(ops_per_s, limits.ops_per_s),
-            latency_to_limit: ratio(p50_ns as f64, limits.line_ns.filter(|_| subject.queue_depth == 1)),
+            latency_to_limit: ratio(p50_ns as f64, limits.cache_line_ns.filter(|_| setup.queue_depth == 1)),
             bytes_to_limit: bytes_per_s.and_then(|ours| ratio(ours, limit_bytes_per_s)),
-            subject,
+            setup,
         }
     }
 
-    /// For people: our figures beside the machine's.
+    /// For people: our measurements beside the machine's.
     pub fn table(&self) -> String {
         let mut rows = vec![[String::new(), "crosstie".into(), "limit".into(), "ratio".into()]];
         let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
@@ -214,7 +214,7 @@ impl Report {
         format!(
             "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
              limit: the plainest code for the same exchange; for p50, one cache line there and back; for bytes, memcpy\n",
-            self.subject.title(self.limit_ns.is_none()),
+            self.setup.title(self.limit_ns.is_none()),
             table::figures(&rows),
             self.ops,
             self.seconds,

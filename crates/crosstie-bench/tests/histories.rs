@@ -30,10 +30,10 @@ use cluster::{BACKENDS, Plan, Random, fresh_name, seed};
 use crosstie_bench::history::{
     BUDGET, Event, Failure, History, Outcome, Pending, Recorder, Summary, check_from, now,
 };
-use crosstie_kv::client::{BeginError, Client, Error, Swap};
-use crosstie_kv::message::{Op, Request, Response, Status};
-use crosstie_kv::node::Backend;
-use crosstie_kv::placement::Placement;
+use crosstie_kv::Backend;
+use crosstie_kv::client::{BeginError, Client, Error, SwapOutcome};
+use crosstie_kv::sharding::ShardMap;
+use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 use zerocopy::{IntoBytes, TryFromBytes};
 
 const NODES: u32 = 3;
@@ -95,17 +95,17 @@ impl Bug {
     /// The request that is sent, or the answer that is given without.
     fn plant(
         self,
-        request: &Request,
+        request: &WordRequest,
         numbers: &mut Random,
         seen: &HashMap<u64, u64>,
-    ) -> Result<Request, Response> {
+    ) -> Result<WordRequest, WordResponse> {
         match (self, request.op) {
             (Bug::StaleGet, Op::Get) if numbers.below(4) == 0 => match seen.get(&request.key) {
-                Some(value) => Err(Response::new(Status::Done, *value)),
+                Some(value) => Err(WordResponse::new(Status::Done, *value)),
                 None => Ok(*request),
             },
-            (Bug::DroppedPut, Op::Put) if numbers.below(4) == 0 => Err(Response::new(Status::Done, 0)),
-            (Bug::InsertOverwrites, Op::Insert) => Ok(Request { op: Op::Put, ..*request }),
+            (Bug::DroppedPut, Op::Put) if numbers.below(4) == 0 => Err(WordResponse::new(Status::Done, 0)),
+            (Bug::InsertOverwrites, Op::Insert) => Ok(WordRequest { op: Op::Put, ..*request }),
             _ => Ok(*request),
         }
     }
@@ -113,10 +113,10 @@ impl Bug {
 
 /// The keys that the clients fight for, the same for all, with the rank that has them.
 fn keys(strings: bool) -> Vec<(u64, u32)> {
-    let placement = Placement::new(NODES, DAEMONS).unwrap();
+    let placement = ShardMap::new(NODES, DAEMONS).unwrap();
     let rank_of = |key: u64| match strings {
-        true => placement.of_bytes(&key.to_le_bytes()).rank,
-        false => placement.of_word(key).rank,
+        true => placement.shard_of_bytes(&key.to_le_bytes()).rank,
+        false => placement.shard_of_word(key).rank,
     };
     (0..NODES)
         .flat_map(|rank| (0..).filter(move |key| rank_of(*key) == rank).take(KEYS[usize::from(strings)]))
@@ -159,7 +159,7 @@ impl Asker {
             told.store(true, Relaxed);
         });
         let client = loop {
-            match Client::pipelined(name) {
+            match Client::attach_pipelined(name) {
                 Ok(client) => break client,
                 Err(_) if stop.load(Relaxed) => std::process::exit(0),
                 // The node is being killed or started.
@@ -240,37 +240,37 @@ impl Asker {
             };
             let gone = answer == Err(Error::ServerGone);
             // What the answer is not known to be, it may be.
-            self.answered(number, &answer.unwrap_or(Response::new(Status::NodeGone, 0)), rank);
+            self.answered(number, &answer.unwrap_or(WordResponse::new(Status::NodeGone, 0)), rank);
             if gone {
                 self.reconnect();
             }
         }
     }
 
-    fn exchange_string(&mut self, request: &Request) -> Result<Response, Error> {
+    fn exchange_string(&mut self, request: &WordRequest) -> Result<WordResponse, Error> {
         let key = (request.key & !STRING).to_le_bytes();
         let (value, expected) = (request.value.to_le_bytes(), request.expected.to_le_bytes());
         let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().expect("values of 8 bytes"));
-        let found = |was_there| Response::new(if was_there { Status::Done } else { Status::NotFound }, 0);
+        let found = |was_there| WordResponse::new(if was_there { Status::Done } else { Status::NotFound }, 0);
         let client = &mut self.client;
         Ok(match request.op {
-            Op::Get => {
-                client.get_bytes(&key)?.map_or(found(false), |value| Response::new(Status::Done, word(value)))
-            }
+            Op::Get => client
+                .get_bytes(&key)?
+                .map_or(found(false), |value| WordResponse::new(Status::Done, word(value))),
             Op::Put => client.put_bytes(&key, &value).map(|()| found(true))?,
             Op::Delete => found(client.delete_bytes(&key)?),
             Op::Insert => client
                 .insert_bytes(&key, &value)?
-                .map_or(found(true), |value| Response::new(Status::Mismatch, word(value))),
+                .map_or(found(true), |value| WordResponse::new(Status::Mismatch, word(value))),
             Op::CompareAndSwap => match client.compare_and_swap_bytes(&key, &expected, &value)? {
-                Swap::Done => found(true),
-                Swap::Mismatch(value) => Response::new(Status::Mismatch, word(value)),
-                Swap::NotFound => found(false),
+                SwapOutcome::Done => found(true),
+                SwapOutcome::Mismatch(value) => WordResponse::new(Status::Mismatch, word(value)),
+                SwapOutcome::NotFound => found(false),
             },
         })
     }
 
-    fn make(&mut self, keys: &[(u64, u32)]) -> Request {
+    fn make(&mut self, keys: &[(u64, u32)]) -> WordRequest {
         let (key, rank) = keys[self.numbers.below(keys.len() as u64) as usize];
         let op = match self.numbers.below(8) {
             _ if self.gone[rank as usize] => Op::Get,
@@ -283,17 +283,17 @@ impl Asker {
         // Nobody else has this value.
         let value = (self.number << 32) | self.recorder.events().len() as u64;
         let expected = self.seen.get(&key).or(self.seen.get(&(key | STRING))).copied().unwrap_or(0);
-        Request { value, expected, ..Request::new(op, rank, key) }
+        WordRequest { value, expected, ..WordRequest::new(op, rank, key) }
     }
 
-    fn begin(&mut self, request: &Request) -> usize {
+    fn begin(&mut self, request: &WordRequest) -> usize {
         self.pending.push(self.recorder.begin(request));
         let number = self.pending.len() - 1;
         self.write_down(number, Event::NEVER);
         number
     }
 
-    fn end(&mut self, number: usize, response: &Response) {
+    fn end(&mut self, number: usize, response: &WordResponse) {
         let Event { op, key, value, .. } = self.recorder.events()[number];
         self.recorder.end(self.pending[number].take().expect("answered twice"), response);
         self.write_down(number, now());
@@ -305,7 +305,7 @@ impl Asker {
     }
 
     /// Ends one that was sent.
-    fn answered(&mut self, number: usize, response: &Response, rank: u32) {
+    fn answered(&mut self, number: usize, response: &WordResponse, rank: u32) {
         self.end(number, response);
         self.gone[rank as usize] = response.status == Status::NodeGone;
         if self.gone[rank as usize] || number.is_multiple_of(SPELL) {
@@ -315,7 +315,7 @@ impl Asker {
 
     /// Ends one that was not.
     fn not_sent(&mut self, number: usize) {
-        self.end(number, &Response::new(Status::OutOfMemory, 0));
+        self.end(number, &WordResponse::new(Status::OutOfMemory, 0));
     }
 
     /// To the parent: one system call, less than a pipe could tear.

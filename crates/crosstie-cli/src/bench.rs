@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
-use crosstie_bench::summary::Report;
+use crosstie_bench::summary::Summary;
 use crosstie_bench::{copyrpc, device, node};
 
 use crate::error::Error;
@@ -58,10 +58,10 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
 }
 
 /// The report, where this process leads.
-fn tell(report: Option<Report>, as_json: bool) -> Result<(), Error> {
-    let Some(report) = report else { return Ok(()) };
-    crate::print(&if as_json { crate::json(&report)? } else { report.table() })?;
-    if report.errors > 0 { Err(crosstie_bench::Error::WrongData(report.errors).into()) } else { Ok(()) }
+fn tell(summary: Option<Summary>, as_json: bool) -> Result<(), Error> {
+    let Some(summary) = summary else { return Ok(()) };
+    crate::print(&if as_json { crate::json(&summary)? } else { summary.table() })?;
+    if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
 }
 
 /// A flag that SIGINT and SIGTERM set.

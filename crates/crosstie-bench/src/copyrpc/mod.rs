@@ -5,10 +5,10 @@
 //! limits are measured where both sides share memory, and, where it is wanted, the same exchange with one SEND per
 //! message over the same device. So all of them see the same weather, and the medians over the slices can be compared.
 
+mod peer;
 mod plan;
 mod role;
-mod sends;
-mod side;
+mod send_baseline;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,137 +18,140 @@ use zerocopy::IntoBytes;
 
 pub use plan::{Arguments, Plan};
 
+use self::peer::{COUNTERS, CopyrpcPeer, CounterSums, Message};
 use self::role::Role;
-use self::sends::Sends;
-use self::side::{Body, COUNTERS, Counted, Side};
-use super::arena::Arena;
-use super::limits::{self, Exchange, Line, Memcpy, Pace, Take};
-use super::meeting::Meeting;
-use super::node::plan::ArenaPlan;
-use super::patience::Patience;
+use self::send_baseline::SendBaseline;
+use super::collective::Collective;
+use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
+use super::node::plan::RegionLayout;
+use super::pair::{Pair, PairMember};
 use super::progress::Progress;
-use super::sides::{Place, TwoSides};
-use super::summary::{self, Figures, LARGE, Report, Subject, median};
+use super::shared_region::SharedRegion;
+use super::spin_wait::SpinWait;
+use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
 use crate::error::Error;
 
 /// Measures, and reports where this process leads.
-pub fn run(plan: &Plan) -> Result<Option<Report>, Error> {
+pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     // Usual sizes as types, as a user would; others as raw bytes.
-    let take_part = match plan.payload {
-        payload if payload != plan.response => take_part::<[u8]>,
-        8 => take_part::<[u8; 8]>,
-        16 => take_part::<[u8; 16]>,
-        32 => take_part::<[u8; 32]>,
-        48 => take_part::<[u8; 48]>,
-        64 => take_part::<[u8; 64]>,
-        _ => take_part::<[u8]>,
+    let run_member = match plan.payload {
+        payload if payload != plan.response => run_member::<[u8]>,
+        8 => run_member::<[u8; 8]>,
+        16 => run_member::<[u8; 16]>,
+        32 => run_member::<[u8; 32]>,
+        48 => run_member::<[u8; 48]>,
+        64 => run_member::<[u8; 64]>,
+        _ => run_member::<[u8]>,
     };
-    let sides = TwoSides {
+    let sides = Pair {
         bench: "copyrpc",
         devices: &plan.devices,
         processes: plan.processes,
         command_line: plan.command_line(),
-        arena: ArenaPlan::new(plan.payload, plan.depth).len,
+        region: RegionLayout::new(plan.payload, plan.depth).len,
     };
-    sides.run(|place| take_part(plan, place))
+    sides.run(|member| run_member(plan, member))
 }
 
 /// What the leading side measured.
 #[derive(Default)]
 struct Measured {
-    ours: Vec<Pace>,
-    sends: Vec<Pace>,
-    /// As [`Line::lead`] records them.
-    lines: Histogram,
-    two_rings: Vec<Pace>,
-    roomy_rings: Vec<Pace>,
-    memcpy: Vec<Pace>,
+    ours: Vec<Throughput>,
+    sends: Vec<Throughput>,
+    /// As [`CacheLinePingPong::lead`] records them.
+    cache_line_times: Histogram,
+    two_rings: Vec<Throughput>,
+    roomy_rings: Vec<Throughput>,
+    memcpy: Vec<Throughput>,
 }
 
-/// One side, from its device to the report.
-fn take_part<M: Body + ?Sized>(plan: &Plan, mut place: Place<'_>) -> Result<Option<Report>, Error> {
-    let Place { rank, arena, processes, cores, patience, .. } = place;
-    let opened = place.device().and_then(|device| {
-        let sends = plan.beside_sends.then(|| Sends::open(plan, &device, rank == 0)).transpose()?;
-        Ok((Side::<M>::open(plan, device, rank == 0)?, sends))
+/// One side, from its device to the summary.
+fn run_member<M: Message + ?Sized>(
+    plan: &Plan,
+    mut member: PairMember<'_>,
+) -> Result<Option<Summary>, Error> {
+    let PairMember { rank, region, processes, cores, spin, .. } = member;
+    let opened = member.device().and_then(|device| {
+        let sends = plan.beside_sends.then(|| SendBaseline::open(plan, &device, rank == 0)).transpose()?;
+        Ok((CopyrpcPeer::<M>::open(plan, device, rank == 0)?, sends))
     });
-    let meeting = &mut place.meeting;
-    let (side, sends) = meeting.agree(opened)?;
-    let theirs = meeting.exchange(Ok(side.card()))?;
-    meeting.keep_step(side.connect(&theirs))?;
-    let mut ours = Role::new(side, rank, plan.payload, plan.depth, patience);
+    let collective = &mut member.collective;
+    let (side, sends) = collective.agree(opened)?;
+    let theirs = collective.exchange(Ok(side.address_bytes()))?;
+    collective.barrier(side.connect(&theirs))?;
+    let mut ours = Role::new(side, rank, plan.payload, plan.depth, spin);
     let mut sends = match sends {
         None => None,
         Some(mut sends) => {
-            let theirs = meeting.exchange(Ok(sends.card()))?;
-            meeting.keep_step(sends.connect(&theirs))?;
-            Some(Role::new(sends, rank, plan.payload, plan.depth, patience))
+            let theirs = collective.exchange(Ok(sends.address_bytes()))?;
+            collective.barrier(sends.connect(&theirs))?;
+            Some(Role::new(sends, rank, plan.payload, plan.depth, spin))
         }
     };
-    place.pin()?;
+    member.pin()?;
 
-    let mut meeting = place.meeting;
-    let mut plain = arena.map(|arena| Plain::new(plan, arena, patience, meeting.leads()));
-    let (count, slice) = plan.span.slices();
-    let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
+    let mut collective = member.collective;
+    let mut plain = region.map(|region| PlainLimits::new(plan, region, spin, collective.is_leader()));
+    let (count, slice) = plan.time.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
     let mut measured = Measured::default();
     for at in 0..=count {
         if at == 1 {
             // What came before was to warm up.
             measured = Measured::default();
-            ours.carrier().counted = Counted::default();
-            ours.forget();
-            sends.iter_mut().for_each(Role::forget);
+            ours.rpc().counter_sums = CounterSums::default();
+            ours.reset_counters();
+            sends.iter_mut().for_each(Role::reset_counters);
         }
-        let mine = ours.slice(slice, patience).map(|pace| measured.ours.extend(pace));
-        meeting.keep_step(mine)?;
+        let mine = ours.run_slice(slice, spin).map(|throughput| measured.ours.extend(throughput));
+        collective.barrier(mine)?;
         if let Some(sends) = &mut sends {
-            let mine = sends.slice(slice, patience).map(|pace| measured.sends.extend(pace));
-            meeting.keep_step(mine)?;
+            let mine = sends.run_slice(slice, spin).map(|throughput| measured.sends.extend(throughput));
+            collective.barrier(mine)?;
         }
         if let Some(plain) = &mut plain {
-            plain.round(slice, &mut meeting, &mut measured)?;
+            plain.round(slice, &mut collective, &mut measured)?;
         }
         progress.show(u64::from(at));
     }
     drop(progress);
 
-    let counted = ours.carrier().counted;
+    let counter_sums = ours.rpc().counter_sums;
     let sent = sends.as_ref().map_or(0, Role::responses);
-    let words: Vec<u64> = counted.into_iter().chain([ours.responses(), sent]).collect();
-    let theirs = meeting.exchange(Ok(words.as_bytes().to_vec()))?;
+    let words: Vec<u64> = counter_sums.into_iter().chain([ours.responses(), sent]).collect();
+    let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
     let Role::Client(client) = ours else { return Ok(None) };
     let (theirs, []) = theirs.as_chunks::<8>() else { return Err(Error::Protocol) };
     let theirs: Vec<u64> = theirs.iter().map(|word| u64::from_ne_bytes(*word)).collect();
     let [theirs @ .., responses, sent] = theirs.as_slice() else { return Err(Error::Protocol) };
-    if theirs.len() != counted.len() {
+    if theirs.len() != counter_sums.len() {
         return Err(Error::Protocol);
     }
-    let both: Vec<u64> = counted.iter().zip(theirs).map(|(ours, theirs)| ours + theirs).collect();
-    let mut errors = client.tally.errors_if_answered(*responses);
+    let both: Vec<u64> = counter_sums.iter().zip(theirs).map(|(ours, theirs)| ours + theirs).collect();
+    let mut errors = client.tally.errors_given_responses(*responses);
     if let Some(Role::Client(sends)) = &sends {
-        errors += sends.tally.errors_if_answered(*sent);
+        errors += sends.tally.errors_given_responses(*sent);
     }
-    Ok(Some(report(plan, processes, cores, &measured, &client.tally.latency, &both, errors)))
+    Ok(Some(summarize(plan, processes, cores, &measured, &client.tally.latency, &both, errors)))
 }
 
 /// This side of everything that is not ours.
-struct Plain<'a> {
-    line: Line<'a>,
-    two_rings: Option<Box<dyn Exchange + 'a>>,
-    roomy_rings: Option<Box<dyn Exchange + 'a>>,
+struct PlainLimits<'a> {
+    cache_line: CacheLinePingPong<'a>,
+    two_rings: Option<Box<dyn PlainExchange + 'a>>,
+    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
     memcpy: Option<Memcpy>,
 }
 
-impl<'a> Plain<'a> {
-    fn new(plan: &Plan, arena: &'a Arena, patience: Patience, leads: bool) -> Plain<'a> {
+impl<'a> PlainLimits<'a> {
+    fn new(plan: &Plan, region: &'a SharedRegion, spin: SpinWait, leads: bool) -> PlainLimits<'a> {
         let Plan { payload, depth, .. } = *plan;
-        let at = ArenaPlan::new(payload, depth);
+        let at = RegionLayout::new(payload, depth);
         // The plain code answers with what it was asked.
         let alike = payload == plan.response;
-        let rings = |(offset, places)| limits::two_rings(arena, offset, payload, depth, places, patience);
-        Plain {
-            line: Line::new(arena, patience),
+        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        PlainLimits {
+            cache_line: CacheLinePingPong::new(region, spin),
             two_rings: alike.then(|| rings((at.two_rings, depth))),
             roomy_rings: at.roomy_rings.filter(|_| alike).map(rings),
             memcpy: (leads && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
@@ -159,20 +162,24 @@ impl<'a> Plain<'a> {
     fn round(
         &mut self,
         slice: Duration,
-        meeting: &mut Meeting<'_>,
+        collective: &mut Collective<'_>,
         measured: &mut Measured,
     ) -> Result<(), Error> {
-        let leads = meeting.leads();
+        let leads = collective.is_leader();
         let slice = slice / 3;
-        let lines = &mut measured.lines;
-        meeting.keep_step(if leads { self.line.lead(slice, lines) } else { self.line.follow() })?;
-        let mut make = |exchange: &mut Box<dyn Exchange + '_>, paces: &mut Vec<Pace>| {
+        let cache_line_times = &mut measured.cache_line_times;
+        collective.barrier(if leads {
+            self.cache_line.lead(slice, cache_line_times)
+        } else {
+            self.cache_line.follow()
+        })?;
+        let mut make = |exchange: &mut Box<dyn PlainExchange + '_>, throughputs: &mut Vec<Throughput>| {
             let made = if leads {
-                exchange.lead(slice, Take::One).map(|pace| paces.push(pace))
+                exchange.lead(slice, TakeResponses::One).map(|throughput| throughputs.push(throughput))
             } else {
                 exchange.follow()
             };
-            meeting.keep_step(made)
+            collective.barrier(made)
         };
         if let Some(rings) = &mut self.two_rings {
             make(rings, &mut measured.two_rings)?;
@@ -183,27 +190,27 @@ impl<'a> Plain<'a> {
         if let Some(memcpy) = &mut self.memcpy {
             measured.memcpy.push(memcpy.run(slice));
         }
-        meeting.keep_step(Ok(()))
+        collective.barrier(Ok(()))
     }
 }
 
-fn report(
+fn summarize(
     plan: &Plan,
     processes: bool,
     cores: Option<[usize; 2]>,
     measured: &Measured,
     latency: &Histogram,
-    counted: &[u64],
+    counter_sums: &[u64],
     errors: u64,
-) -> Report {
-    let Measured { ours, sends, lines, two_rings, roomy_rings, memcpy } = measured;
-    let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
-    let limit = [two_rings, roomy_rings].into_iter().filter_map(|paces| per_second(paces));
+) -> Summary {
+    let Measured { ours, sends, cache_line_times, two_rings, roomy_rings, memcpy } = measured;
+    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
+    let limit = [two_rings, roomy_rings].into_iter().filter_map(|throughputs| per_second(throughputs));
     let limit = limit.reduce(f64::max);
     let names = COUNTERS.map(|(name, _)| name.to_owned());
-    let mut counters: BTreeMap<String, u64> = names.into_iter().zip(counted.iter().copied()).collect();
+    let mut counters: BTreeMap<String, u64> = names.into_iter().zip(counter_sums.iter().copied()).collect();
     counters.insert("messages".into(), counters["calls"] + counters["replies"]);
-    let subject = Subject {
+    let setup = Setup {
         bench: "copyrpc",
         device: plan.devices.to_string(),
         op: None,
@@ -217,23 +224,23 @@ fn report(
         registered_in_place: None,
         cores: cores.map(Vec::from),
     };
-    let figures = Figures {
-        ops: ours.iter().map(|pace| pace.turns).sum(),
-        seconds: ours.iter().map(|pace| pace.time).sum::<Duration>().as_secs_f64(),
+    let measurements = Measurements {
+        ops: ours.iter().map(|throughput| throughput.operations).sum(),
+        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
         ops_per_s: per_second(ours).unwrap_or(0.0),
         latency,
         errors,
         counters,
         sends_ops_per_s: per_second(sends),
         limits: summary::Limits {
-            line_ns: Line::median(lines),
+            cache_line_ns: CacheLinePingPong::median(cache_line_times),
             ops_per_s: limit,
             two_rings_ops_per_s: limit,
             copies_per_s: per_second(memcpy),
             ..summary::Limits::default()
         },
     };
-    Report::new(subject, &figures)
+    Summary::new(setup, &measurements)
 }
 
 fn describe(plan: &Plan) -> String {

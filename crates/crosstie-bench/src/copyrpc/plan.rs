@@ -6,7 +6,7 @@ use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
 
 use crate::error::Error;
-use crate::plan::{Devices, Span};
+use crate::plan::{Devices, MeasureTime};
 
 /// The least payload: what a response is verified by is a number of 8 bytes in it.
 const MIN_PAYLOAD: u64 = 8;
@@ -67,7 +67,7 @@ pub struct Plan {
     pub(super) processes: bool,
     pub(super) beside_sends: bool,
     pub(super) devices: Devices,
-    pub(super) span: Span,
+    pub(super) time: MeasureTime,
 }
 
 impl Plan {
@@ -76,7 +76,7 @@ impl Plan {
         let Arguments { duration, payload, queue_depth, endpoints, processes, beside_sends, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
         let devices = Devices::new(&arguments.device)?;
-        let span = Span::new(duration)?;
+        let time = MeasureTime::new(duration)?;
         if queue_depth == 0 || queue_depth > MAX_DEPTH {
             return usage(format!("--queue-depth {queue_depth}: give 1 to {MAX_DEPTH} requests in flight"));
         }
@@ -99,7 +99,7 @@ impl Plan {
             processes,
             beside_sends,
             devices,
-            span,
+            time,
         };
         let in_flight = payload.max(response).max(64) * u64::from(queue_depth);
         let rings = plan.endpoint().ring as u64 * u64::from(endpoints);
@@ -126,12 +126,12 @@ impl Plan {
     /// The command line that measures this.
     pub(super) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", "copyrpc"].map(OsString::from).into();
-        line.extend(self.devices.words());
+        line.extend(self.devices.to_args());
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--response".into(), self.response.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--endpoints".into(), self.endpoints.to_string().into()]);
-        line.extend(self.span.words());
+        line.extend(self.time.to_args());
         line.extend(self.processes.then(|| "--processes".into()));
         line.extend(self.beside_sends.then(|| "--beside-sends".into()));
         line

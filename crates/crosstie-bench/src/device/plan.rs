@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use crosstie::device::{Device, DeviceSpec};
 
 use crate::error::Error;
-use crate::plan::{Devices, Span};
+use crate::plan::{Devices, MeasureTime};
 
 /// One side's memory for messages is no larger than this.
 const MAX_MEMORY: u64 = 1 << 30;
@@ -87,7 +87,7 @@ pub struct Plan {
     pub(crate) processes: bool,
     pub(crate) in_place: bool,
     pub(crate) devices: Devices,
-    pub(crate) span: Span,
+    pub(crate) time: MeasureTime,
 }
 
 impl Plan {
@@ -96,7 +96,7 @@ impl Plan {
         let Arguments { duration, op, queue_depth, processes, registered_in_place, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
         let devices = Devices::new(&arguments.device)?;
-        let span = Span::new(duration)?;
+        let time = MeasureTime::new(duration)?;
         if queue_depth == 0 {
             return usage("--queue-depth 0: at least one operation must be in flight".into());
         }
@@ -118,7 +118,7 @@ impl Plan {
             processes,
             in_place: registered_in_place,
             devices,
-            span,
+            time,
         })
     }
 
@@ -159,10 +159,10 @@ impl Plan {
     /// The command line that measures this.
     pub(crate) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", "device", "--op", self.op.name()].map(OsString::from).into();
-        line.extend(self.devices.words());
+        line.extend(self.devices.to_args());
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
-        line.extend(self.span.words());
+        line.extend(self.time.to_args());
         line.extend(self.processes.then(|| "--processes".into()));
         line.extend(self.in_place.then(|| "--registered-in-place".into()));
         line

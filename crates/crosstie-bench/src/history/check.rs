@@ -1,12 +1,12 @@
 //! Splits histories by key, and says what was found.
 //!
 //! Keys are registers of their own, so each is checked alone. A key that was only got and put, each value by one put at most, goes
-//! to [`zones`], which takes any number of operations at a time; all others to [`search`].
+//! to [`unique_puts`], which takes any number of operations at a time; all others to [`search`].
 
 use std::fmt;
 
-use super::{Event, History, Outcome, search, zones};
-use crosstie_kv::message::Op;
+use super::{Event, History, Outcome, search, unique_puts};
+use crosstie_kv::wire::Op;
 
 /// Steps that [`check`] may take to find an order: some seconds.
 pub const BUDGET: u64 = 20_000_000;
@@ -75,10 +75,10 @@ pub fn check_from(
     for of_key in events.chunk_by(|a, b| a.key == b.key) {
         let key = of_key[0].key;
         // A refused operation did nothing, and a get without an answer says nothing.
-        let of_key: Vec<Event> = of_key.iter().map(|event| **event).filter(tells_something).collect();
+        let of_key: Vec<Event> = of_key.iter().map(|event| **event).filter(constrains_order).collect();
         summary.keys += 1;
         let initial = initial(key);
-        let found = match zones::check(&of_key, initial) {
+        let found = match unique_puts::check(&of_key, initial) {
             Some(found) => found.map_err(Some),
             None => search::check(&of_key, initial, budget, &mut summary.steps),
         };
@@ -90,7 +90,7 @@ pub fn check_from(
     Ok(summary)
 }
 
-fn tells_something(event: &Event) -> bool {
+fn constrains_order(event: &Event) -> bool {
     match event.outcome {
         Outcome::Refused => false,
         Outcome::Unknown => event.op != Op::Get,

@@ -11,11 +11,11 @@
 //!
 //! ```
 //! use crosstie_bench::history::{Recorder, check};
-//! use crosstie_kv::message::{Op, Request};
+//! use crosstie_kv::wire::{Op, WordRequest};
 //! use crosstie_kv::store::Shard;
 //! let (mut shard, mut recorder) = (Shard::new(1 << 20), Recorder::new(0, 100));
 //! for op in [Op::Get, Op::Put, Op::Get, Op::Delete, Op::Get] {
-//!     let request = Request { value: 7, ..Request::new(op, 0, 42) };
+//!     let request = WordRequest { value: 7, ..WordRequest::new(op, 0, 42) };
 //!     let call = recorder.begin(&request).expect("there is room for 100");
 //!     recorder.end(call, &shard.apply(&request));
 //! }
@@ -26,12 +26,12 @@
 
 mod check;
 mod search;
-mod zones;
+mod unique_puts;
 
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use crosstie_kv::message::{Op, Request, Response, Status};
+use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
 pub use check::{BUDGET, Failure, Summary, check, check_from};
 
@@ -97,7 +97,7 @@ pub struct History {
 /// Bytes that are no history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these {len} bytes are no history: gather them again, from nodes of this version")]
-pub struct NotAHistory {
+pub struct DecodeError {
     len: usize,
 }
 
@@ -122,7 +122,7 @@ impl Recorder {
 
     /// Writes down that `request` is about to be sent; `None` if there is no more room.
     #[inline]
-    pub fn begin(&mut self, request: &Request) -> Option<Pending> {
+    pub fn begin(&mut self, request: &WordRequest) -> Option<Pending> {
         if self.events.len() == self.events.capacity() {
             return None;
         }
@@ -144,7 +144,7 @@ impl Recorder {
 
     /// Writes down the answer that just came. An operation that is never ended has an unknown outcome.
     #[inline]
-    pub fn end(&mut self, pending: Pending, response: &Response) {
+    pub fn end(&mut self, pending: Pending, response: &WordResponse) {
         let returned = now();
         let outcome = match response.status {
             Status::NodeGone => return,
@@ -184,8 +184,8 @@ impl History {
     }
 
     /// The history at the beginning of `bytes`, and what comes after it.
-    pub fn read_from(bytes: &[u8]) -> Result<(History, &[u8]), NotAHistory> {
-        History::split(bytes).ok_or(NotAHistory { len: bytes.len() })
+    pub fn read_from(bytes: &[u8]) -> Result<(History, &[u8]), DecodeError> {
+        History::split(bytes).ok_or(DecodeError { len: bytes.len() })
     }
 
     fn split(bytes: &[u8]) -> Option<(History, &[u8])> {

@@ -11,10 +11,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Event, Outcome};
-use crosstie_kv::message::Op;
+use crosstie_kv::wire::Op;
 
 /// Operations of a key that may be under way at a time: bits of a configuration.
-const MAX_OPEN: usize = 128;
+const MAX_PENDING: usize = 128;
 /// Configurations beyond which it is not worth looking for those that others cover.
 const MAX_COMPARED: usize = 2048;
 /// Operations of a violation beyond which it is shown as it is.
@@ -32,7 +32,7 @@ enum Needs {
     AnyValue,
     Exactly(Value),
     /// Its answer contradicts itself.
-    Impossible,
+    NoState,
 }
 
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ impl Step {
             Needs::Nothing => true,
             Needs::AnyValue => value != ABSENT,
             Needs::Exactly(needed) => needed == value,
-            Needs::Impossible => false,
+            Needs::NoState => false,
         }
     }
 }
@@ -60,7 +60,7 @@ struct Configuration {
 }
 
 enum Verdict {
-    Fine,
+    Linearizable,
     /// The operation that cannot have returned, by number.
     Stuck(usize),
     Undecided,
@@ -76,7 +76,7 @@ pub(super) fn check(
     steps: &mut u64,
 ) -> Result<(), Option<Vec<Event>>> {
     match run(events, Some(initial), budget, steps) {
-        Verdict::Fine => Ok(()),
+        Verdict::Linearizable => Ok(()),
         Verdict::Undecided => Err(None),
         Verdict::Stuck(at) => {
             // What was called after that has nothing to do with it.
@@ -111,13 +111,13 @@ fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut 
     }
     times.sort_unstable();
 
-    let mut open = Open { steps: [None; MAX_OPEN], len: 0, optional: 0 };
+    let mut pending = PendingSteps { steps: [None; MAX_PENDING], len: 0, optional: 0 };
     let mut bit_of = vec![0u8; events.len()];
     let mut seen = HashSet::new();
     for (_, returns, number) in times {
         if !returns {
             let Some(step) = plan[number as usize] else { continue };
-            let Some(bit) = open.add(step) else { return Verdict::Undecided };
+            let Some(bit) = pending.add(step) else { return Verdict::Undecided };
             bit_of[number as usize] = bit as u8;
             if step.leaves.is_none() {
                 for configuration in configurations.iter_mut().filter(|c| step.can_happen(c.value)) {
@@ -135,7 +135,7 @@ fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut 
             seen.clear();
             seen.extend(configurations.iter().chain(&to_do).copied());
             while let Some(from) = to_do.pop() {
-                for next in open.after(from) {
+                for next in pending.after(from) {
                     *steps += 1;
                     if seen.insert(next) {
                         let has = next.happened >> bit & 1 == 1;
@@ -153,13 +153,13 @@ fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut 
         if *steps > budget {
             return Verdict::Undecided;
         }
-        open.remove(bit);
+        pending.remove(bit);
         for configuration in &mut configurations {
             configuration.happened &= !(1 << bit);
         }
-        open.drop_covered(&mut configurations);
+        pending.drop_covered(&mut configurations);
     }
-    Verdict::Fine
+    Verdict::Linearizable
 }
 
 /// What each operation needs and leaves, and the numbers of values. `None` for operations of unknown outcome that nobody noticed.
@@ -187,7 +187,7 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
             (Op::CompareAndSwap, Outcome::Done | Outcome::Unknown) => {
                 (Needs::Exactly(number(expected)), Some(number(value)))
             }
-            _ => (Needs::Impossible, None),
+            _ => (Needs::NoState, None),
         };
         plan.push(Some(Step { needs, leaves, optional }));
     }
@@ -198,7 +198,7 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
         match step.needs {
             Needs::Exactly(value) => needed[value as usize] = true,
             Needs::AnyValue => any_needed = true,
-            Needs::Nothing | Needs::Impossible => {}
+            Needs::Nothing | Needs::NoState => {}
         }
     }
     for step in &mut plan {
@@ -211,14 +211,14 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
 }
 
 /// Operations under way, each with its bit.
-struct Open {
-    steps: [Option<Step>; MAX_OPEN],
+struct PendingSteps {
+    steps: [Option<Step>; MAX_PENDING],
     /// No bit from here on is in use.
     len: usize,
     optional: u128,
 }
 
-impl Open {
+impl PendingSteps {
     fn add(&mut self, step: Step) -> Option<usize> {
         let bit = self.steps.iter().position(Option::is_none)?;
         self.steps[bit] = Some(step);
@@ -308,7 +308,7 @@ fn shrink(mut kept: Vec<Event>, initial: Option<Option<u64>>) -> Vec<Event> {
             plan.iter().flatten().any(|step| match step.needs {
                 Needs::Exactly(exactly) => exactly == value,
                 Needs::AnyValue => true,
-                Needs::Nothing | Needs::Impossible => false,
+                Needs::Nothing | Needs::NoState => false,
             })
         };
         // A change that others need stays: without it they would fail for another reason.

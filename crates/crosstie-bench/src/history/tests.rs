@@ -162,7 +162,7 @@ proptest! {
     fn zones_and_search_agree_with_trying_everything(mut events in any_unique()) {
         let right = has_an_order(&events, None);
         events.sort_by_key(|event| event.called);
-        let zones = zones::check(&events, None);
+        let zones = unique_puts::check(&events, None);
         prop_assert_eq!(zones.as_ref().map(Result::is_ok), Some(right));
         if let Some(Err(operations)) = zones {
             prop_assert!(!has_an_order(&operations, None), "{operations:?}");
@@ -307,7 +307,7 @@ fn a_long_history_is_checked_whole() {
     let mut state = seed;
     let mut random = move |below: u64| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        crosstie_kv::placement::mix(state) % below
+        crosstie_kv::sharding::hash_word(state) % below
     };
     let mut values = [None; 10];
     let mut now = 1_000;
@@ -350,12 +350,12 @@ fn what_takes_too_long_is_undecided() {
 #[test]
 fn a_recorder_keeps_what_it_has_room_for() {
     let mut recorder = Recorder::new(3, 3);
-    let request = Request { value: 9, ..Request::new(Op::Put, 0, 5) };
+    let request = WordRequest { value: 9, ..WordRequest::new(Op::Put, 0, 5) };
     let (a, b) = (recorder.begin(&request).unwrap(), recorder.begin(&request).unwrap());
     let _left_open = recorder.begin(&request).unwrap();
     assert_eq!((recorder.begin(&request), recorder.room()), (None, 0));
-    recorder.end(b, &Response::new(Status::NodeGone, 0));
-    recorder.end(a, &Response::new(Status::Done, 0));
+    recorder.end(b, &WordResponse::new(Status::NodeGone, 0));
+    recorder.end(a, &WordResponse::new(Status::Done, 0));
     let events = recorder.finish().events;
     assert_eq!(
         events.iter().map(|e| e.outcome).collect::<Vec<_>>(),

@@ -12,7 +12,7 @@
 //!   may starts late; what has not started at the end is in the counter `not_started`.
 //! - Operations are those of all ranks. The time of a run is that from the first client's start to the last one's last answer;
 //!   on several machines, whose clocks differ, the longest of the ranks'. The result is the median of the runs.
-//! - Which operations are timed: see [`TIMED`].
+//! - Which operations are timed: see [`SAMPLE_EVERY`].
 //! - Every answer is looked at: what is got must be what was put there. With [`Plan::check`] all operations are recorded, and
 //!   rank 0 looks for an order that explains them, see [`history`]. On several machines it takes times to be known as well as
 //!   comparing clocks through the job tells: the counter `clocks_within_ns`.
@@ -24,41 +24,41 @@
 //! # What ends it
 //!
 //! When `interrupt` is set at one rank, it tells the others through the store, and the figures are those until then. When a
-//! rank dies, each survivor has what its own clients saw ([`Outcome::trouble`] says why). Nobody waits for ever.
+//! rank dies, each survivor has what its own clients saw ([`Outcome::error`] says why). Nobody waits for ever.
 
 #![forbid(unsafe_code)]
 
+mod client_loop;
+mod client_pool;
 mod clocks;
 pub mod command;
-mod crew;
-mod limit;
-mod meeting;
-mod place;
-mod team;
+mod gather;
+mod plain_limit;
+mod rank_run;
+mod topology;
 mod totals;
-mod turns;
 mod worker;
 
 use std::ffi::OsString;
-use std::io::Read;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crosstie::bootstrap::{self, Bootstrap};
 use crosstie::device::DeviceSpec;
 
-pub use crew::serve_client;
-pub use worker::TIMED;
+pub use client_pool::run_client_process;
+pub use worker::SAMPLE_EVERY;
 
 use crate::figures::Figures;
 use crate::history;
 use crate::workload::{self, PlanError};
 use clocks::Clocks;
+use crosstie_kv::Backend;
 use crosstie_kv::client::{self, AttachError};
-use crosstie_kv::node::{Backend, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_STRING_DEPTH, PeersMissing, StartError};
-use crosstie_kv::placement::{MAX_DAEMONS, MAX_NODES};
-use limit::Limit;
-use team::{Team, Word};
+use crosstie_kv::node::{MAX_BYTES_DEPTH, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartError};
+use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
+use plain_limit::PlainLimit;
+use rank_run::{ClusterToken, RankRun};
 
 /// Limit of [`Plan::runs`].
 pub const MAX_RUNS: u32 = 1000;
@@ -86,7 +86,7 @@ pub struct Plan {
     pub runs: u32,
     /// How long to measure, all runs of a backend together.
     pub duration: Duration,
-    /// For clients that are processes: the arguments of this program that call [`serve_client`].
+    /// For clients that are processes: the arguments of this program that call [`run_client_process`].
     pub processes: Option<Vec<OsString>>,
     /// Whether to record and check all operations.
     pub check: bool,
@@ -136,7 +136,7 @@ pub struct Outcome {
     /// For each backend, in the plan's order.
     pub figures: Vec<Figures>,
     /// Why there is not more.
-    pub trouble: Option<Error>,
+    pub error: Option<Error>,
 }
 
 /// Why there are no figures, or not all.
@@ -188,7 +188,7 @@ pub enum Error {
     },
     /// Clients do not answer.
     #[error("nothing came from the clients for {0} s: they are stopped, or starved of their cores")]
-    Silent(u64),
+    ClientsSilent(u64),
     /// Operations found no node.
     #[error(
         "{0} operations ended because a node was gone or did not answer: the figures are those until then"
@@ -235,7 +235,7 @@ impl Plan {
         for (what, value, limit) in [
             ("nodes", nodes, MAX_NODES),
             ("daemons", self.daemons, MAX_DAEMONS),
-            ("clients", self.clients, MAX_CLIENTS as u32 - team::OTHER_CLIENTS as u32),
+            ("clients", self.clients, MAX_CLIENTS as u32 - rank_run::OTHER_CLIENTS as u32),
             ("queue depth", self.queue_depth, MAX_QUEUE_DEPTH as u32),
             ("runs", self.runs, MAX_RUNS),
         ] {
@@ -263,7 +263,7 @@ impl Plan {
             return wrong(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
         if !self.workload.has_words() {
-            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_STRING_DEPTH);
+            let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
                 return wrong(format!(
                     "histories of values of {size} bytes are not checked: give values of 8 bytes"
@@ -298,7 +298,7 @@ impl Plan {
     }
 
     /// All that must be the same on all ranks, in words. Devices and cores of machines have names of their own.
-    fn in_common(&self) -> String {
+    fn shared_parameters(&self) -> String {
         let Plan {
             backends,
             daemons,
@@ -312,8 +312,8 @@ impl Plan {
             check,
             ..
         } = self;
-        let crew = (daemons, clients, queue_depth, processes.is_some());
-        format!("{:?}", (backends, crew, workload, rate, runs, duration, check))
+        let pool = (daemons, clients, queue_depth, processes.is_some());
+        format!("{:?}", (backends, pool, workload, rate, runs, duration, check))
     }
 
     fn run_length(&self) -> Duration {
@@ -329,34 +329,34 @@ pub fn run(
     mut progress: impl FnMut(f64),
 ) -> Result<Outcome, Error> {
     plan.validate(job.size())?;
-    let place = place::find(job, plan)?;
-    let clocks = if plan.check { Some(Clocks::new(job, &place.elsewhere)?) } else { None };
-    let word = Word::agree(job)?;
-    let mut limit = Limit::new(plan, &place, job.size())?;
+    let topology = topology::discover(job, plan)?;
+    let clocks = if plan.check { Some(Clocks::new(job, &topology.on_other_machine)?) } else { None };
+    let token = ClusterToken::agree(job)?;
+    let mut limit = PlainLimit::new(plan, &topology, job.size())?;
     let steps = (plan.backends.len() * (plan.runs as usize + 1)) as f64;
     let mut step = 0.0;
     let mut advance = || {
         step += 1.0;
         progress(step / steps);
     };
-    let mut teams = Vec::new();
+    let mut rank_runs = Vec::new();
     for backend in &plan.backends {
-        teams.push(Team::start(job, plan, &place, &word, *backend, interrupt)?);
+        rank_runs.push(RankRun::start(job, plan, &topology, &token, *backend, interrupt)?);
         advance();
     }
-    let mut trouble = None;
-    let mut over = teams.iter().any(Team::is_over);
+    let mut error = None;
+    let mut over = rank_runs.iter().any(RankRun::is_over);
     'runs: for run in 0..plan.runs {
-        for turn in 0..teams.len() {
+        for turn in 0..rank_runs.len() {
             if over {
                 break 'runs;
             }
             // Nobody is always first.
-            let turn = if run % 2 == 0 { turn } else { teams.len() - 1 - turn };
-            match teams[turn].measure(job, plan, interrupt) {
-                Ok(()) => over = teams[turn].is_over(),
-                Err(error) => {
-                    trouble = Some(error);
+            let turn = if run % 2 == 0 { turn } else { rank_runs.len() - 1 - turn };
+            match rank_runs[turn].measure(job, plan, interrupt) {
+                Ok(()) => over = rank_runs[turn].is_over(),
+                Err(cause) => {
+                    error = Some(cause);
                     break 'runs;
                 }
             }
@@ -366,29 +366,20 @@ pub fn run(
             limit.measure()?;
         }
     }
-    let interrupted = over || trouble.is_some();
+    let interrupted = over || error.is_some();
     let mut figures = Vec::new();
     // A node that stops takes others' operations with it: all end together, after the last word.
     let mut nodes = Vec::new();
-    for team in teams {
-        let (node, mut found, problem) = team.finish(job, plan, &place, clocks.as_ref(), interrupted);
-        found.set_limit(limit.as_ref().and_then(Limit::per_second));
+    for rank_run in rank_runs {
+        let (node, mut found, problem) = rank_run.finish(job, plan, &topology, clocks.as_ref(), interrupted);
+        found.set_limit(limit.as_ref().and_then(PlainLimit::per_second));
         nodes.push(node);
         figures.push(found);
-        trouble = trouble.or(problem);
+        error = error.or(problem);
     }
     let gone = figures.iter().map(|figures| figures.node_gone).sum();
     if gone > 0 {
-        trouble = trouble.or(Some(Error::NodesGone(gone)));
+        error = error.or(Some(Error::NodesGone(gone)));
     }
-    Ok(Outcome { figures, trouble })
-}
-
-/// Bytes that nobody can guess.
-fn random_bytes<const N: usize>() -> Result<[u8; N], Error> {
-    let mut bytes = [0; N];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|source| Error::Os { what: "reading /dev/urandom", source })?;
-    Ok(bytes)
+    Ok(Outcome { figures, error })
 }

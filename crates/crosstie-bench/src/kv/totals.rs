@@ -8,12 +8,13 @@ use crosstie::telemetry::Histogram;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::crew::Found;
-use super::place::{self, Place};
+use super::client_pool::ClientResults;
+use super::topology::{self, Topology};
 use super::worker::Tally;
-use super::{Error, Plan, meeting};
-use crate::figures::{self, Figures, Pace, Rank, Run};
-use crosstie_kv::node::{Backend, Node};
+use super::{Error, Plan, gather};
+use crate::figures::{self, Figures, LoopKind, Rank, Run};
+use crosstie_kv::Backend;
+use crosstie_kv::node::Node;
 
 /// Within this all daemons publish their counters, however little they get to run.
 const PUBLISHED: Duration = Duration::from_secs(3);
@@ -21,7 +22,7 @@ const PUBLISHED: Duration = Duration::from_secs(3);
 /// A run, of one rank or of all.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Sums {
+pub(super) struct RunTotals {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) ops: u64,
@@ -37,11 +38,11 @@ pub(super) struct Sums {
     pub(super) own_node_gone: u64,
 }
 
-impl Sums {
+impl RunTotals {
     /// Of a rank's clients.
-    pub(super) fn of(tallies: &[Tally]) -> Sums {
+    pub(super) fn of(tallies: &[Tally]) -> RunTotals {
         let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
-        Sums {
+        RunTotals {
             begun: tallies.iter().map(|tally| tally.begun).min().unwrap_or(0),
             ended: tallies.iter().map(|tally| tally.ended).max().unwrap_or(0),
             ops: sum(|tally| tally.ops),
@@ -49,13 +50,13 @@ impl Sums {
             node_gone: sum(|tally| tally.node_gone),
             not_started: sum(|tally| tally.not_started),
             gave_up: sum(|tally| u64::from(tally.gave_up)),
-            ..Sums::default()
+            ..RunTotals::default()
         }
     }
 
     /// Of all ranks. Their clocks are the same, or only lengths of time can be compared.
-    pub(super) fn together(all: &[Sums], same_clock: bool) -> Sums {
-        let mut sums = Sums::default();
+    pub(super) fn together(all: &[RunTotals], same_clock: bool) -> RunTotals {
+        let mut sums = RunTotals::default();
         all.iter().for_each(|one| sums.add(one));
         if same_clock {
             sums.begun = all.iter().map(|one| one.begun).min().unwrap_or(0);
@@ -68,7 +69,7 @@ impl Sums {
     }
 
     /// Adds counts, not times.
-    pub(super) fn add(&mut self, other: &Sums) {
+    pub(super) fn add(&mut self, other: &RunTotals) {
         self.ops += other.ops;
         self.errors += other.errors;
         self.node_gone += other.node_gone;
@@ -90,41 +91,41 @@ impl Sums {
         self.as_bytes().to_vec()
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Sums, Error> {
-        Sums::read_from_bytes(bytes).map_err(|_| Error::Protocol)
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<RunTotals, Error> {
+        RunTotals::read_from_bytes(bytes).map_err(|_| Error::Protocol)
     }
 }
 
 /// What the daemons of a node counted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Counted {
+pub(super) struct NodeCounters {
     counters: BTreeMap<String, u64>,
     batch_sizes: Vec<u64>,
 }
 
-impl Counted {
+impl NodeCounters {
     /// What they have counted by now: waits until each has published it, which takes some milliseconds.
-    pub(super) fn of(node: &Node) -> Counted {
-        let passes = || node.counters().iter().map(|daemon| daemon.counts.passes).collect::<Vec<_>>();
+    pub(super) fn of(node: &Node) -> NodeCounters {
+        let passes = || node.counters().iter().map(|daemon| daemon.activity.passes).collect::<Vec<_>>();
         let (before, end) = (passes(), Instant::now() + PUBLISHED);
         while before.iter().zip(passes()).any(|(before, now)| *before == now) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
-        let mut counted = Counted::default();
+        let mut counted = NodeCounters::default();
         for daemon in node.counters() {
-            let (counts, network, shard) = (daemon.counts, daemon.network, daemon.shard);
+            let (counts, network, shard) = (daemon.activity, daemon.network, daemon.shard);
             for (name, count) in [
                 ("passes", counts.passes),
-                ("busy_passes", counts.busy),
-                ("naps", counts.naps),
+                ("busy_passes", counts.busy_passes),
+                ("naps", counts.sleeps),
                 ("served", counts.served),
-                ("passed_in", counts.passed_in),
-                ("passed_out", counts.passed_out),
+                ("passed_in", counts.forwarded_in),
+                ("passed_out", counts.forwarded_out),
                 ("sent", counts.sent),
                 ("backlogged", counts.backlogged),
                 ("undelivered", counts.undelivered),
                 ("client_requests", daemon.words.requests),
-                ("string_requests", daemon.long.requests),
+                ("string_requests", daemon.bytes.requests),
                 ("ring_requests", daemon.ring.requests),
                 ("gets", shard.gets),
                 ("hits", shard.hits),
@@ -153,7 +154,7 @@ impl Counted {
         counted
     }
 
-    pub(super) fn since(mut self, before: &Counted) -> Counted {
+    pub(super) fn since(mut self, before: &NodeCounters) -> NodeCounters {
         for (name, count) in &mut self.counters {
             *count = count.saturating_sub(before.counters.get(name).copied().unwrap_or(0));
         }
@@ -163,7 +164,7 @@ impl Counted {
         self
     }
 
-    fn add(&mut self, other: &Counted) {
+    fn add(&mut self, other: &NodeCounters) {
         for (name, count) in &other.counters {
             *self.counters.entry(name.clone()).or_default() += count;
         }
@@ -180,7 +181,7 @@ impl Counted {
 
 /// What one rank found in all runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Local {
+pub(super) struct RankResults {
     rank: u32,
     ops: u64,
     errors: u64,
@@ -191,23 +192,23 @@ pub(super) struct Local {
     memory: [u64; 2],
     latency: Vec<(u64, u64)>,
     max: u64,
-    counted: Counted,
+    counted: NodeCounters,
 }
 
-impl Local {
+impl RankResults {
     pub(super) fn new(
         rank: u32,
-        sums: &Sums,
+        sums: &RunTotals,
         seconds: f64,
         memory: [u64; 2],
-        counted: Counted,
-        found: &[Found],
-    ) -> Local {
+        counted: NodeCounters,
+        found: &[ClientResults],
+    ) -> RankResults {
         let mut latency = Histogram::new();
         for (value, times) in found.iter().flat_map(|found| &found.latency) {
-            latency.record_many(*value, *times);
+            latency.record_n(*value, *times);
         }
-        Local {
+        RankResults {
             rank,
             ops: sums.ops,
             errors: sums.errors,
@@ -223,28 +224,28 @@ impl Local {
 }
 
 /// Everybody's.
-pub(super) fn exchange(job: &mut dyn Bootstrap, mine: &Local) -> Result<Vec<Local>, Error> {
+pub(super) fn exchange(job: &mut dyn Bootstrap, mine: &RankResults) -> Result<Vec<RankResults>, Error> {
     let mine = serde_json::to_vec(mine).map_err(Error::from);
-    let all = meeting::gather(job, mine)?;
+    let all = gather::gather(job, mine)?;
     all.iter().map(|local| Ok(serde_json::from_slice(local)?)).collect()
 }
 
 /// The figures of `all` ranks, or of those that are left, in the runs that all finished.
 pub(super) fn figures(
     plan: &Plan,
-    place: &Place,
+    topology: &Topology,
     backend: Backend,
     nodes: u32,
-    runs: &[Sums],
-    all: &[Local],
+    runs: &[RunTotals],
+    all: &[RankResults],
 ) -> Figures {
     let mut latency = Histogram::new();
-    let mut counted = Counted::default();
+    let mut counted = NodeCounters::default();
     for local in all {
-        local.latency.iter().for_each(|(value, times)| latency.record_many(*value, *times));
+        local.latency.iter().for_each(|(value, times)| latency.record_n(*value, *times));
         counted.add(&local.counted);
     }
-    let sum = |count: fn(&Local) -> u64| all.iter().map(count).sum::<u64>();
+    let sum = |count: fn(&RankResults) -> u64| all.iter().map(count).sum::<u64>();
     counted.counters.insert("not_started".into(), sum(|local| local.not_started));
     counted.counters.insert("timed".into(), latency.count());
     let rate = |ops: u64, seconds: f64| if seconds > 0.0 { (ops as f64 / seconds).round() } else { 0.0 };
@@ -269,10 +270,7 @@ pub(super) fn figures(
     Figures {
         bench: figures::BENCH.into(),
         device: plan.device.to_string(),
-        backend: match backend {
-            Backend::Meta => figures::Backend::Meta,
-            Backend::Delegation => figures::Backend::Delegation,
-        },
+        backend,
         ops: sum(|local| local.ops),
         seconds: runs.iter().map(|run| run.seconds).sum(),
         ops_per_s: median,
@@ -300,10 +298,10 @@ pub(super) fn figures(
         nodes,
         daemons: plan.daemons,
         clients: plan.clients,
-        client_threads: Some(place.threads),
+        client_threads: Some(topology.threads),
         processes: plan.processes.is_some(),
         queue_depth: plan.queue_depth,
-        pace: if plan.rate.is_some() { Pace::Open } else { Pace::Closed },
+        loop_kind: if plan.rate.is_some() { LoopKind::Open } else { LoopKind::Closed },
         rate: plan.rate,
         read_ratio: plan.workload.read_ratio,
         keys: plan.workload.keys,
@@ -312,8 +310,8 @@ pub(super) fn figures(
         local_share: plan.workload.local_share,
         seed: plan.workload.seed,
         launcher: plan.launcher.clone(),
-        cores: place.cores.clone(),
-        machine: place::machine(),
+        cores: topology.cores.clone(),
+        machine: topology::machine_description(),
         limit_ns: None,
         limit_ops_per_s: None,
         ratio_to_limit: None,
@@ -327,17 +325,17 @@ mod tests {
     #[test]
     fn sums_are_of_all_ranks_and_times_from_first_to_last() {
         let ranks = [
-            Sums { begun: 100, ended: 200, ops: 5, errors: 1, ..Sums::default() },
-            Sums { begun: 150, ended: 270, ops: 7, interrupted: 1, ..Sums::default() },
+            RunTotals { begun: 100, ended: 200, ops: 5, errors: 1, ..RunTotals::default() },
+            RunTotals { begun: 150, ended: 270, ops: 7, interrupted: 1, ..RunTotals::default() },
         ];
-        let sums = Sums::together(&ranks, true);
+        let sums = RunTotals::together(&ranks, true);
         assert_eq!((sums.begun, sums.ended, sums.ops, sums.errors, sums.interrupted), (100, 270, 12, 1, 1));
         // Clocks that cannot be compared: the longest.
-        assert_eq!(Sums::together(&ranks, false).seconds(), 120e-9);
+        assert_eq!(RunTotals::together(&ranks, false).seconds(), 120e-9);
         assert!(sums.ends(true));
-        assert!(!Sums { gave_up: 1, ..Sums::default() }.ends(true));
-        assert!(Sums { gave_up: 1, ..Sums::default() }.ends(false));
-        assert_eq!(Sums::from_bytes(&sums.to_bytes()).unwrap().ops, 12);
-        assert!(Sums::from_bytes(&[0; 3]).is_err());
+        assert!(!RunTotals { gave_up: 1, ..RunTotals::default() }.ends(true));
+        assert!(RunTotals { gave_up: 1, ..RunTotals::default() }.ends(false));
+        assert_eq!(RunTotals::from_bytes(&sums.to_bytes()).unwrap().ops, 12);
+        assert!(RunTotals::from_bytes(&[0; 3]).is_err());
     }
 }

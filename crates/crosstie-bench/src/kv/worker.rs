@@ -1,11 +1,11 @@
 //! One client at work: what is measured, and nothing else in the way of it.
 //!
 //! A client never waits: a [turn](Worker::turn) takes the answers that are there and begins what is due, and
-//! [`turns`](super::turns) has one thread give its clients their turns. Requests come from a pattern that was made before,
+//! [`turns`](super::client_loop) has one thread give its clients their turns. Requests come from a pattern that was made before,
 //! answers are all looked at, and nothing is allocated, locked or printed while time is taken.
 //!
 //! In a closed loop with one operation at a time, all are timed, with one reading of the clock for each: the end of one is the
-//! start of the client's next, and if its thread is with another client then, that time counts. With more at a time, one in [`TIMED`] is: a reading for each would slow them all. In an open loop all are
+//! start of the client's next, and if its thread is with another client then, that time counts. With more at a time, one in [`SAMPLE_EVERY`] is: a reading for each would slow them all. In an open loop all are
 //! timed, from when they should have started.
 
 use std::time::Duration;
@@ -16,19 +16,18 @@ use serde::{Deserialize, Serialize};
 use crate::history::{Pending, Recorder, now};
 use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 use crosstie_kv::client::{BeginBytesError, Client};
-use crosstie_kv::long::{self, Call};
-use crosstie_kv::message::{Request, Response, Status};
+use crosstie_kv::wire::{self, BytesOp, Status, WordRequest, WordResponse};
 
 /// One operation in so many is timed where several are under way. Odd, so that it is not always the same part of a pattern.
-pub const TIMED: u64 = 17;
+pub const SAMPLE_EVERY: u64 = 17;
 /// After so long without an answer nobody waits any more.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client sleeps at most that waits for its next start: short enough to notice the end.
-pub(super) const LONG_NAP: Duration = Duration::from_millis(10);
+pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
 /// What values that are byte strings consist of, behind their key.
 pub(super) const FILLER: u8 = 0xab;
 /// A start so close is awaited by spinning, in nanoseconds.
-const CLOSE: u64 = 100_000;
+const SPIN_BEFORE_START_NS: u64 = 100_000;
 
 /// What a client is told before anything else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,69 +69,69 @@ pub(super) struct Tally {
 
 /// What a turn came to. Of the turns of several clients the least says what their thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Turn {
+pub(super) enum Step {
     /// Answers came.
-    Answered,
+    Completed,
     /// None came; a start is close.
-    Starts,
+    StartDue,
     /// None came; operations are under way, and no start is close.
-    Waits,
+    Waiting,
     /// Nothing is under way, and nothing will be for so many nanoseconds.
-    Free(u64),
+    IdleFor(u64),
 }
 
 /// Writes down what is asked and answered, or does not.
 pub(super) trait Recording {
-    type Mark;
+    type Pending;
     /// `None`: there is no more room in this run.
-    fn begin(&mut self, request: &Request) -> Option<Self::Mark>;
-    fn end(&mut self, mark: Self::Mark, response: &Response);
+    fn begin(&mut self, request: &WordRequest) -> Option<Self::Pending>;
+    fn end(&mut self, pending: Self::Pending, response: &WordResponse);
     /// A run begins.
-    fn refresh(&mut self) {}
+    fn start_run(&mut self) {}
     /// Whether puts must write values that nobody else writes.
     const UNIQUE: bool;
 }
 
 impl Recording for () {
-    type Mark = ();
+    type Pending = ();
     const UNIQUE: bool = false;
 
     #[inline]
-    fn begin(&mut self, _: &Request) -> Option<()> {
+    fn begin(&mut self, _: &WordRequest) -> Option<()> {
         Some(())
     }
 
     #[inline]
-    fn end(&mut self, (): (), _: &Response) {}
+    fn end(&mut self, (): (), _: &WordResponse) {}
 }
 
 /// A recorder with room for each run.
-pub(super) struct Ration {
+pub(super) struct RunRecorder {
     pub(super) recorder: Recorder,
     each: usize,
     left: usize,
 }
 
-impl Ration {
-    pub(super) fn new(number: u32, each: usize, runs: usize) -> Ration {
-        Ration { recorder: Recorder::new(number, each * runs), each, left: each }
+impl RunRecorder {
+    pub(super) fn new(number: u32, each: usize, runs: usize) -> RunRecorder {
+        RunRecorder { recorder: Recorder::new(number, each * runs), each, left: each }
     }
 }
 
-impl Recording for Ration {
-    type Mark = Pending;
+impl Recording for RunRecorder {
+    type Pending = Pending;
     const UNIQUE: bool = true;
 
-    fn begin(&mut self, request: &Request) -> Option<Pending> {
+    fn begin(&mut self, request: &WordRequest) -> Option<Pending> {
         self.left = self.left.checked_sub(1)?;
         self.recorder.begin(request)
     }
 
-    fn end(&mut self, mark: Pending, response: &Response) {
-        self.recorder.end(mark, response);
+    fn end(&mut self, pending: Pending, response: &WordResponse) {
+        self.recorder.end(pending, response);
     }
 
-    fn refresh(&mut self) {
+    fn start_run(&mut self) {
         self.left = self.each;
     }
 }
@@ -141,7 +140,7 @@ impl Recording for Ration {
 struct Token<M> {
     /// When it was, or should have been, begun; 0 if nobody wants to know.
     start: u64,
-    mark: M,
+    pending: M,
     key: u32,
     is_read: bool,
 }
@@ -149,7 +148,7 @@ struct Token<M> {
 /// A client with all that it needs.
 pub(super) struct Worker<R: Recording> {
     task: Task,
-    client: Client<Token<R::Mark>>,
+    client: Client<Token<R::Pending>>,
     pattern: Pattern,
     /// Requests so far, which is where it is in the pattern.
     position: u64,
@@ -180,9 +179,9 @@ impl<R: Recording> Worker<R> {
     /// Attaches to the node, and makes everything in advance.
     pub(super) fn new(task: Task, record: R) -> Result<Worker<R>, super::Error> {
         if let Some(core) = task.core {
-            super::place::pin(core)?;
+            super::topology::pin_thread(core)?;
         }
-        let mut client = Client::pipelined(&task.node)?;
+        let mut client = Client::attach_pipelined(&task.node)?;
         let value = (!task.workload.has_words()).then(|| vec![FILLER; task.workload.value_size].into());
         if value.is_some() {
             // The first byte string at a daemon connects, which takes time.
@@ -190,7 +189,7 @@ impl<R: Recording> Worker<R> {
                 client.stats(task.rank, daemon).map_err(super::Error::Strings)?;
             }
         }
-        let pattern = task.workload.pattern(&client.placement(), task.rank, task.client)?;
+        let pattern = task.workload.pattern(&client.shard_map(), task.rank, task.client)?;
         let latency = Histogram::new();
         Ok(Worker {
             task,
@@ -216,7 +215,7 @@ impl<R: Recording> Worker<R> {
     /// A run begins.
     pub(super) fn start(&mut self, measured: bool) -> Result<(), super::Error> {
         self.runs += 1;
-        self.record.refresh();
+        self.record.start_run();
         (self.measured, self.in_flight, self.answered) = (measured, 0, 0);
         let Task { rank, client, rate, .. } = self.task;
         let seed = self.task.workload.seed.wrapping_add(self.runs);
@@ -229,19 +228,19 @@ impl<R: Recording> Worker<R> {
 
     /// Takes the answers that are there, and begins what is due. Never waits.
     #[inline]
-    pub(super) fn turn(&mut self) -> Turn {
-        if self.starts.is_some() { self.open() } else { self.closed() }
+    pub(super) fn step(&mut self) -> Step {
+        if self.starts.is_some() { self.step_open_loop() } else { self.step_closed_loop() }
     }
 
     /// As many operations as allowed are always under way.
     #[inline]
-    fn closed(&mut self) -> Turn {
+    fn step_closed_loop(&mut self) -> Step {
         let ended = self.poll();
         while self.in_flight < self.task.depth && !self.tally.gave_up {
             let start = if self.task.depth == 1 {
                 self.seen
             } else if self.untimed == 0 {
-                self.untimed = TIMED;
+                self.untimed = SAMPLE_EVERY;
                 now()
             } else {
                 0
@@ -251,11 +250,11 @@ impl<R: Recording> Worker<R> {
             }
             self.untimed = self.untimed.saturating_sub(1);
         }
-        if ended > 0 { Turn::Answered } else { Turn::Waits }
+        if ended > 0 { Step::Completed } else { Step::Waiting }
     }
 
     /// Operations start when they should, unless too many are under way; then they start late, and it counts.
-    fn open(&mut self) -> Turn {
+    fn step_open_loop(&mut self) -> Step {
         let ended = self.poll();
         let time = now();
         while self.due <= time && self.in_flight < self.task.depth && !self.tally.gave_up {
@@ -266,13 +265,15 @@ impl<R: Recording> Worker<R> {
         }
         let early = self.due.saturating_sub(time);
         if ended > 0 {
-            Turn::Answered
-        } else if self.in_flight == self.task.depth || (self.in_flight > 0 && early > 2 * CLOSE) {
-            Turn::Waits
-        } else if early > 2 * CLOSE {
-            Turn::Free(early - CLOSE)
+            Step::Completed
+        } else if self.in_flight == self.task.depth
+            || (self.in_flight > 0 && early > 2 * SPIN_BEFORE_START_NS)
+        {
+            Step::Waiting
+        } else if early > 2 * SPIN_BEFORE_START_NS {
+            Step::IdleFor(early - SPIN_BEFORE_START_NS)
         } else {
-            Turn::Starts
+            Step::StartDue
         }
     }
 
@@ -289,10 +290,10 @@ impl<R: Recording> Worker<R> {
     }
 
     /// Gives up if nothing was answered for too long. To be called now and then.
-    pub(super) fn look(&mut self, time: u64) {
+    pub(super) fn check_timeout(&mut self, time: u64) {
         if self.in_flight == 0 || self.tally.ops != self.answered {
             (self.answered, self.silent_since) = (self.tally.ops, time);
-        } else if time.saturating_sub(self.silent_since) > PATIENCE.as_nanos() as u64 {
+        } else if time.saturating_sub(self.silent_since) > RESPONSE_TIMEOUT.as_nanos() as u64 {
             self.tally.gave_up = true;
         }
     }
@@ -310,7 +311,7 @@ impl<R: Recording> Worker<R> {
     }
 
     /// A turn after the end, for what is still under way; `None` if nothing is.
-    pub(super) fn settle(&mut self) -> Option<Turn> {
+    pub(super) fn drain(&mut self) -> Option<Step> {
         if self.in_flight == 0 {
             return None;
         }
@@ -318,7 +319,7 @@ impl<R: Recording> Worker<R> {
         if self.in_flight == 0 {
             self.tally.ended = now();
         }
-        Some(if ended > 0 { Turn::Answered } else { Turn::Waits })
+        Some(if ended > 0 { Step::Completed } else { Step::Waiting })
     }
 
     /// What it did. What has not ended by now is an error.
@@ -344,11 +345,11 @@ impl<R: Recording> Worker<R> {
             self.position << 32 | u64::from(entry.key)
         };
         let request = entry.request(value);
-        let Some(mark) = self.record.begin(&request) else {
+        let Some(pending) = self.record.begin(&request) else {
             self.tally.gave_up = true;
             return false;
         };
-        let token = Token { start, mark, key: entry.key, is_read: entry.is_read };
+        let token = Token { start, pending, key: entry.key, is_read: entry.is_read };
         let begun = match &mut self.value {
             None => self.client.begin(request, token).map_err(BeginBytesError::from),
             Some(value) => begin_string(&mut self.client, entry, value, token),
@@ -382,7 +383,7 @@ impl<R: Recording> Worker<R> {
     fn poll(&mut self) -> usize {
         let Worker { client, record, latency, tally, measured, value, .. } = self;
         let mut time = 0;
-        let mut end = |token: Token<R::Mark>, response: Response, is_right: bool| {
+        let mut end = |token: Token<R::Pending>, response: WordResponse, is_right: bool| {
             if token.start != 0 {
                 if time == 0 {
                     time = now();
@@ -399,7 +400,7 @@ impl<R: Recording> Worker<R> {
                 }
                 _ => tally.errors += 1,
             }
-            record.end(token.mark, &response);
+            record.end(token.pending, &response);
         };
         let ended = match value {
             None => client.poll(|token, response| {
@@ -407,8 +408,8 @@ impl<R: Recording> Worker<R> {
                 end(token, response, is_right);
             }),
             Some(value) => client.poll_bytes(|token, response| {
-                let is_right = token.is_read && is_of(token.key, &response, value.len());
-                end(token, Response::new(response.status, 0), is_right);
+                let is_right = token.is_read && is_value_of(token.key, &response, value.len());
+                end(token, WordResponse::new(response.status, 0), is_right);
             }),
         };
         if time != 0 {
@@ -431,20 +432,20 @@ fn begin_string<T>(
 ) -> Result<(), BeginBytesError<T>> {
     let key = key_bytes(u64::from(entry.key));
     if entry.is_read {
-        return client.begin_bytes(Call::Get { key: &key }, token);
+        return client.begin_bytes(BytesOp::Get { key: &key }, token);
     }
-    mark(value, &key);
-    client.begin_bytes(Call::Put { key: &key, value }, token)
+    write_key_prefix(value, &key);
+    client.begin_bytes(BytesOp::Put { key: &key, value }, token)
 }
 
 /// Has a value begin with its key, as far as it is long enough.
-pub(super) fn mark(value: &mut [u8], key: &[u8; 8]) {
+pub(super) fn write_key_prefix(value: &mut [u8], key: &[u8; 8]) {
     let len = value.len().min(key.len());
     value[..len].copy_from_slice(&key[..len]);
 }
 
 /// Whether a value is as long as all are, and begins with this key.
-fn is_of(key: u32, response: &long::Response<'_>, len: usize) -> bool {
+fn is_value_of(key: u32, response: &wire::BytesResponse<'_>, len: usize) -> bool {
     let key = key_bytes(u64::from(key));
     let common = len.min(key.len());
     response.value.len() == len && response.value[..common] == key[..common]

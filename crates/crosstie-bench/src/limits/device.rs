@@ -1,7 +1,7 @@
 //! What `bench device` is measured against: payload, a completion entry, a count of what was consumed.
 //!
 //! ```text
-//! arena   256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
+//! region   256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
 //! ```
 //!
 //! An entry is a line with the number of its message, published after the payload, as a completion is.
@@ -10,10 +10,10 @@ use core::hint::black_box;
 use core::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use super::{END, Pace, RINGS, await_number};
-use crate::arena::Arena;
+use super::{END, RINGS, Throughput, await_number};
 use crate::error::Error;
-use crate::patience::Patience;
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
 
 const CONSUMED: usize = 256;
 const WORD: usize = 384;
@@ -22,19 +22,19 @@ const ENTRY: usize = 64;
 /// What a receiver reads of a payload: its first line.
 pub(crate) const LOOKED_AT: usize = 64;
 
-/// Which way a message goes.
+/// Which direction a message goes.
 #[derive(Clone, Copy)]
-enum Way {
-    There,
-    Back,
+enum Direction {
+    ToFollower,
+    ToLeader,
 }
 
 /// One side of the plain code.
-pub(crate) struct Plain<'a> {
-    arena: &'a Arena,
+pub(crate) struct PlainDevice<'a> {
+    region: &'a SharedRegion,
     payload: usize,
     depth: usize,
-    patience: Patience,
+    spin: SpinWait,
     /// Turns between looks at the clock.
     per_look: u64,
     /// Messages so far, and the place of the next one.
@@ -43,71 +43,76 @@ pub(crate) struct Plain<'a> {
     message: Vec<u8>,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> PlainDevice<'a> {
     /// How much memory it takes.
-    pub(crate) fn arena_len(payload: usize, depth: usize) -> usize {
+    pub(crate) fn region_len(payload: usize, depth: usize) -> usize {
         RINGS + 2 * depth * (ENTRY + stride(payload))
     }
 
-    pub(crate) fn new(arena: &'a Arena, payload: usize, depth: usize, patience: Patience) -> Plain<'a> {
+    pub(crate) fn new(
+        region: &'a SharedRegion,
+        payload: usize,
+        depth: usize,
+        spin: SpinWait,
+    ) -> PlainDevice<'a> {
         let per_look = if payload < 4096 { 64 } else { 1 };
-        Plain { arena, payload, depth, patience, per_look, seq: 0, slot: 0, message: vec![1; payload] }
+        PlainDevice { region, payload, depth, spin, per_look, seq: 0, slot: 0, message: vec![1; payload] }
     }
 
     /// A message there, a message back.
-    pub(crate) fn lead_ping_pong(&mut self, slice: Duration) -> Result<Pace, Error> {
+    pub(crate) fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.turns(self.per_look, slice, |plain, end| {
             plain.seq += 1;
-            plain.send(Way::There, end);
-            plain.receive(Way::Back)?;
+            plain.send(Direction::ToFollower, end);
+            plain.receive(Direction::ToLeader)?;
             Ok(())
         })
     }
 
-    /// The other side of [`Plain::lead_ping_pong`].
+    /// The other side of [`PlainDevice::lead_ping_pong`].
     pub(crate) fn follow_ping_pong(&mut self) -> Result<(), Error> {
         loop {
             self.seq += 1;
-            let end = self.receive(Way::There)?;
-            self.send(Way::Back, 0);
+            let end = self.receive(Direction::ToFollower)?;
+            self.send(Direction::ToLeader, 0);
             if end {
                 return Ok(());
             }
         }
     }
 
-    /// Messages one way, no more than the depth ahead of the receiver.
-    pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Pace, Error> {
+    /// Messages one direction, no more than the depth ahead of the receiver.
+    pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut consumed = self.seq;
         let depth = self.depth as u64;
-        let pace = self.turns(self.per_look, slice, |plain, end| {
+        let throughput = self.turns(self.per_look, slice, |plain, end| {
             while plain.seq - consumed >= depth {
                 // Acquire, partner: the Release in `follow_stream`. The places are free.
-                consumed = plain.arena.word(CONSUMED).load(Acquire);
-                plain.patience.idle()?;
+                consumed = plain.region.word(CONSUMED).load(Acquire);
+                plain.spin.idle()?;
             }
-            plain.patience.reset();
+            plain.spin.reset();
             plain.seq += 1;
-            plain.send(Way::There, end);
+            plain.send(Direction::ToFollower, end);
             plain.advance();
             Ok(())
         })?;
-        await_number(self.arena.word(CONSUMED), self.seq, &mut self.patience)?;
-        Ok(pace)
+        await_number(self.region.word(CONSUMED), self.seq, &mut self.spin)?;
+        Ok(throughput)
     }
 
-    /// The other side of [`Plain::lead_stream`]: tells every quarter of the depth what it has consumed.
+    /// The other side of [`PlainDevice::lead_stream`]: tells every quarter of the depth what it has consumed.
     pub(crate) fn follow_stream(&mut self) -> Result<(), Error> {
         let quarter = (self.depth as u64 / 4).max(1);
         let mut told = self.seq;
         loop {
             self.seq += 1;
-            let end = self.receive(Way::There)?;
+            let end = self.receive(Direction::ToFollower)?;
             self.advance();
             if end || self.seq - told >= quarter {
                 told = self.seq;
                 // Release, partner: the Acquire in `lead_stream`.
-                self.arena.word(CONSUMED).store(told, Release);
+                self.region.word(CONSUMED).store(told, Release);
             }
             if end {
                 return Ok(());
@@ -116,19 +121,19 @@ impl<'a> Plain<'a> {
     }
 
     /// Bytes into memory that the other side maps.
-    pub(crate) fn write(&mut self, slice: Duration) -> Result<Pace, Error> {
+    pub(crate) fn write(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.turns(self.per_look, slice, |plain, _| {
             plain.seq += 1;
-            plain.arena.put(plain.payload_at(Way::There), plain.numbered());
+            plain.region.put(plain.payload_at(Direction::ToFollower), plain.numbered());
             plain.advance();
             Ok(())
         })
     }
 
     /// Bytes out of memory that the other side maps.
-    pub(crate) fn read(&mut self, slice: Duration) -> Result<Pace, Error> {
+    pub(crate) fn read(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.turns(self.per_look, slice, |plain, _| {
-            plain.arena.get(plain.payload_at(Way::There), &mut plain.message);
+            plain.region.get(plain.payload_at(Direction::ToFollower), &mut plain.message);
             black_box(&mut plain.message);
             plain.advance();
             Ok(())
@@ -136,10 +141,10 @@ impl<'a> Plain<'a> {
     }
 
     /// Compare-and-swap on a word that the other side maps.
-    pub(crate) fn compare_swap(&mut self, slice: Duration) -> Result<Pace, Error> {
-        let mut value = self.arena.word(WORD).load(Acquire);
+    pub(crate) fn compare_swap(&mut self, slice: Duration) -> Result<Throughput, Error> {
+        let mut value = self.region.word(WORD).load(Acquire);
         self.turns(self.per_look, slice, |plain, _| {
-            if plain.arena.word(WORD).compare_exchange(value, value + 1, SeqCst, SeqCst).is_ok() {
+            if plain.region.word(WORD).compare_exchange(value, value + 1, SeqCst, SeqCst).is_ok() {
                 value += 1;
             }
             Ok(())
@@ -147,9 +152,9 @@ impl<'a> Plain<'a> {
     }
 
     /// Fetch-and-add on a word that the other side maps.
-    pub(crate) fn fetch_add(&mut self, slice: Duration) -> Result<Pace, Error> {
+    pub(crate) fn fetch_add(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.turns(self.per_look, slice, |plain, _| {
-            black_box(plain.arena.word(WORD).fetch_add(1, SeqCst));
+            black_box(plain.region.word(WORD).fetch_add(1, SeqCst));
             Ok(())
         })
     }
@@ -161,7 +166,7 @@ impl<'a> Plain<'a> {
         per_look: u64,
         slice: Duration,
         mut turn: impl FnMut(&mut Self, u64) -> Result<(), Error>,
-    ) -> Result<Pace, Error> {
+    ) -> Result<Throughput, Error> {
         let begin = Instant::now();
         let mut turns = 0;
         loop {
@@ -172,25 +177,25 @@ impl<'a> Plain<'a> {
             let time = begin.elapsed();
             if time >= slice {
                 turn(self, END)?;
-                return Ok(Pace { turns, time });
+                return Ok(Throughput { operations: turns, time });
             }
         }
     }
 
     #[inline]
-    fn send(&mut self, way: Way, end: u64) {
-        self.arena.put(self.payload_at(way), self.numbered());
+    fn send(&mut self, direction: Direction, end: u64) {
+        self.region.put(self.payload_at(direction), self.numbered());
         // Release, partner: the Acquire in `await_number`. The payload is there.
-        self.arena.word(self.entry_at(way)).store(self.seq | end, Release);
+        self.region.word(self.entry_at(direction)).store(self.seq | end, Release);
     }
 
     /// Whether it was the last message.
     #[inline]
-    fn receive(&mut self, way: Way) -> Result<bool, Error> {
-        let end = await_number(self.arena.word(self.entry_at(way)), self.seq, &mut self.patience)?;
+    fn receive(&mut self, direction: Direction) -> Result<bool, Error> {
+        let end = await_number(self.region.word(self.entry_at(direction)), self.seq, &mut self.spin)?;
         let mut seen = [0; LOOKED_AT];
         let seen = &mut seen[..self.payload.min(LOOKED_AT)];
-        self.arena.get(self.payload_at(way), seen);
+        self.region.get(self.payload_at(direction), seen);
         black_box(seen);
         Ok(end)
     }
@@ -212,20 +217,20 @@ impl<'a> Plain<'a> {
     }
 
     #[inline]
-    fn entry_at(&self, way: Way) -> usize {
-        self.ring_at(way) + self.slot * ENTRY
+    fn entry_at(&self, direction: Direction) -> usize {
+        self.ring_at(direction) + self.slot * ENTRY
     }
 
     #[inline]
-    fn payload_at(&self, way: Way) -> usize {
-        self.ring_at(way) + self.depth * ENTRY + self.slot * stride(self.payload)
+    fn payload_at(&self, direction: Direction) -> usize {
+        self.ring_at(direction) + self.depth * ENTRY + self.slot * stride(self.payload)
     }
 
     #[inline]
-    fn ring_at(&self, way: Way) -> usize {
-        match way {
-            Way::There => RINGS,
-            Way::Back => RINGS + self.depth * (ENTRY + stride(self.payload)),
+    fn ring_at(&self, direction: Direction) -> usize {
+        match direction {
+            Direction::ToFollower => RINGS,
+            Direction::ToLeader => RINGS + self.depth * (ENTRY + stride(self.payload)),
         }
     }
 }

@@ -6,28 +6,28 @@
 //!
 //! | what | against |
 //! | --- | --- |
-//! | [`Line`] | everything: one cache line there and back |
-//! | [`Plain`] | `bench device` |
+//! | [`CacheLinePingPong`] | everything: one cache line there and back |
+//! | [`PlainDevice`] | `bench device` |
 //! | [`in_place`], [`two_rings`] | `bench ipc`, `bench delegation`, `bench flux` |
 //! | [`Memcpy`] | large payloads |
 //!
 //! ```text
-//! arena   0 line | 256-384 device | 512-640 gate of the clients | 4096 rings
+//! region   0 line | 256-384 device | 512-640 gate of the clients | 4096 rings
 //! ```
 
+mod cache_line;
 mod device;
 mod exchange;
-mod line;
 
 use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering::Acquire};
 use std::time::{Duration, Instant};
 
-pub(crate) use device::Plain;
-pub(crate) use exchange::{Exchange, Take, in_place, in_place_len, two_rings, two_rings_len};
-pub(crate) use line::Line;
+pub(crate) use cache_line::CacheLinePingPong;
+pub(crate) use device::PlainDevice;
+pub(crate) use exchange::{PlainExchange, TakeResponses, in_place, in_place_len, two_rings, two_rings_len};
 
-use super::patience::Patience;
+use super::spin_wait::SpinWait;
 use crate::error::Error;
 
 /// Where rings begin; single words come before.
@@ -38,28 +38,28 @@ const END: u64 = 1 << 63;
 
 /// How often, in how long.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    pub(crate) turns: u64,
+pub(crate) struct Throughput {
+    pub(crate) operations: u64,
     pub(crate) time: Duration,
 }
 
-impl Pace {
+impl Throughput {
     pub(crate) fn per_second(&self) -> f64 {
-        self.turns as f64 / self.time.as_secs_f64()
+        self.operations as f64 / self.time.as_secs_f64()
     }
 }
 
 /// Spins until a word has this number, and says whether it is marked as the last one.
 #[inline(always)]
-fn await_number(word: &AtomicU64, number: u64, patience: &mut Patience) -> Result<bool, Error> {
+fn await_number(word: &AtomicU64, number: u64, spin: &mut SpinWait) -> Result<bool, Error> {
     loop {
         // Acquire, partner: the Release store of the other side's number.
         let found = word.load(Acquire);
         if found & !END == number {
-            patience.reset();
+            spin.reset();
             return Ok(found != number);
         }
-        patience.idle()?;
+        spin.idle()?;
     }
 }
 
@@ -75,7 +75,7 @@ impl Memcpy {
         Memcpy { from: vec![1; payload * depth], to: vec![2; payload * depth], payload }
     }
 
-    pub(crate) fn run(&mut self, slice: Duration) -> Pace {
+    pub(crate) fn run(&mut self, slice: Duration) -> Throughput {
         let begin = Instant::now();
         let mut turns = 0;
         loop {
@@ -86,7 +86,7 @@ impl Memcpy {
             }
             let time = begin.elapsed();
             if time >= slice {
-                return Pace { turns, time };
+                return Throughput { operations: turns, time };
             }
         }
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crosstie::flux::{CallError, Config, ConfigError, Node, network};
 
-use super::exchange::{Answering, Asking, answer};
 use super::payload::Payload;
-use super::{Plan, Report, SERVER, Transport, measure};
+use super::rpc_loop::{RpcClient, RpcServer, response_number};
+use super::{Plan, SERVER, Summary, Transport, measure};
 use crate::error::Error;
 
-pub(super) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
+pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     // One for each of `plan::FLUX_PAYLOADS`.
     match plan.payload {
         8 => sized::<8>(plan),
@@ -25,11 +25,12 @@ pub(super) fn run(plan: &Plan) -> Result<Option<Report>, Error> {
     }
 }
 
-fn sized<const N: usize>(plan: &Plan) -> Result<Option<Report>, Error> {
-    let config = Config { capacity: plan.depth, max_in_flight: plan.depth, waiting: plan.waiting.into() };
+fn sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
+    let config =
+        Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.waiting.into() };
     let nodes = network::<Message<N>, Message<N>, u64>(plan.sides(), &config);
     let nodes = nodes.map_err(|error| match error {
-        ConfigError::Parking(_) => Error::exchange("making the network")(error),
+        ConfigError::Parking(_) => Error::rpc("making the network")(error),
         _ => Error::Usage(error.to_string()),
     })?;
     measure(plan, &Flux { nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
@@ -43,32 +44,32 @@ struct Flux<const N: usize> {
 }
 
 impl<const N: usize> Flux<N> {
-    fn take(&self, rank: usize) -> Result<Side<N>, Error> {
+    fn take(&self, rank: usize) -> Result<FluxPeer<N>, Error> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let node = nodes.get_mut(rank).and_then(Option::take).ok_or(Error::Protocol)?;
-        Ok(Side { node, message: [1; N] })
+        Ok(FluxPeer { node, message: [1; N] })
     }
 }
 
 impl<const N: usize> Transport for Flux<N> {
-    type Client = Side<N>;
-    type Server = Side<N>;
+    type Client = FluxPeer<N>;
+    type Server = FluxPeer<N>;
 
-    fn serve(&self, _plan: &Plan, _name: &str) -> Result<Side<N>, Error> {
+    fn serve(&self, _plan: &Plan, _name: &str) -> Result<FluxPeer<N>, Error> {
         self.take(SERVER)
     }
 
-    fn connect(&self, _plan: &Plan, _name: &str, rank: usize) -> Result<Side<N>, Error> {
+    fn connect(&self, _plan: &Plan, _name: &str, rank: usize) -> Result<FluxPeer<N>, Error> {
         self.take(rank)
     }
 }
 
-struct Side<const N: usize> {
+struct FluxPeer<const N: usize> {
     node: Node<Message<N>, Message<N>, u64>,
     message: Message<N>,
 }
 
-impl<const N: usize> Asking for Side<N> {
+impl<const N: usize> RpcClient for FluxPeer<N> {
     #[inline(always)]
     fn call(&mut self, number: u64) -> Result<bool, Error> {
         self.message.set_number(number);
@@ -90,15 +91,15 @@ impl<const N: usize> Asking for Side<N> {
     }
 }
 
-impl<const N: usize> Answering for Side<N> {
+impl<const N: usize> RpcServer for FluxPeer<N> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
         let mut count = 0;
         while let Some((_, request, ticket)) = self.node.try_recv() {
-            self.message.set_number(answer(black_box(&request).number()));
+            self.message.set_number(response_number(black_box(&request).number()));
             self.node
                 .reply(ticket, self.message)
-                .map_err(|error| Error::Exchange { what: "replying", source: error.to_string().into() })?;
+                .map_err(|error| Error::Rpc { what: "replying", source: error.to_string().into() })?;
             count += 1;
         }
         Ok(count)
@@ -112,5 +113,5 @@ impl<const N: usize> Answering for Side<N> {
 
 #[cold]
 fn gone<const N: usize>(error: &CallError<Message<N>, u64>) -> Error {
-    Error::Exchange { what: "calling", source: error.to_string().into() }
+    Error::Rpc { what: "calling", source: error.to_string().into() }
 }

@@ -11,13 +11,13 @@
 //! ```
 
 mod delegation;
-pub(super) mod exchange;
 mod flux;
-mod gate;
 mod ipc;
 pub(super) mod payload;
 pub(super) mod plan;
-mod shared_memory;
+pub(super) mod rpc_loop;
+mod shared_memory_rpc;
+mod slice_barrier;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,16 +28,16 @@ use serde::{Deserialize, Serialize};
 
 pub use plan::{Arguments, Kind, Plan};
 
-use self::exchange::{Answering, Asking, Client, Idle, Server, Tally};
-use self::gate::Gate;
 use self::plan::Waiting;
-use super::arena::{self, Arena};
+use self::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server, Tally};
+use self::slice_barrier::SliceBarrier;
+use super::collective::Collective;
 use super::cores;
-use super::limits::{self, Exchange, Line, Memcpy, Pace, Take};
-use super::meeting::Meeting;
-use super::patience::Patience;
+use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
 use super::progress::Progress;
-use super::summary::{self, Figures, LARGE, Report, Subject, median};
+use super::shared_region::{self, SharedRegion};
+use super::spin_wait::SpinWait;
+use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
 use crate::error::Error;
 
 /// The rank that answers.
@@ -45,8 +45,8 @@ const SERVER: usize = 1;
 
 /// What carries the messages.
 trait Transport: Sync {
-    type Client: Asking;
-    type Server: Answering;
+    type Client: RpcClient;
+    type Server: RpcServer;
     /// Opens the server, of a name that nobody else has.
     fn serve(&self, plan: &Plan, name: &str) -> Result<Self::Server, Error>;
     /// Connects a client to the server of that name.
@@ -54,7 +54,7 @@ trait Transport: Sync {
 }
 
 /// Measures, and reports where this process leads.
-pub fn run(plan: &Plan) -> Result<Option<Report>, Error> {
+pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     match plan.kind {
         Kind::Ipc => ipc::run(plan),
         Kind::Flux => flux::run(plan),
@@ -62,48 +62,52 @@ pub fn run(plan: &Plan) -> Result<Option<Report>, Error> {
     }
 }
 
-fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Report>, Error> {
+fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Summary>, Error> {
     let mut job = bootstrap::from_env()?;
-    let arena_len = plan.arena().len;
+    let region_len = plan.region_layout().len;
     if job.size() == 1 {
-        let arena = Arena::create(arena_len)?;
+        let region = SharedRegion::create(region_len)?;
         if !plan.processes {
-            return in_threads(plan, transport, &arena);
+            return in_threads(plan, transport, &region);
         }
-        let mut job = local::Launch::new(plan.sides() as u32)
+        let mut job = local::JobBuilder::new(plan.sides() as u32)
             .arguments(plan.command_line())
-            .variable(arena::VARIABLE, arena.descriptor())
+            .variable(shared_region::VARIABLE, region.descriptor())
             .start()?;
-        let report = cores::on_own_thread(|| take_part(plan, transport, &mut job, &arena))?;
+        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut job, &region))?;
         job.finish()?;
-        return Ok(report);
+        return Ok(summary);
     }
-    let Some(arena) = Arena::inherited(arena_len)? else {
+    let Some(region) = SharedRegion::inherited(region_len)? else {
         let name = plan.kind.name();
         return Err(Error::Usage(format!(
-            "bench {name} is inside one node and starts its own sides: start it once, without a launcher"
+            "bench {name} is inside one node and starts its own slices: start it once, without a launcher"
         )));
     };
-    let report = take_part(plan, transport, job.as_mut(), &arena)?;
+    let summary = run_rank(plan, transport, job.as_mut(), &region)?;
     job.finish()?;
-    Ok(report)
+    Ok(summary)
 }
 
-/// All sides in this process.
-fn in_threads<T: Transport>(plan: &Plan, transport: &T, arena: &Arena) -> Result<Option<Report>, Error> {
-    let mut members = local::threads(plan.sides() as u32, Limits::default())?.into_iter();
+/// All slices in this process.
+fn in_threads<T: Transport>(
+    plan: &Plan,
+    transport: &T,
+    region: &SharedRegion,
+) -> Result<Option<Summary>, Error> {
+    let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
     let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
     std::thread::scope(|scope| {
         let others: Vec<_> = members
-            .map(|mut member| scope.spawn(move || take_part(plan, transport, &mut member, arena)))
+            .map(|mut member| scope.spawn(move || run_rank(plan, transport, &mut member, region)))
             .collect();
-        let report = cores::on_own_thread(|| take_part(plan, transport, &mut leader, arena));
+        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut leader, region));
         let others = others
             .into_iter()
             .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         let others: Result<Vec<_>, Error> = others.collect();
         // What the others have to complain of, the leader has heard.
-        report.and_then(|report| others.map(|_| report))
+        summary.and_then(|summary| others.map(|_| summary))
     })
 }
 
@@ -113,22 +117,22 @@ enum Role<C, S> {
     Server(Server<S>),
 }
 
-/// What all sides together measured.
+/// What all slices together measured.
 #[derive(Default)]
 struct Measured {
-    ours: Vec<Pace>,
-    /// As [`Line::lead`] records them.
-    lines: Histogram,
+    ours: Vec<Throughput>,
+    /// As [`CacheLinePingPong::lead`] records them.
+    cache_line_times: Histogram,
     /// Taking responses one at a time, and all that are there.
-    in_place: [Vec<Pace>; 2],
-    two_rings: Vec<Pace>,
-    roomy_rings: Vec<Pace>,
-    memcpy: Vec<Pace>,
+    in_place: [Vec<Throughput>; 2],
+    two_rings: Vec<Throughput>,
+    roomy_rings: Vec<Throughput>,
+    memcpy: Vec<Throughput>,
 }
 
 /// What a side tells at the end.
 #[derive(Default, Serialize, Deserialize)]
-struct Told {
+struct RankReport {
     requests: u64,
     refused: u64,
     responses: u64,
@@ -139,28 +143,28 @@ struct Told {
     counted: Vec<(String, u64)>,
 }
 
-/// One side, from opening to the report.
-fn take_part<T: Transport>(
+/// One side, from opening to the summary.
+fn run_rank<T: Transport>(
     plan: &Plan,
     transport: &T,
     job: &mut dyn Bootstrap,
-    arena: &Arena,
-) -> Result<Option<Report>, Error> {
-    let mut meeting = Meeting::new(job);
-    let rank = meeting.rank();
-    let cores = cores::places(plan.sides())?;
-    // Sides that share a core must give way soon.
+    region: &SharedRegion,
+) -> Result<Option<Summary>, Error> {
+    let mut collective = Collective::new(job);
+    let rank = collective.rank();
+    let cores = cores::assign(plan.sides())?;
+    // SliceRunner that share a core must give way soon.
     let alone = |cores: &Vec<usize>| cores.iter().filter(|core| **core == cores[rank]).count() == 1;
-    let patience = Patience::new(cores.as_ref().is_some_and(alone));
+    let spin = SpinWait::new(cores.as_ref().is_some_and(alone));
 
     // Before pinning: threads of the library may run anywhere.
-    let mut role = open(plan, transport, &mut meeting, patience)?;
+    let mut role = open(plan, transport, &mut collective, spin)?;
     let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin(cores[rank]));
-    meeting.keep_step(pinned)?;
+    collective.barrier(pinned)?;
 
-    let mut sides = Sides::new(plan, arena, patience, &meeting);
-    let (count, slice) = plan.span.slices();
-    let mut progress = Progress::new(&describe(plan), u64::from(count), meeting.leads());
+    let mut slices = SliceRunner::new(plan, region, spin, &collective);
+    let (count, slice) = plan.time.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
     let mut measured = Measured::default();
     for at in 0..=count {
         if at == 1 {
@@ -171,41 +175,41 @@ fn take_part<T: Transport>(
                 Role::Server(server) => (server.responses, server.batches) = (0, 0),
             }
         }
-        sides.ours(&mut role, slice, patience, &mut meeting, &mut measured)?;
-        sides.limits(slice, &mut meeting, &mut measured)?;
+        slices.ours(&mut role, slice, spin, &mut collective, &mut measured)?;
+        slices.limits(slice, &mut collective, &mut measured)?;
         progress.show(u64::from(at));
     }
     drop(progress);
 
-    let told = serde_json::to_vec(&tell(role));
-    let told = told.map_err(|source| Error::Os { what: "JSON", source: source.into() });
-    let told = meeting.gather(told)?;
-    let told: Result<Vec<Told>, Error> =
-        told.iter().map(|told| serde_json::from_slice(told).map_err(|_| Error::Protocol)).collect();
-    Ok(if meeting.leads() { Some(report(plan, cores, &measured, &told?)) } else { None })
+    let reports = serde_json::to_vec(&rank_report(role));
+    let reports = reports.map_err(|source| Error::Os { what: "JSON", source: source.into() });
+    let reports = collective.gather(reports)?;
+    let reports: Result<Vec<RankReport>, Error> =
+        reports.iter().map(|reports| serde_json::from_slice(reports).map_err(|_| Error::Protocol)).collect();
+    Ok(if collective.is_leader() { Some(summarize(plan, cores, &measured, &reports?)) } else { None })
 }
 
 /// The server first, then the clients.
 fn open<T: Transport>(
     plan: &Plan,
     transport: &T,
-    meeting: &mut Meeting<'_>,
-    patience: Patience,
+    collective: &mut Collective<'_>,
+    spin: SpinWait,
 ) -> Result<Role<T::Client, T::Server>, Error> {
-    let idle = Idle::new(plan.waiting == Waiting::Spin, patience);
-    if meeting.rank() == SERVER {
+    let idle = Idle::new(plan.waiting == Waiting::Spin, spin);
+    if collective.rank() == SERVER {
         let name = format!("crosstie-bench.{}", std::process::id());
-        let (server, told) = apart(transport.serve(plan, &name), name.into_bytes());
-        meeting.gather(told)?;
-        meeting.keep_step(Ok(()))?;
+        let (server, reports) = apart(transport.serve(plan, &name), name.into_bytes());
+        collective.gather(reports)?;
+        collective.barrier(Ok(()))?;
         return Ok(Role::Server(Server::new(server.ok_or(Error::Protocol)?, idle)));
     }
-    let names = meeting.gather(Ok(Vec::new()))?;
+    let names = collective.gather(Ok(Vec::new()))?;
     let name = names.get(SERVER).map(|name| String::from_utf8_lossy(name)).ok_or(Error::Protocol)?;
-    let (client, told) = apart(transport.connect(plan, &name, meeting.rank()), Vec::new());
-    meeting.gather(told)?;
+    let (client, reports) = apart(transport.connect(plan, &name, collective.rank()), Vec::new());
+    collective.gather(reports)?;
     let client = client.ok_or(Error::Protocol)?;
-    Ok(Role::Client(Client::new(client, meeting.rank(), plan.payload, plan.depth, idle)))
+    Ok(Role::Client(Client::new(client, collective.rank(), plan.payload, plan.depth, idle)))
 }
 
 /// What there is, and what to tell of it.
@@ -217,59 +221,64 @@ fn apart<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u
 }
 
 /// This side of everything that is not ours.
-struct Sides<'a> {
+struct SliceRunner<'a> {
     depth: usize,
-    gate: Gate<'a>,
-    line: Line<'a>,
-    in_place: Box<dyn Exchange + 'a>,
-    two_rings: Box<dyn Exchange + 'a>,
-    roomy_rings: Option<Box<dyn Exchange + 'a>>,
+    barrier: SliceBarrier<'a>,
+    cache_line: CacheLinePingPong<'a>,
+    in_place: Box<dyn PlainExchange + 'a>,
+    two_rings: Box<dyn PlainExchange + 'a>,
+    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
     memcpy: Option<Memcpy>,
 }
 
-impl<'a> Sides<'a> {
-    fn new(plan: &Plan, arena: &'a Arena, patience: Patience, meeting: &Meeting<'_>) -> Sides<'a> {
+impl<'a> SliceRunner<'a> {
+    fn new(
+        plan: &Plan,
+        region: &'a SharedRegion,
+        spin: SpinWait,
+        collective: &Collective<'_>,
+    ) -> SliceRunner<'a> {
         let Plan { payload, depth, .. } = *plan;
-        let at = plan.arena();
-        let rings = |(offset, places)| limits::two_rings(arena, offset, payload, depth, places, patience);
-        Sides {
+        let at = plan.region_layout();
+        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        SliceRunner {
             depth,
-            gate: Gate::new(arena, plan.clients),
-            line: Line::new(arena, patience),
-            in_place: limits::in_place(arena, at.in_place, payload, depth, patience),
+            barrier: SliceBarrier::new(region, plan.clients),
+            cache_line: CacheLinePingPong::new(region, spin),
+            in_place: limits::in_place(region, at.in_place, payload, depth, spin),
             two_rings: rings((at.two_rings, depth)),
             roomy_rings: at.roomy_rings.map(rings),
-            memcpy: (meeting.leads() && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
+            memcpy: (collective.is_leader() && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
         }
     }
 
     /// One slice of ours, all clients together: the time is that of the slowest.
-    fn ours<C: Asking, S: Answering>(
+    fn ours<C: RpcClient, S: RpcServer>(
         &mut self,
         role: &mut Role<C, S>,
         slice: Duration,
-        patience: Patience,
-        meeting: &mut Meeting<'_>,
+        spin: SpinWait,
+        collective: &mut Collective<'_>,
         measured: &mut Measured,
     ) -> Result<(), Error> {
-        self.gate.next();
+        self.barrier.begin_slice();
         let done = match role {
             Role::Client(client) => {
-                let asked = self.gate.enter(patience).and_then(|()| client.ask(slice));
-                self.gate.leave();
+                let asked = self.barrier.wait_for_start(spin).and_then(|()| client.run_slice(slice));
+                self.barrier.finish();
                 asked
             }
-            Role::Server(server) => {
-                server.answer(|_| self.gate.all_are_out()).map(|()| Pace { turns: 0, time: Duration::ZERO })
-            }
+            Role::Server(server) => server
+                .serve_until(|_| self.barrier.all_finished())
+                .map(|()| Throughput { operations: 0, time: Duration::ZERO }),
         };
-        let words = done.map(|pace| [pace.turns, pace.time.as_nanos() as u64]);
-        let told = meeting.gather(words.map(|words| words.map(u64::to_ne_bytes).concat()))?;
-        let mut together = Pace { turns: 0, time: Duration::ZERO };
-        for told in told {
-            let (words, []) = told.as_chunks::<8>() else { return Err(Error::Protocol) };
+        let words = done.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
+        let reports = collective.gather(words.map(|words| words.map(u64::to_ne_bytes).concat()))?;
+        let mut together = Throughput { operations: 0, time: Duration::ZERO };
+        for reports in reports {
+            let (words, []) = reports.as_chunks::<8>() else { return Err(Error::Protocol) };
             let [turns, ns] = *words else { return Err(Error::Protocol) };
-            together.turns += u64::from_ne_bytes(turns);
+            together.operations += u64::from_ne_bytes(turns);
             together.time = together.time.max(Duration::from_nanos(u64::from_ne_bytes(ns)));
         }
         measured.ours.push(together);
@@ -280,77 +289,85 @@ impl<'a> Sides<'a> {
     fn limits(
         &mut self,
         slice: Duration,
-        meeting: &mut Meeting<'_>,
+        collective: &mut Collective<'_>,
         measured: &mut Measured,
     ) -> Result<(), Error> {
-        let rank = meeting.rank();
-        meeting.keep_step(match rank {
-            0 => self.line.lead(slice / 4, &mut measured.lines),
-            SERVER => self.line.follow(),
+        let rank = collective.rank();
+        collective.barrier(match rank {
+            0 => self.cache_line.lead(slice / 4, &mut measured.cache_line_times),
+            SERVER => self.cache_line.follow(),
             _ => Ok(()),
         })?;
-        let Sides { depth, in_place, two_rings, roomy_rings, .. } = self;
+        let SliceRunner { depth, in_place, two_rings, roomy_rings, .. } = self;
         let Measured { in_place: [one, all], two_rings: rings, roomy_rings: roomy, .. } = measured;
-        let mut make = |exchange: &mut Box<dyn Exchange + '_>, take, paces: &mut Vec<Pace>| {
-            meeting.keep_step(match rank {
-                0 => exchange.lead(slice / 4, take).map(|pace| paces.push(pace)),
-                SERVER => exchange.follow(),
-                _ => Ok(()),
-            })
-        };
-        make(in_place, Take::One, one)?;
+        let mut make =
+            |exchange: &mut Box<dyn PlainExchange + '_>, take, throughputs: &mut Vec<Throughput>| {
+                collective.barrier(match rank {
+                    0 => exchange.lead(slice / 4, take).map(|throughput| throughputs.push(throughput)),
+                    SERVER => exchange.follow(),
+                    _ => Ok(()),
+                })
+            };
+        make(in_place, TakeResponses::One, one)?;
         if *depth > 1 {
-            make(in_place, Take::All, all)?;
+            make(in_place, TakeResponses::All, all)?;
         }
-        make(two_rings, Take::One, rings)?;
-        roomy_rings.as_mut().map_or(Ok(()), |exchange| make(exchange, Take::One, roomy))?;
+        make(two_rings, TakeResponses::One, rings)?;
+        roomy_rings.as_mut().map_or(Ok(()), |exchange| make(exchange, TakeResponses::One, roomy))?;
         if let Some(memcpy) = &mut self.memcpy {
             measured.memcpy.push(memcpy.run(slice / 4));
         }
-        meeting.keep_step(Ok(()))
+        collective.barrier(Ok(()))
     }
 }
 
-fn tell<C, S: Answering>(role: Role<C, S>) -> Told {
+fn rank_report<C, S: RpcServer>(role: Role<C, S>) -> RankReport {
     match role {
         Role::Client(client) => {
             let Tally { requests, refused, errors, latency } = client.tally;
-            Told { requests, refused, errors, latency: latency.counts().collect(), ..Told::default() }
+            RankReport {
+                requests,
+                refused,
+                errors,
+                latency: latency.counts().collect(),
+                ..RankReport::default()
+            }
         }
         Role::Server(server) => {
             let counted = server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
-            Told {
+            RankReport {
                 responses: server.responses,
                 batches: server.batches,
                 counted: counted.collect(),
-                ..Told::default()
+                ..RankReport::default()
             }
         }
     }
 }
 
-fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[Told]) -> Report {
-    let Measured { ours, lines, in_place, two_rings, roomy_rings, memcpy } = measured;
-    let per_second = |paces: &[Pace]| median(paces.iter().map(Pace::per_second));
-    let sum = |count: fn(&Told) -> u64| told.iter().map(count).sum::<u64>();
+fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, reports: &[RankReport]) -> Summary {
+    let Measured { ours, cache_line_times, in_place, two_rings, roomy_rings, memcpy } = measured;
+    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
+    let sum = |count: fn(&RankReport) -> u64| reports.iter().map(count).sum::<u64>();
     let mut latency = Histogram::new();
-    for (value, times) in told.iter().flat_map(|told| &told.latency) {
-        latency.record_many(*value, *times);
+    for (value, times) in reports.iter().flat_map(|reports| &reports.latency) {
+        latency.record_n(*value, *times);
     }
-    let (requests, responses) = (sum(|told| told.requests), sum(|told| told.responses));
+    let (requests, responses) = (sum(|reports| reports.requests), sum(|reports| reports.responses));
     let mut counters = BTreeMap::from(
         [
             ("messages", requests + responses),
             ("bytes", (requests + responses) * plan.payload as u64),
             ("requests", requests),
             ("responses", responses),
-            ("refused", sum(|told| told.refused)),
-            ("batches", sum(|told| told.batches)),
+            ("refused", sum(|reports| reports.refused)),
+            ("batches", sum(|reports| reports.batches)),
         ]
         .map(|(name, count)| (name.to_owned(), count)),
     );
-    counters.extend(told.iter().flat_map(|told| told.counted.iter().cloned()));
-    let best = |paces: [&[Pace]; 2]| paces.into_iter().filter_map(per_second).reduce(f64::max);
+    counters.extend(reports.iter().flat_map(|reports| reports.counted.iter().cloned()));
+    let best =
+        |throughputs: [&[Throughput]; 2]| throughputs.into_iter().filter_map(per_second).reduce(f64::max);
     let in_place = best([&in_place[0], &in_place[1]]);
     let two_rings = best([two_rings, roomy_rings]);
     let limit = match plan.kind {
@@ -358,23 +375,23 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         Kind::Ipc => [in_place, two_rings].into_iter().flatten().reduce(f64::max),
         Kind::Delegation | Kind::Flux => two_rings,
     };
-    let figures = Figures {
-        ops: ours.iter().map(|pace| pace.turns).sum(),
-        seconds: ours.iter().map(|pace| pace.time).sum::<Duration>().as_secs_f64(),
+    let measurements = Measurements {
+        ops: ours.iter().map(|throughput| throughput.operations).sum(),
+        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
         ops_per_s: per_second(ours).unwrap_or(0.0),
         latency: &latency,
-        errors: sum(|told| told.errors) + requests.abs_diff(responses),
+        errors: sum(|reports| reports.errors) + requests.abs_diff(responses),
         counters,
         sends_ops_per_s: None,
         limits: summary::Limits {
-            line_ns: Line::median(lines),
+            cache_line_ns: CacheLinePingPong::median(cache_line_times),
             ops_per_s: limit,
             in_place_ops_per_s: in_place,
             two_rings_ops_per_s: two_rings,
             copies_per_s: per_second(memcpy),
         },
     };
-    let subject = Subject {
+    let setup = Setup {
         bench: plan.kind.name(),
         device: plan.kind.device().into(),
         op: None,
@@ -388,7 +405,7 @@ fn report(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, told: &[T
         registered_in_place: None,
         cores,
     };
-    Report::new(subject, &figures)
+    Summary::new(setup, &measurements)
 }
 
 fn describe(plan: &Plan) -> String {
@@ -427,7 +444,7 @@ mod tests {
         wrong: Option<u64>,
     }
 
-    impl Asking for Ends {
+    impl RpcClient for Ends {
         fn call(&mut self, number: u64) -> Result<bool, Error> {
             self.issued.push_back(number);
             self.ends[0].0.send(number).map_err(|_| Error::Protocol).map(|()| true)
@@ -446,26 +463,26 @@ mod tests {
         }
     }
 
-    impl Answering for Ends {
+    impl RpcServer for Ends {
         fn serve(&mut self) -> Result<usize, Error> {
             let mut count = 0;
             for (answers, requests) in &self.ends {
                 while let Ok(number) = requests.try_recv() {
-                    let right = exchange::answer(number);
-                    let told =
+                    let right = rpc_loop::response_number(number);
+                    let reports =
                         answers.send(if self.wrong.is_some_and(|wrong| number.is_multiple_of(wrong)) {
                             !right
                         } else {
                             right
                         });
-                    told.map_err(|_| Error::Protocol)?;
+                    reports.map_err(|_| Error::Protocol)?;
                     count += 1;
                 }
             }
             Ok(count)
         }
         fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-            Asking::wait(self, timeout)
+            RpcClient::wait(self, timeout)
         }
     }
 
@@ -497,9 +514,9 @@ mod tests {
             waiting: Some(Waiting::Adaptive),
         };
         let plan = Plan::new(kind, &arguments).expect("a good plan");
-        let report = measure(&plan, &Channels::new(clients as usize, wrong));
-        let report = report.expect("a good run").expect("the leader's report");
-        serde_json::to_value(&report).expect("JSON")
+        let summary = measure(&plan, &Channels::new(clients as usize, wrong));
+        let summary = summary.expect("a good run").expect("the leader's summary");
+        serde_json::to_value(&summary).expect("JSON")
     }
 
     #[test]

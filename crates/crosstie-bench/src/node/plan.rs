@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use crate::cores;
 use crate::error::Error;
 use crate::limits::{RINGS, in_place_len, two_rings_len};
-use crate::plan::Span;
+use crate::plan::MeasureTime;
 
 /// The least payload: what a response is verified by is a number of 8 bytes in it.
 const MIN_PAYLOAD: u64 = 8;
@@ -77,12 +77,12 @@ impl Waiting {
     }
 }
 
-impl From<Waiting> for crosstie::Waiting {
+impl From<Waiting> for crosstie::WaitStrategy {
     fn from(waiting: Waiting) -> Self {
         match waiting {
-            Waiting::Spin => crosstie::Waiting::Spin,
-            Waiting::Adaptive => crosstie::Waiting::Adaptive,
-            Waiting::Park => crosstie::Waiting::Park,
+            Waiting::Spin => crosstie::WaitStrategy::Spin,
+            Waiting::Adaptive => crosstie::WaitStrategy::Adaptive,
+            Waiting::Park => crosstie::WaitStrategy::Park,
         }
     }
 }
@@ -126,7 +126,7 @@ pub struct Plan {
     pub(super) clients: usize,
     pub(super) processes: bool,
     pub(super) waiting: Waiting,
-    pub(super) span: Span,
+    pub(super) time: MeasureTime,
 }
 
 impl Plan {
@@ -134,7 +134,7 @@ impl Plan {
     pub fn new(kind: Kind, arguments: &Arguments) -> Result<Plan, Error> {
         let Arguments { duration, payload, queue_depth, clients, processes, waiting, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
-        let span = Span::new(duration)?;
+        let time = MeasureTime::new(duration)?;
         if queue_depth == 0 || queue_depth > MAX_DEPTH {
             return usage(format!("--queue-depth {queue_depth}: give 1 to {MAX_DEPTH} requests in flight"));
         }
@@ -177,7 +177,7 @@ impl Plan {
             clients: clients as usize,
             processes,
             waiting,
-            span,
+            time,
         })
     }
 
@@ -192,21 +192,21 @@ impl Plan {
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--clients".into(), self.clients.to_string().into()]);
-        line.extend(self.span.words());
+        line.extend(self.time.to_args());
         line.extend(["--waiting".into(), self.waiting.name().into()]);
         line.extend(self.processes.then(|| "--processes".into()));
         line
     }
 
-    /// The arena of the plain exchanges.
-    pub(super) fn arena(&self) -> ArenaPlan {
-        ArenaPlan::new(self.payload, self.depth)
+    /// The region of the plain exchanges.
+    pub(super) fn region_layout(&self) -> RegionLayout {
+        RegionLayout::new(self.payload, self.depth)
     }
 }
 
 /// Where the plain exchanges have their rings.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ArenaPlan {
+pub(crate) struct RegionLayout {
     pub(super) in_place: usize,
     pub(crate) two_rings: usize,
     /// Where, and with how many places.
@@ -214,14 +214,14 @@ pub(crate) struct ArenaPlan {
     pub(crate) len: usize,
 }
 
-impl ArenaPlan {
-    pub(crate) fn new(payload: usize, depth: usize) -> ArenaPlan {
+impl RegionLayout {
+    pub(crate) fn new(payload: usize, depth: usize) -> RegionLayout {
         let roomy = (ROOMY * depth).next_power_of_two();
         let roomy = (two_rings_len(payload, roomy) <= ROOMY_MEMORY).then_some(roomy);
         let in_place = RINGS;
         let two_rings = in_place + in_place_len(payload, depth);
         let roomy_rings = two_rings + two_rings_len(payload, depth);
         let len = roomy_rings + roomy.map_or(0, |places| two_rings_len(payload, places));
-        ArenaPlan { in_place, two_rings, roomy_rings: roomy.map(|places| (roomy_rings, places)), len }
+        RegionLayout { in_place, two_rings, roomy_rings: roomy.map(|places| (roomy_rings, places)), len }
     }
 }

@@ -1,6 +1,7 @@
 //! What results have in common, what varies among them, and how the backends compare where all else is equal.
 
-use crate::figures::{Backend, Figures, Pace};
+use crate::figures::{Figures, LoopKind};
+use crosstie_kv::Backend;
 
 use crate::summary::median;
 use crate::units;
@@ -47,15 +48,15 @@ pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
             f64::from(queue_depth),
         ),
         word("clients are", if figures.processes { "processes" } else { "threads" }.into()),
-        match (figures.pace, figures.rate) {
-            (Pace::Open, Some(rate)) => figure(
+        match (figures.loop_kind, figures.rate) {
+            (LoopKind::Open, Some(rate)) => figure(
                 "loop",
                 format!("open loop at {}/s", units::scaled(rate)),
                 format!("open, {}/s", units::scaled(rate)),
                 rate,
             ),
-            (Pace::Open, None) => word("loop", "open".into()),
-            (Pace::Closed, _) => word("loop", "closed".into()),
+            (LoopKind::Open, None) => word("loop", "open".into()),
+            (LoopKind::Closed, _) => word("loop", "closed".into()),
         },
         figure(
             "share of gets",

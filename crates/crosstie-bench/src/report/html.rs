@@ -1,6 +1,6 @@
 //! The little of HTML that a report needs. All of it is well-formed XML too, so that tests can read it.
 
-use crate::figures::Backend;
+use crosstie_kv::Backend;
 
 /// Text for an element or a quoted attribute. What has a meaning to the parser is escaped; what no document may hold, and
 /// what turns the direction of the text around it, is replaced.

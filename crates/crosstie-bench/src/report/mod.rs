@@ -6,8 +6,8 @@
 //!
 //! Figures may come from anywhere: every text is escaped, and every number has a place in every plot.
 
+mod charts;
 mod compare;
-mod figure;
 mod html;
 mod page;
 mod plot;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::figures::{Backend, Figures};
+use crate::figures::Figures;
+use crosstie_kv::Backend;
 
 use super::compare::{Comparison, Group, highest, lowest, per_write, runs};
 use super::html::{Cell, chip, escape, table};
-use super::{compare, figure};
+use super::{charts, compare};
 use crate::units::{NONE, bytes, scaled, seconds, time, times, whole};
 
 /// Panels of one kind at most: a page of more is not read. Tables have everything.
@@ -189,7 +190,7 @@ fn throughput(comparison: &Comparison<'_>) -> String {
         "",
         &format!(
             "{}{}{}",
-            figure::bars(&shown),
+            charts::bars(&shown),
             left_out(comparison.groups.len()),
             table("Operations per second: medians, all runs, and Delegation / Meta", &heads, &rows)
         ),
@@ -210,7 +211,7 @@ fn latency(comparison: &Comparison<'_>) -> String {
     if comparison.groups.is_empty() {
         return String::new();
     }
-    let panels = panels(comparison, "l", figure::latency);
+    let panels = panels(comparison, "l", charts::latency);
     let mut heads = names(comparison);
     heads.extend(["p50", "p99", "p99.9", "max"].map(str::to_owned));
     let rows = rows(comparison, |figures| {
@@ -244,7 +245,7 @@ fn latency(comparison: &Comparison<'_>) -> String {
 }
 
 fn batches(comparison: &Comparison<'_>) -> String {
-    let panels = panels(comparison, "b", figure::batches);
+    let panels = panels(comparison, "b", charts::batches);
     if panels.is_empty() {
         return String::new();
     }
@@ -254,7 +255,7 @@ fn batches(comparison: &Comparison<'_>) -> String {
         let writes = figures.batches.iter().fold(0u64, |sum, [_, count]| sum.saturating_add(*count));
         let most = figures.batches.iter().max_by_key(|[_, count]| *count).filter(|[_, count]| *count > 0);
         let most =
-            most.map_or_else(|| NONE.into(), |[upper, _]| figure::sizes((*upper).max(1).ilog2() as usize));
+            most.map_or_else(|| NONE.into(), |[upper, _]| charts::sizes((*upper).max(1).ilog2() as usize));
         vec![
             Cell::Figure(if writes == 0 { NONE.into() } else { whole(writes) }),
             Cell::Figure(per_write(figures).map_or_else(|| NONE.into(), |mean| format!("{mean:.1}"))),
@@ -271,7 +272,7 @@ fn scaling(comparison: &Comparison<'_>) -> String {
         .iter()
         .flat_map(|axis| axis.panels.iter().map(move |panel| (axis, panel)))
         .enumerate()
-        .map(|(at, (axis, panel))| figure::scaling(&format!("s{at}"), axis, panel))
+        .map(|(at, (axis, panel))| charts::scaling(&format!("s{at}"), axis, panel))
         .collect();
     if all.is_empty() {
         return String::new();

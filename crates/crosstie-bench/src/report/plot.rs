@@ -1,4 +1,4 @@
-//! Plots as SVG: scales, ticks, and a frame with axes. What they show is [`super::figure`]'s affair.
+//! Plots as SVG: scales, ticks, and a frame with axes. What they show is [`super::charts`]'s affair.
 
 use super::html::escape;
 
@@ -100,7 +100,7 @@ pub(crate) fn y(place: f64) -> f64 {
 }
 
 /// A panel's words.
-pub(crate) struct Words<'a> {
+pub(crate) struct PlotLabels<'a> {
     /// Above it.
     pub(crate) title: &'a str,
     /// What it shows, for who does not see it.
@@ -112,7 +112,7 @@ pub(crate) struct Words<'a> {
 /// A plot with axes around `marks`; ticks are places and their labels. `id` is the panel's own on the page.
 pub(crate) fn panel(
     id: &str,
-    words: &Words<'_>,
+    words: &PlotLabels<'_>,
     x_ticks: &[(f64, String)],
     y_ticks: &[(f64, String)],
     marks: &str,

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::figures::{BENCH, Backend, Figures, Pace, Rank, Run};
+use crate::figures::{BENCH, Figures, LoopKind, Rank, Run};
+use crosstie_kv::Backend;
 use roxmltree::{Document, ParsingOptions};
 
 use super::compare::Comparison;
@@ -42,7 +43,7 @@ fn result(backend: Backend, nodes: u32, rates: &[f64]) -> Figures {
         client_threads: Some(4),
         processes: false,
         queue_depth: 4,
-        pace: Pace::Closed,
+        loop_kind: LoopKind::Closed,
         rate: None,
         read_ratio: 0.5,
         keys: 1000,

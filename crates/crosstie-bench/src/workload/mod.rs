@@ -6,10 +6,10 @@
 //! as far as the machines' logarithms are the same to the last bit); different ones have nothing to do with each other.
 //!
 //! ```
-//! use crosstie_kv::placement::Placement;
+//! use crosstie_kv::sharding::ShardMap;
 //! use crosstie_bench::workload::Plan;
 //! let plan = Plan { keys: 1000, read_ratio: 0.9, zipf: Some(0.99), ..Plan::default() };
-//! let cluster = Placement::new(2, 2).unwrap();
+//! let cluster = ShardMap::new(2, 2).unwrap();
 //! let pattern = plan.pattern(&cluster, 0, 3)?;
 //! let reads = pattern.entries().iter().filter(|entry| entry.is_read).count();
 //! assert!((0.89..0.91).contains(&(reads as f64 / pattern.entries().len() as f64)));
@@ -24,9 +24,8 @@ mod zipf;
 
 use serde::{Deserialize, Serialize};
 
-use crosstie_kv::long::MAX_VALUE;
-use crosstie_kv::message::{Op, Request};
-use crosstie_kv::placement::{Place, Placement};
+use crosstie_kv::sharding::{ShardId, ShardMap};
+use crosstie_kv::wire::{MAX_VALUE, Op, WordRequest};
 use random::{Random, Stream};
 use zipf::Zipf;
 
@@ -49,8 +48,8 @@ pub struct Plan {
     /// If given, key `k` is asked for in proportion to `1 / (k + 1)^theta`, `0 < theta <= `[`MAX_ZIPF`]; otherwise all keys
     /// alike. Where a key lies has nothing to do with its number, so the hot keys are spread over nodes and daemons.
     pub zipf: Option<f64>,
-    /// Bytes of a value. With 8, requests are those of [`message`](crosstie_kv::message); otherwise keys are byte strings, see
-    /// [`key_bytes`], and requests are [`long`](crosstie_kv::long).
+    /// Bytes of a value. With 8, requests are those of [`message`](crosstie_kv::wire); otherwise keys are byte strings, see
+    /// [`key_bytes`], and requests are [`long`](crosstie_kv::wire).
     pub value_size: usize,
     /// If given, the share of requests for keys of the client's own node, 0 to 1; otherwise chance decides. Without meaning in a
     /// cluster of one node.
@@ -175,7 +174,7 @@ impl Plan {
     }
 
     /// The requests of client `client` of node `rank`.
-    pub fn pattern(&self, cluster: &Placement, rank: u32, client: u32) -> Result<Pattern, PlanError> {
+    pub fn pattern(&self, cluster: &ShardMap, rank: u32, client: u32) -> Result<Pattern, PlanError> {
         self.validate()?;
         if rank >= cluster.nodes() {
             return Err(PlanError::Rank { rank, nodes: cluster.nodes() });
@@ -206,12 +205,12 @@ impl Plan {
     }
 
     /// Where `key` lies.
-    pub fn place(&self, cluster: &Placement, key: u64) -> Place {
-        if self.has_words() { cluster.of_word(key) } else { cluster.of_bytes(&key_bytes(key)) }
+    pub fn place(&self, cluster: &ShardMap, key: u64) -> ShardId {
+        if self.has_words() { cluster.shard_of_word(key) } else { cluster.shard_of_bytes(&key_bytes(key)) }
     }
 
     /// The keys of node `rank`, to be put before anything is measured.
-    pub fn keys_of(&self, cluster: &Placement, rank: u32) -> impl Iterator<Item = u64> {
+    pub fn keys_of(&self, cluster: &ShardMap, rank: u32) -> impl Iterator<Item = u64> {
         (0..self.keys).filter(move |key| self.place(cluster, *key).rank == rank)
     }
 
@@ -232,7 +231,7 @@ impl Pattern {
         &self.entries
     }
 
-    /// Request number `n`: after the last comes the first again.
+    /// WordRequest number `n`: after the last comes the first again.
     #[inline]
     pub fn at(&self, n: u64) -> Entry {
         // The length is a power of two.
@@ -243,14 +242,14 @@ impl Pattern {
 impl Entry {
     /// The request, with `value` if it is a put.
     #[inline]
-    pub fn request(&self, value: u64) -> Request {
+    pub fn request(&self, value: u64) -> WordRequest {
         let (op, value) = if self.is_read { (Op::Get, 0) } else { (Op::Put, value) };
-        Request { value, ..Request::new(op, u32::from(self.rank), u64::from(self.key)) }
+        WordRequest { value, ..WordRequest::new(op, u32::from(self.rank), u64::from(self.key)) }
     }
 }
 
 const _: () =
-    assert!(crosstie_kv::placement::MAX_NODES <= 1 << 16 && crosstie_kv::placement::MAX_DAEMONS <= 1 << 8);
+    assert!(crosstie_kv::sharding::MAX_NODES <= 1 << 16 && crosstie_kv::sharding::MAX_DAEMONS <= 1 << 8);
 
 #[cfg(test)]
 mod tests;

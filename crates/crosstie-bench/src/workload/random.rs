@@ -1,6 +1,6 @@
 //! Random numbers that are the same everywhere: SplitMix64 (Steele, Lea and Flood, 2014).
 
-use crosstie_kv::placement::mix;
+use crosstie_kv::sharding::hash_word;
 
 pub(super) struct Random {
     state: u64,
@@ -18,7 +18,7 @@ pub(super) enum Stream {
 impl Random {
     pub(super) fn new(seed: u64, rank: u32, client: u32, stream: Stream) -> Random {
         let who = u64::from(rank) << 32 | u64::from(client);
-        Random { state: mix(mix(mix(seed) ^ who) ^ stream as u64) }
+        Random { state: hash_word(hash_word(hash_word(seed) ^ who) ^ stream as u64) }
     }
 
     pub(super) fn next(&mut self) -> u64 {

@@ -2,8 +2,8 @@ use std::collections::HashMap;
 
 use super::*;
 
-fn cluster() -> Placement {
-    Placement::new(4, 2).unwrap()
+fn cluster() -> ShardMap {
+    ShardMap::new(4, 2).unwrap()
 }
 
 fn share(pattern: &Pattern, of: impl Fn(&Entry) -> bool) -> f64 {
@@ -65,7 +65,7 @@ fn shares_are_kept() {
             }
         }
     }
-    let alone = Placement::new(1, 1).unwrap();
+    let alone = ShardMap::new(1, 1).unwrap();
     let plan = Plan { keys: 1, local_share: Some(0.2), ..Plan::default() };
     assert_eq!(share(&plan.pattern(&alone, 0, 0).unwrap(), |e| e.rank == 0 && e.key == 0), 1.0);
 }
@@ -77,8 +77,8 @@ fn places_are_those_of_the_cluster() {
         let pattern = plan.pattern(&cluster(), 0, 0).unwrap();
         for entry in pattern.entries() {
             let place = match value_size {
-                8 => cluster().of_word(entry.key.into()),
-                _ => cluster().of_bytes(&key_bytes(entry.key.into())),
+                8 => cluster().shard_of_word(entry.key.into()),
+                _ => cluster().shard_of_bytes(&key_bytes(entry.key.into())),
             };
             assert_eq!((u32::from(entry.rank), u32::from(entry.daemon)), (place.rank, place.daemon));
             assert!(entry.key < 5000);
@@ -115,8 +115,8 @@ fn a_pattern_begins_again() {
         (entries[3], entries[3], entries[15])
     });
     let entry = Entry { key: 7, rank: 2, daemon: 1, is_read: false };
-    assert_eq!(entry.request(9), Request { value: 9, ..Request::new(Op::Put, 2, 7) });
-    assert_eq!(Entry { is_read: true, ..entry }.request(9), Request::new(Op::Get, 2, 7));
+    assert_eq!(entry.request(9), WordRequest { value: 9, ..WordRequest::new(Op::Put, 2, 7) });
+    assert_eq!(Entry { is_read: true, ..entry }.request(9), WordRequest::new(Op::Get, 2, 7));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn plans_that_are_none_are_refused() {
     assert_eq!(refused(Plan { entries: 0, ..plan }), PlanError::Entries(0));
     assert_eq!(plan.pattern(&cluster(), 4, 0), Err(PlanError::Rank { rank: 4, nodes: 4 }));
     // One key lies on one node.
-    let rank = cluster().of_word(0).rank;
+    let rank = cluster().shard_of_word(0).rank;
     let one = Plan { keys: 1, local_share: Some(0.5), ..plan };
     assert_eq!(one.pattern(&cluster(), rank, 0), Err(PlanError::OneSided { rank, kind: "remote", keys: 1 }));
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-320] {

@@ -8,8 +8,7 @@ use std::time::Duration;
 use crate::kv::{self as bench, Plan};
 use crate::workload;
 use crosstie::device::DeviceSpec;
-use crosstie_kv::node::Backend;
-use serde::{Deserialize, Serialize};
+use crosstie_kv::Backend;
 
 use crate::error::Error;
 
@@ -23,7 +22,7 @@ use crate::error::Error;
 pub struct Arguments {
     /// How requests for other nodes travel. Two, with a comma between, run in turns; then the JSON is an array.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "delegation")]
-    pub(crate) backend: Vec<Kind>,
+    pub(crate) backend: Vec<Backend>,
     /// Nodes of the cluster; 1 unless a launcher says otherwise.
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u32>,
@@ -86,16 +85,6 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// A backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// Through the client's daemon to the daemon that has the connection.
-    Meta,
-    /// Straight into the ring of the daemon that has all connections.
-    Delegation,
-}
-
 /// See [`bench::Cores`].
 #[derive(Clone, Debug)]
 pub(crate) struct Cores(bench::Cores);
@@ -129,7 +118,7 @@ impl Arguments {
     /// What `crosstie` without a command measures.
     pub(crate) fn demo() -> Arguments {
         Arguments {
-            backend: vec![Kind::Meta, Kind::Delegation],
+            backend: vec![Backend::Meta, Backend::Delegation],
             nodes: Some(2),
             daemons: 2,
             clients: 4,
@@ -155,7 +144,7 @@ impl Arguments {
 
     /// What the library shall do.
     pub(crate) fn plan(&self, launcher: &str) -> Result<Plan, Error> {
-        let mut backends: Vec<Backend> = self.backend.iter().map(|kind| kind.backend()).collect();
+        let mut backends = self.backend.clone();
         backends.dedup();
         let duration = Duration::try_from_secs_f64(self.duration)
             .map_err(|_| Error::Usage(format!("--duration {}: give seconds above 0", self.duration)))?;
@@ -185,11 +174,11 @@ impl Arguments {
     }
 
     /// The command line of the other ranks.
-    pub(crate) fn words(&self) -> Vec<OsString> {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
         let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
         let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
-        let kinds: Vec<&str> = self.backend.iter().map(|kind| kind.word()).collect();
-        add("backend", kinds.join(","));
+        let backends: Vec<&str> = self.backend.iter().map(|backend| backend.as_str()).collect();
+        add("backend", backends.join(","));
         if let Some(nodes) = self.nodes {
             add("nodes", nodes.to_string());
         }
@@ -215,21 +204,5 @@ impl Arguments {
             words.extend(given.then(|| flag.to_owned()));
         }
         words.into_iter().map(OsString::from).collect()
-    }
-}
-
-impl Kind {
-    fn backend(self) -> Backend {
-        match self {
-            Kind::Meta => Backend::Meta,
-            Kind::Delegation => Backend::Delegation,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Kind::Meta => "meta",
-            Kind::Delegation => "delegation",
-        }
     }
 }

@@ -18,13 +18,13 @@ use crate::kv::{self as bench, Outcome};
 use crosstie::bootstrap::{self, Bootstrap, local};
 use crosstie::telemetry::Histogram;
 
-use crate::arena::Arena;
 use crate::cores;
 use crate::error::Error;
-use crate::limits::Line;
-use crate::patience::Patience;
+use crate::limits::CacheLinePingPong;
 use crate::progress::Progress;
 use crate::report;
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
 
 pub use arguments::Arguments;
 
@@ -33,7 +33,7 @@ pub(crate) const CHILD: &str = "CROSSTIE_LOCAL_RANK";
 /// Names the machine of a rendezvous.
 const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
 /// Where the main job leaves its figures.
-const MAIN_NAME: &str = "crosstie-report";
+const DEMO_NAME: &str = "crosstie-report";
 /// Of a bar.
 const STEPS: u64 = 1000;
 /// How long to look at one cache line.
@@ -49,7 +49,12 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
     let stem = arguments.plan.as_deref().and_then(Path::file_stem).map(PathBuf::from);
     let name = arguments.output.clone().or(stem.filter(|_| !arguments.json));
     let found = measure(&combinations, name.as_deref(), interrupt)?;
-    tell(found, arguments.json, combinations.len() > 1 || arguments.backend.len() > 1, name.as_deref())
+    print_and_save(
+        found,
+        arguments.json,
+        combinations.len() > 1 || arguments.backend.len() > 1,
+        name.as_deref(),
+    )
 }
 
 /// `crosstie` without a command.
@@ -59,25 +64,29 @@ pub fn demo(interrupt: &AtomicBool) -> Result<(), Error> {
             "Two nodes of this machine, both ways to another node in turns; about fifteen seconds.\n\n",
         )?;
     }
-    let name = Some(Path::new(MAIN_NAME));
-    tell(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
+    let name = Some(Path::new(DEMO_NAME));
+    print_and_save(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
 }
 
 /// `crosstie bench kv-client`.
 pub fn client() -> Result<(), Error> {
-    bench::serve_client(stdin().lock(), stdout())
+    bench::run_client_process(stdin().lock(), stdout())
         .map_err(|source| Error::Os { what: "a client's orders", source })
 }
 
 /// What was measured, and why there is not more.
-struct Found {
+struct Results {
     results: Vec<Figures>,
-    trouble: Option<Error>,
+    error: Option<Error>,
     leads: bool,
 }
 
 /// All combinations, one after the other, until one fails or somebody has had enough. `name`: where they will be kept.
-fn measure(combinations: &[Arguments], name: Option<&Path>, interrupt: &AtomicBool) -> Result<Found, Error> {
+fn measure(
+    combinations: &[Arguments],
+    name: Option<&Path>,
+    interrupt: &AtomicBool,
+) -> Result<Results, Error> {
     for arguments in combinations {
         arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
     }
@@ -85,29 +94,29 @@ fn measure(combinations: &[Arguments], name: Option<&Path>, interrupt: &AtomicBo
     let mut given = bootstrap::from_env()?;
     // Better now than after an hour.
     if let Some(name) = name.filter(|_| given.rank() == 0) {
-        ["json", "html"].iter().try_for_each(|ending| try_to_write(&kept_in(name, ending)))?;
+        ["json", "html"].iter().try_for_each(|ending| check_writable(&output_path(name, ending)))?;
     }
-    let mut found = Found { results: Vec::new(), trouble: None, leads: given.rank() == 0 };
+    let mut found = Results { results: Vec::new(), error: None, leads: given.rank() == 0 };
     let count = combinations.len();
     for (at, arguments) in combinations.iter().enumerate() {
         let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
         let outcome = match given.size() {
-            1 => alone(arguments, interrupt, &what),
-            _ => take_part(given.as_mut(), launcher(), arguments, interrupt, &what),
+            1 => launch_locally(arguments, interrupt, &what),
+            _ => run_as_rank(given.as_mut(), launcher(), arguments, interrupt, &what),
         };
         match outcome {
             Ok(outcome) => {
                 found.results.extend(outcome.figures);
-                found.trouble = outcome.trouble.map(Error::from);
+                found.error = outcome.error.map(Error::from);
             }
             // Ranks that were told to end before they were ready are missed by the others.
             Err(_) if interrupt.load(Relaxed) => {
-                found.trouble = Some(bench::Error::Interrupted.into());
+                found.error = Some(bench::Error::Interrupted.into());
             }
             // What was measured before is not lost.
-            Err(error) => found.trouble = Some(error),
+            Err(error) => found.error = Some(error),
         }
-        if found.trouble.is_some() {
+        if found.error.is_some() {
             return Ok(found);
         }
         if found.results.iter().any(|figures| figures.interrupted) {
@@ -128,14 +137,14 @@ fn launcher() -> &'static str {
 }
 
 /// Starts the ranks, and is the first of them.
-fn alone(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
-    let line = line()?;
+fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
+    let line = cache_line_round_trip()?;
     let mut outcome = match arguments.nodes.unwrap_or(1) {
-        1 => take_part(&mut bootstrap::Alone::default(), "local", arguments, interrupt, what)?,
+        1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
         nodes => {
-            let mut job = local::Launch::new(nodes).arguments(arguments.words()).start()?;
-            let outcome = take_part(&mut job, "local", arguments, interrupt, what)?;
-            if outcome.trouble.is_none() {
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
+            let outcome = run_as_rank(&mut job, "local", arguments, interrupt, what)?;
+            if outcome.error.is_none() {
                 job.finish()?;
             }
             outcome
@@ -145,7 +154,7 @@ fn alone(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Ou
     Ok(outcome)
 }
 
-fn take_part(
+fn run_as_rank(
     job: &mut dyn Bootstrap,
     launcher: &str,
     arguments: &Arguments,
@@ -165,8 +174,8 @@ fn take_part(
 }
 
 /// Prints and keeps what was found, where this rank leads. `several`: an array, even of one.
-fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Result<(), Error> {
-    let Found { results, trouble, leads } = found;
+fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Path>) -> Result<(), Error> {
+    let Results { results, error, leads } = found;
     if leads && !results.is_empty() {
         let json = match results.as_slice() {
             [one] if !several => crate::output::json(one)?,
@@ -178,7 +187,7 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
             crate::output::print(&text(&results))?;
         }
         if let Some(name) = name {
-            let (data, page) = (kept_in(name, "json"), kept_in(name, "html"));
+            let (data, page) = (output_path(name, "json"), output_path(name, "html"));
             std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
             report::write(&results, &page)?;
             let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
@@ -186,7 +195,7 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
             if as_json { eprint!("{kept}") } else { crate::output::print(&kept)? }
         }
     }
-    if let Some(error) = trouble {
+    if let Some(error) = error {
         return Err(error);
     }
     let errors = results.iter().map(|figures| figures.errors).sum();
@@ -194,7 +203,7 @@ fn tell(found: Found, as_json: bool, several: bool, name: Option<&Path>) -> Resu
 }
 
 /// NAME and an ending; a NAME that has one of the two already has the other in its stead.
-fn kept_in(name: &Path, ending: &str) -> PathBuf {
+fn output_path(name: &Path, ending: &str) -> PathBuf {
     match name.extension().and_then(OsStr::to_str) {
         Some("json" | "html") => name.with_extension(ending),
         _ => {
@@ -207,7 +216,7 @@ fn kept_in(name: &Path, ending: &str) -> PathBuf {
 }
 
 /// Says why a file cannot be written, and leaves it as it is.
-fn try_to_write(path: &Path) -> Result<(), Error> {
+fn check_writable(path: &Path) -> Result<(), Error> {
     let is_new = !path.exists();
     let file = File::options().append(true).create(true).open(path);
     let tried = file.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
@@ -266,22 +275,22 @@ fn text(results: &[Figures]) -> String {
 }
 
 /// One cache line there and back between two cores, in nanoseconds; `None` where there is one.
-fn line() -> Result<Option<f64>, Error> {
+fn cache_line_round_trip() -> Result<Option<f64>, Error> {
     let Some([first, second]) = cores::pair()? else { return Ok(None) };
-    let arena = Arena::create(4096)?;
+    let region = SharedRegion::create(4096)?;
     let mut times = Histogram::new();
     std::thread::scope(|scope| {
         let follower = scope.spawn(|| {
             cores::pin(second)?;
-            Line::new(&arena, Patience::new(true)).follow()
+            CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
         });
         let lead = || {
             cores::pin(first)?;
-            Line::new(&arena, Patience::new(true)).lead(LINE_TIME, &mut times)
+            CacheLinePingPong::new(&region, SpinWait::new(true)).lead(LINE_TIME, &mut times)
         };
         let led = cores::on_own_thread(lead);
         let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         led.and(followed)
     })?;
-    Ok(Line::median(&times).map(|ns| (ns * 10.0).round() / 10.0))
+    Ok(CacheLinePingPong::median(&times).map(|ns| (ns * 10.0).round() / 10.0))
 }

@@ -12,9 +12,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crosstie_kv::Backend;
 use serde::Deserialize;
 
-use super::arguments::{Arguments, Kind};
+use super::arguments::Arguments;
 use crate::error::Error;
 
 /// Bytes of a plan at most.
@@ -36,7 +37,7 @@ enum Choice<T> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Sweep {
-    backend: Option<Choice<Kind>>,
+    backend: Option<Choice<Backend>>,
     nodes: Option<Choice<u32>>,
     daemons: Option<Choice<u32>>,
     clients: Option<Choice<u32>>,
@@ -56,7 +57,7 @@ struct Sweep {
 /// All combinations of a plan; `base` has what it does not name. Backends of one combination run in turns.
 pub(super) fn read(path: &Path, base: &Arguments) -> Result<Vec<Arguments>, Error> {
     let file = |source| Error::File { path: path.to_owned(), source };
-    let wrong = |what: String| Error::Sweep { path: path.to_owned(), what };
+    let wrong = |what: String| Error::PlanFile { path: path.to_owned(), what };
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(MAX_PLAN + 1).read_to_end(&mut bytes)).map_err(file)?;
     if bytes.len() as u64 > MAX_PLAN {
@@ -69,8 +70,8 @@ pub(super) fn read(path: &Path, base: &Arguments) -> Result<Vec<Arguments>, Erro
 fn combinations(text: &str, base: &Arguments) -> Result<Vec<Arguments>, String> {
     let sweep: Sweep = toml::from_str(text).map_err(|error| one_line(&error))?;
     let mut base = Arguments { plan: None, ..base.clone() };
-    if let Some(kinds) = sweep.backend {
-        base.backend = kinds.values();
+    if let Some(backends) = sweep.backend {
+        base.backend = backends.values();
     }
     let mut all = vec![base];
     vary(&mut all, sweep.nodes, |arguments, nodes| arguments.nodes = Some(nodes))?;
