@@ -35,7 +35,17 @@ pub use local_rpc::caller::Caller;
 pub use message::Message;
 pub use wait::{WaitStrategy, Waitable, wait_any};
 
-/// Runs the examples of the README as documentation tests.
+/// Compiles and runs the Rust code of the README and of the guide with the documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../README.md")]
+    struct CrateReadme;
+    #[doc = include_str!("../../../docs/guide/ipc.md")]
+    struct Ipc;
+    #[doc = include_str!("../../../docs/guide/copyrpc.md")]
+    struct Copyrpc;
+    #[doc = include_str!("../../../docs/guide/tuning.md")]
+    struct Tuning;
+}
