@@ -513,7 +513,7 @@ impl<R: RingSide> Way for Network<R> {
         counts.sent += 1;
         let peer = &mut self.peers[rank as usize];
         let up = peer.endpoint.as_ref().filter(|_| peer.is_up);
-        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.longest()?))) else {
+        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.max_lengths()?))) else {
             return Err((ticket, Status::NodeGone));
         };
         let allowance = allowance.min(longest);
@@ -553,7 +553,7 @@ impl<R: RingSide> Way for Network<R> {
     fn in_flight(&self) -> bool {
         self.waiting > 0
             || self.guests.len() > 0
-            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending() > 0))
+            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending_calls() > 0))
     }
 
     fn command(&mut self, command: Command, inside: &mut Inside) -> Option<Event> {
