@@ -5,7 +5,7 @@ mod bulk;
 mod cases;
 #[path = "../chance/mod.rs"]
 mod chance;
-mod ends;
+mod failed_calls;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;
