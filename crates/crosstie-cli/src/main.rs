@@ -8,15 +8,12 @@ mod error;
 mod kv;
 mod report;
 mod signals;
-mod table;
 
-use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use crosstie_bench::output;
 
-use bench::report::Report;
-use bench::{copyrpc, device, node};
 use error::Error;
 
 /// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
@@ -42,31 +39,12 @@ enum Command {
     },
     /// One measurement, beside what the machine itself allows.
     #[command(subcommand, arg_required_else_help = false)]
-    Bench(Bench),
+    Bench(bench::Command),
     /// The key-value store: run a node of it, and ask one.
     #[command(subcommand, arg_required_else_help = false)]
     Kv(kv::Command),
     /// Results of `bench kv --json` as one HTML page with plots, readable without a network.
     Report(report::Arguments),
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// Operations of one connected queue pair.
-    Device(device::Arguments),
-    /// Calls through shared memory, each client with a lane of its own.
-    Ipc(node::Arguments),
-    /// Calls through shared memory, all clients through one ring.
-    Delegation(node::Arguments),
-    /// Calls between the threads of one process.
-    Flux(node::Arguments),
-    /// Calls between nodes, many to a WRITE with immediate.
-    Copyrpc(copyrpc::Arguments),
-    /// The key-value store: a cluster of nodes and their clients.
-    Kv(bench::kv::Arguments),
-    /// For the store's benchmark: one of its clients, as a process.
-    #[command(hide = true)]
-    KvClient,
 }
 
 fn main() -> ExitCode {
@@ -75,10 +53,10 @@ fn main() -> ExitCode {
         Err(error) => return answer(&error),
     };
     let done = match command {
-        None => bench::kv::main_job(),
+        None => bench::demo(),
         Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
         Some(Command::Doctor { json, .. }) => doctor::run(json),
-        Some(Command::Bench(bench)) => measure(&bench),
+        Some(Command::Bench(command)) => bench::run(&command),
         Some(Command::Kv(command)) => kv::run(&command),
         Some(Command::Report(arguments)) => report::run(&arguments),
     };
@@ -86,7 +64,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // What a child has to complain of, its parent hears and tells.
-            if !bench::is_child() {
+            if !crosstie_bench::is_child() {
                 eprintln!("crosstie: {error}");
             }
             error.exit_code()
@@ -94,40 +72,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(bench: &Bench) -> Result<(), Error> {
-    let (kind, arguments) = match bench {
-        Bench::Device(arguments) => {
-            return tell(device::run(&device::Plan::new(arguments)?)?, arguments.json);
-        }
-        Bench::Copyrpc(arguments) => {
-            return tell(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
-        }
-        Bench::Kv(arguments) => return bench::kv::run(arguments),
-        Bench::KvClient => return bench::kv::client(),
-        Bench::Ipc(arguments) => (node::Kind::Ipc, arguments),
-        Bench::Delegation(arguments) => (node::Kind::Delegation, arguments),
-        Bench::Flux(arguments) => (node::Kind::Flux, arguments),
-    };
-    tell(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
-}
-
-/// The report, where this process leads.
-fn tell(report: Option<Report>, as_json: bool) -> Result<(), Error> {
-    let Some(report) = report else { return Ok(()) };
-    print(&if as_json { json(&report)? } else { report.table() })?;
-    if report.errors > 0 { Err(Error::WrongData(report.errors)) } else { Ok(()) }
-}
-
-/// One object, one line.
+/// One JSON object on one line.
 fn json(value: &impl serde::Serialize) -> Result<String, Error> {
-    let text = serde_json::to_string(value);
-    text.map(|text| text + "\n").map_err(|source| Error::Os { what: "JSON", source: source.into() })
+    Ok(output::json(value)?)
 }
 
-/// To standard output; a reader that went away is an error, not a panic.
+/// Writes to standard output. A reader that has closed it is an error, not a panic.
 fn print(text: &str) -> Result<(), Error> {
-    let written = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
-    written.map_err(|source| Error::Os { what: "standard output", source })
+    Ok(output::print(text)?)
 }
 
 /// Help as it is; what is wrong with a command line as one line.

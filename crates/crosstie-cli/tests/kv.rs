@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crosstie_kv::figures::{self, Figures, Pace};
+use crosstie_bench::figures::{self, Figures, LoopKind};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// After this long something hangs.
@@ -95,7 +95,10 @@ fn both_backends_run_on_one_node_and_on_two() {
                 "{context}"
             );
             assert_eq!((found.queue_depth, found.keys, found.zipf), (3, 5000, 0.9), "{context}");
-            assert_eq!((found.pace, found.rate, found.launcher.as_str()), (Pace::Closed, None, "local"));
+            assert_eq!(
+                (found.loop_kind, found.rate, found.launcher.as_str()),
+                (LoopKind::Closed, None, "local")
+            );
             // All keys are there, but for the one that ranks look at to see whether somebody wants to end the run.
             let looks = found.counters["gets"] - found.counters["hits"];
             assert!(looks < 50, "{context}");
@@ -128,7 +131,7 @@ fn clients_may_be_processes() {
 fn an_open_loop_keeps_its_rate() {
     for clients in [&[][..], &["--processes"]] {
         let found = one(&[&["--nodes", "2", "--clients", "2", "--open", "4000"][..], clients].concat());
-        assert_eq!((found.pace, found.rate), (Pace::Open, Some(4000.0)));
+        assert_eq!((found.loop_kind, found.rate), (LoopKind::Open, Some(4000.0)));
         // Starts are at random: 800 of them deviate by 28. A busy machine may leave some of them undone.
         let due = (found.ops + found.counters["not_started"]) as f64;
         assert!((0.7..1.3).contains(&(due / (4000.0 * found.seconds))), "{found:?}");

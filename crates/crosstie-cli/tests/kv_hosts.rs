@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use crosstie_kv::figures::{self, Backend, Figures};
+use crosstie_bench::figures::{self, Figures};
+use crosstie_kv::Backend;
 
 /// After this long something hangs. Guests are slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crosstie_kv::figures;
+use crosstie_bench::figures;
 
 #[test]
 fn ranks_of_mpirun_are_nodes() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use crosstie_kv::placement::Placement;
+use crosstie_kv::sharding::ShardMap;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -254,13 +254,16 @@ fn three_nodes_are_one_store_and_outlive_each_other() {
             node
         };
         let mut nodes: Vec<Node> = (0..3).map(start).collect();
-        let placement = Placement::new(3, 2).unwrap();
+        let placement = ShardMap::new(3, 2).unwrap();
         let key_of = |rank: u32| {
             let mut keys = (0..).map(|number| format!("key-{number}"));
-            keys.find(|key| placement.of_bytes(key.as_bytes()).rank == rank).unwrap()
+            keys.find(|key| placement.shard_of_bytes(key.as_bytes()).rank == rank).unwrap()
         };
         let word_of = |rank: u32| {
-            (0..).find(|word| placement.of_word(*word).rank == rank).map(|word| word.to_string()).unwrap()
+            (0..)
+                .find(|word| placement.shard_of_word(*word).rank == rank)
+                .map(|word| word.to_string())
+                .unwrap()
         };
         nodes[0].expect("rank 1 is up");
         nodes[1].expect("rank 2 is up");

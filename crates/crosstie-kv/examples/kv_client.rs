@@ -10,10 +10,9 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crosstie_kv::client::{self, BeginBytesError, BeginError, Client, Swap};
-use crosstie_kv::long::Call;
-use crosstie_kv::message::{Op, Request, Status};
+use crosstie_kv::client::{self, BeginBytesError, BeginError, Client, SwapOutcome};
 use crosstie_kv::node::{Node, NodeConfig};
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
 
 const DEPTH: usize = 8;
 
@@ -23,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(_) => None,
         None => Some(Node::start(&NodeConfig {
             daemons: 2,
-            ..NodeConfig::alone(&format!("kv-example-{}", std::process::id()))
+            ..NodeConfig::single(&format!("kv-example-{}", std::process::id()))
         })?),
     };
     let name = own.as_ref().map_or_else(|| arguments[0].as_str(), Node::name);
@@ -65,7 +64,7 @@ fn a_counter(name: &str) -> Result<(), Box<dyn Error>> {
         let mut client = Client::attach(name)?;
         for _ in 0..1000 {
             let mut now = client.get(COUNTER)?.unwrap_or(0);
-            while let Swap::Mismatch(other) = client.compare_and_swap(COUNTER, now, now + 1)? {
+            while let SwapOutcome::Mismatch(other) = client.compare_and_swap(COUNTER, now, now + 1)? {
                 now = other;
             }
         }
@@ -84,7 +83,7 @@ fn a_counter(name: &str) -> Result<(), Box<dyn Error>> {
 
 /// Words and byte strings under way at the same time. Each answer comes with the token that its operation was begun with.
 fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
-    let mut client = Client::<u64>::pipelined(name)?;
+    let mut client = Client::<u64>::attach_pipelined(name)?;
     let (mut words, mut bytes) = (0, 0);
     let mut poll = |client: &mut Client<u64>| {
         client.wait(None);
@@ -95,7 +94,7 @@ fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
     let page = [b'x'; 4096];
     for number in 0..100 {
         if number % 2 == 0 {
-            let put = Request { value: number, ..Request::new(Op::Put, 0, 1000 + number) };
+            let put = WordRequest { value: number, ..WordRequest::new(Op::Put, 0, 1000 + number) };
             // Back-pressure is a value: make room, then try again.
             while let Err(error) = client.begin(put, number) {
                 match error {
@@ -105,7 +104,7 @@ fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
             }
         } else {
             let key = number.to_le_bytes();
-            for call in [Call::Put { key: &key, value: &page }, Call::Get { key: &key }] {
+            for call in [BytesOp::Put { key: &key, value: &page }, BytesOp::Get { key: &key }] {
                 while let Err(error) = client.begin_bytes(call, number) {
                     match error {
                         BeginBytesError::Full(_) => poll(&mut client),
@@ -123,14 +122,14 @@ fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
 }
 
 fn many_at_a_time(name: &str, time: Duration) -> Result<(), Box<dyn Error>> {
-    let mut client = Client::<u64>::pipelined(name)?;
+    let mut client = Client::<u64>::attach_pipelined(name)?;
     let (begun, mut key, mut ended, mut gone) = (Instant::now(), 0u64, 0u64, 0u64);
     let mut over = false;
     while !over || client.in_flight() > 0 {
         while !over && client.in_flight() < DEPTH {
             let request = match key % 2 {
-                0 => Request { value: key, ..Request::new(Op::Put, 0, key / 2 % 10_000) },
-                _ => Request::new(Op::Get, 0, key / 2 % 10_000),
+                0 => WordRequest { value: key, ..WordRequest::new(Op::Put, 0, key / 2 % 10_000) },
+                _ => WordRequest::new(Op::Get, 0, key / 2 % 10_000),
             };
             match client.begin(request, key) {
                 Ok(()) => key += 1,

@@ -1,20 +1,29 @@
-//! A distributed key-value store in memory.
+//! A distributed in-memory key-value store.
 //!
-//! A *node* is one process of a cluster, one per rank. Its *daemons* are threads that own one *shard* each; a key belongs to
-//! one shard of one node, see [`placement`]. *Clients*, threads of the node or processes beside it, send the requests for
-//! their own node's shards to the daemon that owns the shard, and all others to a daemon that passes them on.
+//! A cluster is a fixed list of *nodes*. A node is one process; its number in the list is its *rank*. Each *daemon* of a node
+//! is a thread that owns one *shard* of the keys. A key belongs to exactly one shard, which [`sharding`] computes from the
+//! key alone. A *client* is a thread or a process on the same machine as a node. It attaches to that node through shared
+//! memory and reaches the keys of all nodes through it.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`wire`] | the messages: layouts, limits, decoding |
+//! | [`sharding`] | which shard owns a key |
+//! | [`store`] | one shard: the hash tables and their memory limit |
+//! | [`node`] | the daemons, and their connections with clients, each other and other nodes |
+//! | [`client`] | the client library |
 //!
 //! Start with [`node`] and [`client`].
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod client;
-pub mod figures;
-pub mod history;
-pub mod long;
-pub mod message;
 pub mod node;
-pub mod placement;
+pub mod sharding;
 pub mod store;
-pub mod workload;
+pub mod wire;
+
+mod backend;
+mod service_names;
+
+pub use backend::Backend;

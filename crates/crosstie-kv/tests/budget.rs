@@ -9,8 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cluster::{BACKENDS, Random, start};
 use crosstie_kv::client::{BeginBytesError, Client};
-use crosstie_kv::long::Call;
-use crosstie_kv::message::{Op, Request, Status};
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
 
 struct Counting;
 
@@ -61,8 +60,8 @@ fn work(client: &mut Client<u64>, numbers: &mut Random) {
         while begun < OPERATIONS && begun - ended < 16 {
             let key = numbers.below(500);
             let request = match key % 2 {
-                0 => Request::new(Op::Get, 0, key),
-                _ => Request { value: begun, ..Request::new(Op::Put, 0, key) },
+                0 => WordRequest::new(Op::Get, 0, key),
+                _ => WordRequest { value: begun, ..WordRequest::new(Op::Put, 0, key) },
             };
             client.begin(request, begun).unwrap();
             begun += 1;
@@ -81,7 +80,7 @@ fn requests_allocate_nothing() {
     for backend in BACKENDS {
         for nodes in [1, 3] {
             let cluster = start(nodes, |config| (config.daemons, config.backend) = (2, backend));
-            let mut client = Client::pipelined(cluster[0].name()).unwrap();
+            let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
             let mut numbers = Random(1);
             // Tables and lists grow to their size.
             work(&mut client, &mut numbers);
@@ -103,8 +102,8 @@ fn work_with_bytes(client: &mut Client<u64>, numbers: &mut Random, write: bool) 
         while begun < OPERATIONS {
             let key = numbers.below(100).to_le_bytes();
             let call = match write {
-                true => Call::Put { key: &key, value: &value },
-                false => Call::Get { key: &key },
+                true => BytesOp::Put { key: &key, value: &value },
+                false => BytesOp::Get { key: &key },
             };
             match client.begin_bytes(call, begun) {
                 Ok(()) => begun += 1,
@@ -126,7 +125,7 @@ fn pipelined_byte_strings_allocate_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for nodes in [1, 2] {
         let cluster = start(nodes, |config| config.daemons = 2);
-        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         let mut numbers = Random(1);
         // Lanes are connected, and lists grow to their size.
         for write in [true, false] {

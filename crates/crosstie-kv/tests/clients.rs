@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use cluster::other::{Other, ROLE, serve, until};
 use cluster::{BACKENDS, PATIENCE, Plan, Random, fresh_name, seed, start};
 use crosstie::ipc;
+use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, BeginBytesError, BeginError, Client, Error};
-use crosstie_kv::long::{self, Call, Info, MAX_KEY, MAX_VALUE};
-use crosstie_kv::message::{Op, Request, Response, Status};
-use crosstie_kv::node::{Backend, Node, NodeConfig};
+use crosstie_kv::node::{Node, NodeConfig};
+use crosstie_kv::wire::{self, BytesOp, MAX_KEY, MAX_VALUE, NodeInfo, Op, Status, WordRequest, WordResponse};
 use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::IntoBytes;
 
@@ -27,7 +27,7 @@ fn the_other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["alone", name] => {
-            let node = Node::start(&NodeConfig { daemons: 3, ..NodeConfig::alone(name) }).unwrap();
+            let node = Node::start(&NodeConfig { daemons: 3, ..NodeConfig::single(name) }).unwrap();
             eprintln!("serving");
             std::io::stdin().read_to_string(&mut String::new()).unwrap();
             node.stop().unwrap();
@@ -48,7 +48,7 @@ fn alone() -> (String, Other) {
 #[test]
 fn many_clients_attach_at_once() {
     let name = fresh_name("crowd");
-    let node = Node::start(&NodeConfig { max_clients: 256, ..NodeConfig::alone(&name) }).unwrap();
+    let node = Node::start(&NodeConfig { max_clients: 256, ..NodeConfig::single(&name) }).unwrap();
     let begin = std::sync::Barrier::new(256);
     std::thread::scope(|scope| {
         for number in 0..256 {
@@ -86,7 +86,7 @@ fn signal(node: &Other, signal: Signal) {
 /// What an operation must hear.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
-    Word(Response),
+    Word(WordResponse),
     Bytes(Status, Vec<u8>),
 }
 
@@ -104,7 +104,7 @@ struct Oracle {
 impl Oracle {
     fn new(node: &str, seed: u64) -> Oracle {
         Oracle {
-            client: Client::pipelined(node).unwrap(),
+            client: Client::attach_pipelined(node).unwrap(),
             numbers: Random(seed),
             words: HashMap::new(),
             strings: HashMap::new(),
@@ -131,16 +131,16 @@ impl Oracle {
     fn word(&mut self) {
         let (key, value) = (self.numbers.below(12), self.numbers.next());
         let now = self.words.get(&key).copied();
-        let request = |op| Request { value, ..Request::new(op, 0, key) };
-        let status = |status, value| Response::new(status, value);
+        let request = |op| WordRequest { value, ..WordRequest::new(op, 0, key) };
+        let status = |status, value| WordResponse::new(status, value);
         let found = |none| now.map_or(status(none, 0), |_| status(Status::Done, 0));
         let (request, expected, after) = match self.numbers.below(4) {
             0 => {
                 let expected = now.map_or(status(Status::NotFound, 0), |now| status(Status::Done, now));
-                (Request::new(Op::Get, 0, key), expected, now)
+                (WordRequest::new(Op::Get, 0, key), expected, now)
             }
             1 => (request(Op::Put), status(Status::Done, 0), Some(value)),
-            2 => (Request::new(Op::Delete, 0, key), found(Status::NotFound), None),
+            2 => (WordRequest::new(Op::Delete, 0, key), found(Status::NotFound), None),
             _ => {
                 let expected = now.map_or(status(Status::Done, 0), |now| status(Status::Mismatch, now));
                 (request(Op::Insert), expected, now.or(Some(value)))
@@ -183,17 +183,17 @@ impl Oracle {
         let absent = || Expected::Bytes(Status::NotFound, Vec::new());
         let mismatch = |now: &Vec<u8>| Expected::Bytes(Status::Mismatch, now.clone());
         let (call, expected, after) = match (kind, &now) {
-            (0, None) => (Call::Get { key: &key }, absent(), None),
+            (0, None) => (BytesOp::Get { key: &key }, absent(), None),
             (0, Some(value)) => {
-                (Call::Get { key: &key }, Expected::Bytes(Status::Done, value.clone()), now.clone())
+                (BytesOp::Get { key: &key }, Expected::Bytes(Status::Done, value.clone()), now.clone())
             }
-            (1, _) => (Call::Put { key: &key, value: &value }, done, Some(value.clone())),
-            (2, None) => (Call::Delete { key: &key }, absent(), None),
-            (2, Some(_)) => (Call::Delete { key: &key }, done, None),
-            (3, None) => (Call::Insert { key: &key, value: &value }, done, Some(value.clone())),
-            (3, Some(other)) => (Call::Insert { key: &key, value: &value }, mismatch(other), now.clone()),
+            (1, _) => (BytesOp::Put { key: &key, value: &value }, done, Some(value.clone())),
+            (2, None) => (BytesOp::Delete { key: &key }, absent(), None),
+            (2, Some(_)) => (BytesOp::Delete { key: &key }, done, None),
+            (3, None) => (BytesOp::Insert { key: &key, value: &value }, done, Some(value.clone())),
+            (3, Some(other)) => (BytesOp::Insert { key: &key, value: &value }, mismatch(other), now.clone()),
             (_, now) => {
-                let call = Call::CompareAndSwap { key: &key, expected: &guess, value: &value };
+                let call = BytesOp::CompareAndSwap { key: &key, expected: &guess, value: &value };
                 match now {
                     None => (call, absent(), None),
                     Some(now) if *now == guess => (call, done, Some(value.clone())),
@@ -279,7 +279,7 @@ fn what_is_pipelined_is_what_an_oracle_says() {
             let cluster = start(nodes, |config| {
                 (config.daemons, config.backend, config.queue_depth) = (2, backend, depth);
                 if is_scarce {
-                    let endpoint = &mut config.room.endpoint;
+                    let endpoint = &mut config.queues.endpoint;
                     (endpoint.ring, endpoint.credit, endpoint.bulk) = (16 << 10, 4 << 10, 2 << 20);
                 }
                 config.memory_limit = 1 << 30;
@@ -299,20 +299,20 @@ fn what_is_pipelined_is_what_an_oracle_says() {
 #[test]
 fn too_many_byte_strings_come_back() {
     let (name, node) = alone();
-    let mut client = Client::<u64>::pipelined(&name).unwrap();
+    let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     client.put_bytes(b"key", b"value").unwrap();
     stop(&node);
     let mut begun = 0;
-    while client.begin_bytes(Call::Get { key: b"key" }, begun).is_ok() {
+    while client.begin_bytes(BytesOp::Get { key: b"key" }, begun).is_ok() {
         begun += 1;
     }
     assert!(begun >= 8, "{begun} are not many");
-    assert!(matches!(client.begin_bytes(Call::Get { key: b"key" }, 99), Err(BeginBytesError::Full(99))));
+    assert!(matches!(client.begin_bytes(BytesOp::Get { key: b"key" }, 99), Err(BeginBytesError::Full(99))));
     assert_eq!(client.get_bytes(b"key"), Err(Error::Full));
     // Those are no obstacle to words.
-    client.begin(Request::new(Op::Get, 0, 1), 100).unwrap();
+    client.begin(WordRequest::new(Op::Get, 0, 1), 100).unwrap();
     let (long_key, long_value) = (vec![0; MAX_KEY + 1], vec![0; MAX_VALUE + 1]);
-    for call in [Call::Get { key: &long_key }, Call::Put { key: b"key", value: &long_value }] {
+    for call in [BytesOp::Get { key: &long_key }, BytesOp::Put { key: b"key", value: &long_value }] {
         let refused = client.begin_bytes(call, 5);
         assert!(matches!(refused, Err(BeginBytesError::Refused { token: 5, cause: Error::TooLong(_) })));
     }
@@ -335,15 +335,15 @@ fn too_many_byte_strings_come_back() {
 #[test]
 fn a_stopped_node_is_given_up_and_good_again() {
     let (name, node) = alone();
-    let mut client = Client::<u64>::pipelined(&name).unwrap();
+    let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     let text = |key: u64| (10_000 + key).to_string().into_bytes();
     for key in 0..100 {
         client.put(key, 1000 + key).unwrap();
         client.put_bytes(&key.to_le_bytes(), &text(key)).unwrap();
     }
     stop(&node);
-    client.begin(Request::new(Op::Get, 0, 7), 7).unwrap();
-    client.begin_bytes(Call::Get { key: &8u64.to_le_bytes() }, 8).unwrap();
+    client.begin(WordRequest::new(Op::Get, 0, 7), 7).unwrap();
+    client.begin_bytes(BytesOp::Get { key: &8u64.to_le_bytes() }, 8).unwrap();
     client.set_timeout(SHORT);
     let late = Error::TimedOut { rank: 0, after: SHORT };
     let begun = Instant::now();
@@ -395,11 +395,11 @@ fn a_stopped_peer_is_given_up_and_others_answer() {
         let mut nodes: Vec<Other> =
             (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
-        let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
-        let place = client.placement();
-        let key_of = |rank| (0..).find(|key| place.of_word(*key).rank == rank).unwrap();
+        let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
+        let place = client.shard_map();
+        let key_of = |rank| (0..).find(|key| place.shard_of_word(*key).rank == rank).unwrap();
         let bytes_of =
-            |rank| (0u64..).map(u64::to_le_bytes).find(|key| place.of_bytes(key).rank == rank).unwrap();
+            |rank| (0u64..).map(u64::to_le_bytes).find(|key| place.shard_of_bytes(key).rank == rank).unwrap();
         for rank in 0..2 {
             client.put(key_of(rank), 5).unwrap();
             client.put_bytes(&bytes_of(rank), b"five").unwrap();
@@ -426,14 +426,14 @@ fn a_stopped_peer_is_given_up_and_others_answer() {
 #[test]
 fn waiting_for_several_daemons_is_sleeping() {
     let (name, mut node) = alone();
-    let mut client = Client::<u64>::pipelined(&name).unwrap();
+    let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     client.put_bytes(b"key", b"value").unwrap();
     stop(&node);
     let begin = |client: &mut Client<u64>| {
         for key in 0..20 {
-            client.begin(Request::new(Op::Get, 0, key), key).unwrap();
+            client.begin(WordRequest::new(Op::Get, 0, key), key).unwrap();
         }
-        client.begin_bytes(Call::Get { key: b"key" }, 20).unwrap();
+        client.begin_bytes(BytesOp::Get { key: b"key" }, 20).unwrap();
     };
     begin(&mut client);
     let (begun, used) = (Instant::now(), thread_time());
@@ -471,7 +471,10 @@ fn waiting_for_several_daemons_is_sleeping() {
         });
     }
     assert_eq!(ended, 21);
-    assert!(matches!(client.begin_bytes(Call::Get { key: b"key" }, 3), Err(BeginBytesError::ServerGone(3))));
+    assert!(matches!(
+        client.begin_bytes(BytesOp::Get { key: b"key" }, 3),
+        Err(BeginBytesError::ServerGone(3))
+    ));
 }
 
 /// Of this thread, so far.
@@ -490,10 +493,10 @@ fn nonsense_from_a_node_is_an_error() {
     let name = fresh_name("nonsense");
     let config =
         ipc::Config { queue_depth: 4, request_limit: 1 << 20, response_limit: LONGEST, ..Default::default() };
-    let _words = ipc::Server::<Request, Response>::create(&format!("{name}.d0"), &config).unwrap();
+    let _words = ipc::Server::<WordRequest, WordResponse>::create(&format!("{name}.d0"), &config).unwrap();
     let mut long = ipc::Server::<[u8], [u8]>::create(&format!("{name}.l0"), &config).unwrap();
-    let info = Info {
-        version: Info::VERSION,
+    let info = NodeInfo {
+        version: NodeInfo::VERSION,
         rank: 0,
         nodes: 1,
         daemons: 1,
@@ -505,7 +508,7 @@ fn nonsense_from_a_node_is_an_error() {
         memory_limit: 1 << 20,
         backend: Backend::Meta,
         reserved: [0; 3],
-        turn: 0,
+        attach_count: 0,
     };
     let nonsense = std::thread::spawn(move || {
         let mut numbers = Random(seed);
@@ -526,11 +529,11 @@ fn nonsense_from_a_node_is_an_error() {
             long.poll();
             while let Some(request) = long.recv() {
                 if matches!(
-                    long::Request::decode(request.message()),
-                    Ok(long::Request { call: Call::Info, .. })
+                    wire::BytesRequest::decode(request.message()),
+                    Ok(wire::BytesRequest { op: BytesOp::Info, .. })
                 ) {
                     let mut answer = Vec::new();
-                    let response = long::Response { status: Status::Done, value: info.as_bytes() };
+                    let response = wire::BytesResponse { status: Status::Done, value: info.as_bytes() };
                     response.encode(&mut answer).unwrap();
                     request.reply(&answer).unwrap();
                     continue;
@@ -540,16 +543,16 @@ fn nonsense_from_a_node_is_an_error() {
             }
         }
     });
-    let mut client = Client::<u64>::pipelined(&name).unwrap();
+    let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     client.set_timeout(PATIENCE);
     let unexpected = Error::Unexpected { rank: 0, status: Status::Malformed };
     for round in 0..100u64 {
         assert_eq!(client.get_bytes(b"key"), Err(unexpected), "round {round}");
-        client.begin_bytes(Call::Get { key: b"key" }, round).unwrap();
+        client.begin_bytes(BytesOp::Get { key: b"key" }, round).unwrap();
         while client.in_flight() > 0 {
             assert!(client.wait(Some(PATIENCE)));
             client.poll_bytes(|token, response| {
-                assert_eq!((token, response), (round, long::Response::new(Status::Malformed)));
+                assert_eq!((token, response), (round, wire::BytesResponse::new(Status::Malformed)));
             });
         }
     }

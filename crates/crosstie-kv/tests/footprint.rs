@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cluster::{BACKENDS, Random, seed, start};
 use crosstie_kv::client::{Client, Error};
-use crosstie_kv::long::MAX_VALUE;
 use crosstie_kv::node::{Node, NodeConfig};
+use crosstie_kv::wire::MAX_VALUE;
 
 const NODES: u32 = 2;
 /// Of each node. There may be no more.

@@ -1,23 +1,22 @@
 //! What a shard says that it has allocated, beside what it has.
 
-use crosstie_kv::long::Call;
-use crosstie_kv::message::{Op, Request, Status};
 use crosstie_kv::store::Shard;
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
 
 #[path = "../../crosstie/tests/allocations/mod.rs"]
 mod allocations;
 
-use allocations::{ALLOCATIONS, HELD};
+use allocations::{ALLOCATIONS, LIVE_BYTES};
 
 /// Runs `step` until the shard is full, and compares at every step.
 fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Status) {
-    let [before, _] = HELD.get();
-    HELD.set([before, before]);
+    let [before, _] = LIVE_BYTES.get();
+    LIVE_BYTES.set([before, before]);
     let mut shard = Shard::new(limit);
     let mut refused = 0;
     for n in 0..1_000_000 {
         refused += u32::from(step(&mut shard, n) == Status::OutOfMemory);
-        let held = HELD.get().map(|bytes| bytes - before);
+        let held = LIVE_BYTES.get().map(|bytes| bytes - before);
         let said = shard.stats().bytes as i64;
         assert!(held[0] <= said, "says {said} bytes and holds {}", held[0]);
         assert!(held[1] <= limit as i64, "held {} of {limit} bytes while it grew", held[1]);
@@ -25,7 +24,7 @@ fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Statu
         if refused > 100 {
             assert!(held[0] as f64 >= least * limit as f64, "full at {} of {limit} bytes", held[0]);
             drop(shard);
-            assert_eq!(HELD.get()[0], before, "not all was given back");
+            assert_eq!(LIVE_BYTES.get()[0], before, "not all was given back");
             return;
         }
     }
@@ -33,7 +32,7 @@ fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Statu
 }
 
 fn word(shard: &mut Shard, op: Op, key: u64) -> Status {
-    shard.apply(&Request { value: key, ..Request::new(op, 0, key) }).status
+    shard.apply(&WordRequest { value: key, ..WordRequest::new(op, 0, key) }).status
 }
 
 #[test]
@@ -46,13 +45,13 @@ fn strings_take_what_is_said() {
     fill(4 << 20, 0.7, |shard, n| {
         let key = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes();
         let value = &[0; 512][..(n % 512) as usize];
-        let put = |key, value| Call::Put { key, value };
-        let status = shard.apply_long(&put(&key, value)).status;
+        let put = |key, value| BytesOp::Put { key, value };
+        let status = shard.apply_bytes(&put(&key, value)).status;
         // Change some, delete some.
         let earlier = (n / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes();
         match n % 8 {
-            0 => shard.apply_long(&Call::Delete { key: &earlier }).status,
-            1 => shard.apply_long(&put(&earlier, value)).status,
+            0 => shard.apply_bytes(&BytesOp::Delete { key: &earlier }).status,
+            1 => shard.apply_bytes(&put(&earlier, value)).status,
             _ => Status::Done,
         };
         status
@@ -62,7 +61,7 @@ fn strings_take_what_is_said() {
 #[test]
 fn both_together_keep_to_one_limit() {
     fill(4 << 20, 0.7, |shard, n| match n % 3 {
-        0 => shard.apply_long(&Call::Put { key: &n.to_ne_bytes(), value: &[1; 100] }).status,
+        0 => shard.apply_bytes(&BytesOp::Put { key: &n.to_ne_bytes(), value: &[1; 100] }).status,
         _ => word(shard, Op::Put, n),
     });
 }
@@ -73,7 +72,7 @@ fn nothing_is_allocated_where_nothing_is_added() {
     for key in 0..20_000 {
         assert_eq!(word(&mut shard, Op::Put, key), Status::Done);
         assert_eq!(
-            shard.apply_long(&Call::Put { key: &key.to_ne_bytes(), value: &[1; 50] }).status,
+            shard.apply_bytes(&BytesOp::Put { key: &key.to_ne_bytes(), value: &[1; 50] }).status,
             Status::Done
         );
     }
@@ -82,9 +81,9 @@ fn nothing_is_allocated_where_nothing_is_added() {
         for op in [Op::Get, Op::Put, Op::Insert, Op::CompareAndSwap, Op::Delete] {
             word(&mut shard, op, key);
         }
-        shard.apply_long(&Call::Get { key: &key.to_ne_bytes() });
-        shard.apply_long(&Call::Put { key: &key.to_ne_bytes(), value: &[2; 50] });
-        shard.apply_long(&Call::Stats);
+        shard.apply_bytes(&BytesOp::Get { key: &key.to_ne_bytes() });
+        shard.apply_bytes(&BytesOp::Put { key: &key.to_ne_bytes(), value: &[2; 50] });
+        shard.apply_bytes(&BytesOp::Stats);
     }
     assert_eq!(ALLOCATIONS.get(), before);
 }

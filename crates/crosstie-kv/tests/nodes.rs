@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use cluster::{BACKENDS, PATIENCE, Plan, exercise_all, fresh_name, start};
 use crosstie::copyrpc::EndpointConfig;
-use crosstie_kv::client::{AttachError, Client, Error, Swap};
-use crosstie_kv::long::{MAX_KEY, MAX_REQUEST, MAX_VALUE};
-use crosstie_kv::node::{Backend, Node, NodeConfig, Room, StartError};
+use crosstie_kv::Backend;
+use crosstie_kv::client::{AttachError, Client, Error, SwapOutcome};
+use crosstie_kv::node::{Node, NodeConfig, QueueSizes, StartError};
+use crosstie_kv::wire::{MAX_KEY, MAX_REQUEST, MAX_VALUE};
 
 #[test]
 fn one_node_answers() {
@@ -34,18 +35,18 @@ fn several_nodes_answer() {
 #[test]
 fn nothing_is_lost_where_room_is_scarce() {
     let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, bulk: MAX_REQUEST };
-    let room = Room { passing: 1, ring: 2, endpoint };
+    let room = QueueSizes { forward: 1, ring: 2, endpoint };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {
             let begun = Instant::now();
             let cluster = start(nodes, |config| {
-                (config.daemons, config.backend, config.room, config.queue_depth) =
+                (config.daemons, config.backend, config.queues, config.queue_depth) =
                     (daemons, backend, room, 16);
             });
             exercise_all(&cluster, 3, 20_000, 64);
             println!("{backend:?}, {nodes} nodes, {daemons} daemons: {:?}", begun.elapsed());
             let waited: u64 =
-                cluster.iter().flat_map(Node::counters).map(|counters| counters.counts.backlogged).sum();
+                cluster.iter().flat_map(Node::counters).map(|counters| counters.activity.backlogged).sum();
             assert!(waited > 0, "there was room after all");
         }
     }
@@ -66,7 +67,7 @@ fn swaps_of_all_nodes_add_up() {
                     }
                     for turn in 0..EACH {
                         let (key, mut seen) = (turn % 4, 0);
-                        while let Swap::Mismatch(current) =
+                        while let SwapOutcome::Mismatch(current) =
                             client.compare_and_swap(key, seen, seen + 1).unwrap()
                         {
                             seen = current;
@@ -98,9 +99,9 @@ fn byte_strings_go_everywhere() {
                 assert_eq!(reader.insert_bytes(&key, b"other").unwrap().as_ref(), Some(&value));
                 assert_eq!(
                     writer.compare_and_swap_bytes(&key, b"none", b"").unwrap(),
-                    Swap::Mismatch(value.clone())
+                    SwapOutcome::Mismatch(value.clone())
                 );
-                assert_eq!(writer.compare_and_swap_bytes(&key, &value, b"new").unwrap(), Swap::Done);
+                assert_eq!(writer.compare_and_swap_bytes(&key, &value, b"new").unwrap(), SwapOutcome::Done);
                 assert!(reader.delete_bytes(&key).unwrap());
                 assert!(!writer.delete_bytes(&key).unwrap());
             }
@@ -145,7 +146,7 @@ fn memory_has_an_end_and_says_so() {
 
 #[test]
 fn a_name_belongs_to_one_node() {
-    let config = NodeConfig::alone(&fresh_name("taken"));
+    let config = NodeConfig::single(&fresh_name("taken"));
     let node = Node::start(&config).unwrap();
     match Node::start(&config) {
         Err(StartError::NameTaken { name }) => assert_eq!(name, config.name),
@@ -165,7 +166,7 @@ fn a_name_belongs_to_one_node() {
 
 #[test]
 fn configurations_that_make_no_sense_are_refused() {
-    let good = NodeConfig::alone(&fresh_name("config"));
+    let good = NodeConfig::single(&fresh_name("config"));
     for (bad, word) in [
         (NodeConfig { daemons: 0, ..good.clone() }, "daemons"),
         (NodeConfig { nodes: 0, ..good.clone() }, "nodes"),

@@ -12,8 +12,8 @@ use cluster::other::{Other, ROLE, SECRET, serve, until};
 use cluster::{BACKENDS, PATIENCE, Plan, Random, exercise, fresh_name, seed, start};
 use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
-use crosstie_kv::message::{Op, Request, Status};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::wire::{Op, Status, WordRequest};
 
 /// Plays the role that a test below gave it; an ordinary run has none.
 #[test]
@@ -21,7 +21,7 @@ fn the_other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["exercise", name, owner, count] => {
-            let mut client = Client::pipelined(name).unwrap();
+            let mut client = Client::attach_pipelined(name).unwrap();
             eprintln!("attached");
             exercise(&mut client, owner.parse().unwrap(), 7, count.parse().unwrap(), 40);
             eprintln!("done");
@@ -35,11 +35,12 @@ fn the_other_process() {
 
 /// Begins operations for ever, as many as there is room for.
 fn load(name: &str) {
-    let mut client = Client::<()>::pipelined(name).unwrap();
+    let mut client = Client::<()>::attach_pipelined(name).unwrap();
     eprintln!("attached");
     let mut numbers = Random(u64::from(std::process::id()));
     loop {
-        let request = Request { value: 1, ..Request::new(Op::Put, 0, (99 << 40) | numbers.below(1000)) };
+        let request =
+            WordRequest { value: 1, ..WordRequest::new(Op::Put, 0, (99 << 40) | numbers.below(1000)) };
         if let Err(BeginError::ServerGone(())) = client.begin(request, ()) {
             return;
         }
@@ -57,7 +58,7 @@ fn processes_attach_beside_threads() {
                 Other::start(&format!("exercise {name} {} 10000", other + 1))
             })
             .collect();
-        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         exercise(&mut client, 9, 7, 10_000, 40);
         others.iter_mut().for_each(|other| other.expect("attached"));
         others.iter_mut().for_each(|other| other.expect("done"));
@@ -74,7 +75,7 @@ fn killed_clients_leave_room_for_others() {
         let cluster = start(2, |config| {
             (config.daemons, config.backend, config.max_clients) = (2, backend, 3);
         });
-        let mut client = Client::pipelined(cluster[0].name()).unwrap();
+        let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         for round in 0..8 {
             let mut victims: Vec<Other> =
                 (0..2).map(|_| Other::start(&format!("load {}", cluster[0].name()))).collect();
@@ -85,7 +86,10 @@ fn killed_clients_leave_room_for_others() {
             victims.iter_mut().for_each(Other::kill);
             exercise(&mut client, 2 * round + 2, round, 500, 40);
             until("the dead still have their places", || {
-                cluster[0].counters().iter().all(|daemon| daemon.words.arrived - daemon.words.left == 1)
+                cluster[0]
+                    .counters()
+                    .iter()
+                    .all(|daemon| daemon.words.connects - daemon.words.disconnects == 1)
             });
         }
     }
@@ -93,7 +97,7 @@ fn killed_clients_leave_room_for_others() {
 
 /// A word key of a rank.
 fn key_of(client: &Client<u64>, rank: u32, after: u64) -> u64 {
-    (after..).find(|key| client.placement().of_word(*key).rank == rank).unwrap()
+    (after..).find(|key| client.shard_map().shard_of_word(*key).rank == rank).unwrap()
 }
 
 /// A node that is killed is gone for its keys only, and back when it is back.
@@ -122,10 +126,10 @@ fn a_killed_node_rejoins() {
         };
         let mut other = start_other();
         survivors.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
-        let mut client = Client::<u64>::pipelined(survivors[0].name()).unwrap();
+        let mut client = Client::<u64>::attach_pipelined(survivors[0].name()).unwrap();
         let (here, beside, there) = (key_of(&client, 0, 0), key_of(&client, 1, 0), key_of(&client, 2, 0));
         let mut bytes_there = 0u64;
-        while client.placement().of_bytes(&bytes_there.to_le_bytes()).rank != 2 {
+        while client.shard_map().shard_of_bytes(&bytes_there.to_le_bytes()).rank != 2 {
             bytes_there += 1;
         }
         let bytes_there = bytes_there.to_le_bytes();
@@ -134,7 +138,7 @@ fn a_killed_node_rejoins() {
             client.put_bytes(&bytes_there, b"value").unwrap();
             // Killed in the middle of requests; each of them ends.
             let mut begun = 0;
-            while client.begin(Request::new(Op::Get, 0, there), begun).is_ok() {
+            while client.begin(WordRequest::new(Op::Get, 0, there), begun).is_ok() {
                 begun += 1;
             }
             std::thread::sleep(Duration::from_micros(numbers.below(3) * 100));
@@ -180,10 +184,10 @@ fn a_client_survives_its_node() {
         let mut nodes: Vec<Other> =
             (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
-        let mut client = Client::<u64>::pipelined(&format!("{name}-0")).unwrap();
+        let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
         let mut begun = 0;
         for key in 0..40 {
-            begun += u64::from(client.begin(Request::new(Op::Get, 0, key), key).is_ok());
+            begun += u64::from(client.begin(WordRequest::new(Op::Get, 0, key), key).is_ok());
         }
         nodes[0].kill();
         let mut ended = 0;
@@ -196,7 +200,7 @@ fn a_client_survives_its_node() {
         });
         until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
         assert_eq!(client.get_bytes(b"x"), Err(Error::ServerGone));
-        assert!(matches!(client.begin(Request::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
+        assert!(matches!(client.begin(WordRequest::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
         let mut again = Other::node(&name, 0, backend, &addresses);
         again.expect("serving");
         client.reconnect().unwrap();
@@ -222,7 +226,7 @@ fn strangers_at_the_control_port_are_harmless() {
         let problems = stranger.peers();
         problems[0].problem.as_deref().is_some_and(|problem| problem.contains("secret"))
     });
-    assert!(nodes[0].refusals() > 0);
+    assert!(nodes[0].refused_connections() > 0);
     // Bytes that mean nothing, and connections that say nothing.
     let mut numbers = Random(seed);
     let mut silent = Vec::new();
@@ -239,7 +243,7 @@ fn strangers_at_the_control_port_are_harmless() {
     let third = Node::join(&config(2), plan.membership(2)).unwrap();
     third.wait_for_peers(PATIENCE).unwrap();
     nodes.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
-    let mut client = Client::pipelined(third.name()).unwrap();
+    let mut client = Client::attach_pipelined(third.name()).unwrap();
     exercise(&mut client, 3, seed, 2000, 40);
     drop(silent);
 }
@@ -263,7 +267,7 @@ fn idle() {
     std::thread::sleep(Duration::from_secs(2));
     let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
     eprintln!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
-    let naps: u64 = cluster[0].counters().iter().map(|daemon| daemon.counts.naps).sum();
+    let naps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
     assert!(naps > 100, "it does not nap");
     assert_eq!(client.get(7), Ok(Some(7)));
 }

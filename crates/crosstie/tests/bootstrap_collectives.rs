@@ -1,30 +1,30 @@
-//! All operations, over every connection that one process can make with itself.
+//! All operations between threads of one process: over socket pairs and over TCP; and their failures.
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::io::Write;
 use std::net::TcpListener;
 use std::thread;
 
-use bootstrap_exercise::exercise;
-use crosstie::bootstrap::{Alone, Bootstrap, Error, Limits, Secret, Step, local, tcp};
+use bootstrap_suite::run_all_operations;
+use crosstie::bootstrap::{Bootstrap, Error, Limits, Operation, Secret, SingleRank, local, tcp};
 
 const SIZES: [u32; 4] = [1, 2, 3, 8];
 
 #[test]
-fn alone() {
-    exercise(&mut Alone::default());
+fn all_operations_with_a_single_rank() {
+    run_all_operations(&mut SingleRank::default());
 }
 
 #[test]
-fn threads() {
+fn all_operations_between_threads() {
     for size in SIZES {
-        let members = local::threads(size, Limits::default()).expect("job");
+        let members = local::in_process(size, Limits::default()).expect("job");
         assert!(members.iter().map(Bootstrap::rank).eq(0..size));
         thread::scope(|scope| {
             for mut member in members {
                 scope.spawn(move || {
-                    exercise(&mut member);
+                    run_all_operations(&mut member);
                     member.finish().expect("finish");
                 });
             }
@@ -33,22 +33,23 @@ fn threads() {
 }
 
 #[test]
-fn tcp_over_ipv4() {
-    over_tcp("127.0.0.1:0");
+fn all_operations_over_tcp_ipv4() {
+    run_all_operations_over_tcp("127.0.0.1:0");
 }
 
 #[test]
-fn tcp_over_ipv6() {
+fn all_operations_over_tcp_ipv6() {
     if let Err(error) = TcpListener::bind("[::1]:0") {
-        let notice = format!("NOT RUN: tcp_over_ipv6: this machine has no address ::1 ({error})\n");
-        // Past the test harness, which hides what passing tests print.
+        let notice =
+            format!("NOT RUN: all_operations_over_tcp_ipv6: this machine has no address ::1 ({error})\n");
+        // Not with eprintln: the test harness hides what passing tests print.
         std::io::stderr().write_all(notice.as_bytes()).expect("standard error");
         return;
     }
-    over_tcp("[::1]:0");
+    run_all_operations_over_tcp("[::1]:0");
 }
 
-fn over_tcp(address: &str) {
+fn run_all_operations_over_tcp(address: &str) {
     for size in SIZES {
         let secret = Secret::random().expect("secret");
         let listener = TcpListener::bind(address).expect("listener");
@@ -59,40 +60,41 @@ fn over_tcp(address: &str) {
                 scope.spawn(move || {
                     let limits = Limits::default();
                     let config = tcp::Config { rank, size, rendezvous, listen: None, secret, limits };
-                    let mut member = tcp::start(&config).expect("join");
-                    exercise(&mut member);
+                    let mut member = tcp::join(&config).expect("join");
+                    run_all_operations(&mut member);
                     member.finish().expect("finish");
                 });
             }
-            let mut first = tcp::lead(listener, size, &secret, Limits::default()).expect("lead");
-            exercise(&mut first);
+            let mut first =
+                tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
+            run_all_operations(&mut first);
             first.finish().expect("finish");
         });
     }
 }
 
 #[test]
-fn large_blobs_pass() {
+fn blobs_of_the_maximum_size_arrive() {
     let limits = Limits::default();
-    let members = local::threads(4, limits).expect("job");
+    let members = local::in_process(4, limits).expect("job");
     thread::scope(|scope| {
         for mut member in members {
             scope.spawn(move || {
-                let blob = vec![member.rank() as u8; limits.blob];
+                let blob = vec![member.rank() as u8; limits.max_blob];
                 let all = member.all_gather(&blob).expect("all_gather");
-                assert!(all.iter().zip(0..).all(|(blob, rank)| *blob == vec![rank; limits.blob]));
+                assert!(all.iter().zip(0..).all(|(blob, rank)| *blob == vec![rank; limits.max_blob]));
             });
         }
     });
 }
 
-/// Runs `act` on every member of a job of threads and returns what each got.
-fn each<T: Send>(
+/// Runs `act` on every member of a job of threads and returns the results in rank order.
+fn run_on_each_rank<T: Send>(
     size: u32,
     limits: Limits,
     act: impl Fn(&mut dyn Bootstrap) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
-    let members = local::threads(size, limits).expect("job");
+    let members = local::in_process(size, limits).expect("job");
     thread::scope(|scope| {
         let act = &act;
         let run = |mut member| scope.spawn(move || act(&mut member));
@@ -102,77 +104,82 @@ fn each<T: Send>(
 }
 
 #[test]
-fn a_sum_that_overflows_fails_everywhere() {
-    let results = each(3, Limits::default(), |job| job.sum(&[0, u64::MAX / 2]));
+fn sum_that_overflows_fails_on_every_rank() {
+    let results = run_on_each_rank(3, Limits::default(), |job| job.sum(&[0, u64::MAX / 2]));
     assert_eq!(results, vec![Err(Error::Overflow { index: 1 }); 3]);
 }
 
 #[test]
-fn different_operations_fail_everywhere_and_for_good() {
-    let results = each(3, Limits::default(), |job| {
+fn different_operations_fail_on_every_rank_and_end_the_job() {
+    let results = run_on_each_rank(3, Limits::default(), |job| {
         let first = if job.rank() == 1 { job.sum(&[1]).map(drop) } else { job.barrier() };
         assert_eq!(job.barrier(), first);
         first
     });
     for result in results {
-        assert!(matches!(result, Err(Error::Disagreement { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::OperationMismatch { .. })), "{result:?}");
     }
 }
 
 #[test]
-fn more_than_a_message_fails_everywhere() {
-    let limits = Limits { message: 1000, ..Limits::default() };
-    for result in each(3, limits, |job| job.all_gather(&[0; 400])) {
+fn operation_beyond_the_message_limit_fails_on_every_rank() {
+    let limits = Limits { max_message: 1000, ..Limits::default() };
+    for result in run_on_each_rank(3, limits, |job| job.all_gather(&[0; 400])) {
         assert!(matches!(result, Err(Error::TooLarge { limit: 1000, .. })), "{result:?}");
     }
-    // Each sends little, but rank 2 would receive too much.
-    let lopsided = |job: &mut dyn Bootstrap| job.exchange(&[Vec::new(), Vec::new(), vec![0; 400]]);
-    for result in each(3, limits, lopsided) {
+    // Each rank sends little, but rank 2 would receive too much.
+    let to_rank_two = |job: &mut dyn Bootstrap| job.exchange(&[Vec::new(), Vec::new(), vec![0; 400]]);
+    for result in run_on_each_rank(3, limits, to_rank_two) {
         assert!(matches!(result, Err(Error::TooLarge { limit: 1000, .. })), "{result:?}");
     }
 }
 
 #[test]
-fn a_rank_that_leaves_is_named_to_the_others() {
-    let results = each(4, Limits::default(), |job| if job.rank() == 2 { Ok(()) } else { job.barrier() });
+fn rank_that_leaves_is_named_to_all_others() {
+    let results =
+        run_on_each_rank(4, Limits::default(), |job| if job.rank() == 2 { Ok(()) } else { job.barrier() });
     for (rank, result) in results.into_iter().enumerate() {
-        let expected = if rank == 2 { Ok(()) } else { Err(Error::RankGone { rank: 2 }) };
+        let expected = if rank == 2 { Ok(()) } else { Err(Error::RankDisconnected { rank: 2 }) };
         assert_eq!(result, expected, "rank {rank}");
     }
 }
 
 #[test]
-fn rank_zero_that_leaves_is_named_to_the_others() {
-    let results = each(3, Limits::default(), |job| if job.rank() == 0 { Ok(()) } else { job.barrier() });
-    assert_eq!(results[1..], [Err(Error::RankGone { rank: 0 }), Err(Error::RankGone { rank: 0 })]);
+fn rank_zero_that_leaves_is_named_to_all_others() {
+    let results =
+        run_on_each_rank(3, Limits::default(), |job| if job.rank() == 0 { Ok(()) } else { job.barrier() });
+    assert_eq!(
+        results[1..],
+        [Err(Error::RankDisconnected { rank: 0 }), Err(Error::RankDisconnected { rank: 0 })]
+    );
 }
 
 #[test]
-fn a_rank_that_stays_but_does_not_come_is_named_to_all() {
-    let limits = Limits { operation: std::time::Duration::from_millis(300), ..Limits::default() };
-    let meet = std::sync::Barrier::new(3);
-    let results = each(3, limits, |job| {
+fn connected_rank_that_does_not_call_the_operation_is_named_to_all() {
+    let limits = Limits { operation_timeout: std::time::Duration::from_millis(300), ..Limits::default() };
+    let release_rank_one = std::sync::Barrier::new(3);
+    let results = run_on_each_rank(3, limits, |job| {
         if job.rank() == 1 {
-            meet.wait();
+            release_rank_one.wait();
             job.barrier()
         } else {
             let result = job.barrier();
-            meet.wait();
+            release_rank_one.wait();
             result
         }
     });
     for result in results {
         match result {
-            Err(Error::RankMissing { ranks, during: Step::Barrier, .. }) => assert_eq!(ranks, [1]),
+            Err(Error::RankMissing { ranks, during: Operation::Barrier, .. }) => assert_eq!(ranks, [1]),
             other => panic!("{other:?}"),
         }
     }
 }
 
 #[test]
-fn impossible_sizes_are_refused() {
-    assert!(matches!(local::threads(0, Limits::default()), Err(Error::Environment(_))));
-    assert!(matches!(local::threads(1 << 20, Limits::default()), Err(Error::Environment(_))));
-    let greedy = Limits { message: usize::MAX, ..Limits::default() };
-    assert!(matches!(local::threads(1, greedy), Err(Error::TooLarge { .. })));
+fn invalid_sizes_are_rejected() {
+    assert!(matches!(local::in_process(0, Limits::default()), Err(Error::Configuration(_))));
+    assert!(matches!(local::in_process(1 << 20, Limits::default()), Err(Error::Configuration(_))));
+    let excessive = Limits { max_message: usize::MAX, ..Limits::default() };
+    assert!(matches!(local::in_process(1, excessive), Err(Error::TooLarge { .. })));
 }

@@ -1,9 +1,9 @@
-//! Jobs of real processes: ranks that are spawned, killed, or never what they should be.
+//! Jobs of real processes: ranks that are spawned, that are killed, that quit, or that were never spawned by the job.
 //!
-//! The ranks run this same test program: the test `as_a_rank` plays the role that `CROSSTIE_TEST_ROLE` names. Without
-//! a role it is the rank of a job of one.
+//! The ranks run this same test program: the test `run_as_rank` runs the code of the role that `CROSSTIE_TEST_ROLE` names.
+//! Without a role it is the only rank of a job.
 
-mod bootstrap_exercise;
+mod bootstrap_suite;
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
@@ -11,52 +11,52 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bootstrap_exercise::exercise;
+use bootstrap_suite::run_all_operations;
 use crosstie::bootstrap::{self, Bootstrap, Error, Limits, Secret, local, tcp};
 
 const ROLE: &str = "CROSSTIE_TEST_ROLE";
 const SECRET: &str = "the secret of this test";
-const ARGUMENTS: [&str; 5] = ["as_a_rank", "--exact", "--quiet", "--nocapture", "--test-threads=1"];
-/// Longer than anything here takes, shorter than anybody's patience.
+const ARGUMENTS: [&str; 5] = ["run_as_rank", "--exact", "--quiet", "--nocapture", "--test-threads=1"];
+/// Longer than any step of a test takes: a step that takes this long counts as hung.
 const HANG: Duration = Duration::from_secs(60);
 
 #[test]
-fn as_a_rank() {
+fn run_as_rank() {
     let role = std::env::var(ROLE).unwrap_or_default();
-    play(&role);
+    run_role(&role);
     if !role.is_empty() {
-        // Before the harness adds a result of its own to those of the test that started this process.
+        // Exit here: the harness would print another result line after those of the test that started this process.
         std::process::exit(0);
     }
 }
 
-fn play(role: &str) {
+fn run_role(role: &str) {
     match role {
-        "" | "exercise" => {
+        "" | "all operations" => {
             let mut job = bootstrap::from_env().expect("join");
-            exercise(&mut *job);
-            say(format!("exercised as {} of {}", job.rank(), job.size()));
+            run_all_operations(&mut *job);
+            report(format!("all operations done as {} of {}", job.rank(), job.size()));
             job.finish().expect("finish");
         }
         "join" => match bootstrap::from_env() {
-            Ok(job) => say(format!("joined as {}", job.rank())),
-            Err(error) => say(format!("error {error:?}")),
+            Ok(job) => report(format!("joined as {}", job.rank())),
+            Err(error) => report(format!("error {error:?}")),
         },
         "wait" => {
             let mut job = bootstrap::from_env().expect("join");
-            say("joined");
-            say(format!("barrier {:?}", job.barrier()));
+            report("joined");
+            report(format!("barrier {:?}", job.barrier()));
         }
         "sleep" => {
             let job = bootstrap::from_env().expect("join");
-            say("joined");
+            report("joined");
             std::thread::sleep(2 * HANG);
             drop(job);
         }
-        // A program started from a rank must not keep the rank's connection alive.
-        "sleep with company" => {
+        // A program that a rank starts must not inherit the rank's connection and keep it open.
+        "sleep with child" => {
             let job = bootstrap::from_env().expect("join");
-            let mut company = Command::new("sleep")
+            let mut child = Command::new("sleep")
                 .arg("20")
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -64,16 +64,16 @@ fn play(role: &str) {
                 .expect("sleep");
             let listing = Command::new("ls").args(["-l", "/proc/self/fd"]).output().expect("ls");
             assert!(!String::from_utf8_lossy(&listing.stdout).contains("socket:"), "{listing:?}");
-            say("joined");
-            company.wait().expect("wait");
+            report("joined");
+            child.wait().expect("wait");
             drop(job);
         }
-        "launcher" => {
-            let mut job = launch(3, "report and sleep").start().expect("launch");
+        "spawner" => {
+            let mut job = job_builder(3, "report and sleep").start().expect("start");
             let processes = job.all_gather(&std::process::id().to_le_bytes()).expect("all_gather");
             let processes =
                 processes.iter().map(|id| u32::from_le_bytes(id[..].try_into().expect("4 bytes")));
-            say(format!("processes {:?}", processes.collect::<Vec<_>>()));
+            report(format!("processes {:?}", processes.collect::<Vec<_>>()));
             std::thread::sleep(2 * HANG);
             drop(job);
         }
@@ -82,11 +82,12 @@ fn play(role: &str) {
             job.all_gather(&std::process::id().to_le_bytes()).expect("all_gather");
             std::thread::sleep(2 * HANG);
         }
-        "lead" => {
+        "rank zero" => {
             let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-            say(format!("address {}", listener.local_addr().expect("address")));
-            let job = tcp::lead(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
-            say("joined");
+            report(format!("address {}", listener.local_addr().expect("address")));
+            let job =
+                tcp::join_as_rank_zero(listener, 3, &Secret::new(SECRET).expect("secret"), Limits::default());
+            report("joined");
             std::thread::sleep(2 * HANG);
             drop(job);
         }
@@ -98,7 +99,7 @@ fn play(role: &str) {
             assert_eq!(ours, ["CROSSTIE_LOCAL_PARENT", "CROSSTIE_LOCAL_RANK", "CROSSTIE_LOCAL_SIZE"]);
             assert!(std::env::args().skip(1).eq(ARGUMENTS.map(str::to_owned)));
             assert_eq!(std::io::stdin().lines().count(), 0, "standard input is empty");
-            assert!(matches!(bootstrap::from_env(), Err(Error::Environment(_))), "joined twice");
+            assert!(matches!(bootstrap::from_env(), Err(Error::Configuration(_))), "joined twice");
             job.finish().expect("finish");
         }
         "quit" => std::process::exit(0),
@@ -106,21 +107,21 @@ fn play(role: &str) {
             bootstrap::from_env().expect("join").finish().expect("finish");
             std::process::exit(3);
         }
-        unknown => panic!("no role {unknown}"),
+        unknown => panic!("unknown role {unknown}"),
     }
 }
 
-/// A line for the test that started this process.
-fn say(what: impl std::fmt::Display) {
-    // On a line of its own: the harness leaves "test as_a_rank ... " open.
-    println!("\nsays: {what}");
+/// Prints a line for the test that started this process.
+fn report(text: impl std::fmt::Display) {
+    // The newline first: the harness has printed "test run_as_rank ... " without one.
+    println!("\nreport: {text}");
 }
 
-fn launch(size: u32, role: &str) -> local::Launch {
-    local::Launch::new(size).arguments(ARGUMENTS).variable(ROLE, role)
+fn job_builder(size: u32, role: &str) -> local::JobBuilder {
+    local::JobBuilder::new(size).arguments(ARGUMENTS).variable(ROLE, role)
 }
 
-/// A process of this program in some role, killed and reaped at the end.
+/// A process of this program in one role. Dropping it kills and reaps the process.
 struct Rank {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -148,14 +149,14 @@ impl Rank {
         )
     }
 
-    /// The next thing the process says.
-    fn hear(&mut self) -> String {
+    /// Returns the next line that the process reports.
+    fn next_report(&mut self) -> String {
         for line in self.lines.by_ref() {
-            if let Some(said) = line.expect("readable").strip_prefix("says: ") {
-                return said.to_owned();
+            if let Some(text) = line.expect("readable").strip_prefix("report: ") {
+                return text.to_owned();
             }
         }
-        panic!("the process ended without a word: {:?}", self.process.wait());
+        panic!("the process ended without a report: {:?}", self.process.wait());
     }
 
     fn kill(&mut self) {
@@ -163,7 +164,7 @@ impl Rank {
         self.process.wait().expect("wait");
     }
 
-    fn succeeds(mut self) {
+    fn wait_for_success(mut self) {
         let status = self.process.wait().expect("wait");
         assert!(status.success(), "{status}");
     }
@@ -171,129 +172,137 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 }
 
 #[test]
-fn local_processes() {
+fn all_operations_between_spawned_processes() {
     for size in [1, 2, 3, 8] {
-        let mut job = launch(size, "exercise").start().expect("launch");
-        exercise(&mut job);
-        job.finish().expect("all ranks end well");
+        let mut job = job_builder(size, "all operations").start().expect("start");
+        run_all_operations(&mut job);
+        job.finish().expect("all ranks exit with success");
     }
 }
 
 #[test]
-fn local_processes_get_no_secret_in_sight() {
-    let mut job = launch(3, "local environment").start().expect("launch");
-    job.finish().expect("all ranks end well");
+fn spawned_processes_get_the_secret_neither_in_arguments_nor_in_environment() {
+    let mut job = job_builder(3, "local environment").start().expect("start");
+    job.finish().expect("all ranks exit with success");
 }
 
 #[test]
-fn tcp_processes_from_the_environment() {
+fn processes_join_over_tcp_by_environment_variables() {
     for size in [2, 3] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
         let address = listener.local_addr().expect("address").to_string();
-        let ranks: Vec<_> = (1..size).map(|rank| Rank::over_tcp("exercise", rank, size, &address)).collect();
+        let ranks: Vec<_> =
+            (1..size).map(|rank| Rank::over_tcp("all operations", rank, size, &address)).collect();
         let secret = Secret::new(SECRET).expect("secret");
-        let mut job = tcp::lead(listener, size, &secret, Limits::default()).expect("lead");
-        exercise(&mut job);
+        let mut job =
+            tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
+        run_all_operations(&mut job);
         job.finish().expect("finish");
-        ranks.into_iter().for_each(Rank::succeeds);
+        ranks.into_iter().for_each(Rank::wait_for_success);
     }
 }
 
 #[test]
-fn tcp_processes_with_the_variables_of_launchers_and_a_secret_file() {
+fn processes_join_over_tcp_by_launcher_variables_and_a_secret_file() {
     let file = std::env::temp_dir().join(format!("crosstie-test-secret-{}", std::process::id()));
     std::fs::write(&file, format!("{SECRET}\n")).expect("secret file");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("mode");
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let address = listener.local_addr().expect("address").to_string();
     let path = file.to_str().expect("UTF-8").to_owned();
-    let met = [("CROSSTIE_RENDEZVOUS", address.as_str()), ("CROSSTIE_SECRET_FILE", path.as_str())];
+    let rendezvous = [("CROSSTIE_RENDEZVOUS", address.as_str()), ("CROSSTIE_SECRET_FILE", path.as_str())];
     let launchers = [
         [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")],
         [("PMI_RANK", "2"), ("PMI_SIZE", "4")],
         [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")],
     ];
-    let ranks = launchers.map(|launcher| Rank::start("exercise", &[&met[..], &launcher].concat()));
+    let ranks =
+        launchers.map(|launcher| Rank::start("all operations", &[&rendezvous[..], &launcher].concat()));
     let secret = Secret::new(SECRET).expect("secret");
-    let mut job = tcp::lead(listener, 4, &secret, Limits::default()).expect("lead");
-    exercise(&mut job);
+    let mut job = tcp::join_as_rank_zero(listener, 4, &secret, Limits::default()).expect("rank 0 joins");
+    run_all_operations(&mut job);
     job.finish().expect("finish");
-    ranks.into_iter().for_each(Rank::succeeds);
+    ranks.into_iter().for_each(Rank::wait_for_success);
     std::fs::remove_file(&file).expect("remove");
 }
 
 #[test]
-fn a_rank_killed_while_others_wait_is_named_to_every_survivor() {
+fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let address = listener.local_addr().expect("address").to_string();
     let mut waiting: Vec<_> = [1, 2].map(|rank| Rank::over_tcp("wait", rank, 4, &address)).into();
-    let mut victim = Rank::over_tcp("sleep with company", 3, 4, &address);
-    // Far longer than the test: a survivor that only noticed by the clock would fail it.
-    let limits = Limits { operation: 10 * HANG, ..Limits::default() };
-    let mut job = tcp::lead(listener, 4, &Secret::new(SECRET).expect("secret"), limits).expect("lead");
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "joined"));
-    assert_eq!(victim.hear(), "joined");
+    let mut victim = Rank::over_tcp("sleep with child", 3, 4, &address);
+    // Far longer than the test: a rank that detects the death only by this timeout fails the test.
+    let limits = Limits { operation_timeout: 10 * HANG, ..Limits::default() };
+    let mut job = tcp::join_as_rank_zero(listener, 4, &Secret::new(SECRET).expect("secret"), limits)
+        .expect("rank 0 joins");
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
+    assert_eq!(victim.next_report(), "joined");
     let begun = Instant::now();
     let own = std::thread::spawn(move || (job.barrier(), job.barrier()));
     victim.kill();
-    let gone = Err(Error::RankGone { rank: 3 });
+    let gone = Err(Error::RankDisconnected { rank: 3 });
     assert_eq!(own.join().expect("no panic"), (gone.clone(), gone));
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankGone { rank: 3 })"));
+    waiting
+        .iter_mut()
+        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 3 })"));
     assert!(begun.elapsed() < HANG);
 }
 
 #[test]
-fn rank_zero_killed_while_others_wait_is_named_to_every_survivor() {
-    let mut first = Rank::start("lead", &[]);
-    let said = first.hear();
-    let address = said.strip_prefix("address ").expect("an address");
+fn rank_zero_killed_while_others_wait_is_named_to_every_other_rank() {
+    let mut first = Rank::start("rank zero", &[]);
+    let text = first.next_report();
+    let address = text.strip_prefix("address ").expect("an address");
     let mut waiting: Vec<_> = [1, 2].map(|rank| Rank::over_tcp("wait", rank, 3, address)).into();
-    assert_eq!(first.hear(), "joined");
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "joined"));
+    assert_eq!(first.next_report(), "joined");
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
     first.kill();
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "barrier Err(RankGone { rank: 0 })"));
+    waiting
+        .iter_mut()
+        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 0 })"));
 }
 
 #[test]
-fn a_spawned_rank_that_quits_is_named_at_once() {
-    let limits = Limits { join: 10 * HANG, ..Limits::default() };
+fn spawned_rank_that_quits_is_named_at_once() {
+    let limits = Limits { join_timeout: 10 * HANG, ..Limits::default() };
     let begun = Instant::now();
-    let error = launch(2, "quit").limits(limits).start().expect_err("no job");
-    assert_eq!(error, Error::RankGone { rank: 1 });
+    let error = job_builder(2, "quit").limits(limits).start().expect_err("no job");
+    assert_eq!(error, Error::RankDisconnected { rank: 1 });
     assert!(begun.elapsed() < HANG);
 }
 
 #[test]
-fn a_spawned_rank_that_fails_is_reported_by_finish() {
-    let mut job = launch(2, "fail at the end").start().expect("launch");
+fn spawned_rank_that_fails_is_reported_by_finish() {
+    let mut job = job_builder(2, "fail at the end").start().expect("start");
     assert_eq!(job.finish(), Err(Error::ChildFailed { rank: 1, status: "exit status: 3".into() }));
 }
 
 #[test]
-fn spawned_ranks_end_with_rank_zero() {
-    let mut first = Rank::start("launcher", &[]);
-    let said = first.hear();
-    let list = said.strip_prefix("processes [").and_then(|list| list.strip_suffix(']')).expect("a list");
+fn killing_rank_zero_ends_spawned_ranks() {
+    let mut first = Rank::start("spawner", &[]);
+    let text = first.next_report();
+    let list = text.strip_prefix("processes [").and_then(|list| list.strip_suffix(']')).expect("a list");
     let processes: Vec<u32> = list.split(", ").map(|id| id.parse().expect("an id")).collect();
     assert_eq!(processes.len(), 3);
-    assert!(processes.iter().all(|id| runs(*id)), "all run before the kill");
+    assert!(processes.iter().all(|id| is_running(*id)), "all run before the kill");
     first.kill();
     let begun = Instant::now();
-    while processes.iter().any(|id| runs(*id)) {
-        assert!(begun.elapsed() < HANG, "{processes:?} outlive rank 0");
+    while processes.iter().any(|id| is_running(*id)) {
+        assert!(begun.elapsed() < HANG, "{processes:?} still run after rank 0 died");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Whether a process exists and is not merely waiting to be reaped.
-fn runs(id: u32) -> bool {
+/// Whether a process exists and is not a zombie.
+fn is_running(id: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{id}/stat")) else { return false };
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
     !matches!(state, Some('Z' | 'X'))
@@ -301,33 +310,34 @@ fn runs(id: u32) -> bool {
 
 #[test]
 fn dropping_rank_zero_ends_spawned_ranks() {
-    let mut job = launch(3, "report and sleep").start().expect("launch");
+    let mut job = job_builder(3, "report and sleep").start().expect("start");
     let processes = job.all_gather(&std::process::id().to_le_bytes()).expect("all_gather");
     let processes = processes.iter().map(|id| u32::from_le_bytes(id[..].try_into().expect("4 bytes")));
     let spawned: Vec<_> = processes.skip(1).collect();
     drop(job);
-    assert!(spawned.iter().all(|id| !runs(*id)));
+    assert!(spawned.iter().all(|id| !is_running(*id)));
 }
 
 #[test]
-fn marks_of_another_process_are_refused() {
-    let marks = [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
-    let said = Rank::start("join", &marks).hear();
-    assert!(said.starts_with("error Environment") && said.contains("unset CROSSTIE_LOCAL_RANK"), "{said}");
-    // The right parent, but no connection to it.
+fn local_variables_of_another_process_are_rejected() {
+    let variables =
+        [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
+    let text = Rank::start("join", &variables).next_report();
+    assert!(text.starts_with("error Configuration") && text.contains("unset CROSSTIE_LOCAL_RANK"), "{text}");
+    // The right parent, but standard input is not a connection to it.
     let parent = std::process::id().to_string();
-    let marks = [marks[0], marks[1], ("CROSSTIE_LOCAL_PARENT", parent.as_str())];
-    let said = Rank::start("join", &marks).hear();
-    assert!(said.starts_with("error Environment") && said.contains("standard input"), "{said}");
+    let variables = [variables[0], variables[1], ("CROSSTIE_LOCAL_PARENT", parent.as_str())];
+    let text = Rank::start("join", &variables).next_report();
+    assert!(text.starts_with("error Configuration") && text.contains("standard input"), "{text}");
 }
 
 #[test]
-fn a_process_without_a_job_is_alone() {
-    assert_eq!(Rank::start("join", &[]).hear(), "joined as 0");
+fn process_without_a_job_is_a_single_rank() {
+    assert_eq!(Rank::start("join", &[]).next_report(), "joined as 0");
 }
 
 #[test]
-fn the_secret_shows_up_in_no_error() {
+fn error_does_not_contain_the_secret() {
     let variables = [
         ("CROSSTIE_RANK", "1"),
         ("CROSSTIE_SIZE", "2"),
@@ -335,7 +345,7 @@ fn the_secret_shows_up_in_no_error() {
         ("CROSSTIE_SECRET", SECRET),
         ("CROSSTIE_JOIN_SECONDS", "1"),
     ];
-    let said = Rank::start("join", &variables).hear();
-    assert!(said.starts_with("error RankMissing { ranks: [0]"), "{said}");
-    assert!(!said.contains(SECRET));
+    let text = Rank::start("join", &variables).next_report();
+    assert!(text.starts_with("error RankMissing { ranks: [0]"), "{text}");
+    assert!(!text.contains(SECRET));
 }

@@ -342,7 +342,7 @@ fn exit_at_once(status: i32) -> ! {
 
 /// From here on, this thread may call `sched_yield` and `exit_group`.
 fn forbid_system_calls() {
-    seccomp::filter(&[libc::SYS_sched_yield, libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
+    seccomp::install_filter(&[libc::SYS_sched_yield, libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn no_call_makes_a_system_call() {
     if let Ok(task) = std::env::var(CHILD) {
         let mut pair = Pair::new();
         pair.exchange(WARM_UP, 1, true);
-        seccomp::filter(&[libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
+        seccomp::install_filter(&[libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
         for (depth, in_order) in PATTERNS {
             pair.exchange(MEASURED, depth, in_order);
         }

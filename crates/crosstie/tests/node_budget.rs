@@ -142,7 +142,7 @@ fn no_call_makes_a_system_call() {
     if let Ok(task) = std::env::var(CHILD) {
         let mut pair = pair(&task);
         pair(WARM_UP, PATTERNS[0]);
-        seccomp::filter(&[libc::SYS_exit_group], seccomp::Verdict::OnlyThese);
+        seccomp::install_filter(&[libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
         for pattern in PATTERNS {
             pair(MEASURED, pattern);
         }

@@ -12,9 +12,9 @@
 //! mapping, thread or file. Not a libtest harness: victims are this very program. With `CROSSTIE_STRESS_SECONDS` set, at
 //! whatever value, no instruction is left out.
 
-mod chance;
 mod killing;
 mod node_service;
+mod rng;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use chance::Random;
 use killing::{Footprint, trace};
 use node_service::{Service, Words, answer, is_request, request};
+use rng::Random;
 
 /// Calls that a client may have under way.
 const DEPTH: usize = 8;
@@ -54,7 +54,7 @@ fn main() {
         );
         return;
     }
-    let seed = chance::seed();
+    let seed = rng::seed();
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     node_service::each!(S, {
@@ -68,7 +68,7 @@ fn main() {
         ] {
             let (before, begun) = (Footprint::at_rest(), Instant::now());
             let outcome = scene(&mut random);
-            let after = Footprint::settled(&before);
+            let after = Footprint::wait_until_equal(&before);
             match outcome {
                 Ok(count) if after == before => {
                     println!(
@@ -330,7 +330,7 @@ fn clients_die_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64
             let served = server.pulse.turns.load(Relaxed);
             until(&what, || server.pulse.turns.load(Relaxed) > served + 3)
         })?;
-        trace::let_go(slow.child.id())?;
+        trace::detach(slow.child.id())?;
         slow.ready().map_err(|e| format!("{what}: the slow one: {e}"))?;
         steady.check(&what)?;
         slow.kill(&what)?;

@@ -12,7 +12,7 @@ mod system;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::table;
+use crosstie_bench::table;
 
 pub(crate) use process_vm::read_parent;
 

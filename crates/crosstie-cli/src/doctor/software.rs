@@ -1,5 +1,6 @@
 //! The software device: opened and used.
 
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 use crosstie::device::{
@@ -7,12 +8,11 @@ use crosstie::device::{
 };
 
 use super::Finding;
-use crate::error::Error;
 
 const NAME: &str = "software device";
 
 pub(super) fn device() -> Finding {
-    match talk_to_oneself() {
+    match write_to_itself() {
         Ok(()) => Finding::ok(NAME, "works: opened one and made a WRITE with immediate (memfd, membarrier)"),
         Err(error) => Finding::missing(NAME, error.to_string())
             .needed_for("everything without an RDMA NIC")
@@ -20,7 +20,7 @@ pub(super) fn device() -> Finding {
     }
 }
 
-fn talk_to_oneself() -> Result<(), Error> {
+fn write_to_itself() -> Result<(), Box<dyn Error>> {
     let device = Device::open(&DeviceSpec::Software)?;
     let pd = device.alloc_pd()?;
     let mut cq = device.create_cq(&CqConfig::default())?;
@@ -36,14 +36,14 @@ fn talk_to_oneself() -> Result<(), Error> {
     while ended.is_none() {
         cq.poll(1, |completion| ended = Some(completion.status))?;
         if begin.elapsed() > Duration::from_secs(5) {
-            return Err(Error::Stuck(5));
+            return Err("the WRITE did not complete within 5 s".into());
         }
     }
     let mut bytes = [0; 8];
     target.read(0, &mut bytes)?;
     match ended {
-        Some(status) if !status.is_success() => Err(Error::Request { what: "write", status }),
-        _ if &bytes != b"crosstie" => Err(Error::WrongData(1)),
+        Some(status) if !status.is_success() => Err(format!("the WRITE failed: {status}").into()),
+        _ if &bytes != b"crosstie" => Err("the WRITE delivered wrong bytes: report this as a bug".into()),
         _ => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
-use crate::bench::cores;
+use crosstie_bench::cores;
 
 const SHMEM_HUGE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 const RESERVED_HUGE: &str = "/proc/sys/vm/nr_hugepages";

@@ -8,8 +8,8 @@ use std::io::{IsTerminal, Read, Write, stdin, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crosstie_kv::client::Swap;
-use crosstie_kv::long::MAX_VALUE;
+use crosstie_kv::client::SwapOutcome;
+use crosstie_kv::wire::MAX_VALUE;
 
 use super::Target;
 use crate::error::Error;
@@ -130,11 +130,11 @@ impl Cas {
     }
 }
 
-fn swapped<V>(swap: &Swap<V>) -> Result<(), Error> {
+fn swapped<V>(swap: &SwapOutcome<V>) -> Result<(), Error> {
     match swap {
-        Swap::Done => Ok(()),
-        Swap::Mismatch(_) => Err(Error::OtherValue),
-        Swap::NotFound => Err(Error::NoSuchKey),
+        SwapOutcome::Done => Ok(()),
+        SwapOutcome::Mismatch(_) => Err(Error::OtherValue),
+        SwapOutcome::NotFound => Err(Error::NoSuchKey),
     }
 }
 

@@ -7,15 +7,15 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use crosstie::bootstrap::Secret;
 use crosstie::device::DeviceSpec;
-use crosstie_kv::node::{self, Membership, Node, NodeConfig, PeerState, StartError};
+use crosstie_kv::Backend;
+use crosstie_kv::node::{Membership, Node, NodeConfig, PeerState, StartError};
 
 use super::NAME;
 use crate::error::Error;
-use crate::report::text::bytes;
 use crate::signals;
+use crosstie_bench::units::bytes;
 
 /// How often to look for signals, and for peers that come and go.
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);
@@ -64,15 +64,6 @@ pub(crate) struct Arguments {
     queue_depth: usize,
 }
 
-/// How requests leave for other nodes.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Backend {
-    /// By the client's daemon to the daemon that holds the connection.
-    Meta,
-    /// Straight into the ring of the one daemon that holds all connections.
-    Delegation,
-}
-
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
     let signals = signals::ask_to_end().map_err(|source| Error::Os { what: "signal handlers", source })?;
     let node = start(arguments)?;
@@ -100,10 +91,7 @@ fn start(arguments: &Arguments) -> Result<Node, Error> {
     let nodes = u32::try_from(count).unwrap_or(u32::MAX);
     let config = NodeConfig {
         daemons: arguments.daemons,
-        backend: match arguments.backend {
-            Backend::Meta => node::Backend::Meta,
-            Backend::Delegation => node::Backend::Delegation,
-        },
+        backend: arguments.backend,
         device: arguments.device.clone(),
         memory_limit: arguments.memory,
         max_clients: arguments.max_clients,
@@ -151,7 +139,7 @@ fn memory(text: &str) -> Result<u64, String> {
 
 fn ready(arguments: &Arguments, config: &NodeConfig) -> String {
     let NodeConfig { name, rank, nodes, daemons, device, memory_limit, .. } = config;
-    let backend = if matches!(arguments.backend, Backend::Meta) { "meta" } else { "delegation" };
+    let backend = arguments.backend.as_str();
     let place = match arguments.nodes.get(*rank as usize).filter(|_| *nodes > 1) {
         None => "the only node".to_owned(),
         Some(address) => format!("rank {rank} of {nodes} at {address}, {backend}, {device}"),
@@ -192,7 +180,7 @@ impl Watch {
         }
         self.peers = peers;
         // A stranger tries again and again.
-        let refusals = node.refusals();
+        let refusals = node.refused_connections();
         if refusals > 0 && refusals >= 2 * self.refusals {
             self.refusals = refusals;
             say(&format!(

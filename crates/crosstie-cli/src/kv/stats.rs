@@ -1,14 +1,13 @@
 //! `crosstie kv stats`: what each daemon of each node has and did.
 
 use crosstie_kv::client::{self, Client};
-use crosstie_kv::long::Backend;
 use crosstie_kv::store::ShardStats;
 use serde::Serialize;
 
 use super::Target;
 use crate::error::Error;
-use crate::report::text::bytes;
-use crate::table;
+use crosstie_bench::table;
+use crosstie_bench::units::bytes;
 
 /// Keys, bytes and requests so far, of every daemon of every node.
 ///
@@ -62,10 +61,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut client = arguments.target.attach()?;
     let info = *client.info();
     let nodes = (0..info.nodes).map(|rank| node(&mut client, rank)).collect::<Result<_, _>>()?;
-    let backend = match info.backend {
-        Backend::Meta => "meta",
-        Backend::Delegation => "delegation",
-    };
+    let backend = info.backend.as_str();
     let cluster = Cluster { name: arguments.target.name.clone(), rank: info.rank, backend, nodes };
     crate::print(&if arguments.json { crate::json(&cluster)? } else { cluster.table() })
 }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crosstie::ipc;
 
-use crate::long::Malformed;
-use crate::message::Status;
+use crate::wire::{MessageError, Status};
 
 /// Why a client could not attach to a node.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +89,7 @@ pub enum Error {
     TooManyClients,
     /// The key or the value is too long.
     #[error(transparent)]
-    TooLong(#[from] Malformed),
+    TooLong(#[from] MessageError),
     /// The node answered in a way that it never should.
     #[error(
         "rank {rank} gave an answer that is none ({status:?}): build node and client from the same release"

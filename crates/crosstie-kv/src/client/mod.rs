@@ -1,19 +1,19 @@
 //! Asking the store: from a thread of a node, or from another process on its machine.
 //!
 //! A client attaches to a node by its name and reaches all keys of the cluster through it. Requests for keys of that node
-//! go straight to the daemon that has them, all others on the [way](crate::long::Backend) that the cluster was started
+//! go straight to the daemon that has them, all others on the [way](crate::Backend) that the cluster was started
 //! with.
 //!
 //! One at a time:
 //!
 //! ```
 //! # use crosstie_kv::node::{Node, NodeConfig};
-//! use crosstie_kv::client::{Client, Swap};
+//! use crosstie_kv::client::{Client, SwapOutcome};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let node = Node::start(&NodeConfig::alone("doc-client"))?;
+//! # let node = Node::start(&NodeConfig::single("doc-client"))?;
 //! let mut client = Client::attach("doc-client")?;
 //! client.put(1, 10)?;
-//! assert_eq!(client.compare_and_swap(1, 10, 11)?, Swap::Done);
+//! assert_eq!(client.compare_and_swap(1, 10, 11)?, SwapOutcome::Done);
 //! assert_eq!(client.get(1)?, Some(11));
 //! client.put_bytes(b"name", b"crosstie")?;
 //! assert_eq!(client.get_bytes(b"name")?.as_deref(), Some(&b"crosstie"[..]));
@@ -25,12 +25,12 @@
 //! ```
 //! # use crosstie_kv::node::{Node, NodeConfig};
 //! use crosstie_kv::client::Client;
-//! use crosstie_kv::message::{Op, Request, Status};
+//! use crosstie_kv::wire::{Op, WordRequest, Status};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let node = Node::start(&NodeConfig::alone("doc-pipelined"))?;
-//! let mut client = Client::<&str>::pipelined("doc-pipelined")?;
-//! client.begin(Request { value: 5, ..Request::new(Op::Put, 0, 77) }, "put")?;
-//! client.begin(Request::new(Op::Get, 0, 78), "get")?;
+//! # let node = Node::start(&NodeConfig::single("doc-pipelined"))?;
+//! let mut client = Client::<&str>::attach_pipelined("doc-pipelined")?;
+//! client.begin(WordRequest { value: 5, ..WordRequest::new(Op::Put, 0, 77) }, "put")?;
+//! client.begin(WordRequest::new(Op::Get, 0, 78), "get")?;
 //! while client.in_flight() > 0 {
 //!     client.wait(None);
 //!     client.poll(|token, response| match token {
@@ -60,7 +60,7 @@
 //!   [`NodeGone`](Status::NodeGone) if that node, or the one that the client is attached to, went away. Then it may have been done.
 //! - Operations on one key are done in the order in which they were begun, if they are of one client and nothing fails.
 //! - Beginning and polling neither allocate nor lock nor make system calls (but for the first byte strings: see there).
-//! - Waiting spins, lets others run, then sleeps until an answer comes on whichever way, see [`Waiting`].
+//! - WaitStrategy spins, lets others run, then sleeps until an answer comes on whichever way, see [`WaitStrategy`].
 
 mod bytes;
 mod error;
@@ -68,14 +68,13 @@ mod words;
 
 use std::time::{Duration, Instant};
 
-use crosstie::{Awaited, Waiting, delegation, ipc, wait_any};
+use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
 
 pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
-use crate::long::{self, Info};
-use crate::message::{Request, Response, Status};
-use crate::node::{has_ring, long_name, ring_name, words_name};
-use crate::placement::Placement;
+use crate::service_names;
+use crate::sharding::ShardMap;
+use crate::wire::{self, NodeInfo, Status, WordRequest, WordResponse};
 
 /// How long calls that wait do so, unless [told](Client::set_timeout) otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,30 +82,30 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Asks the store. `T` is whatever comes back with the answers to pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
     name: String,
-    info: Info,
-    placement: Placement,
+    info: NodeInfo,
+    shard_map: ShardMap,
     /// The daemon that takes requests for other nodes, where there is no ring.
     home: usize,
     /// By daemon.
-    words: Vec<ipc::Client<Request, Response, T>>,
+    words: Vec<ipc::Client<WordRequest, WordResponse, T>>,
     /// A bit for each daemon: operations are under way. May be set without, never the other way.
     busy: u64,
-    ring: Option<delegation::Client<Request, Response, T>>,
+    ring: Option<delegation::Client<WordRequest, WordResponse, T>>,
     /// By daemon; connected when first used.
     long: Vec<Option<bytes::Lane<T>>>,
     /// As `busy`, for those.
     busy_long: u64,
     /// The last long request that waited for its answer.
     scratch: Vec<u8>,
-    waiting: Waiting,
+    waiting: WaitStrategy,
     timeout: Duration,
 }
 
-const _: () = assert!(crate::placement::MAX_DAEMONS <= u64::BITS, "a bit for each daemon");
+const _: () = assert!(crate::sharding::MAX_DAEMONS <= u64::BITS, "a bit for each daemon");
 
 /// How a compare-and-swap ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Swap<V> {
+pub enum SwapOutcome<V> {
     /// The key has the new value.
     Done,
     /// The key has this value, not the expected one.
@@ -118,13 +117,13 @@ pub enum Swap<V> {
 impl Client<()> {
     /// Attaches to the node of that name, on this machine.
     pub fn attach(name: &str) -> Result<Client, AttachError> {
-        Client::pipelined(name)
+        Client::attach_pipelined(name)
     }
 }
 
 impl<T> Client<T> {
     /// Attaches to the node of that name, on this machine, for operations with tokens.
-    pub fn pipelined(name: &str) -> Result<Client<T>, AttachError> {
+    pub fn attach_pipelined(name: &str) -> Result<Client<T>, AttachError> {
         Client::attach_within(name, DEFAULT_TIMEOUT)
     }
 
@@ -134,37 +133,41 @@ impl<T> Client<T> {
         let deadline = Deadline::new(timeout);
         let info = ask_info(name, deadline)?;
         let version = || AttachError::OtherVersion { name: name.to_owned() };
-        let placement = Placement::new(info.nodes, info.daemons).ok_or_else(version)?;
-        let words = (0..info.daemons)
-            .map(|daemon| connect(name, words_name(name, daemon), deadline, ipc::Client::connect_within));
+        let shard_map = ShardMap::new(info.nodes, info.daemons).ok_or_else(version)?;
+        let words = (0..info.daemons).map(|daemon| {
+            connect(name, service_names::words(name, daemon), deadline, ipc::Client::connect_within)
+        });
         let words = words.collect::<Result<_, _>>()?;
-        let ring = match has_ring(info.backend, info.nodes) {
-            true => Some(connect(name, ring_name(name), deadline, delegation::Client::connect_within)?),
+        let ring = match info.backend.uses_ring(info.nodes) {
+            true => {
+                Some(connect(name, service_names::ring(name), deadline, delegation::Client::connect_within)?)
+            }
             false => None,
         };
         Ok(Client {
             name: name.to_owned(),
             info,
-            placement,
-            home: (info.turn % info.daemons) as usize,
+            shard_map,
+            home: (info.attach_count % info.daemons) as usize,
             words,
             busy: 0,
             ring,
             long: (0..info.daemons).map(|_| None).collect(),
             busy_long: 0,
             scratch: Vec::new(),
-            waiting: Waiting::default(),
+            waiting: WaitStrategy::default(),
             timeout,
         })
     }
 
     /// Sets how it waits for answers.
     #[must_use]
-    pub fn with_waiting(mut self, waiting: Waiting) -> Client<T> {
-        let words = self.words.into_iter().map(|lane| lane.with_waiting(waiting));
+    pub fn with_wait_strategy(mut self, waiting: WaitStrategy) -> Client<T> {
+        let words = self.words.into_iter().map(|lane| lane.with_wait_strategy(waiting));
         self.words = words.collect();
-        self.ring = self.ring.map(|ring| ring.with_waiting(waiting));
-        self.long = self.long.into_iter().map(|lane| lane.map(|lane| lane.with_waiting(waiting))).collect();
+        self.ring = self.ring.map(|ring| ring.with_wait_strategy(waiting));
+        self.long =
+            self.long.into_iter().map(|lane| lane.map(|lane| lane.with_wait_strategy(waiting))).collect();
         self.waiting = waiting;
         self
     }
@@ -177,7 +180,7 @@ impl<T> Client<T> {
     /// use std::time::Duration;
     /// use crosstie_kv::client::{Client, Error};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let node = Node::start(&NodeConfig::alone("doc-timeout"))?;
+    /// # let node = Node::start(&NodeConfig::single("doc-timeout"))?;
     /// let mut client = Client::attach("doc-timeout")?;
     /// client.set_timeout(Duration::from_millis(500));
     /// match client.put(1, 10) {
@@ -204,25 +207,25 @@ impl<T> Client<T> {
         self.words.clear();
         self.long.clear();
         (self.ring, self.busy, self.busy_long) = (None, 0, 0);
-        *self = Client::attach_within(&self.name, self.timeout)?.with_waiting(self.waiting);
+        *self = Client::attach_within(&self.name, self.timeout)?.with_wait_strategy(self.waiting);
         Ok(())
     }
 
     /// What the node said it is.
-    pub fn info(&self) -> &Info {
+    pub fn info(&self) -> &NodeInfo {
         &self.info
     }
 
     /// Where keys are.
-    pub fn placement(&self) -> Placement {
-        self.placement
+    pub fn shard_map(&self) -> ShardMap {
+        self.shard_map
     }
 
     /// Begins an operation. Never waits. The request's rank is set to that of the node that has the key.
     #[inline]
-    pub fn begin(&mut self, request: Request, token: T) -> Result<(), BeginError<T>> {
-        let place = self.placement.of_word(request.key);
-        let request = Request { rank: place.rank, ..request };
+    pub fn begin(&mut self, request: WordRequest, token: T) -> Result<(), BeginError<T>> {
+        let place = self.shard_map.shard_of_word(request.key);
+        let request = WordRequest { rank: place.rank, ..request };
         let daemon = if place.rank == self.info.rank {
             place.daemon as usize
         } else if let Some(ring) = &mut self.ring {
@@ -242,7 +245,7 @@ impl<T> Client<T> {
     /// Of one daemon at most half of the operations under way end at a time, so that it has something to do while new ones
     /// are begun.
     #[inline]
-    pub fn poll(&mut self, mut each: impl FnMut(T, Response)) -> usize {
+    pub fn poll(&mut self, mut each: impl FnMut(T, WordResponse)) -> usize {
         let mut count = 0;
         for daemon in bits(self.busy) {
             let lane = &mut self.words[daemon];
@@ -250,7 +253,7 @@ impl<T> Client<T> {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += lane.in_flight();
-                    lane.abandon(|token| each(token, Response::new(Status::NodeGone, 0)));
+                    lane.disconnect(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
                 }
             }
             if lane.in_flight() == 0 {
@@ -264,7 +267,7 @@ impl<T> Client<T> {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += ring.in_flight();
-                    ring.abandon(|token| each(token, Response::new(Status::NodeGone, 0)));
+                    ring.disconnect(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
                 }
             }
         }
@@ -286,9 +289,9 @@ impl<T> Client<T> {
         if lanes <= 1 {
             return self.wait_each(timeout);
         }
-        let words = self.words.iter().map(|lane| lane as &dyn Awaited);
-        let ring = self.ring.iter().map(|ring| ring as &dyn Awaited);
-        let long = self.long.iter().flatten().map(|lane| lane as &dyn Awaited);
+        let words = self.words.iter().map(|lane| lane as &dyn Waitable);
+        let ring = self.ring.iter().map(|ring| ring as &dyn Waitable);
+        let long = self.long.iter().flatten().map(|lane| lane as &dyn Waitable);
         // Then each lane, so that those with answers know.
         wait_any(words.chain(ring).chain(long), self.waiting, timeout) && self.wait_each(Some(Duration::ZERO))
     }
@@ -357,15 +360,16 @@ fn unexpected(rank: u32, status: Status) -> Error {
 }
 
 /// Asks the node what it is. The lane is given back: few clients need it again.
-fn ask_info(name: &str, deadline: Deadline) -> Result<Info, AttachError> {
-    let mut lane = connect(name, long_name(name, 0), deadline, ipc::Client::<[u8], [u8]>::connect_within)?;
+fn ask_info(name: &str, deadline: Deadline) -> Result<NodeInfo, AttachError> {
+    let mut lane =
+        connect(name, service_names::bytes(name, 0), deadline, ipc::Client::<[u8], [u8]>::connect_within)?;
     let mut request = Vec::new();
     let version = || AttachError::OtherVersion { name: name.to_owned() };
     // A client that does not know the rank yet asks for the one that every cluster has; whoever gets it, answers.
-    let call = long::Request { rank: 0, daemon: 0, call: long::Call::Info };
+    let call = wire::BytesRequest { rank: 0, daemon: 0, op: wire::BytesOp::Info };
     call.encode(&mut request).map_err(|_| version())?;
     let info = lane.exchange_within(&request, Some(deadline.left()), |answer| {
-        Info::decode(long::Response::decode(answer).ok()?.value)
+        NodeInfo::decode(wire::BytesResponse::decode(answer).ok()?.value)
     });
     let failed = |error| match error {
         ipc::CallError::TimedOut { .. } => {

@@ -1,42 +1,42 @@
 //! Keys and values of 8 bytes, one operation at a time.
 
-use super::{Client, Error, Swap, failed, unexpected};
-use crate::message::{Op, Request, Response, Status};
+use super::{Client, Error, SwapOutcome, failed, unexpected};
+use crate::wire::{Op, Status, WordRequest, WordResponse};
 
 /// One at a time. Operations with tokens that are under way stay so. Each ends within the client's
 /// [timeout](Client::set_timeout).
 impl<T> Client<T> {
     /// The value of a key.
     pub fn get(&mut self, key: u64) -> Result<Option<u64>, Error> {
-        match self.exchange(Request::new(Op::Get, 0, key))? {
-            (_, Response { status: Status::Done, value, .. }) => Ok(Some(value)),
-            (_, Response { status: Status::NotFound, .. }) => Ok(None),
+        match self.exchange(WordRequest::new(Op::Get, 0, key))? {
+            (_, WordResponse { status: Status::Done, value, .. }) => Ok(Some(value)),
+            (_, WordResponse { status: Status::NotFound, .. }) => Ok(None),
             (rank, response) => Err(unexpected(rank, response.status)),
         }
     }
 
     /// Gives a key a value.
     pub fn put(&mut self, key: u64, value: u64) -> Result<(), Error> {
-        match self.exchange(Request { value, ..Request::new(Op::Put, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(()),
+        match self.exchange(WordRequest { value, ..WordRequest::new(Op::Put, 0, key) })? {
+            (_, WordResponse { status: Status::Done, .. }) => Ok(()),
             (rank, response) => Err(unexpected(rank, response.status)),
         }
     }
 
     /// Removes a key; says whether it was there.
     pub fn delete(&mut self, key: u64) -> Result<bool, Error> {
-        match self.exchange(Request::new(Op::Delete, 0, key))? {
-            (_, Response { status: Status::Done, .. }) => Ok(true),
-            (_, Response { status: Status::NotFound, .. }) => Ok(false),
+        match self.exchange(WordRequest::new(Op::Delete, 0, key))? {
+            (_, WordResponse { status: Status::Done, .. }) => Ok(true),
+            (_, WordResponse { status: Status::NotFound, .. }) => Ok(false),
             (rank, response) => Err(unexpected(rank, response.status)),
         }
     }
 
     /// Gives a key a value if it has none; else says which it has.
     pub fn insert(&mut self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        match self.exchange(Request { value, ..Request::new(Op::Insert, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(None),
-            (_, Response { status: Status::Mismatch, value, .. }) => Ok(Some(value)),
+        match self.exchange(WordRequest { value, ..WordRequest::new(Op::Insert, 0, key) })? {
+            (_, WordResponse { status: Status::Done, .. }) => Ok(None),
+            (_, WordResponse { status: Status::Mismatch, value, .. }) => Ok(Some(value)),
             (rank, response) => Err(unexpected(rank, response.status)),
         }
     }
@@ -47,37 +47,46 @@ impl<T> Client<T> {
     ///
     /// ```
     /// # use crosstie_kv::node::{Node, NodeConfig};
-    /// use crosstie_kv::client::{Client, Error, Swap};
+    /// use crosstie_kv::client::{Client, Error, SwapOutcome};
     ///
     /// fn increment(client: &mut Client, key: u64) -> Result<u64, Error> {
     ///     let mut count = client.insert(key, 0)?.unwrap_or(0);
     ///     loop {
     ///         match client.compare_and_swap(key, count, count + 1)? {
-    ///             Swap::Done => return Ok(count + 1),
-    ///             Swap::Mismatch(other) => count = other,
-    ///             Swap::NotFound => count = client.insert(key, 0)?.unwrap_or(0),
+    ///             SwapOutcome::Done => return Ok(count + 1),
+    ///             SwapOutcome::Mismatch(other) => count = other,
+    ///             SwapOutcome::NotFound => count = client.insert(key, 0)?.unwrap_or(0),
     ///         }
     ///     }
     /// }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let node = Node::start(&NodeConfig::alone("doc-swap"))?;
+    /// # let node = Node::start(&NodeConfig::single("doc-swap"))?;
     /// let mut client = Client::attach("doc-swap")?;
     /// assert_eq!((increment(&mut client, 5)?, increment(&mut client, 5)?), (1, 2));
     /// # Ok(()) }
     /// ```
-    pub fn compare_and_swap(&mut self, key: u64, expected: u64, value: u64) -> Result<Swap<u64>, Error> {
-        match self.exchange(Request { value, expected, ..Request::new(Op::CompareAndSwap, 0, key) })? {
-            (_, Response { status: Status::Done, .. }) => Ok(Swap::Done),
-            (_, Response { status: Status::Mismatch, value, .. }) => Ok(Swap::Mismatch(value)),
-            (_, Response { status: Status::NotFound, .. }) => Ok(Swap::NotFound),
+    pub fn compare_and_swap(
+        &mut self,
+        key: u64,
+        expected: u64,
+        value: u64,
+    ) -> Result<SwapOutcome<u64>, Error> {
+        match self.exchange(WordRequest {
+            value,
+            expected,
+            ..WordRequest::new(Op::CompareAndSwap, 0, key)
+        })? {
+            (_, WordResponse { status: Status::Done, .. }) => Ok(SwapOutcome::Done),
+            (_, WordResponse { status: Status::Mismatch, value, .. }) => Ok(SwapOutcome::Mismatch(value)),
+            (_, WordResponse { status: Status::NotFound, .. }) => Ok(SwapOutcome::NotFound),
             (rank, response) => Err(unexpected(rank, response.status)),
         }
     }
 
     #[inline]
-    fn exchange(&mut self, request: Request) -> Result<(u32, Response), Error> {
-        let place = self.placement.of_word(request.key);
-        let request = Request { rank: place.rank, ..request };
+    fn exchange(&mut self, request: WordRequest) -> Result<(u32, WordResponse), Error> {
+        let place = self.shard_map.shard_of_word(request.key);
+        let request = WordRequest { rank: place.rank, ..request };
         let timeout = Some(self.timeout);
         let is_local = place.rank == self.info.rank;
         let answer = match &mut self.ring {

@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpListener};
 use crosstie::bootstrap::Secret;
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
-use crosstie::{Waiting, delegation, ipc};
+use crosstie::{WaitStrategy, delegation, ipc};
 
 use super::error::StartError;
 use super::strings;
-use crate::long::{self, Backend};
-use crate::placement::{MAX_DAEMONS, MAX_NODES, Placement};
+use crate::Backend;
+use crate::sharding::{MAX_DAEMONS, MAX_NODES, ShardMap};
+use crate::wire;
 
 /// Bytes of a node's name at most: names of services are made from it.
 pub const MAX_NAME: usize = 56;
@@ -23,7 +24,7 @@ pub const MAX_QUEUE_DEPTH: usize = 1024;
 ///
 /// ```
 /// use crosstie_kv::node::NodeConfig;
-/// let config = NodeConfig { daemons: 2, ..NodeConfig::alone("doc-config") };
+/// let config = NodeConfig { daemons: 2, ..NodeConfig::single("doc-config") };
 /// assert_eq!((config.rank, config.nodes), (0, 1));
 /// ```
 #[derive(Clone, Debug)]
@@ -48,17 +49,17 @@ pub struct NodeConfig {
     pub queue_depth: usize,
     /// A core for each daemon, if they are to stay there.
     pub cores: Option<Vec<usize>>,
-    /// How daemons wait when there is nothing to do. [`Waiting::Spin`] uses all of a core, and needs one for each daemon.
-    pub waiting: Waiting,
-    /// Room of what lies between daemons and between nodes.
-    pub room: Room,
+    /// How daemons wait when there is nothing to do. [`WaitStrategy::Spin`] uses all of a core, and needs one for each daemon.
+    pub waiting: WaitStrategy,
+    /// QueueSizes of what lies between daemons and between nodes.
+    pub queues: QueueSizes,
 }
 
-/// Room for requests on their way. More is seldom faster; with less, requests wait where they are.
+/// QueueSizes for requests on their way. More is seldom faster; with less, requests wait where they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct QueueSizes {
     /// Requests of one daemon at another, of each kind: for its keys, and for other nodes.
-    pub passing: usize,
+    pub forward: usize,
     /// Requests in the ring of daemon 0, where there is one.
     pub ring: usize,
     /// The connection with each other node.
@@ -66,13 +67,13 @@ pub struct Room {
 }
 
 /// Bulk memory of each kind for each other node: four of the longest requests at a time; more wait.
-const BULK: usize = 4 * (long::MAX_REQUEST + 1);
-const _: () = assert!(BULK >= long::MAX_REQUEST && BULK >= long::MAX_RESPONSE, "the longest must fit");
+const BULK: usize = 4 * (wire::MAX_REQUEST + 1);
+const _: () = assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest must fit");
 
-impl Default for Room {
-    fn default() -> Room {
-        Room {
-            passing: 256,
+impl Default for QueueSizes {
+    fn default() -> QueueSizes {
+        QueueSizes {
+            forward: 256,
             ring: 1024,
             endpoint: EndpointConfig { bulk: BULK, ..EndpointConfig::default() },
         }
@@ -81,7 +82,7 @@ impl Default for Room {
 
 impl NodeConfig {
     /// The only node of its cluster, with one daemon.
-    pub fn alone(name: &str) -> NodeConfig {
+    pub fn single(name: &str) -> NodeConfig {
         NodeConfig {
             name: name.to_owned(),
             rank: 0,
@@ -93,14 +94,14 @@ impl NodeConfig {
             max_clients: 64,
             queue_depth: 32,
             cores: None,
-            waiting: Waiting::default(),
-            room: Room::default(),
+            waiting: WaitStrategy::default(),
+            queues: QueueSizes::default(),
         }
     }
 
     /// One of several.
     pub fn member(name: &str, rank: u32, nodes: u32) -> NodeConfig {
-        NodeConfig { rank, nodes, ..NodeConfig::alone(name) }
+        NodeConfig { rank, nodes, ..NodeConfig::single(name) }
     }
 
     /// The lanes of 8-byte keys.
@@ -109,7 +110,7 @@ impl NodeConfig {
             max_clients: self.max_clients,
             queue_depth: self.queue_depth,
             // Daemons wait in their own way, and sleep here when they do.
-            waiting: Waiting::Park,
+            wait_strategy: WaitStrategy::Park,
             ..ipc::Config::default()
         }
     }
@@ -118,8 +119,8 @@ impl NodeConfig {
     pub(super) fn long(&self) -> ipc::Config {
         ipc::Config {
             queue_depth: strings::depth(self.queue_depth),
-            request_limit: long::MAX_REQUEST,
-            response_limit: long::MAX_RESPONSE,
+            request_limit: wire::MAX_REQUEST,
+            response_limit: wire::MAX_RESPONSE,
             ..self.words()
         }
     }
@@ -129,12 +130,12 @@ impl NodeConfig {
         delegation::Config {
             max_clients: self.max_clients,
             queue_depth: self.queue_depth,
-            ring_depth: self.room.ring,
+            ring_depth: self.queues.ring,
             ..delegation::Config::default()
         }
     }
 
-    pub(super) fn check(&self, membership: Option<&Membership>) -> Result<Placement, StartError> {
+    pub(super) fn check(&self, membership: Option<&Membership>) -> Result<ShardMap, StartError> {
         let limit = |what, value: usize, limit: usize| match value {
             0 => Err(StartError::Limit { what, value, limit }),
             _ if value > limit => Err(StartError::Limit { what, value, limit }),
@@ -158,8 +159,7 @@ impl NodeConfig {
             return Err(StartError::Addresses { addresses, nodes: self.nodes });
         }
         // The limits above are those of a placement.
-        Placement::new(self.nodes, self.daemons)
-            .ok_or(StartError::Rank { rank: self.rank, nodes: self.nodes })
+        ShardMap::new(self.nodes, self.daemons).ok_or(StartError::Rank { rank: self.rank, nodes: self.nodes })
     }
 }
 

@@ -11,13 +11,13 @@ use crate::store::ShardStats;
 #[non_exhaustive]
 pub struct DaemonCounters {
     /// Passes and requests.
-    pub counts: Counts,
+    pub activity: DaemonActivity,
     /// Its shard's figures.
     pub shard: ShardStats,
     /// Clients' requests for 8-byte keys, as they came.
     pub words: ipc::Counters,
     /// Clients' requests in bytes, as they came.
-    pub long: ipc::Counters,
+    pub bytes: ipc::Counters,
     /// The ring's, at daemon 0 where there is one.
     pub ring: delegation::Counters,
     /// The connections', where the daemon has any.
@@ -27,19 +27,19 @@ pub struct DaemonCounters {
 /// Passes and requests of one daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct DaemonActivity {
     /// Passes of its loop.
     pub passes: u64,
     /// Passes in which there was something to do.
-    pub busy: u64,
+    pub busy_passes: u64,
     /// Naps.
-    pub naps: u64,
+    pub sleeps: u64,
     /// Requests that its shard answered, whoever asked.
     pub served: u64,
     /// Requests of other nodes that it passed to daemons with the keys.
-    pub passed_in: u64,
+    pub forwarded_in: u64,
     /// Requests of clients that it passed to the daemon with the connection.
-    pub passed_out: u64,
+    pub forwarded_out: u64,
     /// Requests for other nodes, sent or found to be in vain.
     pub sent: u64,
     /// Requests that found no room at first, and had to wait.

@@ -58,7 +58,7 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
                 }
             }
             if done > 0 {
-                self.inside.counts.busy += 1;
+                self.inside.counts.busy_passes += 1;
                 self.idle.reset();
                 continue;
             }
@@ -90,7 +90,7 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
             self.idle.reset();
             return false;
         }
-        self.inside.counts.naps += 1;
+        self.inside.counts.sleeps += 1;
         let waits = self.way.in_flight() || self.inside.passing.in_flight();
         self.inside.words.wait(Some(if waits { shortened(nap) } else { nap }));
         false
@@ -124,10 +124,10 @@ impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
         let mut counts = self.inside.counts;
         counts.undelivered += self.inside.long.undelivered();
         let counters = DaemonCounters {
-            counts,
+            activity: counts,
             shard: self.inside.shard.stats(),
             words: self.inside.words.counters(),
-            long: self.inside.long.counters(),
+            bytes: self.inside.long.counters(),
             ring,
             network,
         };

@@ -3,7 +3,7 @@
 use crosstie::device::DeviceError;
 use crosstie::{flux, ipc};
 
-use crate::placement::{MAX_DAEMONS, MAX_NODES};
+use crate::sharding::{MAX_DAEMONS, MAX_NODES};
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]

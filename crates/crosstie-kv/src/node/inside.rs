@@ -2,25 +2,25 @@
 
 use crosstie::ipc;
 
-use super::counters::Counts;
+use super::counters::DaemonActivity;
 use super::network::{Origin, RingSide, Way};
 use super::passing::{Passing, Waiter};
 use super::strings::Strings;
-use crate::long::Backend;
-use crate::message::{Request, Response, Status};
-use crate::placement::{Place, Placement};
+use crate::Backend;
+use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
+use crate::wire::{Status, WordRequest, WordResponse};
 use zerocopy::IntoBytes;
 
 pub(super) struct Inside {
-    pub(super) place: Place,
-    pub(super) placement: Placement,
+    pub(super) place: ShardId,
+    pub(super) placement: ShardMap,
     pub(super) backend: Backend,
-    pub(super) words: ipc::Server<Request, Response>,
+    pub(super) words: ipc::Server<WordRequest, WordResponse>,
     pub(super) shard: Shard,
     pub(super) passing: Passing,
     pub(super) long: Strings,
-    pub(super) counts: Counts,
+    pub(super) counts: DaemonActivity,
 }
 
 impl Inside {
@@ -42,7 +42,7 @@ impl Inside {
             // Looked at where it is: it was written there word by word just now, and a copy in larger pieces would wait until
             // all that was written before has left the core.
             let request = asked.message();
-            let place = placement.of_word(request.key);
+            let place = placement.shard_of_word(request.key);
             if place == home && request.rank == home.rank {
                 let response = self.shard.apply(request);
                 self.counts.served += 1;
@@ -57,15 +57,15 @@ impl Inside {
 
     /// A client's request for another node.
     #[inline]
-    fn send_on(&mut self, request: &Request, place: Place, ticket: ipc::Ticket, way: &mut impl Way) {
+    fn send_on(&mut self, request: &WordRequest, place: ShardId, ticket: ipc::Ticket, way: &mut impl Way) {
         if place.rank != request.rank || place.rank == self.place.rank {
-            return self.answer_client(ticket, &Response::new(Status::Misrouted, 0));
+            return self.answer_client(ticket, &WordResponse::new(Status::Misrouted, 0));
         }
-        let holder = self.backend.holder(place.rank, self.placement.daemons());
+        let holder = self.backend.connection_owner(place.rank, self.placement.daemons());
         if holder == self.place.daemon {
             return way.call(place.rank, request, Origin::Client(ticket), self);
         }
-        self.counts.passed_out += 1;
+        self.counts.forwarded_out += 1;
         if let Err(waiter) = self.passing.pass(holder, *request, Waiter::Client(ticket, holder)) {
             self.give_up(waiter, way);
         }
@@ -114,7 +114,7 @@ impl Inside {
 
     #[cold]
     fn give_up(&mut self, waiter: Waiter, way: &mut impl Way) {
-        let gone = Response::new(Status::NodeGone, 0);
+        let gone = WordResponse::new(Status::NodeGone, 0);
         match waiter {
             Waiter::Client(ticket, _) => self.answer_client(ticket, &gone),
             Waiter::Peer(number) => way.reply(number, gone.as_bytes()),
@@ -123,7 +123,7 @@ impl Inside {
 
     /// Hands an answer of another node to who asked.
     #[inline]
-    pub(super) fn answer(&mut self, origin: Origin, response: &Response, ring: &mut impl RingSide) {
+    pub(super) fn answer(&mut self, origin: Origin, response: &WordResponse, ring: &mut impl RingSide) {
         let delivered = match origin {
             Origin::Ring(ticket) => ring.reply(ticket, response),
             Origin::Client(ticket) => self.words.reply(ticket, response).is_ok(),
@@ -134,7 +134,7 @@ impl Inside {
     }
 
     #[cold]
-    fn answer_client(&mut self, ticket: ipc::Ticket, response: &Response) {
+    fn answer_client(&mut self, ticket: ipc::Ticket, response: &WordResponse) {
         self.counts.undelivered += u64::from(self.words.reply(ticket, response).is_err());
     }
 }

@@ -10,9 +10,8 @@ use super::config::NodeConfig;
 use super::network::{self, HANDED_BYTES};
 use super::passing::{self, Waiter};
 use super::spares::SPARE_BYTES;
-use super::{has_ring, strings};
-use crate::long::{MAX_REQUEST, MAX_RESPONSE};
-use crate::message::{Request, Response};
+use super::strings;
+use crate::wire::{MAX_REQUEST, MAX_RESPONSE, WordRequest, WordResponse};
 
 /// What stands for the program itself: its code, stacks of its threads, what the system's libraries keep.
 const PROCESS: u64 = 8 << 20;
@@ -21,7 +20,7 @@ const DAEMON: u64 = 512 << 10;
 /// What a lane of a client takes beside its slots: rounding up to pages, and both sides' books.
 const LANE: u64 = 16 << 10;
 /// A request that waits, with who waits for it, in a queue that may have room for as many again.
-const WAITING: u64 = 2 * (size_of::<Request>() + size_of::<Waiter>()) as u64;
+const WAITING: u64 = 2 * (size_of::<WordRequest>() + size_of::<Waiter>()) as u64;
 
 /// Bytes of memory that a node takes at most, by what they are for. See [`NodeConfig::memory_bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +51,14 @@ impl NodeConfig {
     ///
     /// ```
     /// use crosstie_kv::node::NodeConfig;
-    /// let alone = NodeConfig { max_clients: 1, memory_limit: 64 << 20, ..NodeConfig::alone("doc-bound") }.memory_bound();
+    /// let alone = NodeConfig { max_clients: 1, memory_limit: 64 << 20, ..NodeConfig::single("doc-bound") }.memory_bound();
     /// assert!(alone.peers == 0 && alone.total() < 160 << 20);
     /// ```
     pub fn memory_bound(&self) -> MemoryBound {
         let clients = self.max_clients as u64;
         let daemons = u64::from(self.daemons);
         let others = u64::from(self.nodes.saturating_sub(1));
-        let endpoint = self.room.endpoint;
+        let endpoint = self.queues.endpoint;
         let asked_by_clients = clients * self.queue_depth as u64;
         let asked_by_others = others * endpoint.pending_calls as u64;
 
@@ -73,12 +72,12 @@ impl NodeConfig {
         }
         if others > 0 && daemons > 1 {
             daemon += (HANDED_BYTES + MAX_REQUEST) as u64;
-            let lanes = passing::config(self.daemons, self.room.passing);
-            passing = lanes.bytes::<Request, Response, Waiter>(self.daemons as usize)
+            let lanes = passing::config(self.daemons, self.queues.forward);
+            passing = lanes.bytes::<WordRequest, WordResponse, Waiter>(self.daemons as usize)
                 + daemons * daemons * WAITING * (asked_by_clients + asked_by_others);
         }
 
-        let words = self.words().bytes_per_client::<Request, Response>();
+        let words = self.words().bytes_per_client::<WordRequest, WordResponse>();
         let long = self.long().bytes_per_client::<[u8], [u8]>();
         let mut client = daemons * (words + long + 2 * LANE);
         let mut ring = 0;
@@ -86,8 +85,8 @@ impl NodeConfig {
             // Long requests that wait until their connection has room.
             client += daemons * (strings::depth(self.queue_depth) * MAX_REQUEST) as u64;
         }
-        if has_ring(self.backend, self.nodes) {
-            ring = self.ring().bytes::<Request, Response>() + clients * LANE;
+        if self.backend.uses_ring(self.nodes) {
+            ring = self.ring().bytes::<WordRequest, WordResponse>() + clients * LANE;
         }
 
         // Answers that wait are those to calls that have room for them reserved: so much is all.

@@ -4,7 +4,7 @@
 //! use crosstie_kv::client::Client;
 //! use crosstie_kv::node::{Node, NodeConfig};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let node = Node::start(&NodeConfig { daemons: 2, ..NodeConfig::alone("doc-node") })?;
+//! let node = Node::start(&NodeConfig { daemons: 2, ..NodeConfig::single("doc-node") })?;
 //! let mut client = Client::attach("doc-node")?;
 //! client.put(42, 7)?;
 //! assert_eq!(client.get(42)?, Some(7));
@@ -37,7 +37,7 @@
 //!   requests are answered; so requests for other nodes are. (It takes no more from other nodes while four mebibytes of their byte
 //!   strings are at other daemons, whose shards answer at once.)
 //! - Memory has a limit: [`NodeConfig::memory_bound`].
-//! - A node that goes away ends all requests for it as [`NodeGone`](crate::message::Status::NodeGone), pending ones and later
+//! - A node that goes away ends all requests for it as [`NodeGone`](crate::wire::Status::NodeGone), pending ones and later
 //!   ones, until it is back. See [`Node::peers`].
 //! - If a daemon panics, the node ends: its clients and the other nodes notice, nobody waits for it.
 //! - No request for an 8-byte key allocates, locks or makes a system call, once queues have grown to their size.
@@ -68,12 +68,11 @@ use std::time::{Duration, Instant};
 use crosstie::device::{Device, DeviceSpec};
 use crosstie::{delegation, ipc};
 
-pub use crate::long::Backend;
-pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig, Room};
-pub use counters::{Counts, DaemonCounters};
+pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig, QueueSizes};
+pub use counters::{DaemonActivity, DaemonCounters};
 pub use error::{Panicked, PeerMissing, PeersMissing, StartError};
 pub use memory::MemoryBound;
-pub use strings::MAX_STRING_DEPTH;
+pub use strings::MAX_BYTES_DEPTH;
 
 use control::Control;
 use daemon::Daemon;
@@ -83,10 +82,10 @@ use network::{Command, Event, Network, NoRing, Nowhere, Way};
 use passing::Passing;
 use strings::Strings;
 
-use crate::long::{self, Info};
-use crate::message::{Request, Response};
-use crate::placement::{Place, Placement};
+use crate::service_names;
+use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
+use crate::wire::{self, NodeInfo, WordRequest, WordResponse};
 
 /// A node that runs, until it is stopped or dropped. See the [module](self).
 pub struct Node {
@@ -249,20 +248,20 @@ impl Node {
 
     fn start_daemons(
         &mut self,
-        placement: Placement,
+        placement: ShardMap,
     ) -> Result<Vec<std::sync::mpsc::SyncSender<Command>>, StartError> {
         let config = &self.config;
         let mut parts = Vec::new();
-        let passing = passing::network(config.daemons, config.room.passing)?;
+        let passing = passing::network(config.daemons, config.queues.forward)?;
         for ((daemon, passing), corridor) in (0..).zip(passing).zip(strings::corridors(config.daemons)) {
-            let words = service(&config.name, words_name(&config.name, daemon), |name| {
+            let words = service(&config.name, service_names::words(&config.name, daemon), |name| {
                 ipc::Server::create(name, &config.words())
             })?;
-            let long = service(&config.name, long_name(&config.name, daemon), |name| {
+            let long = service(&config.name, service_names::bytes(&config.name, daemon), |name| {
                 ipc::Server::create(name, &config.long())
             })?;
-            let ring = if daemon == 0 && has_ring(config.backend, config.nodes) {
-                let name = ring_name(&config.name);
+            let ring = if daemon == 0 && config.backend.uses_ring(config.nodes) {
+                let name = service_names::ring(&config.name);
                 Some(service(&config.name, name, |name| delegation::Server::create(name, &config.ring()))?)
             } else {
                 None
@@ -292,22 +291,22 @@ impl Node {
         Ok(commands)
     }
 
-    fn info(&self) -> Info {
+    fn info(&self) -> NodeInfo {
         let config = &self.config;
-        Info {
-            version: Info::VERSION,
+        NodeInfo {
+            version: NodeInfo::VERSION,
             rank: config.rank,
             nodes: config.nodes,
             daemons: config.daemons,
             queue_depth: config.queue_depth as u32,
             max_clients: config.max_clients as u32,
-            max_key: long::MAX_KEY as u32,
-            max_value: long::MAX_VALUE as u32,
+            max_key: wire::MAX_KEY as u32,
+            max_value: wire::MAX_VALUE as u32,
             incarnation: self.shared.incarnation,
             memory_limit: shard_limit(config) as u64,
             backend: config.backend,
             reserved: [0; 3],
-            turn: 0,
+            attach_count: 0,
         }
     }
 
@@ -353,7 +352,7 @@ impl Node {
     }
 
     /// Connections to the control port that were refused: wrong secret, wrong rank, or no node at all.
-    pub fn refusals(&self) -> u64 {
+    pub fn refused_connections(&self) -> u64 {
         self.shared.refusals.load(Relaxed)
     }
 
@@ -403,7 +402,7 @@ impl std::fmt::Debug for Node {
 
 /// What a daemon is given.
 struct Parts {
-    words: ipc::Server<Request, Response>,
+    words: ipc::Server<WordRequest, WordResponse>,
     strings: Strings,
     ring: Option<network::Ring>,
     passing: Passing,
@@ -412,7 +411,7 @@ struct Parts {
 /// A daemon on its own thread, about to start. Connections belong to the thread that makes them.
 struct Start {
     config: NodeConfig,
-    placement: Placement,
+    placement: ShardMap,
     daemon: u32,
     parts: Parts,
     commands: Receiver<Command>,
@@ -426,7 +425,8 @@ impl Start {
             return self.report(Err(error));
         }
         let NodeConfig { rank, nodes, daemons, backend, .. } = self.config;
-        let connects = (0..nodes).any(|other| other != rank && backend.holder(other, daemons) == self.daemon);
+        let connects =
+            (0..nodes).any(|other| other != rank && backend.connection_owner(other, daemons) == self.daemon);
         match self.parts.ring.take() {
             Some(ring) => match self.network(ring) {
                 Ok(network) => self.serve(network),
@@ -442,7 +442,7 @@ impl Start {
 
     fn network<R: network::RingSide>(&self, ring: R) -> Result<Network<R>, StartError> {
         let config = &self.config;
-        Network::open(&config.device, config.nodes, config.room.endpoint, ring).map_err(|cause| {
+        Network::open(&config.device, config.nodes, config.queues.endpoint, ring).map_err(|cause| {
             StartError::Device { daemon: self.daemon, device: config.device.to_string(), cause }
         })
     }
@@ -451,14 +451,14 @@ impl Start {
         self.report(Ok(()));
         let (config, placement) = (self.config, self.placement);
         let inside = Inside {
-            place: Place { rank: config.rank, daemon: self.daemon },
+            place: ShardId { rank: config.rank, daemon: self.daemon },
             placement,
             backend: config.backend,
             words: self.parts.words,
             shard: Shard::new(shard_limit(&config)),
             passing: self.parts.passing,
             long: self.parts.strings,
-            counts: Counts::default(),
+            counts: DaemonActivity::default(),
         };
         let idle = Idle::new(config.waiting);
         // Daemons of a node alone have nothing to ask each other: clients ask the right one.
@@ -492,23 +492,6 @@ fn shard_limit(config: &NodeConfig) -> usize {
     usize::try_from(config.memory_limit / u64::from(config.daemons)).unwrap_or(usize::MAX)
 }
 
-/// Whether clients write requests for other nodes into a ring.
-pub(crate) fn has_ring(backend: Backend, nodes: u32) -> bool {
-    backend == Backend::Delegation && nodes > 1
-}
-
-pub(crate) fn words_name(node: &str, daemon: u32) -> String {
-    format!("{node}.d{daemon}")
-}
-
-pub(crate) fn long_name(node: &str, daemon: u32) -> String {
-    format!("{node}.l{daemon}")
-}
-
-pub(crate) fn ring_name(node: &str) -> String {
-    format!("{node}.r")
-}
-
 fn service<S>(
     node: &str,
     name: String,
@@ -523,14 +506,15 @@ fn service<S>(
 /// A number that no other start of a node has, in all likelihood.
 fn incarnation() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    crate::placement::mix(now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40))
+    crate::sharding::hash_word(now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Backend;
     use crate::client::{Client, Error};
-    use crate::message::{Op, Status};
+    use crate::wire::{Op, Status};
 
     /// Whatever a daemon panics of, its node ends, and nobody waits for it.
     #[test]
@@ -539,17 +523,17 @@ mod tests {
             let name = format!("kv-panic-{}-{backend:?}", std::process::id());
             let config = NodeConfig { daemons: 3, backend, ..NodeConfig::member(&name, 0, 2) };
             let (mut node, _events) = Node::prepare(&config, None);
-            let commands = node.start_daemons(Placement::new(2, 3).unwrap()).unwrap();
-            let mut client = Client::<u64>::pipelined(&name).unwrap();
-            let local = (0..).find(|key| client.placement().of_word(*key).rank == 0).unwrap();
+            let commands = node.start_daemons(ShardMap::new(2, 3).unwrap()).unwrap();
+            let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
+            let local = (0..).find(|key| client.shard_map().shard_of_word(*key).rank == 0).unwrap();
             client.put(local, 5).unwrap();
-            let remote = (0..).find(|key| client.placement().of_word(*key).rank == 1).unwrap();
+            let remote = (0..).find(|key| client.shard_map().shard_of_word(*key).rank == 1).unwrap();
             assert_eq!(client.get(remote), Err(Error::NodeGone { rank: 1 }), "there never was one");
             let mut begun = 0;
             for key in 0..60 {
-                begun += usize::from(client.begin(Request::new(Op::Get, 0, key), key).is_ok());
+                begun += usize::from(client.begin(WordRequest::new(Op::Get, 0, key), key).is_ok());
             }
-            let holder = backend.holder(1, 3);
+            let holder = backend.connection_owner(1, 3);
             // There is no such rank, and no control plane that would say so.
             commands[holder as usize].send(Command::Open { rank: 77, epoch: 1 }).unwrap();
             while node.is_running() {

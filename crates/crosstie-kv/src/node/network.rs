@@ -7,13 +7,12 @@ use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
 use crosstie::{delegation, flux, ipc};
 use zerocopy::IntoBytes;
 
-use super::counters::Counts;
+use super::counters::DaemonActivity;
 use super::inside::Inside;
 use super::passing::Waiter;
 use super::spares::Spares;
 use super::strings;
-use crate::long;
-use crate::message::{Request, Response, Status};
+use crate::wire::{self, Status, WordRequest, WordResponse};
 
 /// Bytes of other nodes' byte strings that are at other daemons, for a daemon to take no more requests until they are back.
 pub(super) const HANDED_BYTES: usize = 4 << 20;
@@ -64,7 +63,7 @@ pub(super) trait Way {
     /// Takes in what came and sends what is due; says how much that was.
     fn turn(&mut self, inside: &mut Inside) -> usize;
     /// Sends a request to a node. The answer goes to its origin, whatever it is.
-    fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside);
+    fn call(&mut self, rank: u32, request: &WordRequest, origin: Origin, inside: &mut Inside);
     /// The same with bytes, of which `allowance` come back at most. Says how it ends, if it does at once.
     fn call_long(
         &mut self,
@@ -72,7 +71,7 @@ pub(super) trait Way {
         bytes: &[u8],
         allowance: usize,
         ticket: ipc::Ticket,
-        counts: &mut Counts,
+        counts: &mut DaemonActivity,
     ) -> Result<(), (ipc::Ticket, Status)>;
     /// Answers another node.
     fn reply(&mut self, waiter: u32, answer: &[u8]);
@@ -97,8 +96,8 @@ impl Way for Nowhere {
         0
     }
 
-    fn call(&mut self, _: u32, _: &Request, origin: Origin, inside: &mut Inside) {
-        inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut NoRing);
+    fn call(&mut self, _: u32, _: &WordRequest, origin: Origin, inside: &mut Inside) {
+        inside.answer(origin, &WordResponse::new(Status::NodeGone, 0), &mut NoRing);
     }
 
     fn call_long(
@@ -107,7 +106,7 @@ impl Way for Nowhere {
         _: &[u8],
         _: usize,
         ticket: ipc::Ticket,
-        _: &mut Counts,
+        _: &mut DaemonActivity,
     ) -> Result<(), (ipc::Ticket, Status)> {
         Err((ticket, Status::NodeGone))
     }
@@ -134,9 +133,9 @@ impl Way for Nowhere {
 /// The ring that clients write into, or none.
 pub(super) trait RingSide {
     /// The next request.
-    fn next(&mut self) -> Option<(&Request, delegation::Ticket)>;
+    fn next(&mut self) -> Option<(&WordRequest, delegation::Ticket)>;
     /// Answers; says whether anybody waits for it.
-    fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool;
+    fn reply(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool;
     /// What happened so far.
     fn counters(&self) -> delegation::Counters;
 }
@@ -145,11 +144,11 @@ pub(super) struct NoRing;
 
 impl RingSide for NoRing {
     #[inline]
-    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&WordRequest, delegation::Ticket)> {
         None
     }
 
-    fn reply(&mut self, _: delegation::Ticket, _: &Response) -> bool {
+    fn reply(&mut self, _: delegation::Ticket, _: &WordResponse) -> bool {
         false
     }
 
@@ -158,17 +157,17 @@ impl RingSide for NoRing {
     }
 }
 
-pub(super) type Ring = delegation::Server<Request, Response>;
+pub(super) type Ring = delegation::Server<WordRequest, WordResponse>;
 
 impl RingSide for Ring {
     #[inline]
-    fn next(&mut self) -> Option<(&Request, delegation::Ticket)> {
+    fn next(&mut self) -> Option<(&WordRequest, delegation::Ticket)> {
         let asked = self.recv()?;
         Some((asked.message(), asked.defer()))
     }
 
     #[inline]
-    fn reply(&mut self, ticket: delegation::Ticket, response: &Response) -> bool {
+    fn reply(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool {
         delegation::Server::reply(self, ticket, response).is_ok()
     }
 
@@ -201,7 +200,7 @@ struct Peer {
     is_up: bool,
     epoch: u64,
     /// What found no room. A client or a daemon waits for each, so there are never more than those may ask at a time.
-    backlog: VecDeque<(Request, Origin)>,
+    backlog: VecDeque<(WordRequest, Origin)>,
     long_backlog: VecDeque<(Vec<u8>, usize, ipc::Ticket)>,
 }
 
@@ -210,15 +209,15 @@ impl Peer {
     #[inline]
     fn send(
         &mut self,
-        request: &Request,
+        request: &WordRequest,
         origin: Origin,
         waiting: &mut usize,
-        counts: &mut Counts,
+        counts: &mut DaemonActivity,
     ) -> Result<(), Origin> {
         counts.sent += 1;
         let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.is_up) else { return Err(origin) };
         let origin = if self.backlog.is_empty() {
-            match endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+            match endpoint.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.cause.is_back_pressure() => error.user,
                 Err(error) => return Err(error.user),
@@ -308,8 +307,8 @@ impl<R: RingSide> Network<R> {
             (origin, result) => {
                 let response = match result {
                     // A request that its receiver dropped is answered with nothing.
-                    Ok(payload) => payload.read().unwrap_or(Response::new(Status::NodeGone, 0)),
-                    Err(_) => Response::new(Status::NodeGone, 0),
+                    Ok(payload) => payload.read().unwrap_or(WordResponse::new(Status::NodeGone, 0)),
+                    Err(_) => WordResponse::new(Status::NodeGone, 0),
                 };
                 inside.answer(origin, &response, ring);
             }
@@ -324,23 +323,23 @@ impl<R: RingSide> Network<R> {
             && let Some(asked) = self.context.recv()
         {
             count += 1;
-            let Some(request) = asked.data().read::<Request>() else {
+            let Some(request) = asked.data().read::<WordRequest>() else {
                 self.take_long(asked, inside);
                 continue;
             };
-            let place = inside.placement.of_word(request.key);
+            let place = inside.placement.shard_of_word(request.key);
             if place == inside.place {
                 let response = inside.shard.apply(&request);
                 inside.counts.served += 1;
                 inside.counts.undelivered += u64::from(asked.reply(response.as_bytes()).is_err());
             } else if place.rank == inside.place.rank {
                 let waiter = Waiter::Peer(self.guests.keep(asked, 0));
-                inside.counts.passed_in += 1;
+                inside.counts.forwarded_in += 1;
                 if let Err(waiter) = inside.passing.pass(place.daemon, request, waiter) {
                     self.give_up(waiter);
                 }
             } else {
-                let response = Response::new(Status::Misrouted, 0);
+                let response = WordResponse::new(Status::Misrouted, 0);
                 inside.counts.undelivered += u64::from(asked.reply(response.as_bytes()).is_err());
             }
         }
@@ -352,7 +351,7 @@ impl<R: RingSide> Network<R> {
     fn take_long(&mut self, asked: RecvHandle<Origin>, inside: &mut Inside) {
         let mut request = std::mem::take(&mut self.request);
         let len = asked.data().len();
-        let routed = if len > long::MAX_REQUEST {
+        let routed = if len > wire::MAX_REQUEST {
             Err(Status::Malformed)
         } else {
             if request.len() < len {
@@ -381,7 +380,7 @@ impl<R: RingSide> Network<R> {
 
     fn give_up(&mut self, waiter: Waiter) {
         if let Waiter::Peer(number) = waiter {
-            self.reply(number, Response::new(Status::NodeGone, 0).as_bytes());
+            self.reply(number, WordResponse::new(Status::NodeGone, 0).as_bytes());
         }
     }
 
@@ -392,7 +391,7 @@ impl<R: RingSide> Network<R> {
         // Looked at where it is, see `Inside::serve_clients`.
         while let Some((request, ticket)) = self.ring.next() {
             count += 1;
-            let rank = inside.placement.of_word(request.key).rank;
+            let rank = inside.placement.shard_of_word(request.key).rank;
             let in_vain = if rank == request.rank && rank != inside.place.rank {
                 let peer = &mut self.peers[rank as usize];
                 let sent = peer.send(request, Origin::Ring(ticket), &mut self.waiting, &mut inside.counts);
@@ -401,7 +400,7 @@ impl<R: RingSide> Network<R> {
                 Some((Origin::Ring(ticket), Status::Misrouted))
             };
             if let Some((origin, status)) = in_vain {
-                inside.answer(origin, &Response::new(status, 0), &mut self.ring);
+                inside.answer(origin, &WordResponse::new(status, 0), &mut self.ring);
             }
         }
         count
@@ -448,7 +447,7 @@ impl<R: RingSide> Network<R> {
             let Some(endpoint) = &peer.endpoint else { continue };
             while let Some((request, origin)) = peer.backlog.pop_front() {
                 self.waiting -= 1;
-                if let Err(error) = endpoint.call(request.as_bytes(), size_of::<Response>(), origin) {
+                if let Err(error) = endpoint.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
                     // Also if the connection is over: the next look at it ends all that wait.
                     peer.backlog.push_front((request, error.user));
                     self.waiting += 1;
@@ -478,7 +477,7 @@ impl<R: RingSide> Network<R> {
         over.extend(peer.backlog.drain(..).map(|(_, origin)| origin));
         over.extend(peer.long_backlog.drain(..).map(|(_, _, ticket)| Origin::Long(ticket)));
         for origin in over {
-            inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+            inside.answer(origin, &WordResponse::new(Status::NodeGone, 0), &mut self.ring);
         }
     }
 }
@@ -495,10 +494,10 @@ impl<R: RingSide> Way for Network<R> {
     }
 
     #[inline]
-    fn call(&mut self, rank: u32, request: &Request, origin: Origin, inside: &mut Inside) {
+    fn call(&mut self, rank: u32, request: &WordRequest, origin: Origin, inside: &mut Inside) {
         let peer = &mut self.peers[rank as usize];
         if let Err(origin) = peer.send(request, origin, &mut self.waiting, &mut inside.counts) {
-            inside.answer(origin, &Response::new(Status::NodeGone, 0), &mut self.ring);
+            inside.answer(origin, &WordResponse::new(Status::NodeGone, 0), &mut self.ring);
         }
     }
 
@@ -508,7 +507,7 @@ impl<R: RingSide> Way for Network<R> {
         bytes: &[u8],
         allowance: usize,
         ticket: ipc::Ticket,
-        counts: &mut Counts,
+        counts: &mut DaemonActivity,
     ) -> Result<(), (ipc::Ticket, Status)> {
         counts.sent += 1;
         let peer = &mut self.peers[rank as usize];

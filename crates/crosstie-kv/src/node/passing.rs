@@ -6,10 +6,10 @@
 
 use std::collections::VecDeque;
 
-use crosstie::{Waiting, flux, ipc};
+use crosstie::{WaitStrategy, flux, ipc};
 
 use super::error::StartError;
-use crate::message::{Request, Response};
+use crate::wire::{WordRequest, WordResponse};
 
 /// Who waits for the answer of another daemon.
 pub(super) enum Waiter {
@@ -21,7 +21,7 @@ pub(super) enum Waiter {
 
 /// One daemon's side.
 pub(super) struct Passing {
-    pub(super) node: flux::Node<Request, Response, Waiter>,
+    pub(super) node: flux::Node<WordRequest, WordResponse, Waiter>,
     /// Outward requests in a lane, at most.
     room: usize,
     /// By daemon.
@@ -35,14 +35,14 @@ struct Lane {
     /// Outward requests under way.
     outward: usize,
     /// What found no room. A client or a peer waits for each, so there are never more than those may ask at a time.
-    backlog: [VecDeque<(Request, Waiter)>; 2],
+    backlog: [VecDeque<(WordRequest, Waiter)>; 2],
 }
 
 /// The lanes between daemons.
 pub(super) fn config(daemons: u32, room: usize) -> flux::Config {
     let capacity = room.saturating_mul(2);
     let max_in_flight = capacity.saturating_mul(daemons as usize);
-    flux::Config { capacity, max_in_flight, waiting: Waiting::Spin }
+    flux::Config { capacity, max_in_flight, wait_strategy: WaitStrategy::Spin }
 }
 
 /// All sides.
@@ -56,7 +56,7 @@ pub(super) fn network(daemons: u32, room: usize) -> Result<Vec<Passing>, StartEr
 impl Passing {
     /// Passes a request on, now or when there is room. It comes back if the daemon is gone.
     #[inline]
-    pub(super) fn pass(&mut self, daemon: u32, request: Request, waiter: Waiter) -> Result<(), Waiter> {
+    pub(super) fn pass(&mut self, daemon: u32, request: WordRequest, waiter: Waiter) -> Result<(), Waiter> {
         let kind = kind(&waiter);
         if self.lanes[daemon as usize].backlog[kind].is_empty() {
             match self.try_pass(daemon, request, waiter) {
@@ -72,7 +72,7 @@ impl Passing {
 
     /// Hands out the answers that came.
     #[inline]
-    pub(super) fn poll(&mut self, mut each: impl FnMut(Waiter, Response)) -> usize {
+    pub(super) fn poll(&mut self, mut each: impl FnMut(Waiter, WordResponse)) -> usize {
         let lanes = &mut self.lanes;
         self.node.poll(|waiter, response| {
             if let Waiter::Client(_, daemon) = &waiter {
@@ -127,7 +127,7 @@ impl Passing {
     }
 
     #[inline]
-    fn try_pass(&mut self, daemon: u32, request: Request, waiter: Waiter) -> Result<(), Refused> {
+    fn try_pass(&mut self, daemon: u32, request: WordRequest, waiter: Waiter) -> Result<(), Refused> {
         let lane = &mut self.lanes[daemon as usize];
         let outward = kind(&waiter) == OUTWARD;
         if outward && lane.outward >= self.room {
@@ -147,14 +147,14 @@ impl Passing {
     }
 
     #[cold]
-    fn keep(&mut self, daemon: u32, request: Request, waiter: Waiter) {
+    fn keep(&mut self, daemon: u32, request: WordRequest, waiter: Waiter) {
         self.lanes[daemon as usize].backlog[kind(&waiter)].push_back((request, waiter));
         self.waiting += 1;
     }
 }
 
 enum Refused {
-    Full(Request, Waiter),
+    Full(WordRequest, Waiter),
     Gone(Waiter),
 }
 

@@ -1,6 +1,6 @@
 //! Buffers for byte strings that have to wait: for another daemon, or for room in a connection.
 
-use crate::long::MAX_REQUEST;
+use crate::wire::MAX_REQUEST;
 
 /// Bytes of buffers that wait to be used again, of a daemon.
 pub(super) const SPARE_BYTES: usize = MAX_REQUEST;

@@ -12,15 +12,14 @@ use zerocopy::IntoBytes;
 
 use super::inside::Inside;
 use super::network::Way;
-use crate::long::{self, Call, Info};
-use crate::message::Status;
-use crate::placement::{Place, Placement};
+use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
+use crate::wire::{self, BytesOp, NodeInfo, Status};
 
 /// Unanswered long requests of a client at one daemon, at most. Each has a slot of 2 MiB, and one more is always free: a lane is
 /// 34 MiB of addresses, of which what was ever written is memory until the client leaves. A client that makes one request at
 /// a time writes to two slots; one that always has several under way, to all: 68 KiB with small values, 17 MiB with values of 1 MiB.
-pub const MAX_STRING_DEPTH: usize = 16;
+pub const MAX_BYTES_DEPTH: usize = 16;
 /// Bytes of clients' requests and answers after which 8-byte requests have their turn. One request may go beyond.
 const TURN: usize = 64 << 10;
 /// Looks in vain after which the next one is not soon: a client that makes one request at a time has asked again by then.
@@ -32,7 +31,7 @@ const HANDED: usize = 64;
 pub(super) struct Strings {
     server: ipc::Server<[u8], [u8]>,
     /// As the last client was told.
-    info: Info,
+    info: NodeInfo,
     arrivals: Receiver<Handed>,
     daemon: u32,
     /// By daemon.
@@ -52,7 +51,7 @@ pub(super) struct Strings {
 
 /// How many unanswered long requests a client of a node may have at one daemon.
 pub(super) fn depth(queue_depth: usize) -> usize {
-    queue_depth.min(MAX_STRING_DEPTH)
+    queue_depth.min(MAX_BYTES_DEPTH)
 }
 
 /// A request for another daemon's shard, or the answer to one.
@@ -74,11 +73,11 @@ pub(super) fn corridors(daemons: u32) -> Vec<(Receiver<Handed>, Vec<SyncSender<H
 impl Strings {
     pub(super) fn new(
         server: ipc::Server<[u8], [u8]>,
-        mut info: Info,
+        mut info: NodeInfo,
         daemon: u32,
         (arrivals, departures): (Receiver<Handed>, Vec<SyncSender<Handed>>),
     ) -> Strings {
-        info.turn = info.turn.wrapping_sub(1);
+        info.attach_count = info.attach_count.wrapping_sub(1);
         let (backlog, scratch) = (VecDeque::new(), Vec::new());
         Strings {
             server,
@@ -110,10 +109,10 @@ impl Strings {
     }
 
     /// Does what a request for this daemon says; the encoded answer has at most `limit` bytes.
-    pub(super) fn apply(&mut self, shard: &mut Shard, call: &Call<'_>, limit: usize) -> &[u8] {
+    pub(super) fn apply(&mut self, shard: &mut Shard, call: &BytesOp<'_>, limit: usize) -> &[u8] {
         let response = apply(shard, &mut self.info, call);
         let len = response.encoded_len();
-        match response.header() {
+        match response.encode_header() {
             Ok(header) if len <= limit => {
                 let answer = room(&mut self.scratch, len);
                 let (front, value) = answer.split_at_mut(header.len());
@@ -140,7 +139,7 @@ impl Strings {
             // A request that its receiver dropped is answered with nothing.
             return self.answer_status(ticket, Status::NodeGone);
         }
-        let answer = room(&mut self.scratch, payload.len().min(long::MAX_RESPONSE));
+        let answer = room(&mut self.scratch, payload.len().min(wire::MAX_RESPONSE));
         payload.copy_to(answer);
         self.left = self.left.saturating_sub(answer.len());
         self.undelivered += u64::from(self.server.reply(ticket, answer).is_err());
@@ -227,7 +226,7 @@ impl Inside {
                     counts.served += 1;
                     let response = apply(shard, &mut long.info, &call);
                     long.left = long.left.saturating_sub(response.value.len());
-                    let replied = match response.header() {
+                    let replied = match response.encode_header() {
                         Ok(header) => asked.reply_parts(&[&header, response.value]),
                         Err(_) => asked.reply(&status(Status::Malformed)),
                     };
@@ -236,7 +235,7 @@ impl Inside {
                 }
                 Ok((place, call))
                     if place.rank != home.rank
-                        && backend.holder(place.rank, placement.daemons()) == home.daemon =>
+                        && backend.connection_owner(place.rank, placement.daemons()) == home.daemon =>
                 {
                     way.call_long(place.rank, bytes, allowance(&call), asked.defer(), counts)
                 }
@@ -258,9 +257,9 @@ impl Inside {
                 continue;
             }
             self.counts.served += 1;
-            let answer = match long::Request::decode(&handed.bytes) {
-                Ok(request) => apply(&mut self.shard, &mut self.long.info, &request.call),
-                Err(_) => long::Response::new(Status::Malformed),
+            let answer = match wire::BytesRequest::decode(&handed.bytes) {
+                Ok(request) => apply(&mut self.shard, &mut self.long.info, &request.op),
+                Err(_) => wire::BytesResponse::new(Status::Malformed),
             };
             if answer.encode(&mut handed.bytes).is_err() {
                 handed.bytes.extend_from_slice(&status(Status::Malformed));
@@ -280,42 +279,42 @@ fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
 }
 
 /// The answer that is a status alone.
-pub(super) fn status(status: Status) -> [u8; long::RESPONSE_HEADER] {
-    long::Response::new(status).header().unwrap_or_default()
+pub(super) fn status(status: Status) -> [u8; wire::RESPONSE_HEADER] {
+    wire::BytesResponse::new(status).encode_header().unwrap_or_default()
 }
 
 /// Does what a request for this daemon says.
-fn apply<'s>(shard: &'s mut Shard, info: &'s mut Info, call: &Call<'_>) -> long::Response<'s> {
+fn apply<'s>(shard: &'s mut Shard, info: &'s mut NodeInfo, call: &BytesOp<'_>) -> wire::BytesResponse<'s> {
     match call {
-        Call::Info => {
-            info.turn = info.turn.wrapping_add(1);
-            long::Response { status: Status::Done, value: info.as_bytes() }
+        BytesOp::Info => {
+            info.attach_count = info.attach_count.wrapping_add(1);
+            wire::BytesResponse { status: Status::Done, value: info.as_bytes() }
         }
-        call => shard.apply_long(call),
+        call => shard.apply_bytes(call),
     }
 }
 
 /// Which daemon of which node a request is for, and what it says; or how it ends at once.
 pub(super) fn route<'b>(
-    home: Place,
-    placement: &Placement,
+    home: ShardId,
+    placement: &ShardMap,
     bytes: &'b [u8],
-) -> Result<(Place, Call<'b>), Status> {
-    let request = long::Request::decode(bytes).map_err(|_| Status::Malformed)?;
-    if let Call::Info = request.call {
+) -> Result<(ShardId, BytesOp<'b>), Status> {
+    let request = wire::BytesRequest::decode(bytes).map_err(|_| Status::Malformed)?;
+    if let BytesOp::Info = request.op {
         // Who asks does not know where it is.
-        return Ok((home, Call::Info));
+        return Ok((home, BytesOp::Info));
     }
-    let place = Place { rank: request.rank, daemon: request.daemon };
+    let place = ShardId { rank: request.rank, daemon: request.daemon };
     let exists = place.rank < placement.nodes() && place.daemon < placement.daemons();
-    let has_key = request.call.key().is_none_or(|key| placement.of_bytes(key) == place);
-    if exists && has_key { Ok((place, request.call)) } else { Err(Status::Misrouted) }
+    let has_key = request.op.key().is_none_or(|key| placement.shard_of_bytes(key) == place);
+    if exists && has_key { Ok((place, request.op)) } else { Err(Status::Misrouted) }
 }
 
 /// How long the answer to a request may be.
-fn allowance(call: &Call<'_>) -> usize {
+fn allowance(call: &BytesOp<'_>) -> usize {
     match call {
-        Call::Put { .. } | Call::Delete { .. } => long::RESPONSE_HEADER,
-        _ => long::MAX_RESPONSE,
+        BytesOp::Put { .. } | BytesOp::Delete { .. } => wire::RESPONSE_HEADER,
+        _ => wire::MAX_RESPONSE,
     }
 }

@@ -19,8 +19,7 @@ mod table;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::long;
-use crate::message::{Op, Request, Response, Status};
+use crate::wire::{self, Op, Status, WordRequest, WordResponse};
 use hash::Seed;
 use strings::Strings;
 use table::{Slot, Table};
@@ -28,12 +27,12 @@ use table::{Slot, Table};
 /// The keys that one daemon owns.
 ///
 /// ```
-/// use crosstie_kv::message::{Op, Request, Status};
+/// use crosstie_kv::wire::{Op, WordRequest, Status};
 /// use crosstie_kv::store::Shard;
 /// let mut shard = Shard::new(1 << 20);
-/// let put = Request { value: 7, ..Request::new(Op::Put, 0, 42) };
+/// let put = WordRequest { value: 7, ..WordRequest::new(Op::Put, 0, 42) };
 /// assert_eq!(shard.apply(&put).status, Status::Done);
-/// assert_eq!(shard.apply(&Request::new(Op::Get, 0, 42)).value, 7);
+/// assert_eq!(shard.apply(&WordRequest::new(Op::Get, 0, 42)).value, 7);
 /// ```
 pub struct Shard {
     seed: Seed,
@@ -44,7 +43,7 @@ pub struct Shard {
     stats: ShardStats,
 }
 
-/// Figures of a shard: the answer to [`long::Call::Stats`].
+/// Figures of a shard: the answer to [`wire::BytesOp::Stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ShardStats {
@@ -106,21 +105,22 @@ impl Shard {
     ///
     /// Whether the key belongs here is the caller's to check; its `rank` is not looked at.
     #[inline]
-    pub fn apply(&mut self, request: &Request) -> Response {
-        let Request { op, key, value, .. } = *request;
+    pub fn apply(&mut self, request: &WordRequest) -> WordResponse {
+        let WordRequest { op, key, value, .. } = *request;
         // The two that nearly all requests are, by branches: a jump table costs more when they alternate at random.
         if op == Op::Get {
             self.stats.gets += 1;
             let found = self.word(key);
             self.stats.hits += u64::from(found.is_some());
-            return found
-                .map_or(Response::new(Status::NotFound, 0), |value| Response::new(Status::Done, value));
+            return found.map_or(WordResponse::new(Status::NotFound, 0), |value| {
+                WordResponse::new(Status::Done, value)
+            });
         }
         if op == Op::Put {
             self.stats.puts += 1;
             if let Some(current) = self.word_mut(key) {
                 *current = value;
-                return Response::new(Status::Done, 0);
+                return WordResponse::new(Status::Done, 0);
             }
         }
         self.change(request)
@@ -140,8 +140,8 @@ impl Shard {
 
     /// The other requests, and puts of new keys.
     #[inline(never)]
-    fn change(&mut self, request: &Request) -> Response {
-        let Request { op, key, value, expected, .. } = *request;
+    fn change(&mut self, request: &WordRequest) -> WordResponse {
+        let WordRequest { op, key, value, expected, .. } = *request;
         let (status, value) = match op {
             // Never a get: `apply` has answered it.
             Op::Get => (Status::NotFound, 0),
@@ -170,38 +170,38 @@ impl Shard {
             }
         };
         self.count(op, status);
-        Response::new(status, value)
+        WordResponse::new(status, value)
     }
 
     /// Does what `call` says. The response's value lies in the store.
     ///
-    /// [`long::Call::Info`] is none of a shard's business, and is answered with [`Status::Misrouted`]. A key or value beyond
+    /// [`wire::BytesOp::Info`] is none of a shard's business, and is answered with [`Status::Misrouted`]. A key or value beyond
     /// its limit is [`Status::Malformed`].
-    pub fn apply_long<'s>(&'s mut self, call: &long::Call<'_>) -> long::Response<'s> {
-        use long::Call;
-        let done = |status| long::Response::new(status);
-        if let Call::Info = call {
+    pub fn apply_bytes<'s>(&'s mut self, call: &wire::BytesOp<'_>) -> wire::BytesResponse<'s> {
+        use wire::BytesOp;
+        let done = |status| wire::BytesResponse::new(status);
+        if let BytesOp::Info = call {
             return done(Status::Misrouted);
         }
         let Some(key) = call.key() else {
             self.stats = self.stats();
-            return long::Response { status: Status::Done, value: self.stats.as_bytes() };
+            return wire::BytesResponse { status: Status::Done, value: self.stats.as_bytes() };
         };
         let hash = self.seed.string(key);
         let (op, status) = match *call {
-            Call::Get { .. } => {
+            BytesOp::Get { .. } => {
                 self.stats.gets += 1;
                 (Op::Get, if self.strings.get(hash, key).is_some() { Status::Done } else { Status::NotFound })
             }
-            Call::Put { value, .. } => {
+            BytesOp::Put { value, .. } => {
                 self.stats.puts += 1;
                 (Op::Put, self.put_string(hash, key, value))
             }
-            Call::Delete { .. } => {
+            BytesOp::Delete { .. } => {
                 self.stats.deletes += 1;
                 (Op::Delete, if self.strings.remove(hash, key) { Status::Done } else { Status::NotFound })
             }
-            Call::Insert { value, .. } => {
+            BytesOp::Insert { value, .. } => {
                 self.stats.inserts += 1;
                 let status = match self.strings.get(hash, key) {
                     Some(_) => Status::Mismatch,
@@ -209,7 +209,7 @@ impl Shard {
                 };
                 (Op::Insert, status)
             }
-            Call::CompareAndSwap { expected, value, .. } => {
+            BytesOp::CompareAndSwap { expected, value, .. } => {
                 self.stats.swaps += 1;
                 let status = match self.strings.get(hash, key) {
                     Some(current) if current == expected => self.put_string(hash, key, value),
@@ -218,7 +218,7 @@ impl Shard {
                 };
                 (Op::CompareAndSwap, status)
             }
-            Call::Info | Call::Stats => unreachable!("they have no key"),
+            BytesOp::Info | BytesOp::Stats => unreachable!("they have no key"),
         };
         if op == Op::Get && status == Status::Done {
             self.stats.hits += 1;
@@ -226,7 +226,7 @@ impl Shard {
         self.count(op, status);
         match (op, status) {
             (Op::Get, Status::Done) | (_, Status::Mismatch) => {
-                long::Response { status, value: self.strings.get(hash, key).unwrap_or_default() }
+                wire::BytesResponse { status, value: self.strings.get(hash, key).unwrap_or_default() }
             }
             _ => done(status),
         }
@@ -298,7 +298,7 @@ impl Shard {
     }
 
     fn put_string(&mut self, hash: u64, key: &[u8], value: &[u8]) -> Status {
-        if key.len() > long::MAX_KEY || value.len() > long::MAX_VALUE {
+        if key.len() > wire::MAX_KEY || value.len() > wire::MAX_VALUE {
             return Status::Malformed;
         }
         let spare = self.spare();

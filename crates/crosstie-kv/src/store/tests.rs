@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::long::Call;
+use crate::wire::BytesOp;
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -46,10 +46,10 @@ proptest! {
         let mut shard = Shard::new(1 << 20);
         let mut oracle = BTreeMap::new();
         for (op, key, value, wanted) in steps {
-            let answer = shard.apply(&Request { value, expected: wanted, ..Request::new(op, 0, key) });
+            let answer = shard.apply(&WordRequest { value, expected: wanted, ..WordRequest::new(op, 0, key) });
             let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
             let says = matches!(status, Status::Mismatch) || op == Op::Get;
-            prop_assert_eq!(answer, Response::new(status, new.filter(|_| says).unwrap_or(0)));
+            prop_assert_eq!(answer, WordResponse::new(status, new.filter(|_| says).unwrap_or(0)));
             set(&mut oracle, key, new);
             prop_assert_eq!(shard.stats().words, oracle.len() as u64);
         }
@@ -68,15 +68,15 @@ proptest! {
             let value = vec![n as u8; len];
             let wanted = if right { oracle.get(&key).cloned().unwrap_or_default() } else { vec![9; 2] };
             let call = match op {
-                Op::Get => Call::Get { key: &key },
-                Op::Put => Call::Put { key: &key, value: &value },
-                Op::Delete => Call::Delete { key: &key },
-                Op::Insert => Call::Insert { key: &key, value: &value },
-                Op::CompareAndSwap => Call::CompareAndSwap { key: &key, expected: &wanted, value: &value },
+                Op::Get => BytesOp::Get { key: &key },
+                Op::Put => BytesOp::Put { key: &key, value: &value },
+                Op::Delete => BytesOp::Delete { key: &key },
+                Op::Insert => BytesOp::Insert { key: &key, value: &value },
+                Op::CompareAndSwap => BytesOp::CompareAndSwap { key: &key, expected: &wanted, value: &value },
             };
             let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
             let before = shard.stats().bytes as usize;
-            let answer = shard.apply_long(&call);
+            let answer = shard.apply_bytes(&call);
             if answer.status == Status::OutOfMemory {
                 prop_assert!(status == Status::Done && answer.value.is_empty());
                 // There was indeed no room: for the string, or for one more segment with it.
@@ -92,7 +92,7 @@ proptest! {
             prop_assert_eq!(stats.strings, oracle.len() as u64);
         }
         for (key, value) in &oracle {
-            prop_assert_eq!(shard.apply_long(&Call::Get { key }).value, &value[..]);
+            prop_assert_eq!(shard.apply_bytes(&BytesOp::Get { key }).value, &value[..]);
         }
     }
 }
@@ -101,14 +101,14 @@ proptest! {
 fn many_words_survive_growing_and_shrinking() {
     let mut shard = Shard::new(64 << 20);
     let keys = 100_000;
-    let get = |shard: &mut Shard, key| shard.apply(&Request::new(Op::Get, 0, key));
+    let get = |shard: &mut Shard, key| shard.apply(&WordRequest::new(Op::Get, 0, key));
     for key in 0..keys {
-        let put = Request { value: !key, ..Request::new(Op::Put, 0, key) };
-        assert_eq!(shard.apply(&put), Response::new(Status::Done, 0));
+        let put = WordRequest { value: !key, ..WordRequest::new(Op::Put, 0, key) };
+        assert_eq!(shard.apply(&put), WordResponse::new(Status::Done, 0));
     }
-    assert!((0..keys).all(|key| get(&mut shard, key) == Response::new(Status::Done, !key)));
+    assert!((0..keys).all(|key| get(&mut shard, key) == WordResponse::new(Status::Done, !key)));
     for key in (0..keys).filter(|key| key % 3 == 0) {
-        assert_eq!(shard.apply(&Request::new(Op::Delete, 0, key)).status, Status::Done);
+        assert_eq!(shard.apply(&WordRequest::new(Op::Delete, 0, key)).status, Status::Done);
     }
     assert!((0..keys).all(|key| (get(&mut shard, key).status == Status::Done) == (key % 3 != 0)));
     let stats = shard.stats();
@@ -120,43 +120,44 @@ fn many_words_survive_growing_and_shrinking() {
 #[test]
 fn a_full_shard_refuses_new_words_only() {
     let mut shard = Shard::new(1 << 20);
-    let put = |key, value| Request { value, ..Request::new(Op::Put, 0, key) };
+    let put = |key, value| WordRequest { value, ..WordRequest::new(Op::Put, 0, key) };
     let full = (0..).find(|&key| shard.apply(&put(key, 1)).status == Status::OutOfMemory).unwrap();
     // 16 bytes a key, between 0.4 and 0.8 full.
     assert!((26_000..53_000).contains(&full), "{full}");
     assert!((0..full).all(|key| shard.apply(&put(key, 2)).status == Status::Done));
-    assert_eq!(shard.apply(&Request::new(Op::Get, 0, full)).status, Status::NotFound);
-    assert!((0..full).all(|key| shard.apply(&Request::new(Op::Get, 0, key)).value == 2));
-    assert_eq!(shard.apply(&Request::new(Op::Insert, 0, full)).status, Status::OutOfMemory);
+    assert_eq!(shard.apply(&WordRequest::new(Op::Get, 0, full)).status, Status::NotFound);
+    assert!((0..full).all(|key| shard.apply(&WordRequest::new(Op::Get, 0, key)).value == 2));
+    assert_eq!(shard.apply(&WordRequest::new(Op::Insert, 0, full)).status, Status::OutOfMemory);
     assert_eq!(shard.stats().out_of_memory, 2);
     assert!(shard.stats().bytes <= 1 << 20);
     // A deleted key makes room where it was.
-    let deleted = (0..full).all(|key| shard.apply(&Request::new(Op::Delete, 0, key)).status == Status::Done);
+    let deleted =
+        (0..full).all(|key| shard.apply(&WordRequest::new(Op::Delete, 0, key)).status == Status::Done);
     assert!(deleted && shard.apply(&put(full, 3)).status == Status::Done);
 }
 
 #[test]
 fn a_limit_of_nothing_holds_nothing() {
     let mut shard = Shard::new(0);
-    assert_eq!(shard.apply(&Request::new(Op::Get, 0, 1)).status, Status::NotFound);
-    assert_eq!(shard.apply(&Request::new(Op::Delete, 0, 1)).status, Status::NotFound);
-    assert_eq!(shard.apply(&Request::new(Op::Put, 0, 1)).status, Status::OutOfMemory);
-    let put = Call::Put { key: b"", value: b"" };
-    assert_eq!(shard.apply_long(&put).status, Status::OutOfMemory);
-    assert_eq!(shard.apply_long(&Call::Get { key: b"" }).status, Status::NotFound);
+    assert_eq!(shard.apply(&WordRequest::new(Op::Get, 0, 1)).status, Status::NotFound);
+    assert_eq!(shard.apply(&WordRequest::new(Op::Delete, 0, 1)).status, Status::NotFound);
+    assert_eq!(shard.apply(&WordRequest::new(Op::Put, 0, 1)).status, Status::OutOfMemory);
+    let put = BytesOp::Put { key: b"", value: b"" };
+    assert_eq!(shard.apply_bytes(&put).status, Status::OutOfMemory);
+    assert_eq!(shard.apply_bytes(&BytesOp::Get { key: b"" }).status, Status::NotFound);
     assert_eq!(shard.stats().bytes, 0);
 }
 
 #[test]
 fn lengths_and_kinds_are_checked() {
     let mut shard = Shard::new(8 << 20);
-    let value = vec![1; long::MAX_VALUE + 1];
-    let put = |value| Call::Put { key: b"key", value };
-    assert_eq!(shard.apply_long(&put(&value)).status, Status::Malformed);
-    assert_eq!(shard.apply_long(&put(&value[1..])).status, Status::Done);
-    assert_eq!(shard.apply_long(&Call::Get { key: b"key" }).value, &value[1..]);
-    assert_eq!(shard.apply_long(&Call::Info).status, Status::Misrouted);
+    let value = vec![1; wire::MAX_VALUE + 1];
+    let put = |value| BytesOp::Put { key: b"key", value };
+    assert_eq!(shard.apply_bytes(&put(&value)).status, Status::Malformed);
+    assert_eq!(shard.apply_bytes(&put(&value[1..])).status, Status::Done);
+    assert_eq!(shard.apply_bytes(&BytesOp::Get { key: b"key" }).value, &value[1..]);
+    assert_eq!(shard.apply_bytes(&BytesOp::Info).status, Status::Misrouted);
     let stats = shard.stats();
-    assert_eq!(ShardStats::read_from_bytes(shard.apply_long(&Call::Stats).value).unwrap(), stats);
+    assert_eq!(ShardStats::read_from_bytes(shard.apply_bytes(&BytesOp::Stats).value).unwrap(), stats);
     assert_eq!((stats.strings, stats.puts, stats.hits), (1, 2, 1));
 }

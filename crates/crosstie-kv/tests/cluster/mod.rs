@@ -1,9 +1,9 @@
 //! Clusters for tests, and clients that know what they should hear.
 #![allow(dead_code, reason = "each test uses a part")]
 
-#[path = "../../../crosstie/tests/chance/mod.rs"]
-mod chance;
 pub(crate) mod other;
+#[path = "../../../crosstie/tests/rng/mod.rs"]
+mod rng;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Secret;
+use crosstie_kv::Backend;
 use crosstie_kv::client::{BeginError, Client};
-use crosstie_kv::message::{Op, Request, Response, Status};
-use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
+use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
-pub(crate) use chance::{Random, seed};
+pub(crate) use rng::{Random, seed};
 
 /// After this long without an answer something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,7 +74,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
     let mut numbers = Random(seed ^ owner);
     let mut model: HashMap<u64, u64> = HashMap::new();
     // What is under way, by key, with what it must hear.
-    let mut pending: HashMap<u64, (Request, Status, u64)> = HashMap::new();
+    let mut pending: HashMap<u64, (WordRequest, Status, u64)> = HashMap::new();
     let (mut begun, mut ended, mut last) = (0, 0, Instant::now());
     while ended < count {
         while begun < count && (pending.len() as u64) < keys {
@@ -97,7 +98,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
         let before = ended;
         client.poll(|key, response| {
             let (request, status, value) = pending.remove(&key).expect("answered twice, or never asked");
-            assert_eq!(response, Response::new(status, value), "{request:?}");
+            assert_eq!(response, WordResponse::new(status, value), "{request:?}");
             if status == Status::Done {
                 match request.op {
                     Op::Put | Op::Insert | Op::CompareAndSwap => drop(model.insert(key, request.value)),
@@ -117,24 +118,24 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
     assert_eq!(client.in_flight(), 0);
 }
 
-fn ask(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (Request, (Status, u64)) {
+fn ask(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (WordRequest, (Status, u64)) {
     let value = numbers.next();
     let current = model.get(&key).copied();
-    let new = |op| Request { value, ..Request::new(op, 0, key) };
+    let new = |op| WordRequest { value, ..WordRequest::new(op, 0, key) };
     match numbers.below(8) {
         0..=2 => (
-            Request::new(Op::Get, 0, key),
+            WordRequest::new(Op::Get, 0, key),
             current.map_or((Status::NotFound, 0), |value| (Status::Done, value)),
         ),
         3..=4 => (new(Op::Put), (Status::Done, 0)),
         5 => {
             let status = if current.is_some() { Status::Done } else { Status::NotFound };
-            (Request::new(Op::Delete, 0, key), (status, 0))
+            (WordRequest::new(Op::Delete, 0, key), (status, 0))
         }
         6 => (new(Op::Insert), current.map_or((Status::Done, 0), |value| (Status::Mismatch, value))),
         _ => {
             let guess = if numbers.below(2) == 0 { current.unwrap_or(0) } else { numbers.next() };
-            let request = Request { expected: guess, ..new(Op::CompareAndSwap) };
+            let request = WordRequest { expected: guess, ..new(Op::CompareAndSwap) };
             let expectation = match current {
                 None => (Status::NotFound, 0),
                 Some(current) if current == guess => (Status::Done, 0),
@@ -154,7 +155,7 @@ pub(crate) fn exercise_all(cluster: &[Node], clients: u64, count: u64, keys: u64
                 let name = node.name().to_owned();
                 scope.spawn(move || {
                     let owner = rank * clients + client + 1;
-                    let mut client = Client::pipelined(&name).unwrap();
+                    let mut client = Client::attach_pipelined(&name).unwrap();
                     exercise(&mut client, owner, seed, count, keys);
                 });
             }

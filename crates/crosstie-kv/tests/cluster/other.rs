@@ -6,7 +6,8 @@ use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Secret;
-use crosstie_kv::node::{Backend, Membership, Node, NodeConfig};
+use crosstie_kv::Backend;
+use crosstie_kv::node::{Membership, Node, NodeConfig};
 
 use super::PATIENCE;
 

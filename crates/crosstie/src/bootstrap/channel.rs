@@ -1,32 +1,39 @@
-//! One connection between two processes that know a secret, for services that outlive the start of a job.
+//! One connection between two processes that share a secret, for services that run longer than the start of a job.
 //!
-//! [`Bootstrap`](super::Bootstrap) serves all ranks at once, and ends with the first that dies. A channel is between two:
-//! one dials, the other listens. They prove the secret to each other before anything else is read, and exchange tagged
-//! frames then; the bytes are those of the [rendezvous](super::tcp). A channel never waits, so that one thread can hold
-//! many: poll its file descriptor, then take its [news](Channel::news).
+//! [`Bootstrap`](super::Bootstrap) connects all ranks and ends when the first of them dies. A channel connects two
+//! processes: one connects, the other accepts. They prove the secret to each other before they read anything else, and
+//! then exchange frames with a kind and a payload. Handshake and frames have the same bytes as those of the
+//! [rendezvous](super::tcp). A channel never blocks, so one thread can serve many: poll its file descriptor, then call
+//! [`Channel::poll_event`].
 //!
 //! ```
-//! use crosstie::bootstrap::channel::{Channel, News};
+//! use crosstie::bootstrap::channel::{Channel, ChannelEvent};
 //! use crosstie::bootstrap::Secret;
 //! use std::net::TcpListener;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let secret = Secret::random()?.for_purpose("greetings");
+//! let secret = Secret::random()?.derive("example");
 //! let listener = TcpListener::bind("127.0.0.1:0")?;
-//! let mut dialler = Channel::dial(listener.local_addr()?, 1, 2, &secret, 1 << 10)?;
-//! let mut listening = Channel::greet(listener.accept()?.0, &secret, 1 << 10)?;
-//! let heard = loop {
-//!     match dialler.news()? {
-//!         Some(News::Open) => dialler.send(7, b"hello")?,
+//! let mut client = Channel::connect(listener.local_addr()?, 1, 2, &secret, 1 << 10)?;
+//! let mut server = Channel::from_accepted(listener.accept()?.0, &secret, 1 << 10)?;
+//! let received = loop {
+//!     match client.poll_event()? {
+//!         Some(ChannelEvent::Open) => client.send(7, b"hello")?,
 //!         _ => std::thread::yield_now(),
 //!     }
-//!     match listening.news()? {
-//!         Some(News::Claim { rank: 1, size: 2 }) => listening.accept()?,
-//!         Some(News::Frame { kind: 7, payload }) => break payload,
+//!     match server.poll_event()? {
+//!         Some(ChannelEvent::JoinRequest { rank: 1, size: 2 }) => server.accept_join()?,
+//!         Some(ChannelEvent::Frame { kind: 7, payload }) => break payload,
 //!         _ => {}
 //!     }
 //! };
-//! assert_eq!(heard, b"hello");
+//! assert_eq!(received, b"hello");
 //! # Ok(()) }
+//! ```
+//!
+//! ```text
+//! connecting end   Connecting ─ connected ─> AwaitNonce ─ nonce ─> AwaitResponse ─ accepted ─> Open
+//! accepting end    AwaitRequest ─ join request ─> AwaitDecision ─ accept_join() ─> Open
+//! both             any error ─> Closed
 //! ```
 
 use std::io::{self, Read, Write};
@@ -37,85 +44,93 @@ use std::sync::Arc;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::error::{Error, Violation};
-use super::frame::{Opener, Sealer};
-use super::handshake::{CLAIM, NONCE, Transcript, VERDICT, Verdict};
-use super::secret::{Secret, random_bytes};
-use super::stream::is_momentary;
+use super::frame::{FrameDecoder, FrameEncoder};
+use super::handshake::{JoinResponse, NONCE_BYTES, REQUEST_BYTES, RESPONSE_BYTES, Transcript};
+use super::random::random_bytes;
+use super::secret::Secret;
+use super::stream::is_transient;
 
-/// Bytes that may wait to be written. A peer that reads none of them is as good as gone.
+/// The most bytes that a channel queues for writing. A peer that reads so little counts as failed
+/// ([`ChannelError::Stalled`]).
 pub const MAX_UNSENT: usize = 1 << 20;
 
-/// An end of a connection. See the [module](self).
+/// One end of a connection. See the [module](self).
 pub struct Channel {
     stream: TcpStream,
     secret: Secret,
+    /// The longest payload that this end accepts.
     limit: usize,
-    stage: Stage,
-    /// What came before the proof held.
+    state: State,
+    /// Bytes of the handshake that have arrived.
     received: Vec<u8>,
     unsent: Vec<u8>,
 }
 
-/// What a channel has to say.
+/// What happened on a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// Who dialled knows the secret, and says that it is this rank of so many: [accept](Channel::accept) it, or refuse.
-    Claim {
-        /// Its rank.
+pub enum ChannelEvent {
+    /// The peer connected, proved the secret, and wants to join with this rank and size. Reply with
+    /// [`accept_join`](Channel::accept_join), [`reject_rank`](Channel::reject_rank) or
+    /// [`reject_size`](Channel::reject_size).
+    JoinRequest {
+        /// The peer's rank.
         rank: u32,
-        /// How many ranks it counts.
+        /// The number of ranks that the peer was started with.
         size: u32,
     },
-    /// Our dialling was accepted: frames may be sent.
+    /// The peer accepted this end's join request: frames may be sent.
     Open,
-    /// The other side sent this.
+    /// The peer sent a frame.
     Frame {
-        /// What it is.
+        /// The kind that the peer passed to [`send`](Channel::send).
         kind: u8,
-        /// What it carries.
+        /// The payload that the peer passed to [`send`](Channel::send).
         payload: Vec<u8>,
     },
 }
 
-/// Why a channel is over. There is nothing to be done but to drop it.
+/// Why a channel failed. It cannot be used any more: drop it, and connect again if needed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The other side closed it, or went away.
-    #[error("the other side has closed the connection")]
+    /// The peer closed the connection, or its process ended.
+    #[error("the peer closed the connection")]
     Closed,
-    /// The system says so.
-    #[error("the connection broke: {0}")]
+    /// A system call failed.
+    #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The other side does not know the secret, or refuses us.
+    /// The peer does not know the secret, or rejected this end.
     #[error(transparent)]
-    Refused(Error),
-    /// What came is no frame of the other side's.
-    #[error("the other side broke the protocol: {0}")]
+    Rejected(Error),
+    /// The peer's bytes are not valid frames.
+    #[error("the peer violated the protocol: {0}; run the same version of crosstie on both machines")]
     Violation(Violation),
-    /// The other side does not read.
-    #[error("the other side has left {MAX_UNSENT} bytes unread")]
+    /// The peer does not read what this end sends.
+    #[error(
+        "the peer does not read: {MAX_UNSENT} bytes for it are waiting; check that its process is not stopped"
+    )]
     Stalled,
 }
 
-enum Stage {
+/// The state of the handshake; the module has the diagram.
+enum State {
     Connecting { rank: u32, size: u32 },
-    AwaitNonce { rank: u32, size: u32, member_nonce: [u8; NONCE] },
-    AwaitVerdict(Transcript),
-    AwaitClaim { nonce: [u8; NONCE] },
-    Judging(Transcript),
-    Open(Box<Frames>),
-    Over,
+    AwaitNonce { rank: u32, size: u32, member_nonce: [u8; NONCE_BYTES] },
+    AwaitResponse(Transcript),
+    AwaitRequest { nonce: [u8; NONCE_BYTES] },
+    AwaitDecision(Transcript),
+    Open(Box<Codec>),
+    Closed,
 }
 
-struct Frames {
-    sealer: Sealer,
-    opener: Opener,
+struct Codec {
+    encoder: FrameEncoder,
+    decoder: FrameDecoder,
 }
 
 impl Channel {
-    /// Begins to dial, as `rank` of `size`. `limit` is the longest payload that will be taken.
-    pub fn dial(
+    /// Starts to connect, as `rank` of `size`. `limit` is the longest payload that this end accepts.
+    pub fn connect(
         address: SocketAddr,
         rank: u32,
         size: u32,
@@ -129,96 +144,97 @@ impl Channel {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(Channel::new(TcpStream::from(socket), secret, limit, Stage::Connecting { rank, size }))
+        Ok(Channel::new(TcpStream::from(socket), secret, limit, State::Connecting { rank, size }))
     }
 
-    /// Greets somebody that a listener accepted. `limit` is the longest payload that will be taken.
-    pub fn greet(stream: TcpStream, secret: &Secret, limit: usize) -> io::Result<Channel> {
+    /// Starts the handshake on a stream that a listener accepted. `limit` is the longest payload that this end accepts.
+    pub fn from_accepted(stream: TcpStream, secret: &Secret, limit: usize) -> io::Result<Channel> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let nonce = random_bytes().map_err(io::Error::other)?;
-        let mut channel = Channel::new(stream, secret, limit, Stage::AwaitClaim { nonce });
+        let mut channel = Channel::new(stream, secret, limit, State::AwaitRequest { nonce });
         channel.unsent.extend(nonce);
         Ok(channel)
     }
 
-    fn new(stream: TcpStream, secret: &Secret, limit: usize, stage: Stage) -> Channel {
-        let (received, unsent) = (Vec::with_capacity(NONCE + CLAIM), Vec::new());
-        Channel { stream, secret: secret.clone(), limit, stage, received, unsent }
+    fn new(stream: TcpStream, secret: &Secret, limit: usize, state: State) -> Channel {
+        let (received, unsent) = (Vec::with_capacity(NONCE_BYTES + REQUEST_BYTES), Vec::new());
+        Channel { stream, secret: secret.clone(), limit, state, received, unsent }
     }
 
-    /// What happened, one thing at a time; `None` when there is no more for now. Writes what waits to be written.
-    pub fn news(&mut self) -> Result<Option<News>, ChannelError> {
-        let news = self.advance();
-        if news.is_err() {
-            self.stage = Stage::Over;
+    /// Reads and writes what the socket allows, and returns the next event; `None` when there is none for now. Call it
+    /// until it returns `None`.
+    pub fn poll_event(&mut self) -> Result<Option<ChannelEvent>, ChannelError> {
+        let event = self.advance();
+        if event.is_err() {
+            self.state = State::Closed;
         }
-        news
+        event
     }
 
-    /// Answers a claim: the channel is open.
-    pub fn accept(&mut self) -> Result<(), ChannelError> {
-        let Stage::Judging(transcript) = self.stage else { return Err(ChannelError::Closed) };
-        self.unsent.extend(transcript.verdict(&self.secret, Verdict::Accepted));
-        let (sealer, opener) = transcript.coordinator_side(&self.secret, self.limit);
-        self.stage = Stage::Open(Box::new(Frames { sealer, opener }));
+    /// Accepts the peer's [`ChannelEvent::JoinRequest`]: frames may be sent.
+    pub fn accept_join(&mut self) -> Result<(), ChannelError> {
+        let State::AwaitDecision(transcript) = self.state else { return Err(ChannelError::Closed) };
+        self.unsent.extend(transcript.join_response(&self.secret, JoinResponse::Accepted));
+        let (encoder, decoder) = transcript.coordinator_codec(&self.secret, self.limit);
+        self.state = State::Open(Box::new(Codec { encoder, decoder }));
         self.write()
     }
 
-    /// Answers a claim: there is no such rank, or it is not the one to dial us.
-    pub fn refuse_rank(mut self) {
-        self.refuse(Verdict::DuplicateRank);
+    /// Rejects the peer's [`ChannelEvent::JoinRequest`]: its rank does not exist, or is not one that connects to this end.
+    pub fn reject_rank(mut self) {
+        self.reject(JoinResponse::DuplicateRank);
     }
 
-    /// Answers a claim: there are so many ranks.
-    pub fn refuse_size(mut self, size: u32) {
-        self.refuse(Verdict::SizeMismatch(size));
+    /// Rejects the peer's [`ChannelEvent::JoinRequest`]: the number of ranks is `size`.
+    pub fn reject_size(mut self, size: u32) {
+        self.reject(JoinResponse::SizeMismatch(size));
     }
 
-    fn refuse(&mut self, verdict: Verdict) {
-        if let Stage::Judging(transcript) = self.stage {
-            self.unsent.extend(transcript.verdict(&self.secret, verdict));
-            // Whoever is refused may already have gone; that changes nothing here.
+    fn reject(&mut self, response: JoinResponse) {
+        if let State::AwaitDecision(transcript) = self.state {
+            self.unsent.extend(transcript.join_response(&self.secret, response));
+            // A rejected peer may have disconnected already; that changes nothing here.
             drop(self.write());
         }
     }
 
-    /// Sends a frame, as soon as the other side takes it. The payload must be within the other side's limit.
+    /// Queues a frame and writes as much as the socket takes. The payload must be within the peer's limit.
     pub fn send(&mut self, kind: u8, payload: &[u8]) -> Result<(), ChannelError> {
-        let Stage::Open(frames) = &mut self.stage else { return Err(ChannelError::Closed) };
+        let State::Open(codec) = &mut self.state else { return Err(ChannelError::Closed) };
         if self.unsent.len() + payload.len() > MAX_UNSENT {
             return Err(ChannelError::Stalled);
         }
-        let sealed = frames.sealer.seal(kind, Arc::from(payload));
-        self.unsent.extend(sealed.head);
-        self.unsent.extend_from_slice(&sealed.payload);
-        self.unsent.extend(sealed.tag);
+        let encoded = codec.encoder.encode(kind, Arc::from(payload));
+        self.unsent.extend(encoded.header);
+        self.unsent.extend_from_slice(&encoded.payload);
+        self.unsent.extend(encoded.tag);
         self.write()
     }
 
     /// Whether frames may be sent.
     pub fn is_open(&self) -> bool {
-        matches!(self.stage, Stage::Open(_))
+        matches!(self.state, State::Open(_))
     }
 
-    /// Whether it has something to write: then poll for that, too.
-    pub fn wants_to_write(&self) -> bool {
-        !self.unsent.is_empty() || matches!(self.stage, Stage::Connecting { .. })
+    /// Whether to poll the file descriptor for writing, too.
+    pub fn wants_write(&self) -> bool {
+        !self.unsent.is_empty() || matches!(self.state, State::Connecting { .. })
     }
 
-    fn advance(&mut self) -> Result<Option<News>, ChannelError> {
+    fn advance(&mut self) -> Result<Option<ChannelEvent>, ChannelError> {
         loop {
-            if let Stage::Connecting { rank, size } = self.stage {
+            if let State::Connecting { rank, size } = self.state {
                 if !self.has_connected()? {
                     return Ok(None);
                 }
-                let member_nonce = random_bytes().map_err(ChannelError::Refused)?;
+                let member_nonce = random_bytes().map_err(ChannelError::Rejected)?;
                 self.unsent.extend(member_nonce);
-                self.stage = Stage::AwaitNonce { rank, size, member_nonce };
+                self.state = State::AwaitNonce { rank, size, member_nonce };
             }
             self.write()?;
-            if let Some(news) = self.digest()? {
-                return Ok(Some(news));
+            if let Some(event) = self.process_received()? {
+                return Ok(Some(event));
             }
             if !self.read()? {
                 return Ok(None);
@@ -231,7 +247,7 @@ impl Channel {
             return Err(error.into());
         }
         match self.stream.peer_addr() {
-            // Trying a local port that nobody listens on can, by TCP's simultaneous open, end up connected to oneself.
+            // A connection attempt to a local port without a listener can connect to itself (TCP simultaneous open).
             Ok(peer) if self.stream.local_addr()? == peer => {
                 Err(ChannelError::Io(io::ErrorKind::ConnectionRefused.into()))
             }
@@ -244,65 +260,71 @@ impl Channel {
         }
     }
 
-    /// Makes the most of what was received.
-    fn digest(&mut self) -> Result<Option<News>, ChannelError> {
-        match &mut self.stage {
-            Stage::AwaitNonce { rank, size, member_nonce } => {
-                let Some(&coordinator_nonce) = self.received.first_chunk::<NONCE>() else { return Ok(None) };
-                let (rank, size, member_nonce) = (*rank, *size, *member_nonce);
-                let transcript = Transcript { coordinator_nonce, member_nonce, rank, size };
-                self.received.drain(..NONCE);
-                self.unsent.extend(transcript.claim(&self.secret));
-                self.stage = Stage::AwaitVerdict(transcript);
-                self.write()?;
-                self.digest()
-            }
-            Stage::AwaitVerdict(transcript) => {
-                let Some(verdict) = self.received.first_chunk::<VERDICT>() else { return Ok(None) };
-                let transcript = *transcript;
-                match transcript.verify_verdict(&self.secret, verdict) {
-                    Some(Verdict::Accepted) => {}
-                    Some(Verdict::DuplicateRank) => {
-                        return Err(ChannelError::Refused(Error::DuplicateRank { rank: transcript.rank }));
-                    }
-                    Some(Verdict::SizeMismatch(theirs)) => {
-                        let ours = transcript.size;
-                        return Err(ChannelError::Refused(Error::SizeMismatch { ours, theirs }));
-                    }
-                    None => return Err(ChannelError::Refused(self.wrong_secret())),
-                }
-                let (sealer, mut opener) = transcript.member_side(&self.secret, self.limit);
-                opener.extend(&self.received[VERDICT..]);
-                self.received = Vec::new();
-                self.stage = Stage::Open(Box::new(Frames { sealer, opener }));
-                Ok(Some(News::Open))
-            }
-            Stage::AwaitClaim { nonce } => {
-                let Some((member_nonce, claim)) = self.received.split_first_chunk::<NONCE>() else {
+    /// Processes the received bytes until they yield an event or are used up.
+    fn process_received(&mut self) -> Result<Option<ChannelEvent>, ChannelError> {
+        match &mut self.state {
+            State::AwaitNonce { rank, size, member_nonce } => {
+                let Some(&coordinator_nonce) = self.received.first_chunk::<NONCE_BYTES>() else {
                     return Ok(None);
                 };
-                let Some(claim) = claim.first_chunk::<CLAIM>() else { return Ok(None) };
-                match Transcript::verify_claim(&self.secret, *nonce, *member_nonce, claim) {
+                let (rank, size, member_nonce) = (*rank, *size, *member_nonce);
+                let transcript = Transcript { coordinator_nonce, member_nonce, rank, size };
+                self.received.drain(..NONCE_BYTES);
+                self.unsent.extend(transcript.join_request(&self.secret));
+                self.state = State::AwaitResponse(transcript);
+                self.write()?;
+                self.process_received()
+            }
+            State::AwaitResponse(transcript) => {
+                let Some(response) = self.received.first_chunk::<RESPONSE_BYTES>() else {
+                    return Ok(None);
+                };
+                let transcript = *transcript;
+                match transcript.verify_join_response(&self.secret, response) {
+                    Some(JoinResponse::Accepted) => {}
+                    Some(JoinResponse::DuplicateRank) => {
+                        return Err(ChannelError::Rejected(Error::DuplicateRank { rank: transcript.rank }));
+                    }
+                    Some(JoinResponse::SizeMismatch(theirs)) => {
+                        let ours = transcript.size;
+                        return Err(ChannelError::Rejected(Error::SizeMismatch { ours, theirs }));
+                    }
+                    None => return Err(ChannelError::Rejected(self.wrong_secret())),
+                }
+                let (encoder, mut decoder) = transcript.member_codec(&self.secret, self.limit);
+                decoder.extend(&self.received[RESPONSE_BYTES..]);
+                self.received = Vec::new();
+                self.state = State::Open(Box::new(Codec { encoder, decoder }));
+                Ok(Some(ChannelEvent::Open))
+            }
+            State::AwaitRequest { nonce } => {
+                let Some((member_nonce, request)) = self.received.split_first_chunk::<NONCE_BYTES>() else {
+                    return Ok(None);
+                };
+                let Some(request) = request.first_chunk::<REQUEST_BYTES>() else { return Ok(None) };
+                match Transcript::verify_join_request(&self.secret, *nonce, *member_nonce, request) {
                     Some(transcript) => {
                         let (rank, size) = (transcript.rank, transcript.size);
                         self.received = Vec::new();
-                        self.stage = Stage::Judging(transcript);
-                        Ok(Some(News::Claim { rank, size }))
+                        self.state = State::AwaitDecision(transcript);
+                        Ok(Some(ChannelEvent::JoinRequest { rank, size }))
                     }
                     None => {
-                        // A stranger gets nothing computed from the secret.
-                        self.unsent.extend([0; VERDICT]);
+                        // A peer without the secret receives nothing that was computed from it.
+                        self.unsent.extend([0; RESPONSE_BYTES]);
                         drop(self.write());
-                        Err(ChannelError::Refused(self.wrong_secret()))
+                        Err(ChannelError::Rejected(self.wrong_secret()))
                     }
                 }
             }
-            Stage::Open(frames) => match frames.opener.next() {
-                Ok(frame) => Ok(frame.map(|frame| News::Frame { kind: frame.kind, payload: frame.payload })),
+            State::Open(codec) => match codec.decoder.next() {
+                Ok(frame) => {
+                    Ok(frame.map(|frame| ChannelEvent::Frame { kind: frame.kind, payload: frame.payload }))
+                }
                 Err(violation) => Err(ChannelError::Violation(violation)),
             },
-            Stage::Connecting { .. } | Stage::Judging(_) => Ok(None),
-            Stage::Over => Err(ChannelError::Closed),
+            State::Connecting { .. } | State::AwaitDecision(_) => Ok(None),
+            State::Closed => Err(ChannelError::Closed),
         }
     }
 
@@ -311,24 +333,25 @@ impl Channel {
         Error::WrongSecret { peer }
     }
 
-    /// Reads on; whether anything came. Nothing beyond the claim is taken from somebody who is being judged.
+    /// Reads what has arrived; returns whether there was anything. Reads nothing beyond a join request until it is
+    /// accepted.
     fn read(&mut self) -> Result<bool, ChannelError> {
         let mut buffer = [0; 4096];
-        let wanted = match &self.stage {
-            Stage::AwaitClaim { .. } => NONCE + CLAIM - self.received.len(),
-            Stage::Judging(_) | Stage::Connecting { .. } => return Ok(false),
+        let wanted = match &self.state {
+            State::AwaitRequest { .. } => NONCE_BYTES + REQUEST_BYTES - self.received.len(),
+            State::AwaitDecision(_) | State::Connecting { .. } => return Ok(false),
             _ => buffer.len(),
         };
         match self.stream.read(&mut buffer[..wanted]) {
             Ok(0) => Err(ChannelError::Closed),
             Ok(count) => {
-                match &mut self.stage {
-                    Stage::Open(frames) => frames.opener.extend(&buffer[..count]),
+                match &mut self.state {
+                    State::Open(codec) => codec.decoder.extend(&buffer[..count]),
                     _ => self.received.extend_from_slice(&buffer[..count]),
                 }
                 Ok(true)
             }
-            Err(error) if is_momentary(&error) => Ok(false),
+            Err(error) if is_transient(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -338,7 +361,7 @@ impl Channel {
             match self.stream.write(&self.unsent) {
                 Ok(0) => return Err(ChannelError::Closed),
                 Ok(count) => drop(self.unsent.drain(..count)),
-                Err(error) if is_momentary(&error) => break,
+                Err(error) if is_transient(&error) => break,
                 Err(error) => return Err(error.into()),
             }
         }

@@ -1,119 +1,82 @@
-//! Which job the environment says this process belongs to.
+//! Determines from environment variables which job this process belongs to.
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `CROSSTIE_RANK`, `CROSSTIE_SIZE` | who this is; each wins over what a launcher says |
+//! | `CROSSTIE_RANK`, `CROSSTIE_SIZE` | this process's rank and the number of ranks; each overrides the launcher's value |
 //! | `OMPI_COMM_WORLD_RANK`, `_SIZE` | set by OpenMPI's mpirun |
 //! | `PMI_RANK`, `PMI_SIZE` | set by MPICH's and other PMI launchers |
-//! | `PMIX_RANK` | set by PMIx launchers, with no size: `CROSSTIE_SIZE`, or Slurm's |
+//! | `PMIX_RANK` | set by PMIx launchers, which set no size: it comes from `CROSSTIE_SIZE` or Slurm |
 //! | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | set by Slurm |
 //! | `CROSSTIE_RENDEZVOUS` | `host:port` of rank 0 |
 //! | `CROSSTIE_LISTEN` | `host:port` that rank 0 binds, when it differs |
-//! | `CROSSTIE_SECRET_FILE` | file with the secret, private to its owner |
-//! | `CROSSTIE_SECRET` | the secret itself; a file is better, programs pass their environment on |
-//! | `CROSSTIE_JOIN_SECONDS`, `CROSSTIE_OPERATION_SECONDS` | [`Limits::join`], [`Limits::operation`] |
+//! | `CROSSTIE_SECRET_FILE` | a file with the secret, accessible to its owner only |
+//! | `CROSSTIE_SECRET` | the secret itself; prefer a file, because child processes inherit the environment |
+//! | `CROSSTIE_JOIN_SECONDS`, `CROSSTIE_OPERATION_SECONDS` | [`Limits::join_timeout`], [`Limits::operation_timeout`] |
 //!
-//! Launchers are asked in this order: mpirun may run inside a Slurm step, whose variables then describe mpirun's
-//! daemons and not the ranks.
+//! Launchers are tried in the order of this table. mpirun may run inside a Slurm step; Slurm's variables then describe
+//! mpirun's daemons and not the ranks.
 
-use std::collections::HashMap;
-use std::ffi::OsString;
-use std::path::Path;
-use std::str::FromStr;
 use std::time::Duration;
 
 use super::error::{Error, Result};
 use super::limits::{Limits, check_rank};
-use super::secret::Secret;
+use super::secret::{SECRET_FILE, Secret};
+use super::variables::Variables;
 use super::{local, tcp};
 
 const RANK: &str = "CROSSTIE_RANK";
 const SIZE: &str = "CROSSTIE_SIZE";
 const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
 const LISTEN: &str = "CROSSTIE_LISTEN";
-const SECRET: &str = "CROSSTIE_SECRET";
-const SECRET_FILE: &str = "CROSSTIE_SECRET_FILE";
 const JOIN_SECONDS: &str = "CROSSTIE_JOIN_SECONDS";
 const OPERATION_SECONDS: &str = "CROSSTIE_OPERATION_SECONDS";
 
-/// Environment variables; empty ones count as absent.
-pub(super) struct Variables(HashMap<OsString, OsString>);
-
-impl Variables {
-    pub(super) fn of_process() -> Self {
-        Variables(std::env::vars_os().filter(|(_, value)| !value.is_empty()).collect())
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<&OsString> {
-        self.0.get(name.as_ref() as &std::ffi::OsStr)
-    }
-
-    fn text(&self, name: &str) -> Result<Option<&str>> {
-        self.get(name)
-            .map(|value| value.to_str().ok_or_else(|| Error::Environment(format!("{name} is not UTF-8"))))
-            .transpose()
-    }
-}
-
-/// A variable that must be there and be a number.
-pub(super) fn number<N: FromStr>(variables: &Variables, name: &str) -> Result<N> {
-    optional_number(variables, name)?.ok_or_else(|| Error::Environment(format!("{name} is not set")))
-}
-
-fn optional_number<N: FromStr>(variables: &Variables, name: &str) -> Result<Option<N>> {
-    let parse = |text: &str| {
-        text.parse()
-            .map_err(|_| Error::Environment(format!("{name} is {text:?}, which is not a number in range")))
-    };
-    variables.text(name)?.map(parse).transpose()
-}
-
-/// What the environment asks for.
+/// The job that the environment describes.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// A rank that this library spawned.
+    /// This process is a rank that [`local`] spawned.
     Local,
-    /// A rank that meets the others at an address.
+    /// This process is a rank that connects to a rendezvous address.
     Tcp(tcp::Config),
-    /// A rank of an MPI launcher, without an address: MPI itself must connect it.
+    /// An MPI launcher started this process and no rendezvous address is set: MPI connects the ranks.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     Mpi,
-    /// Nothing: the program was simply started.
-    Alone,
+    /// The environment describes no job.
+    Standalone,
 }
 
 impl Job {
-    pub(super) fn of(variables: &Variables, limits: Limits) -> Result<Self> {
+    pub(super) fn detect(variables: &Variables, limits: Limits) -> Result<Self> {
         if variables.get(local::RANK).is_some() {
             return Ok(Job::Local);
         }
-        let launcher = Launcher::of(variables)?;
+        let launcher = Launcher::detect(variables)?;
         let explicit = variables.get(RANK).or(variables.get(SIZE)).is_some();
-        let rank = optional_number(variables, RANK)?.or(launcher.as_ref().map(|launcher| launcher.rank));
-        let size = optional_number(variables, SIZE)?.or(launcher.as_ref().and_then(|launcher| launcher.size));
+        let rank = variables.optional_number(RANK)?.or(launcher.as_ref().map(|launcher| launcher.rank));
+        let size = variables.optional_number(SIZE)?.or(launcher.as_ref().and_then(|launcher| launcher.size));
         let Some(rendezvous) = variables.text(RENDEZVOUS)? else {
             return match launcher {
-                _ if explicit => Err(Error::Environment(format!(
-                    "{RANK} or {SIZE} is set, but {RENDEZVOUS} is not: set it to host:port of rank 0"
+                _ if explicit => Err(Error::Configuration(format!(
+                    "{RANK} or {SIZE} is set, but {RENDEZVOUS} is not: set {RENDEZVOUS} to host:port of rank 0"
                 ))),
-                Some(Launcher { size: Some(1), .. }) | None => Ok(Job::Alone),
-                Some(launcher) if cfg!(feature = "mpi") && launcher.speaks_mpi => Ok(Job::Mpi),
-                Some(launcher) if launcher.certain => Err(Error::Environment(format!(
-                    "{} started this as rank {} of several, but there is no way to reach the others: set {RENDEZVOUS} \
-                     to host:port of rank 0 and {SECRET_FILE}, or build with the feature `mpi`",
+                Some(Launcher { size: Some(1), .. }) | None => Ok(Job::Standalone),
+                Some(launcher) if cfg!(feature = "mpi") && launcher.provides_mpi => Ok(Job::Mpi),
+                Some(launcher) if launcher.certain => Err(Error::Configuration(format!(
+                    "{} started this process as rank {} of several, but this process does not know how to reach the others: \
+                     set {RENDEZVOUS} to host:port of rank 0 and {SECRET_FILE}, or build with the feature `mpi`",
                     launcher.name, launcher.rank
                 ))),
-                Some(_) => Ok(Job::Alone),
+                Some(_) => Ok(Job::Standalone),
             };
         };
         let Some(rank) = rank else {
-            return Err(Error::Environment(format!(
-                "{RENDEZVOUS} is set, but not this process's rank: set {RANK}, or start with mpirun or srun"
+            return Err(Error::Configuration(format!(
+                "{RENDEZVOUS} is set, but this process has no rank: set {RANK}, or start it with mpirun or srun"
             )));
         };
         let Some(size) = size else {
-            return Err(Error::Environment(format!(
-                "the rank is {rank}, but of how many is unknown: set {SIZE}"
+            return Err(Error::Configuration(format!(
+                "this process is rank {rank}, but the number of ranks is not set: set {SIZE}"
             )));
         };
         check_rank(rank, size)?;
@@ -122,73 +85,59 @@ impl Job {
             size,
             rendezvous: rendezvous.to_owned(),
             listen: variables.text(LISTEN)?.map(str::to_owned),
-            secret: secret(variables)?,
+            secret: Secret::from_variables(variables)?,
             limits,
         }))
     }
 }
 
-/// The limits that the environment asks for; the defaults where it is silent.
+/// The limits that the environment sets; the defaults for those that it does not.
 pub(super) fn limits(variables: &Variables) -> Result<Limits> {
     let seconds = |name, default: Duration| -> Result<Duration> {
-        match optional_number::<u32>(variables, name)? {
-            Some(0) => Err(Error::Environment(format!("{name} is 0: give at least 1"))),
+        match variables.optional_number::<u32>(name)? {
+            Some(0) => Err(Error::Configuration(format!("{name} is 0: set it to at least 1"))),
             given => Ok(given.map_or(default, |seconds| Duration::from_secs(seconds.into()))),
         }
     };
     let defaults = Limits::default();
     Ok(Limits {
-        join: seconds(JOIN_SECONDS, defaults.join)?,
-        operation: seconds(OPERATION_SECONDS, defaults.operation)?,
+        join_timeout: seconds(JOIN_SECONDS, defaults.join_timeout)?,
+        operation_timeout: seconds(OPERATION_SECONDS, defaults.operation_timeout)?,
         ..defaults
     })
 }
 
-pub(super) fn secret(variables: &Variables) -> Result<Secret> {
-    match (variables.get(SECRET_FILE), variables.get(SECRET)) {
-        (Some(_), Some(_)) => Err(Error::Environment(format!(
-            "both {SECRET_FILE} and {SECRET} are set: keep the file, unset the other"
-        ))),
-        (Some(path), None) => Secret::from_file(Path::new(path)),
-        (None, Some(secret)) => Secret::new(secret.as_encoded_bytes()),
-        (None, None) => Err(Error::Environment(format!(
-            "the job has no secret: run `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, give FILE to every rank, and set \
-             {SECRET_FILE}"
-        ))),
-    }
-}
-
-/// Who started this process, by its variables.
+/// The launcher that started this process, as its variables show.
 struct Launcher {
     name: &'static str,
     rank: u32,
     size: Option<u32>,
-    speaks_mpi: bool,
-    /// These variables are set for ranks only. (Slurm sets its own in a batch script, too, which is no rank.)
+    provides_mpi: bool,
+    /// The variables prove that this process is a rank. Slurm also sets its variables for a batch script, which is not.
     certain: bool,
 }
 
 impl Launcher {
-    fn of(variables: &Variables) -> Result<Option<Self>> {
+    fn detect(variables: &Variables) -> Result<Option<Self>> {
         for (name, rank, size) in [
             ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
             ("a PMI launcher", "PMI_RANK", "PMI_SIZE"),
         ] {
-            if let Some(rank) = optional_number(variables, rank)? {
-                let size = Some(number(variables, size)?);
-                return Ok(Some(Launcher { name, rank, size, speaks_mpi: true, certain: true }));
+            if let Some(rank) = variables.optional_number(rank)? {
+                let size = Some(variables.number(size)?);
+                return Ok(Some(Launcher { name, rank, size, provides_mpi: true, certain: true }));
             }
         }
-        let slurm_rank: Option<u32> = optional_number(variables, "SLURM_PROCID")?;
-        let step_size = optional_number(variables, "SLURM_STEP_NUM_TASKS")?;
-        let slurm_size = step_size.or(optional_number(variables, "SLURM_NTASKS")?);
-        if let Some(rank) = optional_number(variables, "PMIX_RANK")? {
+        let slurm_rank: Option<u32> = variables.optional_number("SLURM_PROCID")?;
+        let step_size = variables.optional_number("SLURM_STEP_NUM_TASKS")?;
+        let slurm_size = step_size.or(variables.optional_number("SLURM_NTASKS")?);
+        if let Some(rank) = variables.optional_number("PMIX_RANK")? {
             let size = slurm_size.filter(|_| slurm_rank == Some(rank));
             return Ok(Some(Launcher {
                 name: "a PMIx launcher",
                 rank,
                 size,
-                speaks_mpi: true,
+                provides_mpi: true,
                 certain: true,
             }));
         }
@@ -197,7 +146,7 @@ impl Launcher {
             name: "Slurm",
             rank,
             size: slurm_size,
-            speaks_mpi: false,
+            provides_mpi: false,
             certain,
         }))
     }
@@ -207,28 +156,30 @@ impl Launcher {
 mod tests {
     use super::*;
 
+    const SECRET: &str = "CROSSTIE_SECRET";
+
     fn job(variables: &[(&str, &str)]) -> Result<Job> {
         let variables = variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Job::of(&Variables(variables), Limits::default())
+        Job::detect(&variables, Limits::default())
     }
 
     fn tcp(variables: &[(&str, &str)]) -> (u32, u32) {
-        let met = [(RENDEZVOUS, "localhost:4000"), (SECRET, "0123456789abcdef")];
-        match job(&[variables, &met].concat()) {
+        let rendezvous = [(RENDEZVOUS, "localhost:4000"), (SECRET, "0123456789abcdef")];
+        match job(&[variables, &rendezvous].concat()) {
             Ok(Job::Tcp(config)) => (config.rank, config.size),
             other => panic!("expected TCP, got {other:?}"),
         }
     }
 
-    fn complaint(variables: &[(&str, &str)]) -> String {
+    fn configuration_error(variables: &[(&str, &str)]) -> String {
         match job(variables) {
-            Err(Error::Environment(text)) => text,
-            other => panic!("expected a complaint, got {other:?}"),
+            Err(Error::Configuration(text)) => text,
+            other => panic!("expected a configuration error, got {other:?}"),
         }
     }
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn rank_and_size_are_read_from_every_launcher() {
         assert_eq!(tcp(&[(RANK, "1"), (SIZE, "2")]), (1, 2));
         assert_eq!(tcp(&[("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4")]), (3, 4));
         assert_eq!(tcp(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), (0, 2));
@@ -242,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn explicit_variables_and_inner_launchers_win() {
+    fn explicit_variables_and_the_inner_launcher_take_precedence() {
         let both = [
             ("SLURM_PROCID", "0"),
             ("SLURM_NTASKS", "2"),
@@ -254,34 +205,34 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_a_job_of_one() {
-        assert!(matches!(job(&[]), Ok(Job::Alone)));
+    fn without_variables_there_is_no_job() {
+        assert!(matches!(job(&[]), Ok(Job::Standalone)));
         assert!(matches!(
             job(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]),
-            Ok(Job::Alone)
+            Ok(Job::Standalone)
         ));
-        // A batch script of Slurm: it has the variables but is nobody's rank.
-        assert!(matches!(job(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), Ok(Job::Alone)));
+        // A batch script of Slurm has the variables but is not a rank.
+        assert!(matches!(job(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), Ok(Job::Standalone)));
         assert!(matches!(job(&[(local::RANK, "1")]), Ok(Job::Local)));
     }
 
     #[test]
-    fn an_mpi_launcher_without_a_rendezvous_needs_the_feature() {
+    fn mpi_launcher_without_a_rendezvous_needs_the_feature() {
         let launched = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
         if cfg!(feature = "mpi") {
             assert!(matches!(job(&launched), Ok(Job::Mpi)));
         } else {
-            assert!(complaint(&launched).contains(RENDEZVOUS));
+            assert!(configuration_error(&launched).contains(RENDEZVOUS));
         }
         let step = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
-        assert!(complaint(&step).contains(RENDEZVOUS));
+        assert!(configuration_error(&step).contains(RENDEZVOUS));
     }
 
     #[test]
-    fn contradictions_and_gaps_are_named() {
-        let met = [(RENDEZVOUS, "localhost:4000"), (SECRET, "0123456789abcdef")];
-        let with = |more: &[(&str, &str)]| complaint(&[&met[..], more].concat());
-        assert!(complaint(&[(RANK, "0"), (SIZE, "2")]).contains(RENDEZVOUS));
+    fn missing_and_contradictory_variables_are_named() {
+        let rendezvous = [(RENDEZVOUS, "localhost:4000"), (SECRET, "0123456789abcdef")];
+        let with = |more: &[(&str, &str)]| configuration_error(&[&rendezvous[..], more].concat());
+        assert!(configuration_error(&[(RANK, "0"), (SIZE, "2")]).contains(RENDEZVOUS));
         assert!(with(&[]).contains(RANK));
         assert!(with(&[(RANK, "0")]).contains(SIZE));
         assert!(with(&[("PMIX_RANK", "0")]).contains(SIZE));
@@ -290,17 +241,22 @@ mod tests {
         assert!(with(&[(RANK, "0"), (SIZE, "0")]).contains("1 to"));
         assert!(with(&[(RANK, "-1"), (SIZE, "2")]).contains(RANK));
         assert!(with(&[(RANK, "0"), (SIZE, "2"), (SECRET_FILE, "/x")]).contains("both"));
-        let no_secret = complaint(&[(RENDEZVOUS, "localhost:4000"), (RANK, "0"), (SIZE, "2")]);
+        let no_secret = configuration_error(&[(RENDEZVOUS, "localhost:4000"), (RANK, "0"), (SIZE, "2")]);
         assert!(no_secret.contains(SECRET_FILE));
         let short = [(RENDEZVOUS, "localhost:4000"), (SECRET, "short"), (RANK, "0"), (SIZE, "2")];
-        assert!(complaint(&short).contains("5 bytes") && !complaint(&short).contains("short"));
+        assert!(
+            configuration_error(&short).contains("5 bytes") && !configuration_error(&short).contains("short")
+        );
     }
 
     #[test]
-    fn times_come_from_the_environment() {
-        let given = |name: &str, value: &str| limits(&Variables([(name.into(), value.into())].into()));
-        assert_eq!(given(JOIN_SECONDS, "7").map(|limits| limits.join), Ok(Duration::from_secs(7)));
-        assert_eq!(given(OPERATION_SECONDS, "8").map(|limits| limits.operation), Ok(Duration::from_secs(8)));
+    fn timeouts_are_read_from_the_environment() {
+        let given = |name: &str, value: &str| limits(&Variables::from_iter([(name.into(), value.into())]));
+        assert_eq!(given(JOIN_SECONDS, "7").map(|limits| limits.join_timeout), Ok(Duration::from_secs(7)));
+        assert_eq!(
+            given(OPERATION_SECONDS, "8").map(|limits| limits.operation_timeout),
+            Ok(Duration::from_secs(8))
+        );
         assert!(given(JOIN_SECONDS, "0").is_err());
         assert!(given(JOIN_SECONDS, "soon").is_err());
     }

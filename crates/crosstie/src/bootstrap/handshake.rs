@@ -1,67 +1,68 @@
-//! Mutual proof of the secret, before anything else is read.
+//! The handshake: both ends of a connection prove that they know the job's secret before they read anything else.
 //!
-//! All messages have fixed lengths, so a coordinator parses nothing from someone who has not proved the secret:
+//! The member is the side that connects; the coordinator is the side that accepts. All messages have fixed lengths, so a
+//! coordinator parses nothing from a peer that has not proved the secret:
 //!
 //! ```text
-//! both at once    nonce (32)                                   fresh random bytes
-//! member          rank u32, size u32, proof (32)               proof = HMAC(secret, "member", nonces, rank, size)
-//! coordinator     status u8, size u32, proof (32)              proof = HMAC(secret, "coordinator", nonces, rank, size,
-//!                                                                           status, size)
+//! both at once                     nonce (32)                          fresh random bytes
+//! member: join request             rank u32, size u32, proof (32)      proof = HMAC(secret, "member", nonces, rank, size)
+//! coordinator: join response       status u8, size u32, proof (32)     proof = HMAC(secret, "coordinator", nonces, rank, size,
+//!                                                                                   status, size)
 //! ```
 //!
-//! Integers are little-endian. A coordinator answers a wrong proof with zeros: a stranger gets nothing computed from
-//! the secret. A member that cannot verify the verdict reports a wrong secret, whatever the verdict says. The labels
-//! keep one side's proof from being reflected as the other's. Keys for the frames that follow are derived from the
-//! secret and both nonces, one per direction.
+//! Integers are little-endian. The coordinator replies to a wrong proof with zeros, so a peer without the secret receives
+//! nothing that was computed from it. A member that cannot verify the response reports a wrong secret, whatever the
+//! response says. The labels prevent that one side's proof is sent back as the other side's (reflection). The keys of
+//! the frames that follow are derived from the secret and both nonces, one key per direction.
 
-use super::frame::{Opener, Sealer};
-use super::secret::{Keyed, Secret, TAG};
+use super::frame::{FrameDecoder, FrameEncoder};
+use super::secret::{HmacSha256, Secret, TAG_BYTES};
 
-pub(super) const NONCE: usize = 32;
-pub(super) const CLAIM: usize = 8 + TAG;
-pub(super) const VERDICT: usize = 5 + TAG;
+pub(super) const NONCE_BYTES: usize = 32;
+pub(super) const REQUEST_BYTES: usize = 8 + TAG_BYTES;
+pub(super) const RESPONSE_BYTES: usize = 5 + TAG_BYTES;
 
-const MEMBER: &str = "crosstie bootstrap 1 member";
-const COORDINATOR: &str = "crosstie bootstrap 1 coordinator";
-const TO_COORDINATOR: &str = "crosstie bootstrap 1 frames to coordinator";
-const TO_MEMBER: &str = "crosstie bootstrap 1 frames to member";
+const MEMBER_LABEL: &str = "crosstie bootstrap 1 member";
+const COORDINATOR_LABEL: &str = "crosstie bootstrap 1 coordinator";
+const TO_COORDINATOR_LABEL: &str = "crosstie bootstrap 1 frames to coordinator";
+const TO_MEMBER_LABEL: &str = "crosstie bootstrap 1 frames to member";
 
-/// What the two sides of one connection have said.
+/// The values that both ends of one connection have exchanged.
 #[derive(Clone, Copy)]
 pub(super) struct Transcript {
-    pub(super) coordinator_nonce: [u8; NONCE],
-    pub(super) member_nonce: [u8; NONCE],
+    pub(super) coordinator_nonce: [u8; NONCE_BYTES],
+    pub(super) member_nonce: [u8; NONCE_BYTES],
     pub(super) rank: u32,
     pub(super) size: u32,
 }
 
-/// The coordinator's answer to a member that knows the secret.
+/// The coordinator's response to a member that knows the secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum JoinResponse {
     Accepted,
     DuplicateRank,
-    /// The coordinator counts this many ranks.
+    /// The member has another job size; this is the coordinator's.
     SizeMismatch(u32),
 }
 
 impl Transcript {
-    /// The member's rank, size and proof.
-    pub(super) fn claim(&self, secret: &Secret) -> [u8; CLAIM] {
-        let mut claim = [0; CLAIM];
-        claim[..4].copy_from_slice(&self.rank.to_le_bytes());
-        claim[4..8].copy_from_slice(&self.size.to_le_bytes());
-        claim[8..].copy_from_slice(&self.keyed(secret, MEMBER).finish());
-        claim
+    /// Encodes the member's join request: rank, size and proof.
+    pub(super) fn join_request(&self, secret: &Secret) -> [u8; REQUEST_BYTES] {
+        let mut request = [0; REQUEST_BYTES];
+        request[..4].copy_from_slice(&self.rank.to_le_bytes());
+        request[4..8].copy_from_slice(&self.size.to_le_bytes());
+        request[8..].copy_from_slice(&self.hmac(secret, MEMBER_LABEL).finish());
+        request
     }
 
-    /// What a member claims, provided that its proof holds.
-    pub(super) fn verify_claim(
+    /// Returns the rank and size in a join request when its proof is correct.
+    pub(super) fn verify_join_request(
         secret: &Secret,
-        coordinator_nonce: [u8; NONCE],
-        member_nonce: [u8; NONCE],
-        claim: &[u8; CLAIM],
+        coordinator_nonce: [u8; NONCE_BYTES],
+        member_nonce: [u8; NONCE_BYTES],
+        request: &[u8; REQUEST_BYTES],
     ) -> Option<Self> {
-        let (rank, rest) = claim.split_first_chunk::<4>()?;
+        let (rank, rest) = request.split_first_chunk::<4>()?;
         let (size, proof) = rest.split_first_chunk::<4>()?;
         let transcript = Transcript {
             coordinator_nonce,
@@ -69,61 +70,74 @@ impl Transcript {
             rank: u32::from_le_bytes(*rank),
             size: u32::from_le_bytes(*size),
         };
-        let proof: &[u8; TAG] = proof.try_into().ok()?;
-        transcript.keyed(secret, MEMBER).matches(proof).then_some(transcript)
+        let proof: &[u8; TAG_BYTES] = proof.try_into().ok()?;
+        transcript.hmac(secret, MEMBER_LABEL).verify(proof).then_some(transcript)
     }
 
-    pub(super) fn verdict(&self, secret: &Secret, verdict: Verdict) -> [u8; VERDICT] {
-        let (status, size) = match verdict {
-            Verdict::Accepted => (1, self.size),
-            Verdict::DuplicateRank => (2, self.size),
-            Verdict::SizeMismatch(size) => (3, size),
+    /// Encodes the coordinator's join response.
+    pub(super) fn join_response(&self, secret: &Secret, response: JoinResponse) -> [u8; RESPONSE_BYTES] {
+        let (status, size) = match response {
+            JoinResponse::Accepted => (1, self.size),
+            JoinResponse::DuplicateRank => (2, self.size),
+            JoinResponse::SizeMismatch(size) => (3, size),
         };
-        let mut out = [0; VERDICT];
-        out[0] = status;
-        out[1..5].copy_from_slice(&size.to_le_bytes());
-        let mut keyed = self.keyed(secret, COORDINATOR);
-        keyed.update(&out[..5]);
-        out[5..].copy_from_slice(&keyed.finish());
-        out
+        let mut message = [0; RESPONSE_BYTES];
+        message[0] = status;
+        message[1..5].copy_from_slice(&size.to_le_bytes());
+        let mut hmac = self.hmac(secret, COORDINATOR_LABEL);
+        hmac.update(&message[..5]);
+        message[5..].copy_from_slice(&hmac.finish());
+        message
     }
 
-    /// The verdict, provided that the coordinator knows the secret.
-    pub(super) fn verify_verdict(&self, secret: &Secret, verdict: &[u8; VERDICT]) -> Option<Verdict> {
-        let (head, proof) = verdict.split_first_chunk::<5>()?;
-        let mut keyed = self.keyed(secret, COORDINATOR);
-        keyed.update(head);
-        if !keyed.matches(proof.try_into().ok()?) {
+    /// Returns the coordinator's response when its proof is correct.
+    pub(super) fn verify_join_response(
+        &self,
+        secret: &Secret,
+        response: &[u8; RESPONSE_BYTES],
+    ) -> Option<JoinResponse> {
+        let (head, proof) = response.split_first_chunk::<5>()?;
+        let mut hmac = self.hmac(secret, COORDINATOR_LABEL);
+        hmac.update(head);
+        if !hmac.verify(proof.try_into().ok()?) {
             return None;
         }
         let size = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
         match head[0] {
-            1 => Some(Verdict::Accepted),
-            2 => Some(Verdict::DuplicateRank),
-            3 => Some(Verdict::SizeMismatch(size)),
+            1 => Some(JoinResponse::Accepted),
+            2 => Some(JoinResponse::DuplicateRank),
+            3 => Some(JoinResponse::SizeMismatch(size)),
             _ => None,
         }
     }
 
-    pub(super) fn member_side(&self, secret: &Secret, limit: usize) -> (Sealer, Opener) {
-        (Sealer::new(self.key(secret, TO_COORDINATOR)), Opener::new(self.key(secret, TO_MEMBER), limit))
+    /// The frame encoder and decoder of the member's end. `limit` is the longest payload that it accepts.
+    pub(super) fn member_codec(&self, secret: &Secret, limit: usize) -> (FrameEncoder, FrameDecoder) {
+        (
+            FrameEncoder::new(self.key(secret, TO_COORDINATOR_LABEL)),
+            FrameDecoder::new(self.key(secret, TO_MEMBER_LABEL), limit),
+        )
     }
 
-    pub(super) fn coordinator_side(&self, secret: &Secret, limit: usize) -> (Sealer, Opener) {
-        (Sealer::new(self.key(secret, TO_MEMBER)), Opener::new(self.key(secret, TO_COORDINATOR), limit))
+    /// The frame encoder and decoder of the coordinator's end. `limit` is the longest payload that it accepts.
+    pub(super) fn coordinator_codec(&self, secret: &Secret, limit: usize) -> (FrameEncoder, FrameDecoder) {
+        (
+            FrameEncoder::new(self.key(secret, TO_MEMBER_LABEL)),
+            FrameDecoder::new(self.key(secret, TO_COORDINATOR_LABEL), limit),
+        )
     }
 
-    fn key(&self, secret: &Secret, label: &str) -> Keyed {
-        Keyed::new(&self.keyed(secret, label).finish())
+    fn key(&self, secret: &Secret, label: &str) -> HmacSha256 {
+        HmacSha256::new(&self.hmac(secret, label).finish())
     }
 
-    fn keyed(&self, secret: &Secret, label: &str) -> Keyed {
-        let mut keyed = secret.keyed(label);
-        keyed.update(&self.coordinator_nonce);
-        keyed.update(&self.member_nonce);
-        keyed.update(&self.rank.to_le_bytes());
-        keyed.update(&self.size.to_le_bytes());
-        keyed
+    fn hmac(&self, secret: &Secret, label: &str) -> HmacSha256 {
+        let mut hmac = secret.hmac(label);
+        hmac.update(&self.coordinator_nonce);
+        hmac.update(&self.member_nonce);
+        hmac.update(&self.rank.to_le_bytes());
+        hmac.update(&self.size.to_le_bytes());
+        hmac
     }
 }
 
@@ -136,45 +150,56 @@ mod tests {
     }
 
     fn transcript() -> Transcript {
-        Transcript { coordinator_nonce: [1; NONCE], member_nonce: [2; NONCE], rank: 3, size: 4 }
+        Transcript { coordinator_nonce: [1; NONCE_BYTES], member_nonce: [2; NONCE_BYTES], rank: 3, size: 4 }
     }
 
     #[test]
-    fn the_same_secret_agrees_both_ways() {
+    fn both_ends_with_the_same_secret_accept_each_other() {
         let (a, t) = (secret("a secret of the job"), transcript());
-        let seen = Transcript::verify_claim(&a, [1; NONCE], [2; NONCE], &t.claim(&a)).expect("accepted");
+        let seen =
+            Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .expect("accepted");
         assert_eq!((seen.rank, seen.size), (3, 4));
-        for verdict in [Verdict::Accepted, Verdict::DuplicateRank, Verdict::SizeMismatch(9)] {
-            assert_eq!(t.verify_verdict(&a, &seen.verdict(&a, verdict)), Some(verdict));
+        for response in [JoinResponse::Accepted, JoinResponse::DuplicateRank, JoinResponse::SizeMismatch(9)] {
+            assert_eq!(t.verify_join_response(&a, &seen.join_response(&a, response)), Some(response));
         }
     }
 
     #[test]
-    fn a_different_secret_or_any_flipped_bit_is_refused() {
+    fn different_secret_or_any_flipped_bit_is_rejected() {
         let (a, b, t) = (secret("a secret of the job"), secret("another such secret"), transcript());
-        assert!(Transcript::verify_claim(&b, [1; NONCE], [2; NONCE], &t.claim(&a)).is_none());
-        assert!(t.verify_verdict(&b, &t.verdict(&a, Verdict::Accepted)).is_none());
-        assert!(t.verify_verdict(&a, &[0; VERDICT]).is_none());
-        for bit in 0..CLAIM * 8 {
-            let mut claim = t.claim(&a);
-            claim[bit / 8] ^= 1 << (bit % 8);
-            assert!(Transcript::verify_claim(&a, [1; NONCE], [2; NONCE], &claim).is_none(), "bit {bit}");
+        assert!(
+            Transcript::verify_join_request(&b, [1; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .is_none()
+        );
+        assert!(t.verify_join_response(&b, &t.join_response(&a, JoinResponse::Accepted)).is_none());
+        assert!(t.verify_join_response(&a, &[0; RESPONSE_BYTES]).is_none());
+        for bit in 0..REQUEST_BYTES * 8 {
+            let mut request = t.join_request(&a);
+            request[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                Transcript::verify_join_request(&a, [1; NONCE_BYTES], [2; NONCE_BYTES], &request).is_none(),
+                "bit {bit}"
+            );
         }
-        for bit in 0..VERDICT * 8 {
-            let mut verdict = t.verdict(&a, Verdict::Accepted);
-            verdict[bit / 8] ^= 1 << (bit % 8);
-            assert!(t.verify_verdict(&a, &verdict).is_none(), "bit {bit}");
+        for bit in 0..RESPONSE_BYTES * 8 {
+            let mut response = t.join_response(&a, JoinResponse::Accepted);
+            response[bit / 8] ^= 1 << (bit % 8);
+            assert!(t.verify_join_response(&a, &response).is_none(), "bit {bit}");
         }
     }
 
     #[test]
-    fn proofs_of_an_earlier_connection_or_of_the_other_role_are_refused() {
+    fn proof_of_another_connection_or_of_the_other_role_is_rejected() {
         let (a, t) = (secret("a secret of the job"), transcript());
-        assert!(Transcript::verify_claim(&a, [9; NONCE], [2; NONCE], &t.claim(&a)).is_none());
-        let mut reflected = [0; VERDICT];
+        assert!(
+            Transcript::verify_join_request(&a, [9; NONCE_BYTES], [2; NONCE_BYTES], &t.join_request(&a))
+                .is_none()
+        );
+        let mut reflected = [0; RESPONSE_BYTES];
         reflected[0] = 1;
         reflected[1..5].copy_from_slice(&t.size.to_le_bytes());
-        reflected[5..].copy_from_slice(&t.claim(&a)[8..]);
-        assert!(t.verify_verdict(&a, &reflected).is_none());
+        reflected[5..].copy_from_slice(&t.join_request(&a)[8..]);
+        assert!(t.verify_join_response(&a, &reflected).is_none());
     }
 }

@@ -1,58 +1,63 @@
-//! A rank's own end: a connection to the coordinator, and [`Bootstrap`] on top of it.
+//! A rank's side of a job: its connection to the coordinator, and [`Bootstrap`] on top of it.
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::Bootstrap;
-use super::coordinator::ABORT;
-use super::error::{Error, Result, Step, Violation};
-use super::frame::{Frame, Opener, Sealer};
-use super::handshake::{NONCE, Transcript, VERDICT, Verdict};
-use super::limits::{GRACE, Limits};
-use super::local::Children;
-use super::round::{pack, pack_words, unpack, unpack_words};
-use super::secret::{Secret, random_bytes};
+use super::abort::{self, ABORT};
+use super::children::Children;
+use super::coordinator::CoordinatorThread;
+use super::error::{Error, Operation, Result, Violation};
+use super::frame::{Frame, FrameDecoder, FrameEncoder};
+use super::handshake::{JoinResponse, NONCE_BYTES, RESPONSE_BYTES, Transcript};
+use super::job::Bootstrap;
+use super::limits::{GRACE_PERIOD, Limits, check_blob_count};
+use super::payload::{pack_blobs, pack_words, unpack_blobs, unpack_words};
+use super::random::random_bytes;
+use super::secret::Secret;
 use super::stream::Stream;
 
-/// One rank of a job whose ranks meet at rank 0: what [`local`](super::local) and [`tcp`](super::tcp) return.
+/// One rank of a job whose ranks are connected through rank 0. [`local`](super::local) and [`tcp`](super::tcp) return it.
 ///
-/// Dropping it leaves the job: ranks that still wait get [`Error::RankGone`]. Dropping rank 0 ends the job, and ends
-/// by force the ranks that it spawned unless [`finish`](Bootstrap::finish) was called.
+/// Dropping it leaves the job: the pending calls of other ranks fail with [`Error::RankDisconnected`]. Dropping rank 0
+/// ends the job, and kills the ranks that it spawned unless [`finish`](Bootstrap::finish) was called.
 pub struct Member {
     rank: u32,
     size: u32,
     limits: Limits,
-    link: Option<Link>,
-    failed: Option<Error>,
-    host: Option<Host>,
+    /// `None` only while dropping.
+    connection: Option<CoordinatorConnection>,
+    /// The error that ended the job.
+    failure: Option<Error>,
+    /// The coordinator's thread, in rank 0.
+    coordinator: Option<CoordinatorThread>,
+    /// The ranks that this process spawned.
     children: Children,
 }
 
-/// A connection on which both sides have proved the secret.
-pub(super) struct Link {
+/// A connection to the coordinator on which both ends have proved the secret.
+pub(super) struct CoordinatorConnection {
     stream: Stream,
-    sealer: Sealer,
-    opener: Opener,
+    encoder: FrameEncoder,
+    decoder: FrameDecoder,
 }
 
-/// Why no connection came about.
-pub(super) enum NoLink {
-    /// The coordinator has spoken, or this side cannot go on: trying again is of no use.
-    Refused(Error),
-    /// The stream broke or stalled.
-    Broken(io::Error),
+/// Why [`CoordinatorConnection::open`] failed.
+pub(super) enum ConnectError {
+    /// The coordinator rejected this rank, or this process cannot continue: trying again is useless.
+    Final(Error),
+    /// The stream broke, or the peer sent nothing in time: trying again may help.
+    Retryable(io::Error),
 }
 
-impl From<io::Error> for NoLink {
+impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
-        NoLink::Broken(error)
+        ConnectError::Retryable(error)
     }
 }
 
-impl Link {
-    /// Proves the secret to the coordinator at the other end of `stream`, and has it proved.
+impl CoordinatorConnection {
+    /// Does the handshake with the coordinator at the other end of `stream`. `peer` is what errors call that end.
     pub(super) fn open(
         mut stream: Stream,
         rank: u32,
@@ -61,29 +66,29 @@ impl Link {
         limits: &Limits,
         peer: &str,
         deadline: Instant,
-    ) -> std::result::Result<Self, NoLink> {
-        let member_nonce = random_bytes().map_err(NoLink::Refused)?;
+    ) -> std::result::Result<Self, ConnectError> {
+        let member_nonce = random_bytes().map_err(ConnectError::Final)?;
         stream.write_full(&member_nonce, deadline)?;
-        let mut coordinator_nonce = [0; NONCE];
+        let mut coordinator_nonce = [0; NONCE_BYTES];
         stream.read_full(&mut coordinator_nonce, deadline)?;
         let transcript = Transcript { coordinator_nonce, member_nonce, rank, size };
-        stream.write_full(&transcript.claim(secret), deadline)?;
-        let mut verdict = [0; VERDICT];
-        stream.read_full(&mut verdict, deadline)?;
-        match transcript.verify_verdict(secret, &verdict) {
-            Some(Verdict::Accepted) => {
-                let (sealer, opener) = transcript.member_side(secret, limits.message);
-                Ok(Link { stream, sealer, opener })
+        stream.write_full(&transcript.join_request(secret), deadline)?;
+        let mut response = [0; RESPONSE_BYTES];
+        stream.read_full(&mut response, deadline)?;
+        match transcript.verify_join_response(secret, &response) {
+            Some(JoinResponse::Accepted) => {
+                let (encoder, decoder) = transcript.member_codec(secret, limits.max_message);
+                Ok(CoordinatorConnection { stream, encoder, decoder })
             }
-            Some(Verdict::DuplicateRank) => Err(NoLink::Refused(Error::DuplicateRank { rank })),
-            Some(Verdict::SizeMismatch(theirs)) => {
-                Err(NoLink::Refused(Error::SizeMismatch { ours: size, theirs }))
+            Some(JoinResponse::DuplicateRank) => Err(ConnectError::Final(Error::DuplicateRank { rank })),
+            Some(JoinResponse::SizeMismatch(theirs)) => {
+                Err(ConnectError::Final(Error::SizeMismatch { ours: size, theirs }))
             }
-            None => Err(NoLink::Refused(Error::WrongSecret { peer: peer.to_owned() })),
+            None => Err(ConnectError::Final(Error::WrongSecret { peer: peer.to_owned() })),
         }
     }
 
-    /// As [`open`](Link::open), over a connection inside the machine that is not tried twice.
+    /// Like [`open`](CoordinatorConnection::open), over a socket pair of this machine. There is nothing to try again.
     pub(super) fn open_local(
         stream: Stream,
         rank: u32,
@@ -91,111 +96,118 @@ impl Link {
         secret: &Secret,
         limits: &Limits,
     ) -> Result<Self> {
-        let deadline = Instant::now() + limits.join + GRACE;
-        Link::open(stream, rank, size, secret, limits, "rank 0", deadline).map_err(|no_link| match no_link {
-            NoLink::Refused(error) => error,
-            NoLink::Broken(error) => lost(&error, Step::Join, limits),
+        let deadline = Instant::now() + limits.join_timeout + GRACE_PERIOD;
+        let opened = CoordinatorConnection::open(stream, rank, size, secret, limits, "rank 0", deadline);
+        opened.map_err(|error| match error {
+            ConnectError::Final(error) => error,
+            ConnectError::Retryable(error) => connection_error(&error, Operation::Join, limits),
         })
     }
 
     fn send(&mut self, kind: u8, payload: Vec<u8>, deadline: Instant) -> io::Result<()> {
-        let sealed = self.sealer.seal(kind, Arc::from(payload));
-        self.stream.write_full(&sealed.head, deadline)?;
-        self.stream.write_full(&sealed.payload, deadline)?;
-        self.stream.write_full(&sealed.tag, deadline)
+        let encoded = self.encoder.encode(kind, Arc::from(payload));
+        self.stream.write_full(&encoded.header, deadline)?;
+        self.stream.write_full(&encoded.payload, deadline)?;
+        self.stream.write_full(&encoded.tag, deadline)
     }
 
     fn receive(&mut self, deadline: Instant) -> io::Result<std::result::Result<Frame, Violation>> {
         let mut buffer = [0; 16 << 10];
         loop {
-            match self.opener.next() {
+            match self.decoder.next() {
                 Ok(Some(frame)) => return Ok(Ok(frame)),
                 Ok(None) => {}
                 Err(violation) => return Ok(Err(violation)),
             }
             match self.stream.read_some(&mut buffer, deadline)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => self.opener.extend(&buffer[..count]),
+                count => self.decoder.extend(&buffer[..count]),
             }
         }
     }
 }
 
-/// A stalled or closed connection, in terms of the job.
-fn lost(error: &io::Error, during: Step, limits: &Limits) -> Error {
+/// Translates the I/O error of a connection to the coordinator: a timeout, or rank 0 has disconnected.
+fn connection_error(error: &io::Error, during: Operation, limits: &Limits) -> Error {
     match error.kind() {
         io::ErrorKind::TimedOut => {
-            let waited = if during == Step::Join { limits.join } else { limits.operation };
-            Error::Timeout { during, waited: waited + GRACE }
+            let waited =
+                if during == Operation::Join { limits.join_timeout } else { limits.operation_timeout };
+            Error::Timeout { during, waited: waited + GRACE_PERIOD }
         }
-        _ => Error::RankGone { rank: 0 },
+        _ => Error::RankDisconnected { rank: 0 },
     }
 }
 
 impl Member {
-    pub(super) fn new(rank: u32, size: u32, limits: Limits, link: Link) -> Self {
+    pub(super) fn new(rank: u32, size: u32, limits: Limits, connection: CoordinatorConnection) -> Self {
         let children = Children::default();
-        Member { rank, size, limits, link: Some(link), failed: None, host: None, children }
+        let connection = Some(connection);
+        Member { rank, size, limits, connection, failure: None, coordinator: None, children }
     }
 
-    /// Makes this member the one that ends with the coordinator and the processes it spawned.
-    pub(super) fn with_host(mut self, host: Host, children: Children) -> Self {
-        self.host = Some(host);
+    /// Makes this member rank 0: it owns the coordinator's thread and the spawned processes.
+    pub(super) fn with_coordinator(mut self, coordinator: CoordinatorThread, children: Children) -> Self {
+        self.coordinator = Some(coordinator);
         self.children = children;
         self
     }
 
     /// Waits until all ranks have joined.
-    pub(super) fn gather(mut self) -> Result<Self> {
-        let deadline = Instant::now() + self.limits.join + GRACE;
-        self.receive(Step::Join, deadline)?;
+    pub(super) fn wait_for_all(mut self) -> Result<Self> {
+        let deadline = Instant::now() + self.limits.join_timeout + GRACE_PERIOD;
+        self.receive(Operation::Join, deadline)?;
         Ok(self)
     }
 
-    fn operate(&mut self, step: Step, payload: Vec<u8>) -> Result<Vec<u8>> {
-        if let Some(error) = &self.failed {
+    /// Sends this rank's contribution to an operation and waits for the result.
+    fn call(&mut self, operation: Operation, payload: Vec<u8>) -> Result<Vec<u8>> {
+        if let Some(error) = &self.failure {
             return Err(error.clone());
         }
         self.limits.check_message(payload.len())?;
-        let deadline = Instant::now() + self.limits.operation + GRACE;
-        if let Some(link) = &mut self.link
-            && let Err(error) = link.send(step as u8, payload, deadline)
+        let deadline = Instant::now() + self.limits.operation_timeout + GRACE_PERIOD;
+        if let Some(connection) = &mut self.connection
+            && let Err(error) = connection.send(operation as u8, payload, deadline)
             && error.kind() == io::ErrorKind::TimedOut
         {
-            return Err(self.fail(lost(&error, step, &self.limits)));
+            return Err(self.fail(connection_error(&error, operation, &self.limits)));
         }
-        // If the connection closed under the sending, the reason may still lie in what was received.
-        self.receive(step, deadline)
+        // When sending failed because the connection closed, an abort frame with the cause may have arrived before.
+        self.receive(operation, deadline)
     }
 
-    fn receive(&mut self, step: Step, deadline: Instant) -> Result<Vec<u8>> {
-        let Some(link) = &mut self.link else { return Err(self.fail(Error::RankGone { rank: 0 })) };
+    fn receive(&mut self, operation: Operation, deadline: Instant) -> Result<Vec<u8>> {
+        let Some(connection) = &mut self.connection else {
+            return Err(self.fail(Error::RankDisconnected { rank: 0 }));
+        };
         let rank = self.rank;
-        let error = match link.receive(deadline) {
-            Ok(Ok(frame)) if frame.kind == step as u8 => return Ok(frame.payload),
-            Ok(Ok(frame)) if frame.kind == ABORT => Error::from_wire(&frame.payload)
+        let error = match connection.receive(deadline) {
+            Ok(Ok(frame)) if frame.kind == operation as u8 => return Ok(frame.payload),
+            Ok(Ok(frame)) if frame.kind == ABORT => abort::decode(&frame.payload)
                 .unwrap_or(Error::Protocol { rank, violation: Violation::Layout }),
             Ok(Ok(_)) => Error::Protocol { rank, violation: Violation::Kind },
             Ok(Err(violation)) => Error::Protocol { rank, violation },
-            Err(error) => lost(&error, step, &self.limits),
+            Err(error) => connection_error(&error, operation, &self.limits),
         };
         Err(self.fail(error))
     }
 
+    /// Records the error that ends the job.
     fn fail(&mut self, error: Error) -> Error {
-        self.failed = Some(error.clone());
+        self.failure = Some(error.clone());
         error
     }
 
-    fn malformed(&mut self, violation: Violation) -> Error {
+    fn fail_with_violation(&mut self, violation: Violation) -> Error {
         let rank = self.rank;
         self.fail(Error::Protocol { rank, violation })
     }
 
-    fn blobs(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>> {
-        match unpack(payload, self.size) {
+    fn decode_blobs(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>> {
+        match unpack_blobs(payload, self.size) {
             Ok(blobs) => Ok(blobs.into_iter().map(<[u8]>::to_vec).collect()),
-            Err(violation) => Err(self.malformed(violation)),
+            Err(violation) => Err(self.fail_with_violation(violation)),
         }
     }
 }
@@ -211,41 +223,41 @@ impl Bootstrap for Member {
 
     fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.limits.check_blob(blob.len())?;
-        let payload = self.operate(Step::AllGather, blob.to_vec())?;
-        self.blobs(&payload)
+        let payload = self.call(Operation::AllGather, blob.to_vec())?;
+        self.decode_blobs(&payload)
     }
 
     fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        super::check_count(blobs, self.size)?;
+        check_blob_count(blobs, self.size)?;
         blobs.iter().try_for_each(|blob| self.limits.check_blob(blob.len()))?;
-        let payload = self.operate(Step::Exchange, pack(blobs))?;
-        self.blobs(&payload)
+        let payload = self.call(Operation::Exchange, pack_blobs(blobs))?;
+        self.decode_blobs(&payload)
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.operate(Step::Barrier, Vec::new()).map(drop)
+        self.call(Operation::Barrier, Vec::new()).map(drop)
     }
 
     fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>> {
-        let payload = self.operate(Step::Sum, pack_words(words))?;
+        let payload = self.call(Operation::Sum, pack_words(words))?;
         match unpack_words(&payload) {
             Ok(total) if total.len() == words.len() => Ok(total),
-            _ => Err(self.malformed(Violation::Layout)),
+            _ => Err(self.fail_with_violation(Violation::Layout)),
         }
     }
 
     fn finish(&mut self) -> Result<()> {
         self.barrier()?;
-        self.children.wait(Instant::now() + self.limits.operation)
+        self.children.wait(Instant::now() + self.limits.operation_timeout)
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.children.end();
-        // The coordinator ends when this connection does, so the order matters.
-        self.link = None;
-        self.host = None;
+        self.children.kill_all();
+        // In this order: the coordinator's thread ends only when this connection is closed.
+        self.connection = None;
+        self.coordinator = None;
     }
 }
 
@@ -254,28 +266,7 @@ impl std::fmt::Debug for Member {
         f.debug_struct("Member")
             .field("rank", &self.rank)
             .field("size", &self.size)
-            .field("failed", &self.failed)
+            .field("failure", &self.failure)
             .finish_non_exhaustive()
-    }
-}
-
-/// The coordinator's thread. Dropping it waits for its end, which follows the closing of rank 0's connection.
-pub(super) struct Host(Option<JoinHandle<()>>);
-
-impl Host {
-    /// Runs `body` as the coordinator's thread.
-    pub(super) fn start(body: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let thread = std::thread::Builder::new().name("crosstie-coordinator".into()).spawn(body);
-        let thread = thread.map_err(|error| Error::io("starting the coordinator's thread", &error))?;
-        Ok(Host(Some(thread)))
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic over there has been reported by its hook, and the ranks have seen their connections close.
-            drop(thread.join());
-        }
     }
 }

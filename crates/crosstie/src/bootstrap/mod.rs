@@ -1,100 +1,89 @@
-//! Who is in the job, and what they tell each other before there are devices to talk over.
+//! Starts a job: its processes find and authenticate each other, and exchange set-up data before any device exists.
 //!
-//! A job is `size` processes (or threads), ranked from 0. They exchange opaque blobs (addresses, keys, handles), wait
-//! for each other and add up figures through one small trait, [`Bootstrap`]. It serves set-up and results, not the
-//! data path: every operation passes through rank 0.
+//! A job is `size` processes (or threads), each with a rank from 0. Through one small trait, [`Bootstrap`], they exchange
+//! opaque blobs (addresses, keys, handles), wait for each other, and add up numbers. This is for set-up and for
+//! results, not for the data path: every operation goes through rank 0.
 //!
-//! | way | for | how the ranks meet |
+//! | implementation | use it for | how the ranks connect |
 //! | --- | --- | --- |
-//! | [`local::spawn`] | one machine, nothing to set up | the program starts its own ranks, over socket pairs |
-//! | [`local::threads`] | tests and benchmarks | the same inside one process |
-//! | [`tcp`] | several machines | rank 0 listens, the others connect and prove the job's secret |
+//! | [`local::spawn`] | one machine, no configuration | the program starts its own ranks and talks to them over socket pairs |
+//! | [`local::in_process`] | tests and benchmarks | the same, with threads of one process |
+//! | [`tcp`] | several machines | rank 0 listens; the others connect and prove that they know the job's secret |
 //! | `mpi` (cargo feature `mpi`) | under mpirun | `MPI_COMM_WORLD` |
 //!
-//! A service that lives on when a rank dies has a [`channel`] for each pair of ranks instead.
+//! [`from_env`] chooses the implementation from environment variables. [`from_env_or_local`] spawns ranks when no
+//! variable describes a job.
 //!
-//! [`from_env`] picks the way from the environment; [`from_env_or_local`] spawns ranks where it says nothing.
+//! A service that must keep running when one rank dies uses a [`channel`] for each pair of ranks instead.
 //!
-//! Promises, the same for all ways except where `mpi` says otherwise:
+//! All implementations promise the following; the module `mpi` lists its exceptions:
 //!
-//! - Every call ends with a result or a cause, within [`Limits`]; see [`tcp`] for the exact times.
-//! - When a rank dies, never comes, or breaks the protocol, every survivor's pending or next call fails, and the error
-//!   names that rank.
-//! - The ranks prove to each other that they know the job's secret before any other byte is parsed. A second process
-//!   that claims a taken rank is refused with [`Error::DuplicateRank`]; the first goes on undisturbed.
-//! - Blobs arrive unchanged, or the call fails. They are not encrypted.
-//! - No panic, no hang and no unbounded memory, whatever bytes arrive.
+//! - Every call ends with a result or with the cause of its failure, within [`Limits`]. [`tcp`] states the exact times.
+//! - When a rank dies, never joins, or violates the protocol, the pending or next call of every other rank fails, and the
+//!   error names that rank.
+//! - Two processes prove to each other that they know the job's secret before they parse any other byte. A second
+//!   process that claims a rank already taken is rejected with [`Error::DuplicateRank`]; the first one is not disturbed.
+//! - Blobs arrive unchanged, or the call fails. They are authenticated, not encrypted.
+//! - No bytes from the network cause a panic, a hang or unbounded memory use.
+//!
+//! The files import each other in one direction only, from the top of this list to the bottom:
+//!
+//! ```text
+//! mod                          from_env
+//! environment                  which job the environment variables describe
+//! local  tcp  mpi              the implementations          channel (between two processes)
+//! member  children             a rank's side of a job, the processes that rank 0 spawned
+//! coordinator/                 rank 0's thread: accepts ranks, runs the collective operations
+//! job  abort                   the trait, the error that ends a job on the wire
+//! handshake  frame  payload    bytes on a connection
+//! stream  secret  variables    sockets with deadlines, authentication, environment variables
+//! random  limits  error
+//! ```
 
 #![forbid(unsafe_code)]
 
-mod alone;
+mod abort;
 pub mod channel;
+mod children;
 mod coordinator;
 mod environment;
 mod error;
 mod frame;
 mod handshake;
+mod job;
 pub mod limits;
 pub mod local;
 mod member;
 #[cfg(feature = "mpi")]
 pub mod mpi;
-mod round;
+mod payload;
+mod random;
 mod secret;
+mod single_rank;
 mod stream;
 pub mod tcp;
+mod variables;
 
-pub use alone::Alone;
-pub use error::{Error, Result, Step, Violation};
+pub use error::{Error, Operation, Result, Violation};
+pub use job::Bootstrap;
 pub use limits::Limits;
 pub use member::Member;
+pub use random::random_bytes;
 pub use secret::{MAX_SECRET, MIN_SECRET, Secret};
+pub use single_rank::SingleRank;
 
-/// The collective operations of a job.
+/// Joins the job that the environment variables describe. When they describe none, the job has one rank, this process.
 ///
-/// All ranks call the same operations in the same order; each call returns when all ranks have made it.
-/// A blob above [`Limits::blob`] and a wrong count of blobs are refused before anything is sent, and the caller may
-/// call again; after any other error the job is over and every later call returns that error.
-pub trait Bootstrap {
-    /// This process's place in the job, from 0.
-    fn rank(&self) -> u32;
-
-    /// How many ranks the job has.
-    fn size(&self) -> u32;
-
-    /// Gives every rank everybody's blob, in rank order. The blobs may differ in length and be empty.
-    fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>>;
-
-    /// Sends `blobs[r]` to rank `r` and returns what each rank sent here, in rank order. One blob per rank, also for
-    /// oneself; they may differ in length and be empty.
-    fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>>;
-
-    /// Waits for everybody.
-    fn barrier(&mut self) -> Result<()>;
-
-    /// Adds up, element by element, what all ranks give. All give equally many; a sum above 64 bits is
-    /// [`Error::Overflow`] for everybody.
-    fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>>;
-
-    /// Ends the job in order: waits for everybody and, in a process that spawned ranks, for their exit, whose failure
-    /// it reports. The last call of a job.
-    fn finish(&mut self) -> Result<()> {
-        self.barrier()
-    }
-}
-
-/// Joins the job that the environment describes; a job of one rank where it describes none.
-///
-/// In this order: a rank spawned by [`local`]; a rendezvous (`CROSSTIE_RENDEZVOUS`) with a rank from
-/// `CROSSTIE_RANK`/`CROSSTIE_SIZE` or from mpirun, PMI, PMIx or Slurm; mpirun without a rendezvous (feature `mpi`).
-/// Missing and contradictory variables are [`Error::Environment`], which names them.
+/// The first of these that applies is used: a rank spawned by [`local`]; a rendezvous address (`CROSSTIE_RENDEZVOUS`) with
+/// a rank from `CROSSTIE_RANK`/`CROSSTIE_SIZE` or from mpirun, PMI, PMIx or Slurm; mpirun without a rendezvous address
+/// (feature `mpi`). Missing and contradictory variables are an [`Error::Configuration`] that names them.
 ///
 /// ```
 /// use crosstie::bootstrap::{self, Bootstrap};
 ///
 /// let mut job = bootstrap::from_env()?;
-/// let everybody = job.all_gather(format!("hello from {}", job.rank()).as_bytes())?;
-/// assert_eq!(everybody.len(), job.size() as usize);
+/// let greetings = job.all_gather(format!("hello from {}", job.rank()).as_bytes())?;
+/// assert_eq!(greetings.len(), job.size() as usize);
 /// job.finish()?;
 /// # Ok::<(), bootstrap::Error>(())
 /// ```
@@ -102,19 +91,15 @@ pub fn from_env() -> Result<Box<dyn Bootstrap>> {
     from_env_or_local(1)
 }
 
-/// As [`from_env`], but where the environment describes no job, makes one of `size` ranks with [`local::spawn`].
+/// Like [`from_env`], but when the environment describes no job, starts `size` ranks with [`local::spawn`].
 pub fn from_env_or_local(size: u32) -> Result<Box<dyn Bootstrap>> {
-    let variables = environment::Variables::of_process();
+    let variables = variables::Variables::of_process();
     let limits = environment::limits(&variables)?;
-    match environment::Job::of(&variables, limits)? {
-        environment::Job::Tcp(config) => Ok(Box::new(tcp::start(&config)?)),
+    match environment::Job::detect(&variables, limits)? {
+        environment::Job::Tcp(config) => Ok(Box::new(tcp::join(&config)?)),
         #[cfg(feature = "mpi")]
-        environment::Job::Mpi => Ok(Box::new(mpi::Mpi::start(limits)?)),
-        environment::Job::Alone if size == 1 => Ok(Box::new(Alone::new(limits))),
+        environment::Job::Mpi => Ok(Box::new(mpi::Mpi::join(limits)?)),
+        environment::Job::Standalone if size == 1 => Ok(Box::new(SingleRank::new(limits))),
         _ => Ok(Box::new(local::spawn(size, limits)?)),
     }
-}
-
-fn check_count(blobs: &[Vec<u8>], size: u32) -> Result<()> {
-    if blobs.len() == size as usize { Ok(()) } else { Err(Error::BlobCount { given: blobs.len(), size }) }
 }

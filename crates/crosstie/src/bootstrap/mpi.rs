@@ -1,19 +1,20 @@
-//! Ranks of an MPI job (cargo feature `mpi`): [`Bootstrap`] over `MPI_COMM_WORLD`.
+//! The ranks of an MPI job (cargo feature `mpi`): [`Bootstrap`] over `MPI_COMM_WORLD`.
 //!
-//! Builds on OpenMPI and MPICH through the crate `mpi`; on Debian: `apt-get install libopenmpi-dev libclang-dev`.
+//! It builds with OpenMPI and MPICH through the crate `mpi`; on Debian: `apt-get install libopenmpi-dev libclang-dev`.
 //!
-//! What differs from the other ways, because the launcher decides it:
+//! It differs from the other implementations where the launcher decides:
 //!
-//! - **The secret.** mpirun started the ranks and connects them; it vouches for them with its own credentials. There
-//!   is no secret of ours here.
-//! - **A rank that dies.** Calls do not fail at the survivors: mpirun notices, ends all ranks and exits with a failure.
-//!   MPI errors likewise end the job (`MPI_ERRORS_ARE_FATAL`).
-//! - **A rank that does not come.** One that never starts MPI keeps the others inside `MPI_Init`; no library can
-//!   bound that (use mpirun's `--timeout`). After that, an operation that not all ranks come to within
-//!   [`Limits::operation`] is [`Error::Timeout`]; MPI cannot say who is missing. This process then no longer finalizes
-//!   MPI, so that its exit makes mpirun end the job.
-//! - **The end.** Dropping [`Mpi`] finalizes MPI, which waits for the other ranks, if this started it. A program that
-//!   started MPI itself keeps that duty, and must have asked for MPI calls from the thread that it calls this in.
+//! - **Authentication.** mpirun starts and connects the ranks and authenticates them with its own credentials. The job's
+//!   secret is not used.
+//! - **A rank that dies.** The calls of the other ranks do not fail: mpirun detects the death, ends all ranks and exits
+//!   with a failure. MPI errors also end the job (`MPI_ERRORS_ARE_FATAL`).
+//! - **A rank that is missing.** A rank that never starts MPI blocks the others inside `MPI_Init`; no library can
+//!   limit that time (use mpirun's `--timeout`). Afterwards, an operation that not all ranks call within
+//!   [`Limits::operation_timeout`] fails with [`Error::Timeout`]; MPI cannot say which rank is missing. The process then
+//!   does not finalize MPI, so that its exit makes mpirun end the job.
+//! - **The end.** When [`Mpi`] started MPI, dropping it finalizes MPI, which waits for the other ranks. A program that
+//!   started MPI itself finalizes it itself, and must have initialized it with a thread level that allows MPI calls from
+//!   the thread that uses [`Mpi`].
 
 use std::time::{Duration, Instant};
 
@@ -23,74 +24,78 @@ use mpi::environment::{Threading, Universe};
 use mpi::topology::{Communicator, SimpleCommunicator};
 use mpi::traits::CommunicatorCollectives;
 
-use super::error::{Error, Result, Step};
-use super::limits::{Limits, check_rank};
-use super::round::add;
-use super::{Bootstrap, check_count};
+use super::error::{Error, Operation, Result};
+use super::job::Bootstrap;
+use super::limits::{Limits, check_blob_count, check_rank};
+use super::payload::add_words;
 
-/// A rank of an MPI job. Stays in the thread that made it.
+/// A rank of an MPI job. It stays in the thread that created it.
 pub struct Mpi {
     rank: u32,
     size: u32,
     limits: Limits,
     /// `None` only while dropping.
     handles: Option<Handles>,
-    failed: Option<Error>,
+    /// The error that ended the job.
+    failure: Option<Error>,
 }
 
-/// What is freed at the end, in this order.
+/// What is freed at the end, in the order of the fields.
 struct Handles {
-    /// A duplicate of the world: our operations do not mix with the program's own.
-    ranks: SimpleCommunicator,
+    /// A duplicate of `MPI_COMM_WORLD`, so that these operations do not mix with the program's own.
+    communicator: SimpleCommunicator,
     /// `None` when the program started MPI itself.
     _universe: Option<Universe>,
 }
 
 impl Mpi {
-    /// Starts MPI, unless the program has done so, and waits for all ranks.
-    pub fn start(limits: Limits) -> Result<Self> {
+    /// Starts MPI, unless the program has started it, and waits for all ranks.
+    pub fn join(limits: Limits) -> Result<Self> {
         limits.check()?;
         if mpi::environment::is_finalized() {
-            return Err(Error::Environment(
-                "MPI was finalized in this process and cannot be started again".into(),
+            return Err(Error::Configuration(
+                "MPI was finalized in this process and cannot be started again: join the job before MPI_Finalize".into(),
             ));
         }
         let universe = mpi::initialize_with_threading(Threading::Funneled).map(|(universe, _)| universe);
         let world = SimpleCommunicator::world();
         let number = |count: Count| {
-            u32::try_from(count).map_err(|_| Error::Environment(format!("MPI reports rank or size {count}")))
+            u32::try_from(count)
+                .map_err(|_| Error::Configuration(format!("MPI reports the invalid rank or size {count}")))
         };
         let (rank, size) = (number(world.rank())?, number(world.size())?);
         check_rank(rank, size)?;
-        if let Err(error) = everybody_within(&world, Step::Join, limits.join) {
+        if let Err(error) = barrier_with_timeout(&world, Operation::Join, limits.join_timeout) {
             std::mem::forget(universe);
             return Err(error);
         }
-        let handles = Some(Handles { ranks: world.duplicate(), _universe: universe });
-        Ok(Mpi { rank, size, limits, handles, failed: None })
+        let handles = Some(Handles { communicator: world.duplicate(), _universe: universe });
+        Ok(Mpi { rank, size, limits, handles, failure: None })
     }
 
-    fn ranks(&self) -> &SimpleCommunicator {
-        &self.handles.as_ref().expect("there until dropped").ranks
+    fn communicator(&self) -> &SimpleCommunicator {
+        &self.handles.as_ref().expect("present until dropped").communicator
     }
 
-    /// Waits for everybody to come to `step`, and gathers what each is about to send, in bytes.
-    fn begin(&mut self, step: Step, bytes: usize) -> Result<Vec<usize>> {
-        if let Some(error) = &self.failed {
+    /// Waits until all ranks have called `operation`, checks that they agree, and returns how many bytes each is about
+    /// to send.
+    fn agree_on(&mut self, operation: Operation, bytes: usize) -> Result<Vec<usize>> {
+        if let Some(error) = &self.failure {
             return Err(error.clone());
         }
-        everybody_within(self.ranks(), step, self.limits.operation).map_err(|error| self.fail(error))?;
-        let mine = [step as u64, bytes as u64];
+        barrier_with_timeout(self.communicator(), operation, self.limits.operation_timeout)
+            .map_err(|error| self.fail(error))?;
+        let mine = [operation as u64, bytes as u64];
         let mut all = vec![0_u64; 2 * self.size as usize];
-        self.ranks().all_gather_into(&mine[..], &mut all[..]);
+        self.communicator().all_gather_into(&mine[..], &mut all[..]);
         let mut sizes = Vec::with_capacity(self.size as usize);
         for (rank, [called, bytes]) in (0_u32..).zip(all.as_chunks::<2>().0) {
-            let called = u8::try_from(*called).ok().and_then(Step::from_wire).unwrap_or(Step::Join);
-            let first = u8::try_from(all[0]).ok().and_then(Step::from_wire).unwrap_or(Step::Join);
-            let same_sum = first != Step::Sum || *bytes == all[1];
+            let called = u8::try_from(*called).ok().and_then(Operation::from_wire).unwrap_or(Operation::Join);
+            let first = u8::try_from(all[0]).ok().and_then(Operation::from_wire).unwrap_or(Operation::Join);
+            let same_sum = first != Operation::Sum || *bytes == all[1];
             if called != first || !same_sum {
                 let (other_rank, other_called) = (0, first);
-                return Err(self.fail(Error::Disagreement { rank, called, other_rank, other_called }));
+                return Err(self.fail(Error::OperationMismatch { rank, called, other_rank, other_called }));
             }
             sizes.push(usize::try_from(*bytes).unwrap_or(usize::MAX));
         }
@@ -98,18 +103,19 @@ impl Mpi {
     }
 
     fn fail(&mut self, error: Error) -> Error {
-        self.failed = Some(error.clone());
+        self.failure = Some(error.clone());
         error
     }
 
-    fn gather_bytes(&mut self, step: Step, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let sizes = self.begin(step, mine.len())?;
+    fn gather_bytes(&mut self, operation: Operation, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let sizes = self.agree_on(operation, mine.len())?;
         let total = sizes.iter().fold(0_usize, |total, size| total.saturating_add(*size));
         self.limits.check_message(total).map_err(|error| self.fail(error))?;
         let (counts, starts) = layout(&sizes);
-        let (mine, mut all) = (backed(mine), backed(&vec![0; total]));
+        let (mine, mut all) = (with_valid_address(mine), with_valid_address(&vec![0; total]));
         let (mine, all) = (&mine[..sizes[self.rank as usize]], &mut all[..total]);
-        self.ranks().all_gather_varcount_into(mine, &mut PartitionMut::new(all, &counts[..], &starts[..]));
+        self.communicator()
+            .all_gather_varcount_into(mine, &mut PartitionMut::new(all, &counts[..], &starts[..]));
         Ok(split(all, &sizes))
     }
 }
@@ -125,34 +131,34 @@ impl Bootstrap for Mpi {
 
     fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.limits.check_blob(blob.len())?;
-        self.gather_bytes(Step::AllGather, blob)
+        self.gather_bytes(Operation::AllGather, blob)
     }
 
     fn exchange(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        check_count(blobs, self.size)?;
+        check_blob_count(blobs, self.size)?;
         blobs.iter().try_for_each(|blob| self.limits.check_blob(blob.len()))?;
         let bytes = blobs.iter().map(Vec::len).sum();
         self.limits.check_message(bytes)?;
-        let outgoing = backed(&blobs.concat());
+        let outgoing = with_valid_address(&blobs.concat());
         let out_sizes: Vec<usize> = blobs.iter().map(Vec::len).collect();
-        self.begin(Step::Exchange, bytes)?;
+        self.agree_on(Operation::Exchange, bytes)?;
 
         let (out_counts, out_starts) = layout(&out_sizes);
         let mut in_counts = vec![0; self.size as usize];
-        self.ranks().all_to_all_into(&out_counts[..], &mut in_counts[..]);
+        self.communicator().all_to_all_into(&out_counts[..], &mut in_counts[..]);
         let in_sizes: Vec<usize> =
             in_counts.iter().map(|count: &Count| usize::try_from(*count).unwrap_or(usize::MAX)).collect();
         let total = in_sizes.iter().fold(0_usize, |total, size| total.saturating_add(*size));
-        // Somebody's share may be too large although mine is not: all must give up together.
+        // Another rank may receive too much although this one does not: all ranks must fail together.
         let mut totals = vec![0_u64; self.size as usize];
-        self.ranks().all_gather_into(&(total as u64), &mut totals[..]);
+        self.communicator().all_gather_into(&(total as u64), &mut totals[..]);
         for total in totals {
             let total = usize::try_from(total).unwrap_or(usize::MAX);
             self.limits.check_message(total).map_err(|error| self.fail(error))?;
         }
         let (in_counts, in_starts) = layout(&in_sizes);
-        let mut incoming = backed(&vec![0; total]);
-        self.ranks().all_to_all_varcount_into(
+        let mut incoming = with_valid_address(&vec![0; total]);
+        self.communicator().all_to_all_varcount_into(
             &Partition::new(&outgoing[..bytes], &out_counts[..], &out_starts[..]),
             &mut PartitionMut::new(&mut incoming[..total], &in_counts[..], &in_starts[..]),
         );
@@ -160,13 +166,13 @@ impl Bootstrap for Mpi {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.begin(Step::Barrier, 0).map(drop)
+        self.agree_on(Operation::Barrier, 0).map(drop)
     }
 
     fn sum(&mut self, words: &[u64]) -> Result<Vec<u64>> {
         self.limits.check_message(size_of_val(words))?;
-        self.begin(Step::Sum, size_of_val(words))?;
-        // Not MPI_SUM, which wraps around in silence.
+        self.agree_on(Operation::Sum, size_of_val(words))?;
+        // Not MPI_SUM, which wraps around without an error.
         let mut total = vec![0; words.len()];
         let mut all = vec![0_u64; words.len()];
         let mut result = Ok(());
@@ -175,11 +181,11 @@ impl Bootstrap for Mpi {
             if root == self.rank {
                 all.copy_from_slice(words);
             }
-            self.ranks()
+            self.communicator()
                 .process_at_rank(Count::try_from(root).expect("came from a Count"))
                 .broadcast_into(&mut all[..]);
-            // Even after an overflow all broadcasts take place, on all ranks alike.
-            result = result.and_then(|()| add(&mut total, &all));
+            // All ranks make all broadcasts, also after an overflow.
+            result = result.and_then(|()| add_words(&mut total, &all));
         }
         result.map_err(|error| self.fail(error))?;
         Ok(total)
@@ -188,8 +194,8 @@ impl Bootstrap for Mpi {
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        if matches!(self.failed, Some(Error::Timeout { .. })) {
-            // Freeing and finalizing would wait for ranks that are not coming.
+        if matches!(self.failure, Some(Error::Timeout { .. })) {
+            // Freeing the handles and finalizing MPI would wait for the missing ranks.
             std::mem::forget(self.handles.take());
         }
     }
@@ -200,15 +206,19 @@ impl std::fmt::Debug for Mpi {
         f.debug_struct("Mpi")
             .field("rank", &self.rank)
             .field("size", &self.size)
-            .field("failed", &self.failed)
+            .field("failure", &self.failure)
             .finish_non_exhaustive()
     }
 }
 
-/// A barrier that gives up.
-fn everybody_within(ranks: &SimpleCommunicator, step: Step, limit: Duration) -> Result<()> {
-    let deadline = Instant::now() + limit;
-    let mut request = ranks.immediate_barrier();
+/// A barrier that fails after `timeout`.
+fn barrier_with_timeout(
+    communicator: &SimpleCommunicator,
+    during: Operation,
+    timeout: Duration,
+) -> Result<()> {
+    let deadline = Instant::now() + timeout;
+    let mut request = communicator.immediate_barrier();
     let mut pause = Duration::ZERO;
     loop {
         request = match request.test() {
@@ -216,10 +226,10 @@ fn everybody_within(ranks: &SimpleCommunicator, step: Step, limit: Duration) -> 
             Err(request) => request,
         };
         if Instant::now() >= deadline {
-            // A barrier that has begun cannot be called off. It has no buffers, so leaving it behind is sound; the
-            // request itself would panic if it were dropped.
+            // A barrier that has begun cannot be cancelled. It has no buffers, so abandoning it is sound. The request
+            // would panic if it were dropped.
             std::mem::forget(request);
-            return Err(Error::Timeout { during: step, waited: limit });
+            return Err(Error::Timeout { during, waited: timeout });
         }
         if pause.is_zero() {
             std::thread::yield_now();
@@ -230,21 +240,21 @@ fn everybody_within(ranks: &SimpleCommunicator, step: Step, limit: Duration) -> 
     }
 }
 
-/// The bytes and one more, so that the address is a real one even where there are none: an empty slice may lie at
-/// address 1, which OpenMPI takes for `MPI_IN_PLACE`.
-fn backed(bytes: &[u8]) -> Vec<u8> {
+/// Copies the bytes and appends one, so that the address is valid even when there are none. The address of an empty slice
+/// may be 1, which OpenMPI interprets as `MPI_IN_PLACE`.
+fn with_valid_address(bytes: &[u8]) -> Vec<u8> {
     [bytes, &[0]].concat()
 }
 
-/// Counts and displacements, as MPI wants them. The limits keep both within its integers.
+/// Returns the counts and displacements that MPI takes. The limits keep both within the range of its integers.
 fn layout(sizes: &[usize]) -> (Vec<Count>, Vec<Count>) {
     let count = |bytes: usize| Count::try_from(bytes).expect("MAX_MESSAGE is below 2 GiB");
     let mut start = 0;
-    let place = |size: &usize| {
+    let count_and_start = |size: &usize| {
         start += size;
         (count(*size), count(start - size))
     };
-    sizes.iter().map(place).unzip()
+    sizes.iter().map(count_and_start).unzip()
 }
 
 fn split(mut bytes: &[u8], sizes: &[usize]) -> Vec<Vec<u8>> {

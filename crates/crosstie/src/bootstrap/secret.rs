@@ -1,6 +1,6 @@
-//! The job's secret: where it comes from and what is proved with it.
+//! The job's secret: where it is read from, and the HMACs that are computed with it.
 //!
-//! The secret itself never crosses a connection, is never printed, and is never passed in arguments.
+//! The secret itself is never sent over a network connection, printed, or passed as a program argument.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -11,75 +11,94 @@ use std::path::Path;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use super::environment;
 use super::error::{Error, Result};
+use super::random::random_bytes;
+use super::variables::Variables;
 
-/// The shortest secret that is accepted: a proof made from a guessable secret can be guessed offline.
+const SECRET: &str = "CROSSTIE_SECRET";
+pub(super) const SECRET_FILE: &str = "CROSSTIE_SECRET_FILE";
+
+/// The shortest secret that is accepted, in bytes. A shorter one could be found by trying all values against a recorded
+/// handshake.
 pub const MIN_SECRET: usize = 16;
-/// The longest secret that is accepted.
+/// The longest secret that is accepted, in bytes.
 pub const MAX_SECRET: usize = 4096;
 
-/// What the ranks of one job know and nobody else does.
-///
-/// `Debug` does not show it.
+/// The secret that all ranks of one job share. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Takes the secret as given; between [`MIN_SECRET`] and [`MAX_SECRET`] bytes.
+    /// Uses `bytes` as the secret: [`MIN_SECRET`] to [`MAX_SECRET`] of them.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
         let bytes = bytes.into();
         if !(MIN_SECRET..=MAX_SECRET).contains(&bytes.len()) {
-            return Err(Error::Environment(format!(
-                "the secret has {} bytes; it must have {MIN_SECRET} to {MAX_SECRET}: make one with `head -c 32 /dev/urandom | base64`",
+            return Err(Error::Configuration(format!(
+                "the secret has {} bytes, but must have {MIN_SECRET} to {MAX_SECRET}: create one with `head -c 32 /dev/urandom | base64`",
                 bytes.len()
             )));
         }
         Ok(Secret(bytes))
     }
 
-    /// A fresh secret from the system's random numbers.
+    /// Creates a random secret.
     pub fn random() -> Result<Self> {
         Ok(Secret(random_bytes::<32>()?.to_vec()))
     }
 
-    /// Reads the secret that the environment names: `CROSSTIE_SECRET_FILE`, a file, or `CROSSTIE_SECRET`, the secret itself. The
-    /// error says how to make one.
+    /// Reads the secret from the environment: `CROSSTIE_SECRET_FILE` names a file, `CROSSTIE_SECRET` is the secret itself.
+    /// The error says how to create one.
     pub fn from_env() -> Result<Self> {
-        environment::secret(&environment::Variables::of_process())
+        Secret::from_variables(&Variables::of_process())
     }
 
-    /// Reads the secret from a file, less one trailing line end.
+    pub(super) fn from_variables(variables: &Variables) -> Result<Self> {
+        match (variables.get(SECRET_FILE), variables.get(SECRET)) {
+            (Some(_), Some(_)) => Err(Error::Configuration(format!(
+                "both {SECRET_FILE} and {SECRET} are set: keep {SECRET_FILE} and unset {SECRET}"
+            ))),
+            (Some(path), None) => Secret::from_file(Path::new(path)),
+            (None, Some(secret)) => Secret::new(secret.as_encoded_bytes()),
+            (None, None) => Err(Error::Configuration(format!(
+                "the job has no secret: run `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, copy FILE to every rank's \
+                 machine, and set {SECRET_FILE} to its path"
+            ))),
+        }
+    }
+
+    /// Reads the secret from a file, without a line end at its end.
     ///
-    /// Refused: a file that others may read or write (any permission for group or world), one that belongs to
-    /// neither this user nor root, and anything but a regular file.
+    /// The file must be a regular file, belong to this user or root, and give no permissions to group and others.
     pub fn from_file(path: &Path) -> Result<Self> {
         let doing = || format!("secret file {}", path.display());
         let failed = |error: std::io::Error| Error::io(doing(), &error);
-        // O_NONBLOCK: a FIFO in that place must be refused, not waited for.
+        // O_NONBLOCK: opening a FIFO at this path must not block; it is rejected below.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open(path)
             .map_err(failed)?;
-        let facts = file.metadata().map_err(failed)?;
-        if !facts.is_file() {
-            return Err(Error::Environment(format!("{} is not a regular file", doing())));
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(Error::Configuration(format!(
+                "{} is not a regular file: name a file that holds the secret",
+                doing()
+            )));
         }
-        if facts.mode() & 0o077 != 0 {
-            return Err(Error::Environment(format!(
-                "{} is open to others (mode {:03o}): run `chmod 600 {}`",
+        if metadata.mode() & 0o077 != 0 {
+            return Err(Error::Configuration(format!(
+                "{} is accessible to other users (mode {:03o}): run `chmod 600 {}`",
                 doing(),
-                facts.mode() & 0o777,
+                metadata.mode() & 0o777,
                 path.display()
             )));
         }
         let me = rustix::process::geteuid().as_raw();
-        if facts.uid() != me && facts.uid() != 0 {
-            return Err(Error::Environment(format!(
-                "{} belongs to uid {}, not to uid {me}: use a file of your own",
+        if metadata.uid() != me && metadata.uid() != 0 {
+            return Err(Error::Configuration(format!(
+                "{} belongs to uid {}, but this process runs as uid {me}: use a file that you own",
                 doing(),
-                facts.uid()
+                metadata.uid()
             )));
         }
         let mut bytes = Vec::new();
@@ -93,24 +112,24 @@ impl Secret {
         Secret::new(bytes)
     }
 
-    /// A secret of its own for one purpose: proofs made with it are worth nothing for another.
+    /// Derives a secret for one purpose. A proof made with it is not valid for any other purpose.
     #[must_use]
-    pub fn for_purpose(&self, purpose: &str) -> Secret {
-        let mut keyed = self.keyed("crosstie bootstrap 1 purpose");
-        keyed.update(purpose.as_bytes());
-        Secret(keyed.finish().to_vec())
+    pub fn derive(&self, purpose: &str) -> Secret {
+        let mut hmac = self.hmac("crosstie bootstrap 1 purpose");
+        hmac.update(purpose.as_bytes());
+        Secret(hmac.finish().to_vec())
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// A keyed hash that starts with a label, so that no proof can stand in for another.
-    pub(super) fn keyed(&self, label: &str) -> Keyed {
-        let mut keyed = Keyed::new(&self.0);
-        keyed.update(label.as_bytes());
-        keyed.update(&[0]);
-        keyed
+    /// Starts an HMAC under the secret with a label, so that a proof for one label is not valid for another.
+    pub(super) fn hmac(&self, label: &str) -> HmacSha256 {
+        let mut hmac = HmacSha256::new(&self.0);
+        hmac.update(label.as_bytes());
+        hmac.update(&[0]);
+        hmac
     }
 }
 
@@ -120,44 +139,30 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The length of every proof and tag.
-pub(super) const TAG: usize = 32;
+/// The length of every proof and tag, in bytes.
+pub(super) const TAG_BYTES: usize = 32;
 
-/// HMAC-SHA256 under some key.
+/// An HMAC-SHA256 computation under one key.
 #[derive(Clone)]
-pub(super) struct Keyed(Hmac<Sha256>);
+pub(super) struct HmacSha256(Hmac<Sha256>);
 
-impl Keyed {
+impl HmacSha256 {
     pub(super) fn new(key: &[u8]) -> Self {
-        Keyed(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
+        HmacSha256(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(super) fn finish(self) -> [u8; TAG] {
+    pub(super) fn finish(self) -> [u8; TAG_BYTES] {
         self.0.finalize().into_bytes().into()
     }
 
-    /// Compares in constant time.
-    pub(super) fn matches(self, tag: &[u8; TAG]) -> bool {
+    /// Compares with `tag` in constant time.
+    pub(super) fn verify(self, tag: &[u8; TAG_BYTES]) -> bool {
         self.0.verify_slice(tag).is_ok()
     }
-}
-
-/// Bytes from the system's random numbers.
-pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Error::io("system random numbers", &errno.into())),
-        }
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -165,36 +170,36 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A file of its own for one test, removed at the end.
-    struct Scratch(std::path::PathBuf);
+    /// A temporary file, removed when it is dropped.
+    struct TemporaryFile(std::path::PathBuf);
 
-    impl Scratch {
+    impl TemporaryFile {
         fn new(name: &str, content: &[u8], mode: u32) -> Self {
             let path = std::env::temp_dir().join(format!("crosstie-secret-{}-{name}", std::process::id()));
-            std::fs::write(&path, content).expect("scratch file");
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("scratch mode");
-            Scratch(path)
+            std::fs::write(&path, content).expect("temporary file");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("file mode");
+            TemporaryFile(path)
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TemporaryFile {
         fn drop(&mut self) {
-            std::fs::remove_file(&self.0).expect("remove scratch file");
+            std::fs::remove_file(&self.0).expect("remove temporary file");
         }
     }
 
     #[test]
-    fn a_private_file_is_read_without_its_line_end() {
-        let file = Scratch::new("private", b"0123456789abcdef\n", 0o600);
+    fn private_file_is_read_without_its_line_end() {
+        let file = TemporaryFile::new("private", b"0123456789abcdef\n", 0o600);
         assert_eq!(Secret::from_file(&file.0).expect("accepted").as_bytes(), b"0123456789abcdef");
     }
 
     #[test]
-    fn a_file_open_to_others_is_refused() {
+    fn file_accessible_to_others_is_rejected() {
         for mode in [0o640, 0o604, 0o620, 0o601] {
-            let file = Scratch::new(&format!("open{mode:o}"), b"0123456789abcdef", mode);
-            let error = Secret::from_file(&file.0).expect_err("refused");
-            assert!(matches!(&error, Error::Environment(text) if text.contains("chmod 600")), "{error}");
+            let file = TemporaryFile::new(&format!("open{mode:o}"), b"0123456789abcdef", mode);
+            let error = Secret::from_file(&file.0).expect_err("rejected");
+            assert!(matches!(&error, Error::Configuration(text) if text.contains("chmod 600")), "{error}");
         }
     }
 
@@ -204,13 +209,13 @@ mod tests {
         assert!(Secret::new(vec![7; MIN_SECRET]).is_ok());
         assert!(Secret::new(vec![7; MAX_SECRET]).is_ok());
         assert!(Secret::new(vec![7; MAX_SECRET + 1]).is_err());
-        let file = Scratch::new("long", &vec![b'x'; MAX_SECRET * 3], 0o600);
+        let file = TemporaryFile::new("long", &vec![b'x'; MAX_SECRET * 3], 0o600);
         assert!(Secret::from_file(&file.0).is_err());
         assert!(Secret::from_file(Path::new("/dev/zero")).is_err());
     }
 
     #[test]
-    fn debug_hides_it() {
+    fn debug_does_not_print_the_secret() {
         let secret = Secret::new("correct horse battery staple").expect("long enough");
         assert_eq!(format!("{secret:?}"), "Secret(hidden)");
     }

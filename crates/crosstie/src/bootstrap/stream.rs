@@ -1,4 +1,4 @@
-//! A byte stream, over the network or inside the machine, with deadlines.
+//! A TCP or Unix stream socket whose reads and writes have deadlines.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// A connected stream socket.
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -19,7 +20,7 @@ impl Stream {
         }
     }
 
-    /// Reads at least one byte of `buffer` before the deadline; 0 means that the other side has closed.
+    /// Reads at least one byte into `buffer` before the deadline; returns 0 when the peer has closed the stream.
     pub(super) fn read_some(&mut self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
         loop {
             let left = time_left(deadline)?;
@@ -28,7 +29,7 @@ impl Stream {
                 Stream::Unix(stream) => stream.set_read_timeout(Some(left))?,
             }
             match self.read(buffer) {
-                Err(error) if is_momentary(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 other => return other,
             }
         }
@@ -57,7 +58,7 @@ impl Stream {
             match self.write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => bytes = &bytes[count..],
-                Err(error) if is_momentary(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -96,14 +97,14 @@ impl AsFd for Stream {
     }
 }
 
-/// Not yet: try again.
-pub(super) fn is_momentary(error: &io::Error) -> bool {
+/// Whether the same call may succeed later: the socket is not ready, or a signal interrupted the call.
+pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.checked_duration_since(Instant::now()) {
-        // Sockets count in microseconds and take zero for "no limit".
+        // Socket timeouts have microsecond resolution, and zero means "no timeout".
         Some(left) if left >= Duration::from_micros(1) => Ok(left),
         _ => Err(io::ErrorKind::TimedOut.into()),
     }

@@ -1,4 +1,4 @@
-//! Counts what each thread asks of the allocator, for tests that allow nothing or so and so much.
+//! A global allocator that counts the calls and the live bytes of each thread, for tests with an allocation budget.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,24 +6,25 @@ use std::cell::Cell;
 struct Counting;
 
 thread_local! {
-    /// Calls of this thread to the allocator so far.
+    /// Allocator calls made by this thread so far.
     pub static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Bytes that this thread has allocated and not freed, and the most that this was.
-    pub static HELD: Cell<[i64; 2]> = const { Cell::new([0; 2]) };
+    /// Bytes that this thread has allocated and not freed: now, and the maximum so far.
+    pub static LIVE_BYTES: Cell<[i64; 2]> = const { Cell::new([0; 2]) };
 }
 
 fn count_allocation(allocated: usize, freed: usize) {
-    // A thread that is ending has no counter any more, and is none of ours.
+    // A thread that is ending has no counters any more. Tests do not measure such threads.
     ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
-    // What a reallocation replaces is there until it has been copied.
-    HELD.try_with(|held| {
-        let [now, most] = held.get();
-        held.set([now + allocated as i64 - freed as i64, most.max(now + allocated as i64)]);
-    })
-    .ok();
+    // During a reallocation the old block exists until its bytes have been copied, so both count for the maximum.
+    LIVE_BYTES
+        .try_with(|live| {
+            let [now, most] = live.get();
+            live.set([now + allocated as i64 - freed as i64, most.max(now + allocated as i64)]);
+        })
+        .ok();
 }
 
-// SAFETY: everything is passed on to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_allocation(layout.size(), 0);

@@ -15,41 +15,40 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cases::UNSUPPORTED;
-use harness::{Handicap, Run, Stage, Suite};
+use harness::{Restriction, Run, Suite, TestSetup};
 use side::{Side, provider};
 
 fn main() -> ExitCode {
     let suite = Suite::<Side> {
         name: "conformance",
         cases: cases::all().collect(),
-        hang: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
         port: 7077,
         seed: None,
-        excuse: |case, stage| {
-            let unsupported = UNSUPPORTED.iter().find(|u| u.case == case && u.provider == provider(stage));
+        skip_reason: |case, setup| {
+            let unsupported = UNSUPPORTED.iter().find(|u| u.case == case && u.provider == provider(setup));
             unsupported.map(|u| u.reason)
         },
-        besides: |stage| {
-            let wrapped = Stage { wrapped: true, ..stage.clone() };
-            let wrapped = Run { stage: wrapped, processes: false, handicap: None };
+        extra_runs: |setup| {
+            let wrapped = TestSetup { wrapped: true, ..setup.clone() };
+            let wrapped = Run { setup: wrapped, processes: false, restriction: None };
             // The last: what it forbids stays forbidden.
-            vec![wrapped, Run { stage: stage.clone(), processes: true, handicap: Some(BY_PROXY) }]
+            vec![wrapped, Run { setup: setup.clone(), processes: true, restriction: Some(BY_PROXY) }]
         },
     };
     match UNSUPPORTED.iter().find(|u| suite.cases.iter().all(|c| c.name != u.case)) {
-        Some(unknown) => {
-            suite.misused(&format!("{} is listed as unsupported, but there is no such case", unknown.case))
-        }
+        Some(unknown) => suite
+            .usage_error(&format!("{} is listed as unsupported, but there is no such case", unknown.case)),
         None => suite.main(),
     }
 }
 
 /// The kernel refuses to let one process at another's memory, so that the owner has to copy.
-const BY_PROXY: Handicap = Handicap {
+const BY_PROXY: Restriction = Restriction {
     what: "process_vm_readv and process_vm_writev refused",
-    impose: || {
+    apply: || {
         let calls = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
-        seccomp::filter(&calls, seccomp::Verdict::RefuseThese);
+        seccomp::install_filter(&calls, seccomp::FilterMode::Deny);
     },
     cases: "in_place",
 };

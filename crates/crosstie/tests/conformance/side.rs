@@ -9,7 +9,7 @@ use crosstie::device::{
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::harness::channel::Channel;
-use crate::harness::{self, Stage};
+use crate::harness::{self, TestSetup};
 
 /// How long anything that should happen may take. Generous: it is only there to end what hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ pub(crate) enum Provider {
 }
 
 /// The provider at the bottom of what a run is on.
-pub(crate) fn provider(stage: &Stage) -> Provider {
+pub(crate) fn provider(setup: &TestSetup) -> Provider {
     fn bottom(spec: &DeviceSpec) -> Provider {
         match spec {
             DeviceSpec::Software => Provider::Software,
@@ -33,24 +33,24 @@ pub(crate) fn provider(stage: &Stage) -> Provider {
             DeviceSpec::Fault { inner, .. } => bottom(inner),
         }
     }
-    bottom(&stage.specs[0])
+    bottom(&setup.specs[0])
 }
 
 /// One side of a case.
 pub(crate) struct Side {
     index: usize,
-    stage: Stage,
+    setup: TestSetup,
     /// This side's device: the first of the run, or across devices the second on the right.
     pub(crate) device: Device,
     channel: Channel,
 }
 
-impl harness::Side for Side {
-    fn new(index: usize, stage: Stage, channel: Channel) -> Side {
-        Side { index, device: stage.open_for(index), stage, channel }
+impl harness::Participant for Side {
+    fn new(index: usize, setup: TestSetup, channel: Channel) -> Side {
+        Side { index, device: setup.open_for(index), setup, channel }
     }
 
-    fn meet(&mut self) {
+    fn wait_for_other(&mut self) {
         self.meet();
     }
 }
@@ -62,17 +62,17 @@ impl Side {
     }
 
     pub(crate) fn provider(&self) -> Provider {
-        provider(&self.stage)
+        provider(&self.setup)
     }
 
     /// Another handle of this side's device.
     pub(crate) fn open_again(&self) -> Device {
-        self.stage.open_for(self.index)
+        self.setup.open_for(self.index)
     }
 
     /// A device of the run by its number; the same one again where there is only one.
     pub(crate) fn open(&self, which: usize) -> Device {
-        self.stage.open(which)
+        self.setup.open(which)
     }
 
     /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.

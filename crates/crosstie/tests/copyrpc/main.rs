@@ -3,12 +3,12 @@
 
 mod bulk;
 mod cases;
-#[path = "../chance/mod.rs"]
-mod chance;
 mod failed_calls;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;
+#[path = "../rng/mod.rs"]
+mod rng;
 mod side;
 
 use std::process::ExitCode;
@@ -20,11 +20,11 @@ fn main() -> ExitCode {
     let suite = Suite {
         name: "copyrpc",
         cases: cases::CASES.to_vec(),
-        hang: Duration::from_secs(120),
+        timeout: Duration::from_secs(120),
         port: 7078,
-        seed: Some(chance::draw()),
-        excuse: |_, _| None,
-        besides: |_| Vec::new(),
+        seed: Some(rng::choose_seed()),
+        skip_reason: |_, _| None,
+        extra_runs: |_| Vec::new(),
     };
     suite.main()
 }

@@ -5,23 +5,23 @@ use crosstie::device::{ConnectConfig, DeviceSpec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::harness::channel::Channel;
-use crate::harness::{self, Stage};
+use crate::harness::{self, TestSetup};
 
 /// One side of a case.
 pub(crate) struct Side {
     /// 0 or 1.
     pub(crate) index: usize,
     pub(crate) seed: u64,
-    stage: Stage,
+    setup: TestSetup,
     channel: Channel,
 }
 
-impl harness::Side for Side {
-    fn new(index: usize, stage: Stage, channel: Channel) -> Side {
-        Side { index, seed: stage.seed, stage, channel }
+impl harness::Participant for Side {
+    fn new(index: usize, setup: TestSetup, channel: Channel) -> Side {
+        Side { index, seed: setup.seed, setup, channel }
     }
 
-    fn meet(&mut self) {
+    fn wait_for_other(&mut self) {
         self.meet();
     }
 }
@@ -29,7 +29,7 @@ impl harness::Side for Side {
 impl Side {
     /// Whether the device is an emulated one in an emulated machine, where everything takes a thousand times longer.
     pub(crate) fn is_slow(&self) -> bool {
-        matches!(self.stage.specs[0], DeviceSpec::Verbs { .. })
+        matches!(self.setup.specs[0], DeviceSpec::Verbs { .. })
     }
 
     /// So many, or fewer where that would take too long.
@@ -42,7 +42,7 @@ impl Side {
     }
 
     pub(crate) fn context_with<U>(&self, config: &Config) -> Context<U> {
-        Context::new(self.stage.open_for(self.index), config).expect("a context")
+        Context::new(self.setup.open_for(self.index), config).expect("a context")
     }
 
     /// An endpoint that is connected to one that the other side makes at the same time.

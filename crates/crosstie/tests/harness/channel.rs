@@ -1,5 +1,5 @@
-//! How the two sides of a case talk beside the device: frames over a stream, the same between threads, processes and
-//! hosts.
+//! The control channel between the two participants of a case, independent of the device under test: length-prefixed
+//! frames over a stream, the same between threads, processes and hosts.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Longest frame that is believed.
+/// Longer frames are rejected.
 const MAX_FRAME: u32 = 1 << 20;
 
-/// One end of a stream to the other side.
+/// One end of the stream to the other participant.
 pub(crate) struct Channel {
     stream: Box<dyn Stream>,
 }
@@ -19,24 +19,24 @@ trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
 impl Channel {
-    /// Two ends; the second as a descriptor that can be another process's standard input.
-    pub(crate) fn pair(patience: Duration) -> io::Result<(Channel, UnixStream)> {
+    /// Both ends; the second one as a socket that can become another process's standard input.
+    pub(crate) fn pair(timeout: Duration) -> io::Result<(Channel, UnixStream)> {
         let (near, far) = UnixStream::pair()?;
-        Ok((Channel::over_unix(near, patience)?, far))
+        Ok((Channel::over_unix(near, timeout)?, far))
     }
 
-    pub(crate) fn over_unix(stream: UnixStream, patience: Duration) -> io::Result<Channel> {
-        stream.set_read_timeout(Some(patience))?;
+    pub(crate) fn over_unix(stream: UnixStream, timeout: Duration) -> io::Result<Channel> {
+        stream.set_read_timeout(Some(timeout))?;
         Ok(Channel { stream: Box::new(stream) })
     }
 
-    pub(crate) fn over_descriptor(descriptor: OwnedFd, patience: Duration) -> io::Result<Channel> {
-        Channel::over_unix(UnixStream::from(descriptor), patience)
+    pub(crate) fn over_descriptor(descriptor: OwnedFd, timeout: Duration) -> io::Result<Channel> {
+        Channel::over_unix(UnixStream::from(descriptor), timeout)
     }
 
-    pub(crate) fn over_tcp(stream: TcpStream, patience: Duration) -> io::Result<Channel> {
+    pub(crate) fn over_tcp(stream: TcpStream, timeout: Duration) -> io::Result<Channel> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
         Ok(Channel { stream: Box::new(stream) })
     }
 
@@ -51,7 +51,7 @@ impl Channel {
         self.stream.read_exact(&mut len)?;
         let len = u32::from_le_bytes(len);
         if len > MAX_FRAME {
-            return Err(io::Error::other(format!("a frame of {len} bytes")));
+            return Err(io::Error::other(format!("a frame of {len} bytes is longer than {MAX_FRAME}")));
         }
         let mut bytes = vec![0; len as usize];
         self.stream.read_exact(&mut bytes)?;
@@ -60,9 +60,9 @@ impl Channel {
 }
 
 /// Waits for the other host to connect.
-pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> io::Result<TcpStream> {
+pub(crate) fn accept(listener: &TcpListener, timeout: Duration) -> io::Result<TcpStream> {
     listener.set_nonblocking(true)?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -73,16 +73,16 @@ pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> io::Result<T
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::Error::other("the other host never connected"));
+                return Err(io::Error::other("the other host did not connect in time"));
             }
             Err(e) => return Err(e),
         }
     }
 }
 
-/// Connects to the other host, which may not be there yet.
-pub(crate) fn connect(address: &str, patience: Duration) -> io::Result<TcpStream> {
-    let deadline = Instant::now() + patience;
+/// Connects to the other host; retries until `timeout`, because that host may start later.
+pub(crate) fn connect(address: &str, timeout: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + timeout;
     loop {
         match TcpStream::connect(address) {
             Ok(stream) => return Ok(stream),

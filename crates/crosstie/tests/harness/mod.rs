@@ -1,21 +1,22 @@
-//! Cases that two sides play: on two threads, in two processes, or on two hosts.
+//! Runs test cases that need two participants: on two threads, in two processes, or on two hosts.
 //!
 //! ```text
 //! SUITE [--device SPEC[,SPEC]] [--across] [--mode threads|processes] [--wrapped] [--filter TEXT] [--list]
 //! SUITE --mode hosts [--role 0|1] [--rendezvous HOST:PORT] [--device ...]
 //! ```
 //!
-//! Both sides are on the first device, or with `--across` the right one on the second. With `--wrapped` each device is
-//! inside a fault device that injects nothing. Of two hosts role 0 listens; role and rendezvous come from `HOST` (0 or 1)
-//! and `PEER` (the other's address) if not given. Without `--device` and `--mode` the cases are played on the software
-//! device, between threads and between processes, and as the suite wishes besides. The last line is `N passed, N failed`;
-//! the exit status says the same. A case that hangs is a failed case.
+//! Both participants use the first device; with `--across` the right participant uses the second. `--wrapped` puts each
+//! device inside a fault device that injects nothing. Between two hosts, role 0 listens; role and rendezvous address
+//! default to the environment variables `HOST` (0 or 1) and `PEER` (the other host's address). Without `--device` and
+//! `--mode` the cases run on the software device, between threads and between processes, followed by the suite's
+//! `extra_runs`. The last line is `N passed, N failed`, and the exit status says the same. A case that exceeds the suite's
+//! timeout counts as failed.
 //!
-//! A suite is a plain program, so that it can be carried to a machine where the device is.
+//! A suite is a plain program without libtest, so that it can be copied to a machine that has the device.
 
 pub(crate) mod channel;
 mod options;
-mod tally;
+mod report;
 
 use std::cell::RefCell;
 use std::net::TcpListener;
@@ -30,28 +31,28 @@ use crosstie::device::{Device, DeviceSpec, fault};
 
 use channel::Channel;
 use options::Options;
-use tally::Tally;
+use report::Report;
 
-/// How much longer than a case may take hosts wait for each other: one may be busy with a case that hangs.
-const GRACE: Duration = Duration::from_secs(30);
+/// How much longer than the case timeout two hosts wait for each other: the other host may be in a case that hangs.
+const HOST_GRACE: Duration = Duration::from_secs(30);
 
-/// Cases and what they need.
-pub(crate) struct Suite<S: Side> {
+/// A list of cases and how to run them.
+pub(crate) struct Suite<S: Participant> {
     pub(crate) name: &'static str,
     pub(crate) cases: Vec<Case<S>>,
-    /// A case that takes longer than this hangs.
-    pub(crate) hang: Duration,
-    /// Where role 0 listens unless told.
+    /// A case that takes longer than this has failed.
+    pub(crate) timeout: Duration,
+    /// The TCP port on which role 0 listens by default.
     pub(crate) port: u16,
-    /// Where chance begins, for cases that use it.
+    /// Seed of the random number generator, for suites that use one.
     pub(crate) seed: Option<u64>,
-    /// Why a case cannot be played there.
-    pub(crate) excuse: fn(&str, &Stage) -> Option<&'static str>,
-    /// What else is played if nothing was asked for.
-    pub(crate) besides: fn(&Stage) -> Vec<Run>,
+    /// Why a case cannot run on this setup; `None` if it can.
+    pub(crate) skip_reason: fn(&str, &TestSetup) -> Option<&'static str>,
+    /// What else runs when the command line chose neither device nor mode.
+    pub(crate) extra_runs: fn(&TestSetup) -> Vec<Run>,
 }
 
-/// A named function that both sides run, each with its own `S`.
+/// A named function that both participants run, each with its own `S`.
 pub(crate) struct Case<S> {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&mut S),
@@ -65,36 +66,36 @@ impl<S> Clone for Case<S> {
 
 impl<S> Copy for Case<S> {}
 
-/// One side of a case.
-pub(crate) trait Side: Sized + 'static {
-    /// 0 is the left one, 1 the right one.
-    fn new(index: usize, stage: Stage, channel: Channel) -> Self;
-    /// Waits for the other side.
-    fn meet(&mut self);
+/// One of the two participants of a case.
+pub(crate) trait Participant: Sized + 'static {
+    /// Index 0 is the left participant, 1 the right one.
+    fn new(index: usize, setup: TestSetup, channel: Channel) -> Self;
+    /// Returns when the other participant has called this too.
+    fn wait_for_other(&mut self);
 }
 
-/// What cases are played on.
+/// The devices that cases run on.
 #[derive(Clone, Debug)]
-pub(crate) struct Stage {
+pub(crate) struct TestSetup {
     pub(crate) specs: Vec<DeviceSpec>,
-    /// Whether the right side's device is the second rather than the first.
+    /// Whether the right participant uses the second device rather than the first.
     pub(crate) across: bool,
-    /// Whether each is wrapped in a fault device that injects nothing.
+    /// Whether each device is wrapped in a fault device that injects nothing.
     pub(crate) wrapped: bool,
-    /// Zero if the suite has none.
-    #[allow(dead_code, reason = "not every suite has one")]
+    /// Zero if the suite uses no random numbers.
+    #[allow(dead_code, reason = "not every suite uses it")]
     pub(crate) seed: u64,
 }
 
-impl Stage {
-    /// Opens the device number `which`, the last one if there are fewer.
+impl TestSetup {
+    /// Opens device number `which`, or the last one if there are fewer.
     pub(crate) fn open(&self, which: usize) -> Device {
         let spec = &self.specs[which.min(self.specs.len() - 1)];
         let device = Device::open(spec).unwrap_or_else(|e| panic!("opening {spec}: {e}"));
         if self.wrapped { device.with_faults(fault::Plan::none()) } else { device }
     }
 
-    /// Opens the device of a side.
+    /// Opens the device of a participant.
     pub(crate) fn open_for(&self, index: usize) -> Device {
         self.open(if self.across { index } else { 0 })
     }
@@ -109,33 +110,33 @@ impl Stage {
     }
 }
 
-/// The suite once, on this host.
+/// One run of the suite on this host.
 pub(crate) struct Run {
-    pub(crate) stage: Stage,
+    pub(crate) setup: TestSetup,
     pub(crate) processes: bool,
-    pub(crate) handicap: Option<Handicap>,
+    pub(crate) restriction: Option<Restriction>,
 }
 
-/// What is made hard for this program, for good.
+/// Something that is forbidden to this process from now on; there is no way to lift it.
 #[derive(Clone, Copy)]
-pub(crate) struct Handicap {
+pub(crate) struct Restriction {
     pub(crate) what: &'static str,
-    pub(crate) impose: fn(),
-    /// What the names of the cases contain that it concerns.
+    pub(crate) apply: fn(),
+    /// The cases to run under the restriction: those whose names contain this text.
     pub(crate) cases: &'static str,
 }
 
 thread_local! {
-    /// Where the panic hook leaves the words of a role that fails; none on threads that play no role.
+    /// The panic message of a participant that failed; `None` on threads that run no participant.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-impl<S: Side> Suite<S> {
-    /// As the program's arguments say.
+impl<S: Participant> Suite<S> {
+    /// Runs what the program's arguments ask for.
     pub(crate) fn main(&self) -> ExitCode {
         let options = match Options::parse(std::env::args().skip(1), self.port) {
             Ok(options) => options,
-            Err(error) => return self.misused(&error),
+            Err(error) => return self.usage_error(&error),
         };
         panic::set_hook(Box::new(|info| {
             let text = format!("{info}");
@@ -143,7 +144,7 @@ impl<S: Side> Suite<S> {
                 eprintln!("{text}");
             }
         }));
-        let stage = options.stage(self.seed.unwrap_or(0));
+        let setup = options.setup(self.seed.unwrap_or(0));
         let chosen =
             self.cases.iter().filter(|c| options.filters.iter().all(|f| c.name.contains(f.as_str())));
         let cases: Vec<Case<S>> = chosen.copied().collect();
@@ -152,158 +153,161 @@ impl<S: Side> Suite<S> {
             return ExitCode::SUCCESS;
         }
         if let Some(name) = &options.child {
-            return self.child(name, stage);
+            return self.run_child(name, setup);
         }
         if let Some(seed) = self.seed {
             println!("seed {seed} (set CROSSTIE_SEED to repeat)");
         }
-        let mut tally = Tally::new(options.quiet);
+        let mut report = Report::new(options.quiet);
         match &options.rendezvous {
-            None => self.runs(&options, stage).iter().for_each(|run| self.play(run, &cases, &mut tally)),
+            None => self.runs(&options, setup).iter().for_each(|run| self.run(run, &cases, &mut report)),
             Some(address) => {
-                if let Err(error) = self.hosts(&cases, &stage, options.role, address, &mut tally) {
+                if let Err(error) = self.run_between_hosts(&cases, &setup, options.role, address, &mut report)
+                {
                     eprintln!("{}: {error}", self.name);
-                    tally.fail(&format!("rendezvous: {error}"));
+                    report.fail(&format!("rendezvous: {error}"));
                 }
             }
         }
-        tally.report()
+        report.finish()
     }
 
-    pub(crate) fn misused(&self, error: &str) -> ExitCode {
+    pub(crate) fn usage_error(&self, error: &str) -> ExitCode {
         eprintln!("{}: {error}", self.name);
         ExitCode::from(2)
     }
 
-    fn runs(&self, options: &Options, stage: Stage) -> Vec<Run> {
-        let run = |processes| Run { stage: stage.clone(), processes, handicap: None };
+    fn runs(&self, options: &Options, setup: TestSetup) -> Vec<Run> {
+        let run = |processes| Run { setup: setup.clone(), processes, restriction: None };
         if let Some(mode) = options.mode.as_deref() {
             return vec![run(mode == "processes")];
         }
         let mut runs = vec![run(false), run(true)];
-        if options.specs.is_empty() && !stage.wrapped {
-            runs.extend((self.besides)(&stage));
+        if options.specs.is_empty() && !setup.wrapped {
+            runs.extend((self.extra_runs)(&setup));
         }
         runs
     }
 
-    fn play(&self, run: &Run, cases: &[Case<S>], tally: &mut Tally) {
-        let mut title = run.stage.title(if run.processes { "processes" } else { "threads" });
-        if let Some(handicap) = run.handicap {
-            (handicap.impose)();
-            title = format!("{title}, {}", handicap.what);
+    fn run(&self, run: &Run, cases: &[Case<S>], report: &mut Report) {
+        let mut title = run.setup.title(if run.processes { "processes" } else { "threads" });
+        if let Some(restriction) = run.restriction {
+            (restriction.apply)();
+            title = format!("{title}, {}", restriction.what);
         }
-        tally.begin(&title);
-        for case in cases.iter().filter(|case| run.handicap.is_none_or(|h| case.name.contains(h.cases))) {
-            match (self.excuse)(case.name, &run.stage) {
-                Some(reason) => tally.skip(case.name, reason),
+        report.begin(&title);
+        for case in cases.iter().filter(|case| run.restriction.is_none_or(|h| case.name.contains(h.cases))) {
+            match (self.skip_reason)(case.name, &run.setup) {
+                Some(reason) => report.skip(case.name, reason),
                 None => {
                     let started = Instant::now();
-                    let outcome = self.play_case(case, run);
-                    tally.note(case.name, started, outcome);
+                    let outcome = self.run_case(case, run);
+                    report.note(case.name, started, outcome);
                 }
             }
         }
     }
 
-    fn play_case(&self, case: &Case<S>, run: &Run) -> Result<(), String> {
-        let deadline = Instant::now() + self.hang;
-        let (near, far) = Channel::pair(self.hang).map_err(|e| format!("socketpair: {e}"))?;
+    fn run_case(&self, case: &Case<S>, run: &Run) -> Result<(), String> {
+        let deadline = Instant::now() + self.timeout;
+        let (near, far) = Channel::pair(self.timeout).map_err(|e| format!("socketpair: {e}"))?;
         if run.processes {
-            let child = self.spawn(case, &run.stage, far);
-            let mut child = child.map_err(|e| format!("starting the other side: {e}"))?;
-            let left = on_thread(case, &run.stage, 0, near);
-            let left = self.outcome_of(&left, 0, deadline);
+            let child = self.spawn(case, &run.setup, far);
+            let mut child = child.map_err(|e| format!("starting the right participant: {e}"))?;
+            let left = spawn_participant(case, &run.setup, 0, near);
+            let left = self.wait_for_outcome(&left, 0, deadline);
             return left.and(self.reap(&mut child, deadline));
         }
-        let far = Channel::over_unix(far, self.hang).map_err(|e| format!("socketpair: {e}"))?;
-        let (left, right) = (on_thread(case, &run.stage, 0, near), on_thread(case, &run.stage, 1, far));
-        match (self.outcome_of(&left, 0, deadline), self.outcome_of(&right, 1, deadline)) {
+        let far = Channel::over_unix(far, self.timeout).map_err(|e| format!("socketpair: {e}"))?;
+        let (left, right) =
+            (spawn_participant(case, &run.setup, 0, near), spawn_participant(case, &run.setup, 1, far));
+        match (self.wait_for_outcome(&left, 0, deadline), self.wait_for_outcome(&right, 1, deadline)) {
             (Err(left), Err(right)) => Err(format!("{left}\n{right}")),
             (left, right) => left.and(right),
         }
     }
 
-    /// The right side in a process of its own, with the channel as its standard input.
-    fn spawn(&self, case: &Case<S>, stage: &Stage, far: UnixStream) -> std::io::Result<Child> {
+    /// Starts the right participant in its own process; the channel is its standard input.
+    fn spawn(&self, case: &Case<S>, setup: &TestSetup, far: UnixStream) -> std::io::Result<Child> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--child", case.name, "--device", &stage.devices()]);
-        command.args(stage.wrapped.then_some("--wrapped"));
-        command.args(stage.across.then_some("--across"));
+        command.args(["--child", case.name, "--device", &setup.devices()]);
+        command.args(setup.wrapped.then_some("--wrapped"));
+        command.args(setup.across.then_some("--across"));
         command.envs(self.seed.map(|seed| ("CROSSTIE_SEED", seed.to_string())));
         command.stdin(Stdio::from(OwnedFd::from(far))).spawn()
     }
 
-    /// The right side of one case, as [`Suite::spawn`] started it.
-    fn child(&self, name: &str, stage: Stage) -> ExitCode {
+    /// Runs the right participant of one case in the process that [`Suite::spawn`] started.
+    fn run_child(&self, name: &str, setup: TestSetup) -> ExitCode {
         let Some(case) = self.cases.iter().find(|c| c.name == name) else {
-            return self.misused(&format!("no case {name}"));
+            return self.usage_error(&format!("no case {name}"));
         };
         let descriptor = std::io::stdin().as_fd().try_clone_to_owned();
-        let channel = descriptor.and_then(|d| Channel::over_descriptor(d, self.hang));
-        let channel = channel.map_err(|error| format!("the channel: {error}"));
-        match channel.and_then(|channel| play_role(case, stage, 1, channel)) {
+        let channel = descriptor.and_then(|d| Channel::over_descriptor(d, self.timeout));
+        let channel = channel.map_err(|error| format!("opening the channel on standard input: {error}"));
+        match channel.and_then(|channel| run_participant(case, setup, 1, channel)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("side 1: {error}");
+                eprintln!("participant 1: {error}");
                 ExitCode::FAILURE
             }
         }
     }
 
-    /// The cases between two hosts. Role 0 listens and names the case for each connection; an empty name is the end.
-    fn hosts(
+    /// Runs the cases between two hosts. Role 0 accepts one connection per case and sends the case's name over it; an empty
+    /// name ends the run.
+    fn run_between_hosts(
         &self,
         cases: &[Case<S>],
-        stage: &Stage,
+        setup: &TestSetup,
         role: usize,
         address: &str,
-        tally: &mut Tally,
+        report: &mut Report,
     ) -> std::io::Result<()> {
-        let patience = self.hang + GRACE;
-        tally.begin(&stage.title(&format!("host {role}")));
-        let play = |tally: &mut Tally, case: &Case<S>, channel: Channel| {
+        let timeout = self.timeout + HOST_GRACE;
+        report.begin(&setup.title(&format!("host {role}")));
+        let run_case = |report: &mut Report, case: &Case<S>, channel: Channel| {
             let started = Instant::now();
-            let outcome = on_thread(case, stage, role, channel);
-            tally.note(case.name, started, self.outcome_of(&outcome, role, started + self.hang));
+            let outcome = spawn_participant(case, setup, role, channel);
+            report.note(case.name, started, self.wait_for_outcome(&outcome, role, started + self.timeout));
         };
         if role == 0 {
             let listener = TcpListener::bind(address)?;
-            let greet = |name: &str| -> std::io::Result<Channel> {
-                let mut channel = Channel::over_tcp(channel::accept(&listener, patience)?, self.hang)?;
+            let announce = |name: &str| -> std::io::Result<Channel> {
+                let mut channel = Channel::over_tcp(channel::accept(&listener, timeout)?, self.timeout)?;
                 channel.send(name.as_bytes())?;
                 Ok(channel)
             };
             for case in cases {
-                match (self.excuse)(case.name, stage) {
-                    Some(reason) => tally.skip(case.name, reason),
-                    None => play(tally, case, greet(case.name)?),
+                match (self.skip_reason)(case.name, setup) {
+                    Some(reason) => report.skip(case.name, reason),
+                    None => run_case(report, case, announce(case.name)?),
                 }
             }
-            return greet("").map(drop);
+            return announce("").map(drop);
         }
         loop {
-            let mut channel = Channel::over_tcp(channel::connect(address, patience)?, patience)?;
+            let mut channel = Channel::over_tcp(channel::connect(address, timeout)?, timeout)?;
             let name = channel.recv()?;
             if name.is_empty() {
                 return Ok(());
             }
             match self.cases.iter().find(|c| c.name.as_bytes() == name) {
-                Some(case) => play(tally, case, channel),
-                None => return Err(std::io::Error::other("the other host plays another suite")),
+                Some(case) => run_case(report, case, channel),
+                None => return Err(std::io::Error::other("the other host runs a different suite")),
             }
         }
     }
 
-    fn outcome_of(
+    fn wait_for_outcome(
         &self,
         role: &mpsc::Receiver<Result<(), String>>,
         index: usize,
         deadline: Instant,
     ) -> Result<(), String> {
         match role.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(outcome) => outcome.map_err(|e| format!("side {index}: {e}")),
-            Err(_) => Err(format!("side {index} hangs: not done after {:?}", self.hang)),
+            Ok(outcome) => outcome.map_err(|e| format!("participant {index}: {e}")),
+            Err(_) => Err(format!("participant {index} hangs: not finished after {:?}", self.timeout)),
         }
     }
 
@@ -311,43 +315,51 @@ impl<S: Side> Suite<S> {
         loop {
             match child.try_wait() {
                 Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(format!("side 1: {status}, its own words are above")),
+                Ok(Some(status)) => return Err(format!("participant 1: {status}, see its own output above")),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
                 Ok(None) => {
                     let killed = child.kill().and_then(|()| child.wait());
-                    return Err(format!("side 1 hangs: not done after {:?}; killed: {killed:?}", self.hang));
+                    return Err(format!(
+                        "participant 1 hangs: not finished after {:?}; killed: {killed:?}",
+                        self.timeout
+                    ));
                 }
-                Err(error) => return Err(format!("side 1: {error}")),
+                Err(error) => return Err(format!("participant 1: {error}")),
             }
         }
     }
 }
 
-/// Plays a role on a thread that may hang without hanging the suite.
-fn on_thread<S: Side>(
+/// Runs a participant on its own thread, so that a case that hangs does not hang the suite.
+fn spawn_participant<S: Participant>(
     case: &Case<S>,
-    stage: &Stage,
+    setup: &TestSetup,
     index: usize,
     channel: Channel,
 ) -> mpsc::Receiver<Result<(), String>> {
-    let (tell, told) = mpsc::channel();
-    let (case, stage) = (*case, stage.clone());
+    let (outcome_tx, outcome_rx) = mpsc::channel();
+    let (case, setup) = (*case, setup.clone());
     let name = format!("{}/{index}", case.name);
     let spawned = std::thread::Builder::new().name(name).spawn(move || {
-        // Nobody listens any more once the guard has given the case up.
-        if tell.send(play_role(&case, stage, index, channel)).is_err() {}
+        // The receiver is gone if the case has timed out; then nobody needs the outcome.
+        if outcome_tx.send(run_participant(&case, setup, index, channel)).is_err() {}
     });
-    spawned.expect("a thread");
-    told
+    spawned.expect("the participant's thread starts");
+    outcome_rx
 }
 
-fn play_role<S: Side>(case: &Case<S>, stage: Stage, index: usize, channel: Channel) -> Result<(), String> {
+fn run_participant<S: Participant>(
+    case: &Case<S>,
+    setup: TestSetup,
+    index: usize,
+    channel: Channel,
+) -> Result<(), String> {
     LAST_PANIC.set(Some(String::new()));
-    let played = panic::catch_unwind(AssertUnwindSafe(|| {
-        let mut side = S::new(index, stage, channel);
-        (case.run)(&mut side);
-        // A failure of either side is a failure of both.
-        side.meet();
+    let finished = panic::catch_unwind(AssertUnwindSafe(|| {
+        let mut participant = S::new(index, setup, channel);
+        (case.run)(&mut participant);
+        // If the other participant failed, this one must not pass either.
+        participant.wait_for_other();
     }));
-    played.map_err(|_| LAST_PANIC.take().unwrap_or_default())
+    finished.map_err(|_| LAST_PANIC.take().unwrap_or_default())
 }

@@ -2,9 +2,9 @@
 
 use crosstie::device::DeviceSpec;
 
-use super::Stage;
+use super::TestSetup;
 
-/// What was asked for.
+/// The parsed arguments.
 #[derive(Debug, Default)]
 pub(super) struct Options {
     pub(super) specs: Vec<DeviceSpec>,
@@ -40,7 +40,7 @@ impl Options {
                 "--wrapped" => options.wrapped = true,
                 "--list" => options.list = true,
                 "-q" | "--quiet" => options.quiet = true,
-                // What `cargo test` passes to every harness.
+                // Options of libtest, which `cargo test` passes to every test program.
                 "--nocapture" | "--no-capture" | "--show-output" | "--exact" | "--include-ignored" => {}
                 "--test-threads" | "--color" | "--format" => drop(value()?),
                 flag if flag.starts_with("--test-threads=") || flag.starts_with("--color=") => {}
@@ -51,7 +51,7 @@ impl Options {
         match options.mode.as_deref() {
             None | Some("threads" | "processes") => {}
             Some("hosts") => options.find_other_host(role, port)?,
-            Some(mode) => return Err(format!("no mode {mode}: threads, processes or hosts")),
+            Some(mode) => return Err(format!("unknown mode {mode}: use threads, processes or hosts")),
         }
         Ok(options)
     }
@@ -69,8 +69,8 @@ impl Options {
         Ok(())
     }
 
-    pub(super) fn stage(&self, seed: u64) -> Stage {
+    pub(super) fn setup(&self, seed: u64) -> TestSetup {
         let specs = if self.specs.is_empty() { vec![DeviceSpec::Software] } else { self.specs.clone() };
-        Stage { specs, across: self.across, wrapped: self.wrapped, seed }
+        TestSetup { specs, across: self.across, wrapped: self.wrapped, seed }
     }
 }

@@ -1,11 +1,11 @@
-//! What tests that kill processes share: single-stepping, and looking for what is left behind.
+//! Shared by the tests that kill processes: single-stepping a process, and checking for leaked resources.
 
 pub(crate) mod trace;
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// What a process holds that a leak would grow.
+/// The resources of this process that a leak would increase.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Footprint {
     descriptors: usize,
@@ -15,15 +15,16 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// What is held once everything is closed that was dropped before.
-    #[allow(dead_code, reason = "not every test program drops something before")]
+    /// The footprint after threads that are still closing dropped objects have had time to finish.
+    #[allow(dead_code, reason = "not every test program needs it")]
     pub(crate) fn at_rest() -> Footprint {
         std::thread::sleep(Duration::from_millis(50));
         Footprint::take()
     }
 
-    /// What is held when the kernel is done with reaping: `before`, if nothing was left behind.
-    pub(crate) fn settled(before: &Footprint) -> Footprint {
+    /// Waits up to a second until the footprint equals `before` (the kernel frees a dead process's resources late), and
+    /// returns the last one seen.
+    pub(crate) fn wait_until_equal(before: &Footprint) -> Footprint {
         for _ in 0..100 {
             if Footprint::take() == *before {
                 break;

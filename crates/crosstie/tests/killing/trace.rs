@@ -1,8 +1,8 @@
-//! Single-stepping another process.
+//! Single-stepping another process with ptrace.
 
 use std::io;
 
-/// Lets the parent trace us, and stops until it goes on.
+/// Lets the parent trace this process, and stops until the parent continues it.
 pub(crate) fn stop_here() {
     // SAFETY: plain system calls without memory arguments.
     unsafe {
@@ -11,8 +11,8 @@ pub(crate) fn stop_here() {
     }
 }
 
-/// Waits for the child's first stop and executes up to `steps` of its instructions, or as many as it has until its
-/// second stop. Says how many were executed. The child stays stopped.
+/// Waits for the child's first stop, then executes up to `steps` of its instructions, but not beyond its second stop.
+/// Returns how many were executed. The child stays stopped.
 pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
     let child = child as libc::pid_t;
     wait(child)?;
@@ -24,9 +24,9 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
         wait(child)?;
         // SAFETY: all zeros is a valid siginfo.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the child is stopped; `info` is a valid place for the answer.
+        // SAFETY: the child is stopped; the kernel writes its result to `info`, which is valid.
         unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, child, 0, &mut info) };
-        // A trap of the processor is positive; a signal that somebody sent, as `raise` does, is not.
+        // `si_code` is positive for a trap of the processor, and not positive for a signal sent by a process (`raise`).
         if info.si_code <= 0 {
             return Ok(done);
         }
@@ -34,9 +34,9 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
     Ok(steps)
 }
 
-/// Lets a child that is stopped run free.
-#[allow(dead_code, reason = "not every test program lets somebody go")]
-pub(crate) fn let_go(child: u32) -> io::Result<()> {
+/// Stops tracing a stopped child; it runs on.
+#[allow(dead_code, reason = "not every test program detaches")]
+pub(crate) fn detach(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, 0) } {
         0 => Ok(()),
@@ -46,13 +46,13 @@ pub(crate) fn let_go(child: u32) -> io::Result<()> {
 
 fn wait(child: libc::pid_t) -> io::Result<()> {
     let mut status = 0;
-    // SAFETY: `status` is a valid place for the answer.
+    // SAFETY: the kernel writes its result to `status`, which is valid.
     if unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
         return Err(io::Error::last_os_error());
     }
     if libc::WIFSTOPPED(status) {
         Ok(())
     } else {
-        Err(io::Error::other(format!("the victim ended: {status:#x}")))
+        Err(io::Error::other(format!("the traced process ended: wait status {status:#x}")))
     }
 }

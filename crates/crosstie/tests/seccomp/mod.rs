@@ -1,37 +1,38 @@
-//! System calls that a thread, and whatever it starts from then on, may not make. There is no way back.
+//! Seccomp filters: forbids system calls to the calling thread and to every thread and process it starts later. A filter
+//! cannot be removed.
 
-/// What becomes of the calls that a filter names.
+/// What a filter does with the system calls that it lists.
 #[allow(dead_code, reason = "each test program uses one of the two")]
-pub(crate) enum Verdict {
-    /// Only these are allowed; any other kills the process.
-    OnlyThese,
-    /// These fail with EPERM; any other is allowed.
-    RefuseThese,
+pub(crate) enum FilterMode {
+    /// The listed calls are allowed; any other call kills the process.
+    AllowOnly,
+    /// The listed calls fail with EPERM; any other call is allowed.
+    Deny,
 }
 
-/// Puts a filter on this thread.
-pub(crate) fn filter(calls: &[libc::c_long], verdict: Verdict) {
+/// Installs a filter on this thread.
+pub(crate) fn install_filter(calls: &[libc::c_long], mode: FilterMode) {
     // Classic BPF on `struct seccomp_data`, whose first word is the number of the call.
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
-    let (named, others) = match verdict {
-        Verdict::OnlyThese => (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS),
-        Verdict::RefuseThese => (libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, libc::SECCOMP_RET_ALLOW),
+    let (listed, others) = match mode {
+        FilterMode::AllowOnly => (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS),
+        FilterMode::Deny => (libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, libc::SECCOMP_RET_ALLOW),
     };
     let mut steps = vec![step(LOAD, 0, 0)];
     for (i, call) in calls.iter().enumerate() {
-        // Over the comparisons that are left and the return for the others.
+        // On a match, jump over the remaining comparisons and over the return for unlisted calls.
         steps.push(step(JUMP_IF_EQUAL, (calls.len() - i) as u8, *call as u32));
     }
     steps.push(step(RETURN, 0, others));
-    steps.push(step(RETURN, 0, named));
+    steps.push(step(RETURN, 0, listed));
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     // SAFETY: `program` describes `steps`; the kernel copies both during the call.
     let installed = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
     };
-    assert!(installed, "seccomp filters are needed for this test: {}", std::io::Error::last_os_error());
+    assert!(installed, "this test needs seccomp filters: {}", std::io::Error::last_os_error());
 }

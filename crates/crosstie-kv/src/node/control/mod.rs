@@ -16,14 +16,14 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Secret;
-use crosstie::bootstrap::channel::{Channel, News};
-use crosstie::bootstrap::limits::HANDSHAKE_TIME;
+use crosstie::bootstrap::channel::{Channel, ChannelEvent};
+use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::config::Membership;
 use super::network::{Command, Event};
 use super::{NodeConfig, Shared};
-use crate::long::Backend;
+use crate::Backend;
 use pair::{Hello, MAX_FRAME, Pair, Step};
 
 /// Connections that have not proved the secret, at one time. The oldest gives way to the newest.
@@ -35,7 +35,7 @@ const LISTENER_REST: Duration = Duration::from_millis(100);
 /// Commands on their way to a daemon, at most: a few for each rank.
 pub(super) const MAX_COMMANDS: usize = 4096;
 
-/// What the secret is used for; see [`Secret::for_purpose`].
+/// What the secret is used for; see [`Secret::derive`].
 const PURPOSE: &str = "crosstie-kv control 1";
 
 pub(super) struct Control {
@@ -71,7 +71,7 @@ impl Control {
         let incarnation = shared.incarnation;
         Ok(Control {
             hello: Hello { incarnation, rank, nodes, daemons, backend, reserved: [0; 3] },
-            secret: membership.secret.for_purpose(PURPOSE),
+            secret: membership.secret.derive(PURPOSE),
             listener: membership.listener,
             listener_rests_until: None,
             addresses: membership.addresses,
@@ -113,7 +113,7 @@ impl Control {
         }
         let channels = self.pairs.iter().filter_map(|pair| pair.channel.as_ref());
         for channel in channels.chain(self.strangers.iter().map(|(channel, _)| channel)) {
-            let writes = if channel.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
+            let writes = if channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::new(channel, PollFlags::IN | writes));
         }
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).ok();
@@ -171,7 +171,7 @@ impl Control {
     }
 
     fn command(&self, rank: usize, command: Command) -> bool {
-        let holder = Backend::holder(self.hello.backend, rank as u32, self.hello.daemons);
+        let holder = Backend::connection_owner(self.hello.backend, rank as u32, self.hello.daemons);
         self.commands[holder as usize].try_send(command).is_ok()
     }
 
@@ -197,8 +197,8 @@ impl Control {
                         self.strangers.pop_front();
                     }
                     // One that is broken already concerns nobody else.
-                    if let Ok(channel) = Channel::greet(stream, &self.secret, MAX_FRAME) {
-                        self.strangers.push_back((channel, now + HANDSHAKE_TIME));
+                    if let Ok(channel) = Channel::from_accepted(stream, &self.secret, MAX_FRAME) {
+                        self.strangers.push_back((channel, now + HANDSHAKE_TIMEOUT));
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -213,8 +213,8 @@ impl Control {
     fn judge_strangers(&mut self) {
         let now = Instant::now();
         for (mut channel, until) in std::mem::take(&mut self.strangers) {
-            match channel.news() {
-                Ok(Some(News::Claim { rank, size })) => self.judge(channel, rank, size),
+            match channel.poll_event() {
+                Ok(Some(ChannelEvent::JoinRequest { rank, size })) => self.judge(channel, rank, size),
                 Ok(None) if until > now => self.strangers.push_back((channel, until)),
                 Ok(_) => {}
                 Err(_) => self.shared.count_refusal(),
@@ -225,14 +225,14 @@ impl Control {
     fn judge(&mut self, mut channel: Channel, rank: u32, size: u32) {
         if size != self.hello.nodes {
             self.shared.count_refusal();
-            return channel.refuse_size(self.hello.nodes);
+            return channel.reject_size(self.hello.nodes);
         }
         // Lower ranks are dialled, they do not dial.
         if rank <= self.hello.rank || rank >= size {
             self.shared.count_refusal();
-            return channel.refuse_rank();
+            return channel.reject_rank();
         }
-        if channel.accept().is_err() {
+        if channel.accept_join().is_err() {
             return;
         }
         let rank = rank as usize;
@@ -251,7 +251,7 @@ impl Control {
                 continue;
             }
             let Hello { rank: ours, nodes, .. } = self.hello;
-            match Channel::dial(self.addresses[rank], ours, nodes, &self.secret, MAX_FRAME) {
+            match Channel::connect(self.addresses[rank], ours, nodes, &self.secret, MAX_FRAME) {
                 Ok(channel) => self.pairs[rank].begin(channel),
                 Err(error) => self.down(rank, error.to_string()),
             }

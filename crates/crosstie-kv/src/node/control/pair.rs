@@ -11,12 +11,12 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::bootstrap::channel::{Channel, ChannelError, News};
+use crosstie::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
 use crosstie::copyrpc::EndpointAddress;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::super::network::Command;
-use crate::long::Backend;
+use crate::Backend;
 
 /// The longest payload.
 pub(super) const MAX_FRAME: usize = 1024;
@@ -145,7 +145,7 @@ impl Pair {
     /// Takes in what came, one thing at a time.
     pub(super) fn advance(&mut self, hello: &Hello) -> Option<Step> {
         loop {
-            let news = match self.channel.as_mut()?.news() {
+            let news = match self.channel.as_mut()?.poll_event() {
                 Ok(Some(news)) => news,
                 Ok(None) => return None,
                 Err(ChannelError::Closed) => {
@@ -159,10 +159,10 @@ impl Pair {
             };
             self.silent = 0;
             let step = match news {
-                News::Open => self.greet(hello),
-                News::Frame { kind, payload } => self.hear(kind, &payload, hello),
+                ChannelEvent::Open => self.greet(hello),
+                ChannelEvent::Frame { kind, payload } => self.hear(kind, &payload, hello),
                 // Claims are judged before a channel belongs to a pair.
-                News::Claim { .. } => {
+                ChannelEvent::JoinRequest { .. } => {
                     Some(Step::Down("it broke the protocol: is it of the same release?".to_owned()))
                 }
             };
@@ -290,7 +290,7 @@ mod tests {
         let secret = crosstie::bootstrap::Secret::random().unwrap();
         let mut pair = Pair::new(1, true);
         assert!(pair.beat().is_none(), "nobody to listen to");
-        pair.begin(Channel::dial(listener.local_addr().unwrap(), 1, 2, &secret, MAX_FRAME).unwrap());
+        pair.begin(Channel::connect(listener.local_addr().unwrap(), 1, 2, &secret, MAX_FRAME).unwrap());
         for _ in 0..SILENT_BEATS {
             assert!(pair.beat().is_none());
         }

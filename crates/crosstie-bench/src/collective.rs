@@ -1,0 +1,61 @@
+//! How the sides of a benchmark keep step.
+
+use crosstie::bootstrap::Bootstrap;
+
+use crate::error::Error;
+
+/// Sides that meet between slices. Each tells how it fared; when one has failed, all stop.
+pub(crate) struct Collective<'a> {
+    job: &'a mut dyn Bootstrap,
+}
+
+impl<'a> Collective<'a> {
+    pub(crate) fn new(job: &'a mut dyn Bootstrap) -> Collective<'a> {
+        Collective { job }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.job.rank() as usize
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.job.rank() == 0
+    }
+
+    /// Waits for all sides and gives everybody all results, in the order of ranks.
+    pub(crate) fn gather(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
+        let blob = match &mine {
+            Ok(blob) => [&[0], blob.as_slice()].concat(),
+            Err(error) => [&[1], error.to_string().as_bytes()].concat(),
+        };
+        let blobs = self.job.all_gather(&blob)?;
+        mine?;
+        let read = |blob: &Vec<u8>| match blob.as_slice() {
+            [0, theirs @ ..] => Ok(theirs.to_vec()),
+            [1, text @ ..] => Err(Error::Peer(String::from_utf8_lossy(text).into_owned())),
+            _ => Err(Error::Protocol),
+        };
+        blobs.iter().map(read).collect()
+    }
+
+    /// Waits for the other side of two and exchanges results.
+    pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
+        let other = usize::from(self.is_leader());
+        self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
+    }
+
+    /// Waits for everybody; whoever has something keeps it if all have.
+    pub(crate) fn agree<T>(&mut self, mine: Result<T, Error>) -> Result<T, Error> {
+        let (mine, step) = match mine {
+            Ok(mine) => (Some(mine), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.barrier(step)?;
+        mine.ok_or(Error::Protocol)
+    }
+
+    /// Waits for everybody.
+    pub(crate) fn barrier(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
+        self.gather(mine.map(|()| Vec::new())).map(drop)
+    }
+}

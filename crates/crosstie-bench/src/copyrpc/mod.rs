@@ -1,0 +1,248 @@
+//! `crosstie bench copyrpc`: calls between two nodes, beside what the machine allows.
+//!
+//! Two sides, threads or processes, each kept on a core of its own, or on two hosts. The leading one asks, with the loop
+//! of `bench ipc`; the other answers until it is told, by a last request, that the slice is over. Between our slices the
+//! limits are measured where both sides share memory, and, where it is wanted, the same exchange with one SEND per
+//! message over the same device. So all of them see the same weather, and the medians over the slices can be compared.
+
+mod peer;
+mod plan;
+mod role;
+mod send_baseline;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crosstie::telemetry::Histogram;
+use zerocopy::IntoBytes;
+
+pub use plan::{Arguments, Plan};
+
+use self::peer::{COUNTERS, CopyrpcPeer, CounterSums, Message};
+use self::role::Role;
+use self::send_baseline::SendBaseline;
+use super::collective::Collective;
+use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
+use super::node::plan::RegionLayout;
+use super::pair::{Pair, PairMember};
+use super::progress::Progress;
+use super::shared_region::SharedRegion;
+use super::spin_wait::SpinWait;
+use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use crate::error::Error;
+
+/// Measures, and reports where this process leads.
+pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
+    // Usual sizes as types, as a user would; others as raw bytes.
+    let run_member = match plan.payload {
+        payload if payload != plan.response => run_member::<[u8]>,
+        8 => run_member::<[u8; 8]>,
+        16 => run_member::<[u8; 16]>,
+        32 => run_member::<[u8; 32]>,
+        48 => run_member::<[u8; 48]>,
+        64 => run_member::<[u8; 64]>,
+        _ => run_member::<[u8]>,
+    };
+    let sides = Pair {
+        bench: "copyrpc",
+        devices: &plan.devices,
+        processes: plan.processes,
+        command_line: plan.command_line(),
+        region: RegionLayout::new(plan.payload, plan.depth).len,
+    };
+    sides.run(|member| run_member(plan, member))
+}
+
+/// What the leading side measured.
+#[derive(Default)]
+struct Measured {
+    ours: Vec<Throughput>,
+    sends: Vec<Throughput>,
+    /// As [`CacheLinePingPong::lead`] records them.
+    cache_line_times: Histogram,
+    two_rings: Vec<Throughput>,
+    roomy_rings: Vec<Throughput>,
+    memcpy: Vec<Throughput>,
+}
+
+/// One side, from its device to the summary.
+fn run_member<M: Message + ?Sized>(
+    plan: &Plan,
+    mut member: PairMember<'_>,
+) -> Result<Option<Summary>, Error> {
+    let PairMember { rank, region, processes, cores, spin, .. } = member;
+    let opened = member.device().and_then(|device| {
+        let sends = plan.beside_sends.then(|| SendBaseline::open(plan, &device, rank == 0)).transpose()?;
+        Ok((CopyrpcPeer::<M>::open(plan, device, rank == 0)?, sends))
+    });
+    let collective = &mut member.collective;
+    let (side, sends) = collective.agree(opened)?;
+    let theirs = collective.exchange(Ok(side.address_bytes()))?;
+    collective.barrier(side.connect(&theirs))?;
+    let mut ours = Role::new(side, rank, plan.payload, plan.depth, spin);
+    let mut sends = match sends {
+        None => None,
+        Some(mut sends) => {
+            let theirs = collective.exchange(Ok(sends.address_bytes()))?;
+            collective.barrier(sends.connect(&theirs))?;
+            Some(Role::new(sends, rank, plan.payload, plan.depth, spin))
+        }
+    };
+    member.pin()?;
+
+    let mut collective = member.collective;
+    let mut plain = region.map(|region| PlainLimits::new(plan, region, spin, collective.is_leader()));
+    let (count, slice) = plan.time.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
+    let mut measured = Measured::default();
+    for at in 0..=count {
+        if at == 1 {
+            // What came before was to warm up.
+            measured = Measured::default();
+            ours.rpc().counter_sums = CounterSums::default();
+            ours.reset_counters();
+            sends.iter_mut().for_each(Role::reset_counters);
+        }
+        let mine = ours.run_slice(slice, spin).map(|throughput| measured.ours.extend(throughput));
+        collective.barrier(mine)?;
+        if let Some(sends) = &mut sends {
+            let mine = sends.run_slice(slice, spin).map(|throughput| measured.sends.extend(throughput));
+            collective.barrier(mine)?;
+        }
+        if let Some(plain) = &mut plain {
+            plain.round(slice, &mut collective, &mut measured)?;
+        }
+        progress.show(u64::from(at));
+    }
+    drop(progress);
+
+    let counter_sums = ours.rpc().counter_sums;
+    let sent = sends.as_ref().map_or(0, Role::responses);
+    let words: Vec<u64> = counter_sums.into_iter().chain([ours.responses(), sent]).collect();
+    let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
+    let Role::Client(client) = ours else { return Ok(None) };
+    let (theirs, []) = theirs.as_chunks::<8>() else { return Err(Error::Protocol) };
+    let theirs: Vec<u64> = theirs.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let [theirs @ .., responses, sent] = theirs.as_slice() else { return Err(Error::Protocol) };
+    if theirs.len() != counter_sums.len() {
+        return Err(Error::Protocol);
+    }
+    let both: Vec<u64> = counter_sums.iter().zip(theirs).map(|(ours, theirs)| ours + theirs).collect();
+    let mut errors = client.tally.errors_given_responses(*responses);
+    if let Some(Role::Client(sends)) = &sends {
+        errors += sends.tally.errors_given_responses(*sent);
+    }
+    Ok(Some(summarize(plan, processes, cores, &measured, &client.tally.latency, &both, errors)))
+}
+
+/// This side of everything that is not ours.
+struct PlainLimits<'a> {
+    cache_line: CacheLinePingPong<'a>,
+    two_rings: Option<Box<dyn PlainExchange + 'a>>,
+    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
+    memcpy: Option<Memcpy>,
+}
+
+impl<'a> PlainLimits<'a> {
+    fn new(plan: &Plan, region: &'a SharedRegion, spin: SpinWait, leads: bool) -> PlainLimits<'a> {
+        let Plan { payload, depth, .. } = *plan;
+        let at = RegionLayout::new(payload, depth);
+        // The plain code answers with what it was asked.
+        let alike = payload == plan.response;
+        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        PlainLimits {
+            cache_line: CacheLinePingPong::new(region, spin),
+            two_rings: alike.then(|| rings((at.two_rings, depth))),
+            roomy_rings: at.roomy_rings.filter(|_| alike).map(rings),
+            memcpy: (leads && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
+        }
+    }
+
+    /// One slice of every limit.
+    fn round(
+        &mut self,
+        slice: Duration,
+        collective: &mut Collective<'_>,
+        measured: &mut Measured,
+    ) -> Result<(), Error> {
+        let leads = collective.is_leader();
+        let slice = slice / 3;
+        let cache_line_times = &mut measured.cache_line_times;
+        collective.barrier(if leads {
+            self.cache_line.lead(slice, cache_line_times)
+        } else {
+            self.cache_line.follow()
+        })?;
+        let mut make = |exchange: &mut Box<dyn PlainExchange + '_>, throughputs: &mut Vec<Throughput>| {
+            let made = if leads {
+                exchange.lead(slice, TakeResponses::One).map(|throughput| throughputs.push(throughput))
+            } else {
+                exchange.follow()
+            };
+            collective.barrier(made)
+        };
+        if let Some(rings) = &mut self.two_rings {
+            make(rings, &mut measured.two_rings)?;
+        }
+        if let Some(rings) = &mut self.roomy_rings {
+            make(rings, &mut measured.roomy_rings)?;
+        }
+        if let Some(memcpy) = &mut self.memcpy {
+            measured.memcpy.push(memcpy.run(slice));
+        }
+        collective.barrier(Ok(()))
+    }
+}
+
+fn summarize(
+    plan: &Plan,
+    processes: bool,
+    cores: Option<[usize; 2]>,
+    measured: &Measured,
+    latency: &Histogram,
+    counter_sums: &[u64],
+    errors: u64,
+) -> Summary {
+    let Measured { ours, sends, cache_line_times, two_rings, roomy_rings, memcpy } = measured;
+    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
+    let limit = [two_rings, roomy_rings].into_iter().filter_map(|throughputs| per_second(throughputs));
+    let limit = limit.reduce(f64::max);
+    let names = COUNTERS.map(|(name, _)| name.to_owned());
+    let mut counters: BTreeMap<String, u64> = names.into_iter().zip(counter_sums.iter().copied()).collect();
+    counters.insert("messages".into(), counters["calls"] + counters["replies"]);
+    let setup = Setup {
+        bench: "copyrpc",
+        device: plan.devices.to_string(),
+        op: None,
+        payload: plan.payload,
+        queue_depth: plan.depth,
+        clients: None,
+        response: Some(plan.response).filter(|response| *response != plan.payload),
+        endpoints: Some(plan.endpoints),
+        processes,
+        waiting: None,
+        registered_in_place: None,
+        cores: cores.map(Vec::from),
+    };
+    let measurements = Measurements {
+        ops: ours.iter().map(|throughput| throughput.operations).sum(),
+        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(ours).unwrap_or(0.0),
+        latency,
+        errors,
+        counters,
+        sends_ops_per_s: per_second(sends),
+        limits: summary::Limits {
+            cache_line_ns: CacheLinePingPong::median(cache_line_times),
+            ops_per_s: limit,
+            two_rings_ops_per_s: limit,
+            copies_per_s: per_second(memcpy),
+            ..summary::Limits::default()
+        },
+    };
+    Summary::new(setup, &measurements)
+}
+
+fn describe(plan: &Plan) -> String {
+    format!("copyrpc {} B depth {}", plan.payload, plan.depth)
+}

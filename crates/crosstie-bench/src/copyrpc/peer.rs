@@ -1,0 +1,211 @@
+//! One side: a context and its endpoints, as what carries the messages.
+
+use core::hint::black_box;
+use std::time::Duration;
+
+use crosstie::copyrpc::{self, CallFailed, Config, Context, Counters, Endpoint, EndpointAddress};
+use crosstie::device::{ConnectConfig, Device};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Plan;
+use super::role::{END, RpcPeer};
+use crate::error::Error;
+use crate::node::payload::Payload;
+use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+
+/// What travels, and how one looks at it.
+pub(super) trait Message: Payload + AsRef<[u8]> {
+    /// The number of a message of `len` bytes; `None` of any other.
+    fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64>;
+}
+
+/// Small ones are read as values, as a user would.
+impl<const N: usize> Message for [u8; N] {
+    #[inline(always)]
+    fn number_of(message: copyrpc::Payload<'_>, _: usize) -> Option<u64> {
+        let value = message.read::<[u8; N]>()?;
+        Some(black_box(&value).number())
+    }
+}
+
+/// Others stay where they are.
+impl Message for [u8] {
+    #[inline(always)]
+    fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64> {
+        let mut number = [0; 8];
+        message.copy_to(&mut number);
+        (message.len() == len).then_some(u64::from_ne_bytes(number))
+    }
+}
+
+/// A counter of a context: its name, and how to read it.
+type Counter = (&'static str, fn(&Counters) -> u64);
+
+pub(super) const COUNTERS: [Counter; 15] = [
+    ("calls", |counters| counters.calls),
+    ("replies", |counters| counters.replies),
+    ("unanswered", |counters| counters.unanswered),
+    ("batches", |counters| counters.batches),
+    ("batched", |counters| counters.batched),
+    ("credit_batches", |counters| counters.credit_batches),
+    ("wraps", |counters| counters.wraps),
+    ("direct", |counters| counters.direct),
+    ("reads", |counters| counters.reads),
+    ("work_requests", |counters| counters.work_requests),
+    ("signaled", |counters| counters.signaled),
+    ("bytes", |counters| counters.bytes),
+    ("completions", |counters| counters.completions),
+    ("violations", |counters| counters.violations),
+    ("failures", |counters| counters.failures),
+];
+
+/// What was counter_sums in our slices, without what ended them, in the order of [`COUNTERS`].
+pub(super) type CounterSums = [u64; COUNTERS.len()];
+
+/// Either side.
+pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
+    // Before what they belong to.
+    endpoints: Vec<Endpoint<u64>>,
+    context: Context<u64>,
+    /// What this side sends, and how long it expects the other's to be.
+    message: Box<M>,
+    len: usize,
+    /// The endpoint of the next call.
+    turn: usize,
+    /// Whether the request came that ends the slice.
+    over: bool,
+    begun: Counters,
+    pub(super) counter_sums: CounterSums,
+}
+
+impl<M: Message + ?Sized> CopyrpcPeer<M> {
+    pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
+        let Plan { payload, response, .. } = *plan;
+        let (mine, theirs) = if leads { (payload, response) } else { (response, payload) };
+        let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
+        let context = Context::new(device, &config)?;
+        let endpoint = plan.endpoint();
+        let endpoints: Result<Vec<_>, _> =
+            (0..plan.endpoints).map(|_| context.create_endpoint(&endpoint)).collect();
+        Ok(CopyrpcPeer {
+            endpoints: endpoints?,
+            begun: context.counters(),
+            context,
+            message: M::filled(mine),
+            len: theirs,
+            turn: 0,
+            over: false,
+            counter_sums: [0; _],
+        })
+    }
+
+    /// What the other side must know.
+    pub(super) fn address_bytes(&self) -> Vec<u8> {
+        let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
+        addresses.as_bytes().to_vec()
+    }
+
+    /// Connects each endpoint to the other side's with the same number.
+    pub(super) fn connect(&self, address: &[u8]) -> Result<(), Error> {
+        let addresses = <[EndpointAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
+        if addresses.len() != self.endpoints.len() {
+            return Err(Error::Protocol);
+        }
+        for (endpoint, address) in self.endpoints.iter().zip(addresses) {
+            endpoint
+                .connect(address, &ConnectConfig::default())
+                .map_err(Error::rpc("connecting an endpoint"))?;
+        }
+        Ok(())
+    }
+
+    /// After a slice.
+    fn count(&mut self) {
+        let now = self.context.counters();
+        for (sum, (_, count)) in self.counter_sums.iter_mut().zip(COUNTERS) {
+            *sum += count(&now) - count(&self.begun);
+        }
+    }
+}
+
+impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
+    fn begin(&mut self) {
+        self.begun = self.context.counters();
+        self.over = false;
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        self.count();
+        if !self.call(END)? {
+            return Err(Error::Rpc { what: "calling", source: "no room for a single call".into() });
+        }
+        self.context.flush();
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
+    }
+}
+
+impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
+    #[inline(always)]
+    fn call(&mut self, number: u64) -> Result<bool, Error> {
+        self.message.set_number(number);
+        let endpoint = &self.endpoints[self.turn];
+        match endpoint.call((*self.message).as_ref(), self.len, number) {
+            Ok(()) => {
+                self.turn = if self.turn + 1 == self.endpoints.len() { 0 } else { self.turn + 1 };
+                Ok(true)
+            }
+            Err(error) if error.cause.is_back_pressure() => Ok(false),
+            Err(error) => Err(Error::rpc("calling")(error)),
+        }
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
+        let (len, mut failed) = (self.len, None);
+        let count = self.context.poll(|token, response| match response {
+            // No number gives this answer to this token.
+            Ok(response) => seen(token, M::number_of(response, len).unwrap_or(!response_number(token))),
+            Err(cause) => failed = Some(cause),
+        });
+        failed.map_or(Ok(count), |cause: CallFailed| Err(Error::rpc("a call")(cause)))
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.context.wait(timeout);
+        Ok(())
+    }
+}
+
+impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
+    #[inline(always)]
+    fn serve(&mut self) -> Result<usize, Error> {
+        self.context.poll(|_, _| ());
+        let mut count = 0;
+        while let Some(request) = self.context.recv() {
+            let number = M::number_of(request.data(), self.len);
+            let number = number.ok_or_else(|| Error::Peer("a request of the wrong length".into()))?;
+            if number == END {
+                self.count();
+                self.over = true;
+            } else {
+                count += 1;
+            }
+            self.message.set_number(response_number(number));
+            let replied = request.reply((*self.message).as_ref());
+            replied.map_err(|(cause, _)| Error::rpc("replying")(cause))?;
+        }
+        if self.over {
+            self.context.flush();
+        }
+        Ok(count)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.context.wait(timeout);
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! `crosstie bench device`: operations of one connected queue pair, beside what the machine allows.
+//!
+//! Two sides, threads or processes, each kept on a core of its own. The run is cut into slices: ours, one cache cache_line there and
+//! back, the plainest code that makes the same exchange, memcpy; then again. So all of them see the same weather, and
+//! the medians over the slices can be compared.
+
+mod connection;
+mod plan;
+mod sender;
+mod traffic;
+
+use std::time::Duration;
+
+use crosstie::telemetry::{Counters, Histogram};
+use zerocopy::IntoBytes;
+
+use connection::Connection;
+pub use plan::{Arguments, Op, Plan};
+use traffic::Traffic;
+
+use super::collective::Collective;
+use super::limits::{CacheLinePingPong, Memcpy, PlainDevice, Throughput};
+use super::pair::{Pair, PairMember};
+use super::progress::Progress;
+use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use crate::error::Error;
+
+/// Measures, and reports where this process leads.
+pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
+    let sides = Pair {
+        bench: "device",
+        devices: &plan.devices,
+        processes: plan.processes,
+        command_line: plan.command_line(),
+        region: PlainDevice::region_len(plan.payload, plan.depth),
+    };
+    sides.run(|member| run_member(plan, member))
+}
+
+/// What the leading side measured.
+#[derive(Default)]
+struct Measured {
+    latency: Histogram,
+    ours: Vec<Throughput>,
+    /// As [`CacheLinePingPong::lead`] records them.
+    cache_line_times: Histogram,
+    plain: Vec<Throughput>,
+    memcpy: Vec<Throughput>,
+}
+
+/// One side, from its device to the summary.
+fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>, Error> {
+    let PairMember { region, processes, cores, spin, .. } = member;
+    let opened = member.device().and_then(|device| Connection::new(plan, &device, spin));
+    let mut connection = member.collective.agree(opened)?;
+    let theirs = member.collective.exchange(Ok(connection.peer_info().as_bytes().to_vec()))?;
+    let connected = connection.connect(&theirs);
+    member.collective.barrier(connected)?;
+    let mut traffic = Traffic::new(connection);
+    member.pin()?;
+    let mut collective = member.collective;
+
+    let mut plain = region.map(|region| {
+        (CacheLinePingPong::new(region, spin), PlainDevice::new(region, plan.payload, plan.depth, spin))
+    });
+    let mut memcpy =
+        (collective.is_leader() && plan.payload >= LARGE).then(|| Memcpy::new(plan.payload, plan.depth));
+    let (count, slice) = plan.time.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
+    let mut measured = Measured::default();
+    for at in 0..=count {
+        if at == 1 {
+            // What came before was to warm up.
+            measured = Measured::default();
+            traffic.connection.sender.counters = Counters::default();
+        }
+        round(plan, slice, &mut collective, &mut traffic, plain.as_mut(), memcpy.as_mut(), &mut measured)?;
+        progress.show(u64::from(at));
+    }
+    drop(progress);
+
+    let counters = traffic.connection.sender.counters;
+    let words: Vec<u64> = counters.to_words().into_iter().chain([traffic.connection.errors]).collect();
+    let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
+    if !collective.is_leader() {
+        return Ok(None);
+    }
+    let mut both = counters;
+    let theirs: Vec<u64> =
+        theirs.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+    let [words @ .., errors] = theirs.as_slice() else { return Err(Error::Protocol) };
+    both += Counters::from_words(words.try_into().map_err(|_| Error::Protocol)?);
+    Ok(Some(summarize(plan, processes, cores, &measured, both, traffic.connection.errors + errors)))
+}
+
+/// One slice of everything.
+fn round(
+    plan: &Plan,
+    slice: Duration,
+    collective: &mut Collective<'_>,
+    traffic: &mut Traffic,
+    plain: Option<&mut (CacheLinePingPong<'_>, PlainDevice<'_>)>,
+    memcpy: Option<&mut Memcpy>,
+    measured: &mut Measured,
+) -> Result<(), Error> {
+    let Measured { latency, ours, cache_line_times, plain: exchanged, memcpy: copied } = measured;
+    let leads = collective.is_leader();
+    let mine = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
+        (true, _, true) => traffic.lead_ping_pong(slice, latency).map(|throughput| ours.push(throughput)),
+        (true, true, false) => traffic.lead_stream(slice, latency).map(|throughput| ours.push(throughput)),
+        (true, false, _) => traffic.lead_one_sided(slice, latency).map(|throughput| ours.push(throughput)),
+        (false, _, true) => traffic.follow_ping_pong(),
+        (false, true, false) => traffic.follow_stream(),
+        (false, false, _) => Ok(()),
+    };
+    collective.barrier(mine)?;
+    let Some((cache_line, plain)) = plain else { return Ok(()) };
+    let mine = if leads { cache_line.lead(slice / 3, cache_line_times) } else { cache_line.follow() };
+    collective.barrier(mine)?;
+    let slice = slice / 2;
+    let mine = match (leads, plan.op, plan.is_ping_pong()) {
+        (true, _, true) => plain.lead_ping_pong(slice).map(|throughput| exchanged.push(throughput)),
+        (true, Op::WriteImm | Op::Send, _) => {
+            plain.lead_stream(slice).map(|throughput| exchanged.push(throughput))
+        }
+        (true, Op::Write, _) => plain.write(slice).map(|throughput| exchanged.push(throughput)),
+        (true, Op::Read, _) => plain.read(slice).map(|throughput| exchanged.push(throughput)),
+        (true, Op::Cas, _) => plain.compare_swap(slice).map(|throughput| exchanged.push(throughput)),
+        (true, Op::Faa, _) => plain.fetch_add(slice).map(|throughput| exchanged.push(throughput)),
+        (false, _, true) => plain.follow_ping_pong(),
+        (false, Op::WriteImm | Op::Send, _) => plain.follow_stream(),
+        (false, ..) => Ok(()),
+    };
+    collective.barrier(mine)?;
+    if let Some(memcpy) = memcpy {
+        copied.push(memcpy.run(slice));
+    }
+    collective.barrier(Ok(()))
+}
+
+fn summarize(
+    plan: &Plan,
+    processes: bool,
+    cores: Option<[usize; 2]>,
+    measured: &Measured,
+    counters: Counters,
+    errors: u64,
+) -> Summary {
+    let Measured { latency, ours, cache_line_times, plain, memcpy } = measured;
+    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
+    let setup = Setup {
+        bench: "device",
+        device: plan.devices.to_string(),
+        op: Some(plan.op.name()),
+        payload: plan.payload,
+        queue_depth: plan.depth,
+        clients: None,
+        response: None,
+        endpoints: None,
+        processes,
+        waiting: None,
+        registered_in_place: Some(plan.in_place),
+        cores: cores.map(Vec::from),
+    };
+    let measurements = Measurements {
+        ops: ours.iter().map(|throughput| throughput.operations).sum(),
+        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(ours).unwrap_or(0.0),
+        latency,
+        errors,
+        counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.to_words()).collect(),
+        sends_ops_per_s: None,
+        limits: summary::Limits {
+            cache_line_ns: CacheLinePingPong::median(cache_line_times),
+            ops_per_s: per_second(plain),
+            copies_per_s: per_second(memcpy),
+            ..summary::Limits::default()
+        },
+    };
+    Summary::new(setup, &measurements)
+}
+
+/// What is measured, in words.
+pub(crate) fn describe(plan: &Plan) -> String {
+    format!("{} {} B depth {}", plan.op.name(), plan.payload, plan.depth)
+}

@@ -1,0 +1,336 @@
+//! The measured loops: what a user of the library would write.
+//!
+//! The leading side has the clock and ends a slice by marking its last message; the following side answers or receives
+//! until it sees the mark. A sender never overruns: at depth `n` it is at most `n` messages ahead of what the receiver said
+//! it has consumed, and the receiver says so only after it has posted the receives anew.
+
+use std::time::{Duration, Instant};
+
+use crosstie::device::{Completion, QpState, SendOp, Status};
+use crosstie::telemetry::Histogram;
+
+use super::connection::{Connection, PATTERN, PeerInfo, slot_holds};
+use super::plan::Op;
+use crate::error::Error;
+use crate::limits::Throughput;
+
+/// In the immediate of a slice's last message.
+const END: u32 = 1 << 31;
+/// Completions to take in one poll.
+const POLL: usize = 32;
+
+/// A side with its place in the sequence of messages.
+pub(super) struct Traffic {
+    pub(super) connection: Connection,
+    /// Messages sent and received so far.
+    sent: u64,
+    received: u64,
+    /// The slots of the next message to send, of the next to receive, and of the next receive to post anew.
+    send_slot: usize,
+    recv_slot: usize,
+    post_slot: usize,
+    /// Receives that messages have used and that are not posted anew.
+    used_receives: usize,
+}
+
+impl Traffic {
+    pub(super) fn new(connection: Connection) -> Traffic {
+        Traffic {
+            connection,
+            sent: 0,
+            received: 0,
+            send_slot: 0,
+            recv_slot: 0,
+            post_slot: 0,
+            used_receives: 0,
+        }
+    }
+
+    /// Round trips, one at a time.
+    pub(super) fn lead_ping_pong(
+        &mut self,
+        slice: Duration,
+        latency: &mut Histogram,
+    ) -> Result<Throughput, Error> {
+        let begin = Instant::now();
+        let (mut last, mut turns) = (begin, 0);
+        loop {
+            let over = last - begin >= slice;
+            self.send_one(over)?;
+            // While the answer is on its way.
+            self.repost_receives()?;
+            while self.receive(1)?.is_none() {}
+            let now = Instant::now();
+            latency.record((now - last).as_nanos() as u64);
+            (last, turns) = (now, turns + 1);
+            if over {
+                self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
+                return Ok(Throughput { operations: turns, time: last - begin });
+            }
+        }
+    }
+
+    /// The other side of [`Traffic::lead_ping_pong`].
+    pub(super) fn follow_ping_pong(&mut self) -> Result<(), Error> {
+        loop {
+            let Some(over) = self.receive(1)? else { continue };
+            self.send_one(over)?;
+            self.repost_receives()?;
+            if over {
+                return self.connection.sender.wait_for_completions(0, &mut self.connection.spin);
+            }
+        }
+    }
+
+    /// Messages one way. Latencies are those of one message in flight at a time, from its post to the sight of its
+    /// acknowledgement: reading the clock for every message would cost more than the message.
+    pub(super) fn lead_stream(
+        &mut self,
+        slice: Duration,
+        latency: &mut Histogram,
+    ) -> Result<Throughput, Error> {
+        let (begin, first) = (Instant::now(), self.sent);
+        let mut consumed = self.sent;
+        let (mut sampled, mut sampled_at) = (self.sent, begin);
+        loop {
+            let over = sampled_at - begin >= slice;
+            let room = self.connection.depth as u64 - (self.sent - consumed);
+            if room > 0 {
+                // The mark goes alone, so that nothing follows it.
+                self.send_batch(if over { 1 } else { room }, over)?;
+                if over {
+                    break;
+                }
+            }
+            consumed = self.await_consumed(consumed + 1)?;
+            if consumed > sampled {
+                let now = Instant::now();
+                latency.record((now - sampled_at).as_nanos() as u64);
+                (sampled, sampled_at) = (self.sent, now);
+            }
+        }
+        self.await_consumed(self.sent)?;
+        let time = begin.elapsed();
+        self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
+        Ok(Throughput { operations: self.sent - first, time })
+    }
+
+    /// The other side of [`Traffic::lead_stream`]: tells every quarter of the depth what it has consumed.
+    pub(super) fn follow_stream(&mut self) -> Result<(), Error> {
+        let quarter = (self.connection.depth as u64 / 4).max(1);
+        let consumed = self.connection.peer()?.consumed();
+        let mut told = self.received;
+        loop {
+            let Some(over) = self.receive(POLL)? else { continue };
+            self.repost_receives()?;
+            if over || self.received - told >= quarter {
+                told = self.received;
+                let Connection { sender, qp, spin, .. } = &mut self.connection;
+                sender.make_room(spin)?;
+                sender.word(told, consumed, |wr| qp.post(wr))?;
+            }
+            if over {
+                return self.connection.sender.wait_for_completions(0, &mut self.connection.spin);
+            }
+        }
+    }
+
+    /// WRITE, READ and atomics: half of the depth is posted at a time, its last request signaled.
+    pub(super) fn lead_one_sided(
+        &mut self,
+        slice: Duration,
+        latency: &mut Histogram,
+    ) -> Result<Throughput, Error> {
+        let (begin, first) = (Instant::now(), self.sent);
+        let chunk = (self.connection.depth / 2).max(1);
+        let (mut in_flight, mut over) = (0, false);
+        let (mut sampled, mut sampled_at) = (None, begin);
+        loop {
+            while !over && in_flight + chunk <= self.connection.depth {
+                self.post_one_sided(chunk)?;
+                in_flight += chunk;
+                sampled.get_or_insert(self.sent - 1);
+            }
+            let (mut done, mut failed) = (None, None);
+            let count = self.connection.sender.cq.poll(POLL, |c| {
+                failed = (!c.status.is_success()).then_some(c.status).or(failed);
+                done = Some(c.wr_id);
+            })?;
+            if let Some(status) = failed {
+                return Err(Error::Request { what: self.connection.op.name(), status });
+            }
+            let Some(done) = done else {
+                self.connection.spin.idle()?;
+                continue;
+            };
+            self.connection.spin.reset();
+            in_flight -= count * chunk;
+            self.connection.sender.counters.completions += count as u64;
+            self.verify_result(done)?;
+            if sampled.is_some_and(|sampled| sampled <= done) {
+                let now = Instant::now();
+                latency.record((now - sampled_at).as_nanos() as u64);
+                (sampled, sampled_at) = (None, now);
+                over = now - begin >= slice;
+            }
+            if over && in_flight == 0 {
+                return Ok(Throughput { operations: self.sent - first, time: begin.elapsed() });
+            }
+        }
+    }
+
+    /// Posts `count` one-sided operations, the last one signaled.
+    #[inline]
+    fn post_one_sided(&mut self, count: usize) -> Result<(), Error> {
+        let peer = self.connection.peer()?;
+        let Connection { sender, qp, op, payload, depth, .. } = &mut self.connection;
+        let (sent, slot) = (&mut self.sent, &mut self.send_slot);
+        sender.counters.batches += 1;
+        qp.post_batch(|batch| {
+            for left in (0..count).rev() {
+                let at = step(slot, *depth);
+                let op = match op {
+                    Op::Read => SendOp::Read(peer.slot(*payload, at)),
+                    Op::Cas => SendOp::CompareSwap {
+                        remote: peer.slot(*payload, 0),
+                        compare: *sent,
+                        swap: *sent + 1,
+                    },
+                    Op::Faa => SendOp::FetchAdd { remote: peer.slot(*payload, 0), add: 1 },
+                    _ => SendOp::Write(peer.slot(*payload, at)),
+                };
+                sender.operation(*sent, at, op, left == 0, |wr| batch.post(wr))?;
+                *sent += 1;
+            }
+            Ok(())
+        })
+    }
+
+    /// Looks at what a READ or an atomic brought.
+    #[inline]
+    fn verify_result(&mut self, seq: u64) -> Result<(), Error> {
+        let Connection { op, payload, depth, sender, errors, .. } = &mut self.connection;
+        let expected = match op {
+            Op::Read => u64::from_ne_bytes([PATTERN; 8]),
+            Op::Cas | Op::Faa => seq,
+            _ => return Ok(()),
+        };
+        let slot = if *depth == 1 { 0 } else { (seq % *depth as u64) as usize };
+        *errors += u64::from(!slot_holds(&sender.source, *payload, slot, expected)?);
+        Ok(())
+    }
+
+    /// Posts one message.
+    #[inline]
+    fn send_one(&mut self, over: bool) -> Result<(), Error> {
+        let peer = self.connection.peer()?;
+        let Connection { sender, qp, spin, op, payload, depth, .. } = &mut self.connection;
+        sender.make_room(spin)?;
+        sender.counters.batches += 1;
+        let slot = step(&mut self.send_slot, *depth);
+        let message = message(&peer, *op, *payload, slot, self.sent, over);
+        sender.message(self.sent, slot, message, |wr| qp.post(wr))?;
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Posts messages and tells the device once.
+    #[inline]
+    fn send_batch(&mut self, count: u64, over: bool) -> Result<(), Error> {
+        let peer = self.connection.peer()?;
+        let Connection { sender, qp, spin, op, payload, depth, .. } = &mut self.connection;
+        let (sent, slot) = (&mut self.sent, &mut self.send_slot);
+        sender.make_room(spin)?;
+        sender.counters.batches += 1;
+        qp.post_batch(|batch| {
+            for _ in 0..count {
+                let at = step(slot, *depth);
+                let message = message(&peer, *op, *payload, at, *sent, over);
+                sender.message(*sent, at, message, |wr| batch.post(wr))?;
+                *sent += 1;
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes what has arrived, up to `max` messages. `None` if nothing was there; otherwise whether the last message of the slice was among it.
+    #[inline]
+    fn receive(&mut self, max: usize) -> Result<Option<bool>, Error> {
+        let Connection { recv_cq, slots, payload, op, receives, depth, .. } = &mut self.connection;
+        let places = if *op == Op::Send { *receives } else { *depth };
+        let (received, slot) = (&mut self.received, &mut self.recv_slot);
+        let (mut over, mut failed, mut wrong) = (false, None, 0);
+        let count = recv_cq.poll(max, |c| {
+            if !c.status.is_success() {
+                failed = Some(c.status);
+                return;
+            }
+            let held = slot_holds(slots, *payload, step(slot, places), *received);
+            wrong += u64::from(!held.unwrap_or(false) || c.byte_len as usize != *payload);
+            over = is_end(c);
+            *received += 1;
+        })?;
+        if let Some(status) = failed {
+            return Err(Error::Request { what: "receive", status });
+        }
+        if count == 0 {
+            self.connection.spin.idle()?;
+            return Ok(None);
+        }
+        self.connection.spin.reset();
+        self.connection.sender.counters.completions += count as u64;
+        self.connection.errors += wrong;
+        self.used_receives += count;
+        Ok(Some(over))
+    }
+
+    /// Posts the receives anew that messages have used.
+    #[inline]
+    fn repost_receives(&mut self) -> Result<(), Error> {
+        while self.used_receives > 0 {
+            let slot = step(&mut self.post_slot, self.connection.receives);
+            self.connection.post_receive(slot)?;
+            self.used_receives -= 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until the other side has consumed at least `count` messages, and says how many.
+    #[inline]
+    fn await_consumed(&mut self, count: u64) -> Result<u64, Error> {
+        loop {
+            let consumed = self.connection.consumed()?;
+            if consumed >= count {
+                self.connection.spin.reset();
+                return Ok(consumed.min(self.sent));
+            }
+            let gave_way = self.connection.spin.idle()?;
+            if gave_way && self.connection.qp.state() == QpState::Error {
+                return Err(Error::Request { what: self.connection.op.name(), status: Status::Flushed });
+            }
+        }
+    }
+}
+
+/// The request for message `seq`.
+#[inline]
+fn message(peer: &PeerInfo, op: Op, payload: usize, slot: usize, seq: u64, over: bool) -> SendOp {
+    let mark = if over { END } else { 0 };
+    match op {
+        Op::Send if over => SendOp::SendImm(END),
+        Op::Send => SendOp::Send,
+        _ => SendOp::WriteImm(peer.slot(payload, slot), (seq as u32 & !END) | mark),
+    }
+}
+
+fn is_end(completion: &Completion) -> bool {
+    completion.imm.is_some_and(|imm| imm & END != 0)
+}
+
+/// Steps a slot forward and says where it was.
+#[inline]
+fn step(slot: &mut usize, count: usize) -> usize {
+    let at = *slot;
+    *slot = if at + 1 == count { 0 } else { at + 1 };
+    at
+}

@@ -1,0 +1,323 @@
+//! One thread and its clients, which take turns.
+//!
+//! A round is a turn of each client, so none is left out for longer than the others' turns take. When nobody was answered in a round,
+//! the thread spins, lets others run or sleeps, as the least patient of its clients has it. When one client gives up, the run ends
+//! for all of the thread.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::Error;
+use super::worker::{MAX_SLEEP, RESPONSE_TIMEOUT, Recording, Step, Worker};
+use crate::history::now;
+
+/// How long a thread sleeps at a time that has waited for answers for a while, and does not know for how long.
+const SHORT_SLEEP: Duration = Duration::from_micros(50);
+/// A yield that takes so many nanoseconds went to somebody who does not yield.
+const LONG_YIELD_NS: u64 = 500_000;
+/// Rounds without an answer in which a thread lets others run, before it sleeps.
+const YIELDS: u32 = 256;
+/// Rounds between two looks whether a client hears nothing any more.
+const ROUNDS_PER_TIMEOUT_CHECK: u32 = 1 << 14;
+
+/// A run: works until `stop`, or until a client has a reason to end it, and waits for what is under way. Then each
+/// client's tally says what it did.
+pub(super) fn run<R: Recording>(
+    workers: &mut [Worker<R>],
+    measured: bool,
+    spins: u32,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
+    workers.iter_mut().try_for_each(|worker| worker.start(measured))?;
+    let mut backoff = Backoff { spins, idle: 0 };
+    let mut rounds = 0;
+    while !stop.load(Relaxed) {
+        let (mut least, mut over) = (Step::IdleFor(u64::MAX), false);
+        for worker in &mut *workers {
+            least = least.min(worker.step());
+            over |= worker.has_given_up();
+        }
+        if over {
+            break;
+        }
+        rounds += 1;
+        if backoff.after_round(least) || rounds == ROUNDS_PER_TIMEOUT_CHECK {
+            rounds = 0;
+            let time = now();
+            workers.iter_mut().for_each(|worker| worker.check_timeout(time));
+        }
+    }
+    workers.iter_mut().for_each(Worker::stop);
+    backoff.idle = 0;
+    let end = now() + RESPONSE_TIMEOUT.as_nanos() as u64;
+    while let Some(least) = workers.iter_mut().filter_map(Worker::drain).min()
+        && now() < end
+    {
+        backoff.after_round(least);
+    }
+    Ok(())
+}
+
+/// What a thread does between rounds.
+struct Backoff {
+    spins: u32,
+    /// Rounds without an answer, and more where a yield took long.
+    idle: u32,
+}
+
+impl Backoff {
+    /// After a round that came to `least`. Says whether it has slept for lack of answers.
+    #[inline]
+    fn after_round(&mut self, least: Step) -> bool {
+        match least {
+            Step::Completed => self.idle = 0,
+            Step::Waiting if self.idle < self.spins => {
+                self.idle += 1;
+                spin_loop();
+            }
+            Step::Waiting => return self.yield_or_sleep(),
+            Step::StartDue if self.spins == 0 => std::thread::yield_now(),
+            Step::StartDue => spin_loop(),
+            Step::IdleFor(early) => std::thread::sleep(Duration::from_nanos(early).min(MAX_SLEEP)),
+        }
+        false
+    }
+
+    #[cold]
+    fn yield_or_sleep(&mut self) -> bool {
+        let yields = self.idle - self.spins;
+        if yields >= YIELDS {
+            std::thread::sleep(SHORT_SLEEP);
+            return true;
+        }
+        let before = now();
+        std::thread::yield_now();
+        // Who got the core for so long does not give it back: one that sleeps and wakes gets it sooner.
+        let taken = now() - before > LONG_YIELD_NS;
+        self.idle += if taken { YIELDS - yields } else { 1 };
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::worker::{FILLER, RunRecorder, Task, write_key_prefix};
+    use super::*;
+    use crate::history;
+    use crate::workload;
+    use crosstie_kv::client::Client;
+    use crosstie_kv::node::{Node, NodeConfig};
+
+    const CLIENTS: u32 = 4;
+    const KEYS: u64 = 64;
+
+    /// Of byte strings.
+    const SIZE: usize = 3000;
+
+    /// A node with its keys, words and byte strings.
+    fn node(name: &str) -> Node {
+        let name = format!("turns-{name}-{}", std::process::id());
+        let config = NodeConfig { queue_depth: 8, daemons: 2, ..NodeConfig::single(&name) };
+        let node = Node::start(&config).unwrap();
+        let mut client = Client::attach(&name).unwrap();
+        let mut value = [FILLER; SIZE];
+        for key in 0..KEYS {
+            client.put(key, key).unwrap();
+            write_key_prefix(&mut value, &workload::key_bytes(key));
+            client.put_bytes(&workload::key_bytes(key), &value).unwrap();
+        }
+        node
+    }
+
+    fn task(node: &Node, client: u32, depth: usize, rate: Option<f64>, value_size: usize) -> Task {
+        Task {
+            node: node.name().to_owned(),
+            rank: 0,
+            client,
+            number: client,
+            workload: workload::Plan { keys: KEYS, value_size, ..workload::Plan::default() },
+            depth,
+            rate,
+            recorded: None,
+            core: None,
+            spins: 0,
+        }
+    }
+
+    fn workers(node: &Node, depth: usize, rate: Option<f64>, value_size: usize) -> Vec<Worker<()>> {
+        let worker = |client| Worker::new(task(node, client, depth, rate, value_size), ()).unwrap();
+        (0..CLIENTS).map(worker).collect()
+    }
+
+    /// A run that somebody stops once all clients together had the time for something.
+    fn run_for<R: Recording>(workers: &mut [Worker<R>], length: Duration) {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(length);
+                stop.store(true, Relaxed);
+            });
+            run(workers, true, 0, &stop).unwrap();
+        });
+    }
+
+    #[test]
+    fn every_client_of_a_thread_makes_progress_and_is_timed() {
+        let node = node("progress");
+        let paces = [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))];
+        for (size, (depth, rate)) in
+            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+        {
+            let mut workers = workers(&node, depth, rate, size);
+            run_for(&mut workers, Duration::from_millis(200));
+            let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
+            let context = format!("{size} bytes, depth {depth}, rate {rate:?}: {tallies:?}");
+            let most = tallies.iter().map(|tally| tally.ops).max().unwrap();
+            for (worker, tally) in workers.iter().zip(&tallies) {
+                assert!(tally.ops > 0 && tally.ops >= most / 4, "one is starved: {context}");
+                assert_eq!((tally.errors, tally.node_gone, tally.gave_up), (0, 0, false), "{context}");
+                assert!(tally.ended > tally.begun, "{context}");
+                if depth == 1 || rate.is_some() {
+                    assert_eq!(worker.latency.count(), tally.ops, "all are timed: {context}");
+                }
+            }
+            if rate.is_none() && depth == 1 {
+                // A client's operations follow upon each other without a gap: their times add up to the run's.
+                for (worker, tally) in workers.iter().zip(&tallies) {
+                    let sum: u64 = worker.latency.counts().map(|(value, count)| value * count).sum();
+                    let share = sum as f64 / (tally.ended - tally.begun) as f64;
+                    assert!((0.8..1.2).contains(&share), "{share} of the time is accounted for: {context}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_are_of_the_client_that_met_them() {
+        let node = node("errors");
+        for size in [8, SIZE] {
+            let mut workers: Vec<Worker<()>> = (0..CLIENTS)
+                .map(|client| {
+                    let mut task = task(&node, client, 4, None, size);
+                    task.workload.read_ratio = 1.0;
+                    // Half of its keys are not there.
+                    task.workload.keys *= if client == 2 { 2 } else { 1 };
+                    Worker::new(task, ()).unwrap()
+                })
+                .collect();
+            run_for(&mut workers, Duration::from_millis(50));
+            for (client, worker) in workers.iter_mut().enumerate() {
+                let tally = worker.tally();
+                assert!(tally.ops > 0 && tally.errors < tally.ops, "{size}, {client}: {tally:?}");
+                assert_eq!(tally.errors > 0, client == 2, "{size}, {client}: {tally:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_the_keys_are_errors() {
+        let node = node("wrong");
+        let mut client = Client::attach(node.name()).unwrap();
+        let key = |key: u64| workload::key_bytes(key);
+        for (wrong, value) in [(1, vec![FILLER; SIZE]), (2, [&key(2)[..], &[FILLER; SIZE]].concat())] {
+            client.put_bytes(&key(wrong), &value).unwrap();
+            let mut task = task(&node, 0, 4, None, SIZE);
+            (task.workload.read_ratio, task.workload.keys) = (1.0, 4);
+            let mut workers = [Worker::new(task, ()).unwrap()];
+            let (mut ops, mut errors) = (0, 0);
+            while ops < 400 {
+                run_for(&mut workers, Duration::from_millis(50));
+                let tally = workers[0].tally();
+                (ops, errors) = (ops + tally.ops, errors + tally.errors);
+            }
+            // One key of four, and all are asked for alike.
+            let share = errors as f64 / ops as f64;
+            assert!((0.15..0.35).contains(&share), "{errors} of {ops}, {wrong}");
+            client.put_bytes(&key(wrong), &[&key(wrong)[..], &[FILLER; SIZE - 8]].concat()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_node_that_goes_ends_all_clients_of_the_thread() {
+        let paces = [(1, None), (8, None), (8, Some(2000.0))];
+        for (size, (depth, rate)) in
+            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+        {
+            let node = node(&format!("gone-{size}-{depth}-{}", rate.is_some()));
+            let mut workers = workers(&node, depth, rate, size);
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    drop(node);
+                });
+                // Nobody stops it.
+                run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+            });
+            let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
+            assert!(tallies.iter().any(|tally| tally.gave_up), "{tallies:?}");
+            assert!(tallies.iter().all(|tally| tally.ops > 0 && tally.errors == 0), "{tallies:?}");
+            assert!(begun.elapsed() < RESPONSE_TIMEOUT, "somebody was waited for");
+            if rate.is_none() {
+                run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+                assert!(workers.iter().all(Worker::has_given_up));
+            }
+        }
+    }
+
+    #[test]
+    fn histories_of_a_threads_clients_are_explained() {
+        let node = node("checked");
+        let record = |client| RunRecorder::new(client, 5000, 2);
+        let mut workers: Vec<Worker<RunRecorder>> = (0..CLIENTS)
+            .map(|client| Worker::new(task(&node, client, 4, None, 8), record(client)).unwrap())
+            .collect();
+        for _ in 0..2 {
+            // Ends when there is no more room.
+            run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
+            assert!(workers.iter().any(Worker::has_given_up));
+        }
+        let ops: u64 = workers.iter_mut().map(|worker| worker.tally().ops).sum();
+        assert!(ops > 5000);
+        let histories: Vec<_> = workers.into_iter().map(|worker| worker.record.recorder.finish()).collect();
+        let summary = history::check_from(&histories, Some, history::BUDGET).expect("an order");
+        assert!(summary.operations > 10_000, "{summary:?}");
+    }
+
+    #[test]
+    fn a_client_without_answers_gives_up_and_only_that_one() {
+        let node = node("silent");
+        let mut workers = workers(&node, 2, None, 8);
+        let [silent, answered, ..] = workers.as_mut_slice() else { panic!("clients") };
+        for worker in [&mut *silent, &mut *answered] {
+            worker.start(true).unwrap();
+            worker.step();
+            worker.check_timeout(now());
+        }
+        let late = now() + 2 * RESPONSE_TIMEOUT.as_nanos() as u64;
+        let timeout = Instant::now() + RESPONSE_TIMEOUT;
+        while answered.step() != Step::Completed {
+            assert!(Instant::now() < timeout, "no answer");
+            std::thread::yield_now();
+        }
+        // It has answers, but nobody takes them.
+        silent.check_timeout(late);
+        answered.check_timeout(late);
+        assert_eq!([silent, answered].map(|worker| worker.has_given_up()), [true, false]);
+    }
+
+    #[test]
+    fn the_least_patient_client_decides() {
+        let order = [Step::Completed, Step::StartDue, Step::Waiting, Step::IdleFor(5), Step::IdleFor(9)];
+        assert!(order.is_sorted());
+        let mut backoff = Backoff { spins: 2, idle: 0 };
+        assert!(!backoff.after_round(Step::Waiting) && !backoff.after_round(Step::Waiting));
+        assert_eq!(backoff.idle, 2);
+        assert!((0..=YIELDS).any(|_| backoff.after_round(Step::Waiting)), "it sleeps in the end");
+        backoff.after_round(Step::Completed);
+        assert_eq!(backoff.idle, 0);
+    }
+}

@@ -1,0 +1,173 @@
+//! The clocks of ranks on several machines: how far they are from rank 0's, within bounds.
+//!
+//! A barrier ends nowhere before it has begun everywhere. So what rank r's clock showed when r began one, and what rank 0's showed
+//! when it ended for rank 0, bound the difference from below; the other two readings bound it from above. Of several
+//! barriers the one that says max counts. Comparing once before the first operation and once after the last bounds it for
+//! all operations between, clocks that drift steadily included.
+//!
+//! An operation of another machine is moved to rank 0's clock with its call as early and its return as late as the bounds allow. An
+//! order that explains what really happened also explains that, so no store is blamed wrongly; some wrong answer may pass
+//! that one clock would have shown, if all that it contradicts happened within the bounds.
+
+use crosstie::bootstrap::Bootstrap;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Error, gather};
+use crate::history::{Event, now};
+
+/// Barriers of a comparison.
+const ROUNDS: usize = 24;
+
+/// By how much a rank's clock is offset of rank 0's, in nanoseconds: at min, and at max.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClockOffset {
+    min: i128,
+    max: i128,
+}
+
+/// All ranks' clocks since the first comparison.
+pub(super) struct Clocks {
+    /// By rank: whether it is on another machine than rank 0.
+    on_other_machine: Vec<bool>,
+    before: Vec<ClockOffset>,
+}
+
+impl Clocks {
+    /// Compares them for the first time, where there are several.
+    pub(super) fn new(job: &mut dyn Bootstrap, on_other_machine: &[bool]) -> Result<Clocks, Error> {
+        let mut clocks = Clocks {
+            on_other_machine: on_other_machine.to_vec(),
+            before: vec![ClockOffset::NONE; on_other_machine.len()],
+        };
+        clocks.before = clocks.compare_now(job)?;
+        Ok(clocks)
+    }
+
+    /// Compares them again: what held all the time.
+    pub(super) fn offsets_until_now(&self, job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
+        let now = self.compare_now(job)?;
+        Ok(self.before.iter().zip(now).map(|(before, now)| before.union(now)).collect())
+    }
+
+    fn compare_now(&self, job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
+        if !self.on_other_machine.contains(&true) {
+            return Ok(self.before.clone());
+        }
+        let found = compare(job)?;
+        let own = |(offset, on_other_machine): (ClockOffset, &bool)| {
+            if *on_other_machine { offset } else { ClockOffset::NONE }
+        };
+        Ok(found.into_iter().zip(&self.on_other_machine).map(own).collect())
+    }
+}
+
+/// Of all ranks.
+fn compare(job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
+    let mut mine = [[0; 2]; ROUNDS];
+    for round in &mut mine {
+        let begun = now();
+        job.barrier()?;
+        *round = [begun, now()];
+    }
+    let all = gather::gather(job, Ok(mine.as_bytes().to_vec()))?;
+    let read = |bytes: &Vec<u8>| <[[u64; 2]; ROUNDS]>::read_from_bytes(bytes).map_err(|_| Error::Protocol);
+    let all: Vec<_> = all.iter().map(read).collect::<Result<_, _>>()?;
+    let first = all.first().ok_or(Error::Protocol)?;
+    all.iter().map(|theirs| bounds(theirs, first).ok_or(Error::Protocol)).collect()
+}
+
+/// What the barriers say about one clock beside another. `None`: nothing that can be.
+fn bounds(theirs: &[[u64; 2]], first: &[[u64; 2]]) -> Option<ClockOffset> {
+    let difference = |one: u64, other: u64| i128::from(one) - i128::from(other);
+    let bound = |(theirs, first): (&[u64; 2], &[u64; 2])| ClockOffset {
+        min: difference(theirs[0], first[1]),
+        max: difference(theirs[1], first[0]),
+    };
+    let best = theirs.iter().zip(first).map(bound).min_by_key(ClockOffset::width)?;
+    (best.width() >= 0).then_some(best)
+}
+
+impl ClockOffset {
+    /// No difference: the same clock.
+    const NONE: ClockOffset = ClockOffset { min: 0, max: 0 };
+
+    /// What holds from one comparison to the other.
+    fn union(self, other: ClockOffset) -> ClockOffset {
+        ClockOffset { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+
+    /// What is not known of it.
+    pub(super) fn width(&self) -> i128 {
+        self.max - self.min
+    }
+
+    /// An operation as rank 0's clock would have seen it, at the earliest and at the latest.
+    pub(super) fn widen(&self, event: &Event) -> Event {
+        let moved =
+            |time: u64, by: i128| (i128::from(time) - by).clamp(0, i128::from(Event::NEVER - 1)) as u64;
+        let called = moved(event.called, self.max);
+        let returned = match event.returned {
+            Event::NEVER => Event::NEVER,
+            returned => moved(returned, self.min).max(called),
+        };
+        Event { called, returned, ..*event }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Failure, History, Recorder, check};
+    use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
+
+    /// What clocks show at a barrier that begins and ends at these times; theirs is offset.
+    const AHEAD: u64 = 1_000_000;
+
+    #[test]
+    fn bounds_hold_whoever_is_late_and_the_best_barrier_counts() {
+        let first = [[100, 900], [1000, 1040], [2000, 2500]];
+        let theirs = [[150, 950], [1010, 1050], [2400, 2500]].map(|round| round.map(|time| time + AHEAD));
+        let offset = bounds(&theirs, &first).unwrap();
+        assert!(offset.min <= i128::from(AHEAD) && i128::from(AHEAD) <= offset.max, "{offset:?}");
+        assert_eq!(offset.width(), 80);
+        // The other way round it is behind.
+        let behind = bounds(&first, &theirs).unwrap();
+        assert_eq!((behind.min, behind.max), (-offset.max, -offset.min));
+        // Ended before it began: no clock does that.
+        assert_eq!(bounds(&[[10, 5]], &[[10, 5]]), None);
+        assert_eq!(offset.union(ClockOffset::NONE), ClockOffset { min: 0, max: offset.max });
+    }
+
+    #[test]
+    fn operations_of_another_clock_are_explained_and_wrong_answers_found() {
+        // Rank 0 puts 7; afterwards a rank whose clock is a second behind gets it. Then it gets what was before.
+        let event = |op, value, answer, called, returned| {
+            let mut recorder = Recorder::new(0, 1);
+            let request = WordRequest { value, ..WordRequest::new(op, 0, 42) };
+            let call = recorder.begin(&request).unwrap();
+            recorder.end(call, &WordResponse::new(Status::Done, answer));
+            Event { called, returned, ..recorder.events()[0] }
+        };
+        let second = 1_000_000_000;
+        let before = event(Op::Put, 6, 0, 2 * second, 2 * second + 10);
+        let put = event(Op::Put, 7, 0, 2 * second + 100, 2 * second + 200);
+        let right = event(Op::Get, 0, 7, second + 300, second + 400);
+        let wrong = event(Op::Get, 0, 6, second + 500, second + 600);
+        let behind = ClockOffset { min: -(second as i128) - 20, max: -(second as i128) + 20 };
+        let together =
+            |other: Event| [History { events: vec![before, put] }, History { events: vec![other] }];
+        // As it stands it was read before it was written.
+        assert!(matches!(check(&together(right)), Err(Failure::Violation { .. })));
+        check(&together(behind.widen(&right))).unwrap();
+        assert!(matches!(check(&together(behind.widen(&wrong))), Err(Failure::Violation { .. })));
+        // Bounds that are wider than what it contradicts prove nothing.
+        let vague = ClockOffset { min: behind.min - 1000, max: behind.max + 1000 };
+        check(&together(vague.widen(&wrong))).unwrap();
+        // Whatever a rank says, there is no overflow, and what never returned never does.
+        let never = Event { called: 0, returned: Event::NEVER, ..right };
+        assert_eq!(behind.widen(&never).returned, Event::NEVER);
+        let extreme = ClockOffset { min: -i128::from(u64::MAX), max: i128::from(u64::MAX) };
+        let widened = extreme.widen(&Event { called: u64::MAX - 1, returned: u64::MAX - 1, ..right });
+        assert!(widened.called <= widened.returned && widened.returned < Event::NEVER);
+    }
+}

@@ -1,0 +1,208 @@
+//! What `bench kv` can be told.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::kv::{self as bench, Plan};
+use crate::workload;
+use crosstie::device::DeviceSpec;
+use crosstie_kv::Backend;
+
+use crate::error::Error;
+
+/// Measure the key-value store on a cluster of nodes.
+///
+/// The nodes are processes on this machine. Under mpirun or with a rendezvous (CROSSTIE_RENDEZVOUS, CROSSTIE_RANK, CROSSTIE_SIZE and
+/// CROSSTIE_SECRET_FILE, the same command on each machine) every rank is one node. Ctrl-C ends it with what was measured so
+/// far.
+#[derive(Clone, Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub struct Arguments {
+    /// How requests for other nodes travel. Two, with a comma between, run in turns; then the JSON is an array.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "delegation")]
+    pub(crate) backend: Vec<Backend>,
+    /// Nodes of the cluster; 1 unless a launcher says otherwise.
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<u32>,
+    /// Daemons of each node.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) daemons: u32,
+    /// Clients of each node. One thread has several, which take turns, where there are not enough cores for a thread each.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) clients: u32,
+    /// Operations that each client has under way, at most.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) queue_depth: u32,
+    /// The share of gets, 0 to 1; the rest are puts.
+    #[arg(long, value_name = "F", default_value_t = 0.5)]
+    pub(crate) read_ratio: f64,
+    /// Keys in the cluster.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) keys: u64,
+    /// The exponent of the Zipf distribution of keys; 0 asks for all alike.
+    #[arg(long, value_name = "THETA", default_value_t = 0.0)]
+    pub(crate) zipf: f64,
+    /// How often to measure; the result is the median.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) runs: u32,
+    /// Seconds to measure, all runs together.
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    pub(crate) duration: f64,
+    /// Bytes of a value. Other than 8, keys are byte strings, of which a client has up to 16 under way.
+    #[arg(long, value_name = "BYTES", default_value_t = 8)]
+    pub(crate) value_size: usize,
+    /// The share of operations on keys of the client's own node, 0 to 1; by chance if not given.
+    #[arg(long, value_name = "F")]
+    pub(crate) local_share: Option<f64>,
+    /// Open loop: start operations at this rate per second, all clients together, whatever the answers do.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) open: Option<f64>,
+    /// Each client is a process of its own, rather than on a thread of its node.
+    #[arg(long)]
+    pub(crate) processes: bool,
+    /// What the workload is made from.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// What nodes reach each other through: software, verbs:NAME[/PORT[/GID]] or fault:SEED:SPEC.
+    #[arg(long, value_name = "SPEC", default_value = "software")]
+    pub(crate) device: DeviceSpec,
+    /// Record all operations, a million at most, and check that the store did them one after the other.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// The cores of daemons and of the clients' threads, in this order for each node: auto, none, or a list such as 0,1,4.
+    #[arg(long, value_name = "LIST", default_value = "auto")]
+    pub(crate) cores: Cores,
+    /// Measure all combinations that a TOML file names, see docs/PERFORMANCE.md; options here are for what it does not name.
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Write NAME.json and NAME.html, a report. With --plan the plan's own name, unless --json is given.
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) output: Option<PathBuf>,
+    /// Print JSON to standard output instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// See [`bench::Cores`].
+#[derive(Clone, Debug)]
+pub(crate) struct Cores(bench::Cores);
+
+impl FromStr for Cores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cores, String> {
+        let wrong = |_| "give auto, none, or numbers with commas between".to_owned();
+        Ok(Cores(match text {
+            "auto" => bench::Cores::Auto,
+            "none" => bench::Cores::None,
+            list => {
+                bench::Cores::List(list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(wrong)?)
+            }
+        }))
+    }
+}
+
+impl Cores {
+    fn word(&self) -> String {
+        match &self.0 {
+            bench::Cores::Auto => "auto".into(),
+            bench::Cores::None => "none".into(),
+            bench::Cores::List(cores) => cores.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
+        }
+    }
+}
+
+impl Arguments {
+    /// What `crosstie` without a command measures.
+    pub(crate) fn demo() -> Arguments {
+        Arguments {
+            backend: vec![Backend::Meta, Backend::Delegation],
+            nodes: Some(2),
+            daemons: 2,
+            clients: 4,
+            queue_depth: 4,
+            read_ratio: 0.5,
+            keys: 100_000,
+            zipf: 0.0,
+            runs: 5,
+            duration: 5.0,
+            value_size: 8,
+            local_share: None,
+            open: None,
+            processes: false,
+            seed: 1,
+            device: DeviceSpec::Software,
+            check: false,
+            cores: Cores(bench::Cores::Auto),
+            plan: None,
+            output: None,
+            json: false,
+        }
+    }
+
+    /// What the library shall do.
+    pub(crate) fn plan(&self, launcher: &str) -> Result<Plan, Error> {
+        let mut backends = self.backend.clone();
+        backends.dedup();
+        let duration = Duration::try_from_secs_f64(self.duration)
+            .map_err(|_| Error::Usage(format!("--duration {}: give seconds above 0", self.duration)))?;
+        Ok(Plan {
+            backends,
+            daemons: self.daemons,
+            clients: self.clients,
+            queue_depth: self.queue_depth,
+            workload: workload::Plan {
+                keys: self.keys,
+                read_ratio: self.read_ratio,
+                zipf: (self.zipf != 0.0).then_some(self.zipf),
+                value_size: self.value_size,
+                local_share: self.local_share,
+                seed: self.seed,
+                ..workload::Plan::default()
+            },
+            rate: self.open,
+            runs: self.runs,
+            duration,
+            processes: self.processes.then(|| vec!["bench".into(), "kv-client".into()]),
+            check: self.check,
+            device: self.device.clone(),
+            cores: self.cores.0.clone(),
+            launcher: launcher.to_owned(),
+        })
+    }
+
+    /// The command line of the other ranks.
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
+        let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
+        let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
+        let backends: Vec<&str> = self.backend.iter().map(|backend| backend.as_str()).collect();
+        add("backend", backends.join(","));
+        if let Some(nodes) = self.nodes {
+            add("nodes", nodes.to_string());
+        }
+        add("daemons", self.daemons.to_string());
+        add("clients", self.clients.to_string());
+        add("queue-depth", self.queue_depth.to_string());
+        add("read-ratio", self.read_ratio.to_string());
+        add("keys", self.keys.to_string());
+        add("zipf", self.zipf.to_string());
+        add("runs", self.runs.to_string());
+        add("duration", self.duration.to_string());
+        add("value-size", self.value_size.to_string());
+        if let Some(share) = self.local_share {
+            add("local-share", share.to_string());
+        }
+        if let Some(rate) = self.open {
+            add("open", rate.to_string());
+        }
+        add("seed", self.seed.to_string());
+        add("device", self.device.to_string());
+        add("cores", self.cores.word());
+        for (flag, given) in [("--processes", self.processes), ("--check", self.check)] {
+            words.extend(given.then(|| flag.to_owned()));
+        }
+        words.into_iter().map(OsString::from).collect()
+    }
+}

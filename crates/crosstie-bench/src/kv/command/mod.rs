@@ -1,0 +1,296 @@
+//! `crosstie bench kv`: the store, on a cluster of nodes and their clients.
+//!
+//! The ranks are processes that this one starts, or those of a launcher: mpirun, or a rendezvous. Rank 0 prints. What is
+//! measured and how is the library's: see [`crate::kv`].
+
+mod arguments;
+mod sweep;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{stdin, stdout};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::figures::Figures;
+use crate::kv::{self as bench, Outcome};
+use crosstie::bootstrap::{self, Bootstrap, local};
+use crosstie::telemetry::Histogram;
+
+use crate::cores;
+use crate::error::Error;
+use crate::limits::CacheLinePingPong;
+use crate::progress::Progress;
+use crate::report;
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
+
+pub use arguments::Arguments;
+
+/// Set in a rank that another rank has started.
+pub(crate) const CHILD: &str = "CROSSTIE_LOCAL_RANK";
+/// Names the machine of a rendezvous.
+const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
+/// Where the main job leaves its figures.
+const DEMO_NAME: &str = "crosstie-report";
+/// Of a bar.
+const STEPS: u64 = 1000;
+/// How long to look at one cache line.
+const LINE_TIME: Duration = Duration::from_millis(30);
+
+/// `crosstie bench kv`.
+pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
+    let combinations = match &arguments.plan {
+        Some(path) => sweep::read(path, arguments)?,
+        None => vec![arguments.clone()],
+    };
+    // A plan's figures are kept, unless somebody takes them at once.
+    let stem = arguments.plan.as_deref().and_then(Path::file_stem).map(PathBuf::from);
+    let name = arguments.output.clone().or(stem.filter(|_| !arguments.json));
+    let found = measure(&combinations, name.as_deref(), interrupt)?;
+    print_and_save(
+        found,
+        arguments.json,
+        combinations.len() > 1 || arguments.backend.len() > 1,
+        name.as_deref(),
+    )
+}
+
+/// `crosstie` without a command.
+pub fn demo(interrupt: &AtomicBool) -> Result<(), Error> {
+    if !crate::is_child() {
+        crate::output::print(
+            "Two nodes of this machine, both ways to another node in turns; about fifteen seconds.\n\n",
+        )?;
+    }
+    let name = Some(Path::new(DEMO_NAME));
+    print_and_save(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
+}
+
+/// `crosstie bench kv-client`.
+pub fn client() -> Result<(), Error> {
+    bench::run_client_process(stdin().lock(), stdout())
+        .map_err(|source| Error::Os { what: "a client's orders", source })
+}
+
+/// What was measured, and why there is not more.
+struct Results {
+    results: Vec<Figures>,
+    error: Option<Error>,
+    leads: bool,
+}
+
+/// All combinations, one after the other, until one fails or somebody has had enough. `name`: where they will be kept.
+fn measure(
+    combinations: &[Arguments],
+    name: Option<&Path>,
+    interrupt: &AtomicBool,
+) -> Result<Results, Error> {
+    for arguments in combinations {
+        arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
+    }
+    // A job that somebody else started takes part in all; others are started for each.
+    let mut given = bootstrap::from_env()?;
+    // Better now than after an hour.
+    if let Some(name) = name.filter(|_| given.rank() == 0) {
+        ["json", "html"].iter().try_for_each(|ending| check_writable(&output_path(name, ending)))?;
+    }
+    let mut found = Results { results: Vec::new(), error: None, leads: given.rank() == 0 };
+    let count = combinations.len();
+    for (at, arguments) in combinations.iter().enumerate() {
+        let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
+        let outcome = match given.size() {
+            1 => launch_locally(arguments, interrupt, &what),
+            _ => run_as_rank(given.as_mut(), launcher(), arguments, interrupt, &what),
+        };
+        match outcome {
+            Ok(outcome) => {
+                found.results.extend(outcome.figures);
+                found.error = outcome.error.map(Error::from);
+            }
+            // Ranks that were told to end before they were ready are missed by the others.
+            Err(_) if interrupt.load(Relaxed) => {
+                found.error = Some(bench::Error::Interrupted.into());
+            }
+            // What was measured before is not lost.
+            Err(error) => found.error = Some(error),
+        }
+        if found.error.is_some() {
+            return Ok(found);
+        }
+        if found.results.iter().any(|figures| figures.interrupted) {
+            break;
+        }
+    }
+    given.finish()?;
+    Ok(found)
+}
+
+/// What started this rank.
+fn launcher() -> &'static str {
+    match () {
+        () if std::env::var_os(CHILD).is_some() => "local",
+        () if std::env::var_os(RENDEZVOUS).is_some() => "tcp",
+        () => "mpi",
+    }
+}
+
+/// Starts the ranks, and is the first of them.
+fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
+    let line = cache_line_round_trip()?;
+    let mut outcome = match arguments.nodes.unwrap_or(1) {
+        1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
+        nodes => {
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
+            let outcome = run_as_rank(&mut job, "local", arguments, interrupt, what)?;
+            if outcome.error.is_none() {
+                job.finish()?;
+            }
+            outcome
+        }
+    };
+    outcome.figures.iter_mut().for_each(|figures| figures.limit_ns = line);
+    Ok(outcome)
+}
+
+fn run_as_rank(
+    job: &mut dyn Bootstrap,
+    launcher: &str,
+    arguments: &Arguments,
+    interrupt: &AtomicBool,
+    what: &str,
+) -> Result<Outcome, Error> {
+    if let Some(nodes) = arguments.nodes
+        && nodes != job.size()
+    {
+        let size = job.size();
+        return Err(Error::Usage(format!("--nodes {nodes}, but this job has {size} ranks: leave it out")));
+    }
+    let plan = arguments.plan(launcher)?;
+    let mut bar = Progress::new(what, STEPS, job.rank() == 0);
+    bar.show(0);
+    Ok(bench::run(job, &plan, interrupt, |share| bar.show((share * STEPS as f64) as u64))?)
+}
+
+/// Prints and keeps what was found, where this rank leads. `several`: an array, even of one.
+fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Path>) -> Result<(), Error> {
+    let Results { results, error, leads } = found;
+    if leads && !results.is_empty() {
+        let json = match results.as_slice() {
+            [one] if !several => crate::output::json(one)?,
+            all => crate::output::json(&all)?,
+        };
+        if as_json {
+            crate::output::print(&json)?;
+        } else {
+            crate::output::print(&text(&results))?;
+        }
+        if let Some(name) = name {
+            let (data, page) = (output_path(name, "json"), output_path(name, "html"));
+            std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
+            report::write(&results, &page)?;
+            let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
+            let kept = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
+            if as_json { eprint!("{kept}") } else { crate::output::print(&kept)? }
+        }
+    }
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let errors = results.iter().map(|figures| figures.errors).sum();
+    if errors > 0 { Err(Error::WrongData(errors)) } else { Ok(()) }
+}
+
+/// NAME and an ending; a NAME that has one of the two already has the other in its stead.
+fn output_path(name: &Path, ending: &str) -> PathBuf {
+    match name.extension().and_then(OsStr::to_str) {
+        Some("json" | "html") => name.with_extension(ending),
+        _ => {
+            let mut whole = name.as_os_str().to_owned();
+            whole.push(".");
+            whole.push(ending);
+            whole.into()
+        }
+    }
+}
+
+/// Says why a file cannot be written, and leaves it as it is.
+fn check_writable(path: &Path) -> Result<(), Error> {
+    let is_new = !path.exists();
+    let file = File::options().append(true).create(true).open(path);
+    let tried = file.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
+    tried.map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
+/// For people.
+fn text(results: &[Figures]) -> String {
+    let mut text = report::table(results);
+    if let [first, ..] = results {
+        let size = |figures: &Figures| {
+            (figures.nodes, figures.daemons, figures.clients, figures.client_threads, figures.cores.clone())
+        };
+        let all_alike = results.iter().all(|figures| size(figures) == size(first));
+        let [daemons, clients, threads] =
+            [first.daemons, first.clients, first.client_threads.unwrap_or(first.clients)]
+                .map(|each| first.nodes * each);
+        let clients = match threads {
+            threads if threads == clients => format!("{clients} clients"),
+            1 => format!("{clients} clients on one thread"),
+            threads => format!("{clients} clients on {threads} threads"),
+        };
+        let cores = match first.cores.as_str() {
+            // The report has those of each.
+            _ if !all_alike => first.machine.clone(),
+            "" => format!("nobody is bound to a core: {daemons} daemons and {clients}; {}", first.machine),
+            cores => format!("cores: {cores}"),
+        };
+        let line = first
+            .limit_ns
+            .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
+        text += &format!("\n{cores}{line}\n");
+        let all = results.iter().flat_map(|figures| &figures.per_rank);
+        let most = all.max_by_key(|rank| rank.memory_bytes);
+        if let Some((rank, bound)) = most.and_then(|rank| Some((rank, rank.memory_bound_bytes?))) {
+            let [used, bound] = [rank.memory_bytes, bound].map(crate::units::bytes);
+            text += &format!("memory of a node: {used}, at most {bound}\n");
+        }
+        if let Some(limit) = first.limit_ops_per_s.filter(|_| results.len() == 1) {
+            text += &format!(
+                "limit: {:.1} M op/s, the plainest code on the same cores in the same run\n",
+                limit / 1e6
+            );
+        }
+    }
+    let checked: Vec<u64> =
+        results.iter().filter_map(|figures| figures.counters.get("checked_operations").copied()).collect();
+    if !checked.is_empty() {
+        text +=
+            &format!("checked: an order explains all {} recorded operations\n", checked.iter().sum::<u64>());
+    }
+    if results.iter().any(|figures| figures.interrupted) {
+        text += "ended early: the figures are those until then\n";
+    }
+    text
+}
+
+/// One cache line there and back between two cores, in nanoseconds; `None` where there is one.
+fn cache_line_round_trip() -> Result<Option<f64>, Error> {
+    let Some([first, second]) = cores::pair()? else { return Ok(None) };
+    let region = SharedRegion::create(4096)?;
+    let mut times = Histogram::new();
+    std::thread::scope(|scope| {
+        let follower = scope.spawn(|| {
+            cores::pin(second)?;
+            CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
+        });
+        let lead = || {
+            cores::pin(first)?;
+            CacheLinePingPong::new(&region, SpinWait::new(true)).lead(LINE_TIME, &mut times)
+        };
+        let led = cores::on_own_thread(lead);
+        let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        led.and(followed)
+    })?;
+    Ok(CacheLinePingPong::median(&times).map(|ns| (ns * 10.0).round() / 10.0))
+}

@@ -1,0 +1,129 @@
+//! Plans: what to measure, as a TOML file. Every key is an option of the command line, with one value or several; all combinations
+//! are measured.
+//!
+//! ```toml
+//! backend = ["meta", "delegation"]
+//! nodes = [1, 2, 4]
+//! queue-depth = [1, 4, 16]
+//! duration = 1.0
+//! ```
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crosstie_kv::Backend;
+use serde::Deserialize;
+
+use super::arguments::Arguments;
+use crate::error::Error;
+
+/// Bytes of a plan at most.
+const MAX_PLAN: u64 = 1 << 20;
+/// Combinations of a plan at most.
+const MAX_COMBINATIONS: usize = 1024;
+
+/// One value, or several to be tried.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "that is no value of this option, nor a list of them: see `crosstie bench kv --help`"
+)]
+enum Choice<T> {
+    One(T),
+    Several(Vec<T>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Sweep {
+    backend: Option<Choice<Backend>>,
+    nodes: Option<Choice<u32>>,
+    daemons: Option<Choice<u32>>,
+    clients: Option<Choice<u32>>,
+    queue_depth: Option<Choice<u32>>,
+    read_ratio: Option<Choice<f64>>,
+    keys: Option<Choice<u64>>,
+    zipf: Option<Choice<f64>>,
+    runs: Option<Choice<u32>>,
+    duration: Option<Choice<f64>>,
+    value_size: Option<Choice<usize>>,
+    local_share: Option<Choice<f64>>,
+    open: Option<Choice<f64>>,
+    processes: Option<Choice<bool>>,
+    seed: Option<Choice<u64>>,
+}
+
+/// All combinations of a plan; `base` has what it does not name. Backends of one combination run in turns.
+pub(super) fn read(path: &Path, base: &Arguments) -> Result<Vec<Arguments>, Error> {
+    let file = |source| Error::File { path: path.to_owned(), source };
+    let wrong = |what: String| Error::PlanFile { path: path.to_owned(), what };
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_PLAN + 1).read_to_end(&mut bytes)).map_err(file)?;
+    if bytes.len() as u64 > MAX_PLAN {
+        return Err(wrong(format!("more than {MAX_PLAN} bytes: that is no plan")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| wrong(format!("that is no plan: {error}")))?;
+    combinations(&text, base).map_err(wrong)
+}
+
+fn combinations(text: &str, base: &Arguments) -> Result<Vec<Arguments>, String> {
+    let sweep: Sweep = toml::from_str(text).map_err(|error| one_line(&error))?;
+    let mut base = Arguments { plan: None, ..base.clone() };
+    if let Some(backends) = sweep.backend {
+        base.backend = backends.values();
+    }
+    let mut all = vec![base];
+    vary(&mut all, sweep.nodes, |arguments, nodes| arguments.nodes = Some(nodes))?;
+    vary(&mut all, sweep.daemons, |arguments, daemons| arguments.daemons = daemons)?;
+    vary(&mut all, sweep.clients, |arguments, clients| arguments.clients = clients)?;
+    vary(&mut all, sweep.queue_depth, |arguments, depth| arguments.queue_depth = depth)?;
+    vary(&mut all, sweep.read_ratio, |arguments, ratio| arguments.read_ratio = ratio)?;
+    vary(&mut all, sweep.keys, |arguments, keys| arguments.keys = keys)?;
+    vary(&mut all, sweep.zipf, |arguments, theta| arguments.zipf = theta)?;
+    vary(&mut all, sweep.runs, |arguments, runs| arguments.runs = runs)?;
+    vary(&mut all, sweep.duration, |arguments, seconds| arguments.duration = seconds)?;
+    vary(&mut all, sweep.value_size, |arguments, bytes| arguments.value_size = bytes)?;
+    vary(&mut all, sweep.local_share, |arguments, share| arguments.local_share = Some(share))?;
+    vary(&mut all, sweep.open, |arguments, rate| arguments.open = Some(rate))?;
+    vary(&mut all, sweep.processes, |arguments, processes| arguments.processes = processes)?;
+    vary(&mut all, sweep.seed, |arguments, seed| arguments.seed = seed)?;
+    Ok(all)
+}
+
+/// Each of `all` with each of the values.
+fn vary<T: Copy>(
+    all: &mut Vec<Arguments>,
+    values: Option<Choice<T>>,
+    set: impl Fn(&mut Arguments, T),
+) -> Result<(), String> {
+    let Some(values) = values.map(Choice::values) else { return Ok(()) };
+    let count = all.len().saturating_mul(values.len());
+    if !(1..=MAX_COMBINATIONS).contains(&count) {
+        return Err(format!("{count} combinations: a plan may have 1 to {MAX_COMBINATIONS}"));
+    }
+    let with = |arguments: &Arguments, value: T| {
+        let mut arguments = arguments.clone();
+        set(&mut arguments, value);
+        arguments
+    };
+    *all = all.iter().flat_map(|arguments| values.iter().map(|value| with(arguments, *value))).collect();
+    Ok(())
+}
+
+impl<T> Choice<T> {
+    fn values(self) -> Vec<T> {
+        match self {
+            Choice::One(value) => vec![value],
+            Choice::Several(values) => values,
+        }
+    }
+}
+
+/// What is wrong, and where, without the lines in between.
+fn one_line(error: &toml::de::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('|')).collect();
+    lines.join(" ")
+}

@@ -1,0 +1,52 @@
+//! How ranks keep step.
+
+use crosstie::bootstrap::Bootstrap;
+
+use super::Error;
+
+/// Waits for all ranks and gives everybody all results, in the order of ranks. Each tells how it fared; when one has
+/// failed, all know.
+pub(super) fn gather(job: &mut dyn Bootstrap, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
+    let blob = match &mine {
+        Ok(blob) => [&[0], blob.as_slice()].concat(),
+        Err(error) => [&[1], error.to_string().as_bytes()].concat(),
+    };
+    let blobs = job.all_gather(&blob)?;
+    mine?;
+    let read = |(rank, blob): (u32, &Vec<u8>)| match blob.as_slice() {
+        [0, theirs @ ..] => Ok(theirs.to_vec()),
+        [1, text @ ..] => Err(Error::Peer { rank, what: String::from_utf8_lossy(text).into_owned() }),
+        _ => Err(Error::Protocol),
+    };
+    (0..).zip(&blobs).map(read).collect()
+}
+
+/// Waits for everybody; whoever has something keeps it if all have.
+pub(super) fn agree<T>(job: &mut dyn Bootstrap, mine: Result<T, Error>) -> Result<T, Error> {
+    let (mine, step) = match mine {
+        Ok(mine) => (Some(mine), Ok(Vec::new())),
+        Err(error) => (None, Err(error)),
+    };
+    gather(job, step)?;
+    mine.ok_or(Error::Protocol)
+}
+
+/// Gives rank 0 everybody's bytes, of any length, in pieces that the job can carry. Others get none.
+pub(super) fn gather_to_rank_zero(job: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    const PIECE: usize = 1 << 19;
+    let lens = gather(job, Ok((mine.len() as u64).to_le_bytes().to_vec()))?;
+    let len =
+        |blob: &Vec<u8>| blob.as_slice().try_into().map(u64::from_le_bytes).map_err(|_| Error::Protocol);
+    let lens: Vec<u64> = lens.iter().map(len).collect::<Result<_, _>>()?;
+    let pieces = lens.iter().max().map_or(0, |most| most.div_ceil(PIECE as u64));
+    let mut all = vec![Vec::new(); job.size() as usize];
+    let mut mine = mine.chunks(PIECE);
+    for _ in 0..pieces {
+        let mut blobs = vec![Vec::new(); job.size() as usize];
+        blobs[0] = mine.next().unwrap_or_default().to_vec();
+        for (all, piece) in all.iter_mut().zip(job.exchange(&blobs)?) {
+            all.extend_from_slice(&piece);
+        }
+    }
+    Ok(all)
+}

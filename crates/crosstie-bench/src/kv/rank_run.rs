@@ -1,0 +1,418 @@
+//! One rank's node of one backend, and its clients.
+
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::{Bootstrap, Secret, random_bytes};
+
+use super::client_pool::ClientPool;
+use super::clocks::{ClockOffset, Clocks};
+use super::topology::{self, Topology};
+use super::totals::{self, NodeCounters, RankResults, RunTotals};
+use super::worker::{FILLER, Task, write_key_prefix};
+use super::{Error, Plan, gather};
+use crate::figures::Figures;
+use crate::history::{self, History};
+use crate::workload::{MAX_KEYS, key_bytes};
+use crosstie_kv::Backend;
+use crosstie_kv::client::{self, BeginBytesError, Client};
+use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::sharding::ShardMap;
+use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
+
+/// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
+pub(super) const OTHER_CLIENTS: usize = 4;
+/// How long nodes may take to find each other.
+const PEER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Operations under way while the store is filled.
+const FILL_DEPTH: usize = 32;
+/// How often a rank looks whether a run should end early.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How many such looks lie between two looks at what other ranks say.
+const POLLS_PER_STOP_CHECK: u32 = 5;
+/// The longest warm-up.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// The least memory that a node may use.
+const MIN_MEMORY: u64 = 1 << 30;
+
+/// What rank 0 makes up for all: the cluster's secret and a part of its nodes' names.
+///
+/// It travels as readable as all blobs of a job do, and is worth nothing after the benchmark.
+pub(super) struct ClusterToken([u8; 32]);
+
+impl ClusterToken {
+    pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<ClusterToken, Error> {
+        let mine = match job.rank() {
+            0 => random_bytes::<32>().map(|bytes| bytes.to_vec()).map_err(Error::from),
+            _ => Ok(Vec::new()),
+        };
+        let words = gather::gather(job, mine)?;
+        let first = words.first().and_then(|word| word.as_slice().try_into().ok());
+        first.map(ClusterToken).ok_or(Error::Protocol)
+    }
+
+    fn secret(&self, backend: Backend) -> Result<Secret, Error> {
+        Ok(Secret::new(self.0)?.derive(&format!("bench {backend:?}")))
+    }
+
+    fn name(&self, backend: Backend, rank: u32) -> String {
+        // What is in a name is no secret.
+        let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
+        let number = crosstie_kv::sharding::hash_word(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
+        let letter = if backend == Backend::Meta { 'm' } else { 'd' };
+        format!("kv-bench-{number:08x}-{letter}{rank}")
+    }
+}
+
+/// One rank's node of one backend, and its clients.
+pub(super) struct RankRun {
+    backend: Backend,
+    node: Node,
+    pool: ClientPool,
+    control_client: Client<()>,
+    /// A key of each rank, which no workload has: who puts it ends the run there.
+    stop_keys: Vec<u64>,
+    one_machine: bool,
+    counters_before: NodeCounters,
+    memory: u64,
+    runs: Vec<RunTotals>,
+    local: RunTotals,
+    /// Of the local sums' runs.
+    seconds: f64,
+    over: bool,
+}
+
+impl RankRun {
+    /// Starts the node, fills it, and warms it up.
+    pub(super) fn start(
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        topology: &Topology,
+        token: &ClusterToken,
+        backend: Backend,
+        interrupt: &AtomicBool,
+    ) -> Result<RankRun, Error> {
+        let before = topology::resident_memory();
+        let node = start_node(job, plan, topology, token, backend)?;
+        let name = node.name().to_owned();
+        let (rank, nodes) = (job.rank(), job.size());
+        let cluster = ShardMap::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
+        let filled = node.wait_for_peers(PEER_TIMEOUT).map_err(Error::from);
+        let filled = filled.and_then(|()| fill_store(&name, plan, &cluster, rank, interrupt));
+        gather::agree(job, filled)?;
+        let recorded = plan.check.then(|| (plan.recorded_each(nodes), plan.runs as usize + 1));
+        let task = |thread: usize, client: u32| Task {
+            node: name.clone(),
+            rank,
+            client,
+            number: rank * plan.clients + client,
+            workload: plan.workload,
+            depth: plan.queue_depth as usize,
+            rate: plan.rate.map(|rate| rate / f64::from(nodes * plan.clients)),
+            recorded,
+            core: topology.clients.as_ref().map(|cores| cores[thread]),
+            spins: topology.spins,
+        };
+        let tasks = split_clients(plan.clients, topology.threads).enumerate();
+        let tasks = tasks.map(|(thread, clients)| clients.map(|client| task(thread, client)).collect());
+        let pool = ClientPool::start(tasks.collect(), plan.processes.as_deref());
+        let pool = pool.and_then(|pool| Ok((pool, Client::attach(&name)?)));
+        let (pool, control_client) = gather::agree(job, pool)?;
+        let stop_key =
+            |rank| (MAX_KEYS..).find(|key| cluster.shard_of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
+        let mut rank_run = RankRun {
+            backend,
+            node,
+            pool,
+            control_client,
+            stop_keys: (0..nodes).map(stop_key).collect(),
+            one_machine: topology.one_machine,
+            counters_before: NodeCounters::default(),
+            memory: 0,
+            runs: Vec::new(),
+            local: RunTotals::default(),
+            seconds: 0.0,
+            over: false,
+        };
+        let sums = rank_run.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
+        rank_run.over = sums.ends(plan.check);
+        // What a warm-up finds missing counts, though nothing else of it does.
+        (rank_run.local.errors, rank_run.local.node_gone) = (sums.own_errors, sums.own_node_gone);
+        rank_run.counters_before = NodeCounters::of(&rank_run.node);
+        rank_run.memory = topology::resident_memory().saturating_sub(before);
+        Ok(rank_run)
+    }
+
+    /// Whether there shall be no more runs.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// One run.
+    pub(super) fn measure(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        interrupt: &AtomicBool,
+    ) -> Result<(), Error> {
+        let sums = self.run(job, true, plan.run_length(), interrupt)?;
+        self.over = sums.ends(plan.check);
+        self.runs.push(sums);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        job: &mut dyn Bootstrap,
+        measured: bool,
+        length: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<RunTotals, Error> {
+        job.barrier()?;
+        let mine = self.run_clients(measured, length, interrupt);
+        if let Ok(mine) = &mine
+            && measured
+        {
+            self.local.add(mine);
+            self.seconds += mine.seconds();
+        }
+        let (errors, node_gone) = mine.as_ref().map_or((0, 0), |mine| (mine.errors, mine.node_gone));
+        let all = gather::gather(job, mine.map(|mine| mine.to_bytes()))?;
+        let all: Vec<RunTotals> =
+            all.iter().map(|sums| RunTotals::from_bytes(sums)).collect::<Result<_, _>>()?;
+        let mut sums = RunTotals::together(&all, self.one_machine);
+        (sums.own_errors, sums.own_node_gone) = (errors, node_gone);
+        Ok(sums)
+    }
+
+    /// This rank's part of a run.
+    fn run_clients(
+        &mut self,
+        measured: bool,
+        length: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<RunTotals, Error> {
+        let end = Instant::now() + length;
+        self.pool.start_run(measured)?;
+        let mut interrupted = false;
+        for look in 1.. {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.pool.has_client_given_up()? {
+                break;
+            }
+            if interrupt.load(Relaxed) {
+                interrupted = true;
+                self.interrupt_other_ranks();
+                break;
+            }
+            let own = self.node.config().rank as usize;
+            if look % POLLS_PER_STOP_CHECK == 0 && self.control_client.get(self.stop_keys[own]) != Ok(None) {
+                interrupted = true;
+                break;
+            }
+            std::thread::sleep(left.min(POLL_INTERVAL));
+        }
+        let mut sums = RunTotals::of(&self.pool.stop_run()?);
+        sums.interrupted = u64::from(interrupted);
+        Ok(sums)
+    }
+
+    /// Ends the run at all ranks.
+    fn interrupt_other_ranks(&mut self) {
+        let own = self.node.config().rank as usize;
+        for (_, key) in self.stop_keys.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            // One that is gone needs no word.
+            self.control_client.put(*key, 1).ok();
+        }
+    }
+
+    /// What was found, by all ranks if they are still there, and the node, which still runs.
+    pub(super) fn finish(
+        self,
+        job: &mut dyn Bootstrap,
+        plan: &Plan,
+        topology: &Topology,
+        clocks: Option<&Clocks>,
+        interrupted: bool,
+    ) -> (Node, Figures, Option<Error>) {
+        let counted = NodeCounters::of(&self.node).since(&self.counters_before);
+        let (found, mut error) = self.pool.finish();
+        let memory = [self.memory, self.node.config().memory_bound().total()];
+        let local = RankResults::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
+        let all = totals::exchange(job, &local).unwrap_or_else(|cause| {
+            error = Some(cause);
+            vec![local]
+        });
+        // Where ranks are missing, the runs are this rank's.
+        let mut figures = totals::figures(plan, topology, self.backend, job.size(), &self.runs, &all);
+        figures.interrupted = interrupted || error.is_some();
+        if let Some(clocks) = clocks
+            && error.is_none()
+        {
+            let bytes: Vec<u8> = found.iter().flat_map(|found| &found.history).copied().collect();
+            error = check_history(job, plan, self.backend, clocks, &bytes, &mut figures).err();
+        }
+        (self.node, figures, error)
+    }
+}
+
+/// The clients of each thread: as many as another has, or one more.
+fn split_clients(clients: u32, threads: u32) -> impl Iterator<Item = Range<u32>> {
+    let (each, more) = (clients / threads, clients % threads);
+    let first = move |thread: u32| thread * each + thread.min(more);
+    (0..threads).map(move |thread| first(thread)..first(thread + 1))
+}
+
+/// Starts a node that knows all others.
+fn start_node(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    topology: &Topology,
+    token: &ClusterToken,
+    backend: Backend,
+) -> Result<Node, Error> {
+    let (rank, nodes) = (job.rank(), job.size());
+    let bytes = (plan.workload.value_size as u64 + 128) * plan.workload.keys / u64::from(nodes) * 4;
+    let config = NodeConfig {
+        daemons: plan.daemons,
+        backend,
+        device: plan.device.clone(),
+        memory_limit: bytes.max(MIN_MEMORY),
+        max_clients: plan.clients as usize + OTHER_CLIENTS,
+        queue_depth: (plan.queue_depth as usize).max(FILL_DEPTH),
+        cores: topology.daemons.clone(),
+        ..NodeConfig::member(&token.name(backend, rank), rank, nodes)
+    };
+    if nodes == 1 {
+        return Ok(Node::start(&config)?);
+    }
+    let listener = TcpListener::bind((topology.address, 0))
+        .and_then(|listener| Ok((listener.local_addr()?, listener)))
+        .map_err(|source| Error::Os { what: "listening for other nodes", source });
+    let (listener, mine) = match listener {
+        Ok((address, listener)) => (Some(listener), Ok(address.to_string().into_bytes())),
+        Err(error) => (None, Err(error)),
+    };
+    let addresses = gather::gather(job, mine)?;
+    let address = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
+    let addresses: Option<Vec<SocketAddr>> = addresses.iter().map(address).collect();
+    let (Some(addresses), Some(listener)) = (addresses, listener) else { return Err(Error::Protocol) };
+    let secret = token.secret(backend);
+    let node = secret.and_then(|secret| Ok(Node::join(&config, Membership { listener, addresses, secret })?));
+    gather::agree(job, node)
+}
+
+/// Puts this rank's keys. Each has itself as its value. Many take long: it ends when somebody has had enough.
+fn fill_store(
+    name: &str,
+    plan: &Plan,
+    cluster: &ShardMap,
+    rank: u32,
+    interrupt: &AtomicBool,
+) -> Result<(), Error> {
+    let mut value: Option<Vec<u8>> =
+        (!plan.workload.has_words()).then(|| vec![FILLER; plan.workload.value_size]);
+    let mut client = Client::<()>::attach_pipelined(name)?;
+    let mut refused = None;
+    for key in plan.workload.keys_of(cluster, rank) {
+        if interrupt.load(Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        loop {
+            let begun = match &mut value {
+                None => {
+                    let request = WordRequest { value: key, ..WordRequest::new(Op::Put, rank, key) };
+                    client.begin(request, ()).map_err(BeginBytesError::from)
+                }
+                Some(value) => {
+                    let key = key_bytes(key);
+                    write_key_prefix(value, &key);
+                    client.begin_bytes(BytesOp::Put { key: &key, value }, ())
+                }
+            };
+            match begun {
+                Ok(()) => break,
+                Err(BeginBytesError::Full(())) => poll_or_wait(&mut client, &mut refused),
+                Err(BeginBytesError::Refused { cause, .. }) => return Err(Error::Fill(cause)),
+                // The server is gone, or an error that a later version of the client adds.
+                Err(_) => return Err(Error::Fill(client::Error::ServerGone)),
+            }
+        }
+    }
+    while client.in_flight() > 0 {
+        poll_or_wait(&mut client, &mut refused);
+    }
+    match refused {
+        None => Ok(()),
+        Some(Status::OutOfMemory) => Err(Error::Fill(client::Error::OutOfMemory { rank })),
+        Some(status) => Err(Error::Fill(client::Error::Unexpected { rank, status })),
+    }
+}
+
+fn poll_or_wait(client: &mut Client<()>, refused: &mut Option<Status>) {
+    let mut end = |status| {
+        if status != Status::Done {
+            *refused = Some(status);
+        }
+    };
+    let words = client.poll(|(), response| end(response.status));
+    let strings = client.poll_bytes(|(), response| end(response.status));
+    if words + strings == 0 {
+        client.wait(None);
+    }
+}
+
+/// Rank 0 looks for an order that explains what all clients saw.
+fn check_history(
+    job: &mut dyn Bootstrap,
+    plan: &Plan,
+    backend: Backend,
+    clocks: &Clocks,
+    mine: &[u8],
+    figures: &mut Figures,
+) -> Result<(), Error> {
+    let clocks = clocks.offsets_until_now(job)?;
+    let all = gather::gather_to_rank_zero(job, mine)?;
+    if job.rank() != 0 {
+        return Ok(());
+    }
+    let mut histories = Vec::new();
+    for (bytes, offset) in all.iter().zip(&clocks) {
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (mut history, after) = History::read_from(rest).map_err(|_| Error::Protocol)?;
+            history.events.iter_mut().for_each(|event| *event = offset.widen(event));
+            histories.push(history);
+            rest = after;
+        }
+    }
+    let checked = history::check_from(&histories, Some, history::BUDGET);
+    let summary =
+        checked.map_err(|failure| Error::Violation { backend, seed: plan.workload.seed, failure })?;
+    for (name, count) in [
+        ("checked_operations", summary.operations),
+        ("checked_keys", summary.keys),
+        ("unknown", summary.unknown),
+        ("clocks_within_ns", clocks.iter().map(ClockOffset::width).max().unwrap_or(0) as u64),
+    ] {
+        figures.counters.insert(name.to_owned(), count);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn clients_are_spread_evenly() {
+        let split_clients = |clients, threads| {
+            super::split_clients(clients, threads)
+                .map(|clients| (clients.start, clients.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(split_clients(4, 1), [(0, 4)]);
+        assert_eq!(split_clients(4, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
+        assert_eq!(split_clients(7, 3), [(0, 3), (3, 5), (5, 7)]);
+    }
+}

@@ -1,0 +1,255 @@
+//! Where the ranks are: on one machine or on several, and on which cores.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
+
+use crosstie::bootstrap::Bootstrap;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+use super::{Cores, Error, Plan, gather};
+
+/// Rounds without an answer before a client's thread lets others run, where it has a core to itself.
+const SPINS: u32 = 20_000;
+
+/// What a rank knows about itself.
+#[derive(Serialize, Deserialize)]
+struct RankInfo {
+    /// Differs from one machine to the next, and from one boot to the next.
+    boot: String,
+    /// What it measures.
+    plan: String,
+    cores: Vec<usize>,
+    /// Where others reach it, if they are on_other_machine.
+    address: Option<IpAddr>,
+}
+
+/// Where this rank is.
+#[derive(Clone, Debug)]
+pub(super) struct Topology {
+    /// Whether all ranks are on one machine, and have one clock.
+    pub(super) one_machine: bool,
+    /// By rank: whether it is on another machine than rank 0.
+    pub(super) on_other_machine: Vec<bool>,
+    /// Where this rank's node listens.
+    pub(super) address: IpAddr,
+    /// Threads of each node that its clients are spread over.
+    pub(super) threads: u32,
+    /// A core for each daemon and each of these threads, where there are enough.
+    pub(super) daemons: Option<Vec<usize>>,
+    pub(super) clients: Option<Vec<usize>>,
+    /// Of all ranks, in words.
+    pub(super) cores: String,
+    pub(super) spins: u32,
+}
+
+/// Asks everybody where they are.
+pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology, Error> {
+    let info = local_info(plan).and_then(|info| Ok(serde_json::to_vec(&info)?));
+    let infos = gather::gather(job, info)?;
+    let infos: Vec<RankInfo> =
+        infos.iter().map(|info| serde_json::from_slice(info)).collect::<Result<_, _>>()?;
+    let mine = infos.get(job.rank() as usize).ok_or(Error::Protocol)?;
+    if let Some(rank) = infos.iter().position(|info| info.plan != infos[0].plan) {
+        return Err(Error::Plan(format!(
+            "rank {rank} was told to measure something else than rank 0: give all ranks the same options"
+        )));
+    }
+    let one_machine = infos.iter().all(|info| info.boot == mine.boot);
+    let on_other_machine = infos.iter().map(|info| info.boot != infos[0].boot).collect();
+    let address = match one_machine {
+        true => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        false => mine.address.ok_or(Error::NoAddress)?,
+    };
+    // The same everywhere, so that ranks can be compared.
+    let threads = (0..infos.len()).map(|rank| client_threads(&infos, rank, plan)).min().unwrap_or(1);
+    let each = (plan.daemons + threads) as usize;
+    let shares: Vec<Option<Vec<usize>>> =
+        (0..infos.len()).map(|rank| cores_of_rank(&infos, rank, each)).collect();
+    // All or nobody: ranks that wait in different ways cannot be compared.
+    let pinned = plan.cores != Cores::None && shares.iter().all(Option::is_some);
+    let share = shares[job.rank() as usize].clone().filter(|_| pinned);
+    let split = |share: &[usize]| {
+        let (daemons, clients) = share.split_at(plan.daemons as usize);
+        (daemons.to_vec(), clients.to_vec())
+    };
+    let (daemons, clients) = share.as_deref().map(split).unzip();
+    let mut cores = String::new();
+    if pinned {
+        let told = shares.iter().flatten().enumerate().map(|(rank, share)| {
+            let (daemons, clients) = split(share);
+            let taking_turns = match threads {
+                threads if threads == plan.clients => String::new(),
+                1 => format!(" (one thread for {})", plan.clients),
+                threads => format!(" ({threads} threads for {})", plan.clients),
+            };
+            format!(
+                "rank {rank}: daemons {}, clients {}{taking_turns}",
+                join_cores(&daemons),
+                join_cores(&clients)
+            )
+        });
+        cores = told.collect::<Vec<_>>().join("; ");
+        if cores.len() > 1000 {
+            cores = format!("every daemon and client thread of {} ranks has a core", shares.len());
+        }
+    }
+    let spins = if pinned { SPINS } else { 0 };
+    Ok(Topology { one_machine, on_other_machine, address, threads, daemons, clients, cores, spins })
+}
+
+fn local_info(plan: &Plan) -> Result<RankInfo, Error> {
+    let failed = |what| move |source| Error::Os { what, source };
+    let boot =
+        fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(failed("reading the boot id"))?;
+    let cores = match &plan.cores {
+        Cores::List(cores) => cores.clone(),
+        _ => allowed_cores()?,
+    };
+    Ok(RankInfo {
+        boot: boot.trim().to_owned(),
+        plan: plan.shared_parameters(),
+        cores,
+        address: local_address(),
+    })
+}
+
+/// The cores that this thread may run on.
+fn allowed_cores() -> Result<Vec<usize>, Error> {
+    let set = sched_getaffinity(None)
+        .map_err(|errno| Error::Os { what: "sched_getaffinity", source: errno.into() })?;
+    let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    // Second hyperthreads come last: they are half a core.
+    cores.sort_by_key(|cpu| is_second_hyperthread(*cpu));
+    Ok(cores)
+}
+
+/// Whether a hyperthread of a lower number shares the core.
+fn is_second_hyperthread(cpu: usize) -> bool {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    // Such as "3,19" or "6-7".
+    let siblings = fs::read_to_string(path).unwrap_or_default();
+    let first = siblings.split([',', '-']).next().and_then(|first| first.trim().parse::<usize>().ok());
+    first.is_some_and(|first| first < cpu)
+}
+
+/// How many threads the clients of `rank` are spread over: one each where every daemon and client can have a core, else one for
+/// each core that daemons leave, and one at least. Processes do not share a thread.
+fn client_threads(infos: &[RankInfo], rank: usize, plan: &Plan) -> u32 {
+    if !plan.clients_share_threads() {
+        return plan.clients;
+    }
+    let ranks = infos.iter().filter(|other| share_cores(other, &infos[rank])).count();
+    let cores = (infos[rank].cores.len() / ranks.max(1)) as u32;
+    cores.saturating_sub(plan.daemons).clamp(1, plan.clients)
+}
+
+/// The cores of `rank`, one for `each` of its threads; `None` if there are not enough. Ranks that may run on the same cores of
+/// a machine share them out.
+fn cores_of_rank(infos: &[RankInfo], rank: usize, each: usize) -> Option<Vec<usize>> {
+    let turn = infos[..rank].iter().filter(|other| share_cores(other, &infos[rank])).count();
+    infos[rank].cores.chunks_exact(each).nth(turn).map(<[usize]>::to_vec)
+}
+
+/// Whether two ranks may run on the same cores of the same machine.
+fn share_cores(one: &RankInfo, other: &RankInfo) -> bool {
+    (&one.boot, &one.cores) == (&other.boot, &other.cores)
+}
+
+/// Keeps the calling thread on one core.
+pub(super) fn pin_thread(core: usize) -> Result<(), Error> {
+    let failed = |source| Error::Os { what: "binding a client to its core", source };
+    if core >= CpuSet::MAX_CPU {
+        return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
+}
+
+/// The address of this machine that others reach it by: the one that talks to the rendezvous, or that its name stands for.
+fn local_address() -> Option<IpAddr> {
+    if let Ok(rendezvous) = std::env::var("CROSSTIE_RENDEZVOUS") {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+        // Sends nothing.
+        socket.connect(rendezvous).ok()?;
+        return socket.local_addr().ok().map(|address| address.ip());
+    }
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let mut addresses = (name.trim(), 0).to_socket_addrs().ok()?.map(|address| address.ip());
+    addresses.find(|address| !address.is_loopback())
+}
+
+/// The processor and its number of cores, in words.
+pub(super) fn machine_description() -> String {
+    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        line.split_once(':').map(|(_, name)| name.trim().to_owned())
+    });
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let model = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
+}
+
+/// Bytes of memory that this process uses; of what it shares with others, its part. Files are not among them: the more processes
+/// run a program, the less of it each has.
+pub(super) fn resident_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let part = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    1024 * (part("Pss_Anon:") + part("Pss_Shmem:"))
+}
+
+fn join_cores(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(boot: &str, cores: std::ops::Range<usize>) -> RankInfo {
+        RankInfo { boot: boot.into(), plan: String::new(), cores: cores.collect(), address: None }
+    }
+
+    #[test]
+    fn ranks_share_the_cores_of_their_machine() {
+        let infos = [info("a", 0..6), info("b", 0..6), info("a", 0..6), info("a", 0..6)];
+        let shares: Vec<_> = (0..4).map(|rank| cores_of_rank(&infos, rank, 3)).collect();
+        let [first, second] = [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])];
+        // The third rank of a machine has none left.
+        assert_eq!(shares, [first.clone(), first, second, None]);
+        // A launcher has given each its own.
+        let infos = [info("a", 0..3), info("a", 3..6)];
+        assert_eq!(
+            [0, 1].map(|rank| cores_of_rank(&infos, rank, 3)),
+            [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])]
+        );
+    }
+
+    #[test]
+    fn clients_have_as_many_threads_as_daemons_leave_cores() {
+        let plan = |daemons, clients| Plan { daemons, clients, ..Plan::default() };
+        let of = |cores, ranks, plan: &Plan| {
+            let infos: Vec<RankInfo> = (0..ranks).map(|_| info("a", 0..cores)).collect();
+            (0..ranks).map(|rank| client_threads(&infos, rank, plan)).collect::<Vec<u32>>()
+        };
+        // One each where all have a core, never more.
+        assert_eq!(of(5, 1, &plan(1, 4)), [4]);
+        assert_eq!(of(64, 1, &plan(1, 4)), [4]);
+        // What daemons leave.
+        assert_eq!(of(4, 1, &plan(1, 4)), [3]);
+        assert_eq!(of(2, 1, &plan(1, 4)), [1]);
+        assert_eq!(of(8, 2, &plan(2, 4)), [2, 2]);
+        // One at least.
+        assert_eq!(of(2, 2, &plan(2, 4)), [1, 1]);
+        assert_eq!(of(1, 1, &plan(3, 1)), [1]);
+        // Machines are not each other's.
+        let infos = [info("a", 0..4), info("b", 0..4)];
+        assert_eq!([0, 1].map(|rank| client_threads(&infos, rank, &plan(1, 4))), [3, 3]);
+        // Processes cannot share.
+        assert_eq!(of(2, 1, &Plan { processes: Some(Vec::new()), ..plan(1, 4) }), [4]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Benchmarks of crosstie, and what they need: workloads, a linearizability checker, figures, and reports.
+//!
+//! - [`device`], [`node`] and [`copyrpc`] measure one device, RPC inside one node, and RPC between two nodes. Each compares its result
+//!   with what the machine allows, which plain code measures in the same run.
+//! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] makes the requests, [`history`] checks that the
+//!   answers are linearizable, [`figures`] holds the results, and [`report`] draws them as one HTML page.
+//!
+//! Programs that use the store depend on `crosstie-kv`, which has none of this.
+
+#![deny(unsafe_code)]
+
+mod collective;
+pub mod copyrpc;
+pub mod cores;
+pub mod device;
+mod error;
+pub mod figures;
+pub mod history;
+pub mod kv;
+mod limits;
+pub mod node;
+pub mod output;
+mod pair;
+mod plan;
+mod progress;
+pub mod report;
+#[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
+mod shared_region;
+mod spin_wait;
+pub mod summary;
+pub mod table;
+pub mod units;
+pub mod workload;
+
+pub use error::Error;
+
+/// Whether this process is the other side of a benchmark that its parent runs.
+pub fn is_child() -> bool {
+    std::env::var_os(shared_region::VARIABLE).is_some() || std::env::var_os(kv::command::CHILD).is_some()
+}

@@ -1,0 +1,32 @@
+//! [`crosstie::delegation`] as what carries the messages.
+
+use crosstie::delegation::{Config, Counters, MAX_RING_DEPTH};
+
+use super::{LARGE, Plan};
+
+super::shared_memory_rpc::shared_memory_rpc!(delegation);
+
+fn config(plan: &Plan) -> Config {
+    // Room for all calls; small ones have more, as they have by default.
+    let in_flight = (plan.depth * plan.clients).min(MAX_RING_DEPTH);
+    let usual = if plan.payload < LARGE { Config::default().ring_depth } else { 1 };
+    Config {
+        max_clients: plan.clients,
+        queue_depth: plan.depth,
+        ring_depth: in_flight.max(usual),
+        request_limit: plan.payload,
+        response_limit: plan.payload,
+        wait_strategy: plan.waiting.into(),
+    }
+}
+
+fn counters(counters: Counters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("clients_arrived", counters.connects),
+        ("clients_left", counters.disconnects),
+        ("clients_cut_off", counters.violations),
+        ("voids", counters.skipped),
+        ("stale", counters.stale),
+        ("nonsense", counters.invalid),
+    ]
+}

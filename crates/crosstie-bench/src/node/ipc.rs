@@ -1,0 +1,25 @@
+//! [`crosstie::ipc`] as what carries the messages.
+
+use crosstie::ipc::{Config, Counters};
+
+use super::Plan;
+
+super::shared_memory_rpc::shared_memory_rpc!(ipc);
+
+fn config(plan: &Plan) -> Config {
+    Config {
+        max_clients: plan.clients,
+        queue_depth: plan.depth,
+        request_limit: plan.payload,
+        response_limit: plan.payload,
+        wait_strategy: plan.waiting.into(),
+    }
+}
+
+fn counters(counters: Counters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("clients_arrived", counters.connects),
+        ("clients_left", counters.disconnects),
+        ("clients_cut_off", counters.violations),
+    ]
+}

@@ -1,0 +1,557 @@
+//! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, beside what the machine allows.
+//!
+//! One server and some clients, threads or processes. The first client leads: it has the clock, and between its slices it
+//! measures the limits together with the server, while further clients sleep. So all see the same weather, and the
+//! medians over the slices can be compared.
+//!
+//! ```text
+//! rank 0  the leading client      core of its own, if there are two
+//! rank 1  the server              core of its own, if there are two
+//! rank 2… further clients         cores of their own, or shared with other clients
+//! ```
+
+mod delegation;
+mod flux;
+mod ipc;
+pub(super) mod payload;
+pub(super) mod plan;
+pub(super) mod rpc_loop;
+mod shared_memory_rpc;
+mod slice_barrier;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crosstie::bootstrap::{self, Bootstrap, Limits, local};
+use crosstie::telemetry::Histogram;
+use serde::{Deserialize, Serialize};
+
+pub use plan::{Arguments, Kind, Plan};
+
+use self::plan::Waiting;
+use self::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server, Tally};
+use self::slice_barrier::SliceBarrier;
+use super::collective::Collective;
+use super::cores;
+use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
+use super::progress::Progress;
+use super::shared_region::{self, SharedRegion};
+use super::spin_wait::SpinWait;
+use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use crate::error::Error;
+
+/// The rank that answers.
+const SERVER: usize = 1;
+
+/// What carries the messages.
+trait Transport: Sync {
+    type Client: RpcClient;
+    type Server: RpcServer;
+    /// Opens the server, of a name that nobody else has.
+    fn serve(&self, plan: &Plan, name: &str) -> Result<Self::Server, Error>;
+    /// Connects a client to the server of that name.
+    fn connect(&self, plan: &Plan, name: &str, rank: usize) -> Result<Self::Client, Error>;
+}
+
+/// Measures, and reports where this process leads.
+pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
+    match plan.kind {
+        Kind::Ipc => ipc::run(plan),
+        Kind::Flux => flux::run(plan),
+        Kind::Delegation => delegation::run(plan),
+    }
+}
+
+fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Summary>, Error> {
+    let mut job = bootstrap::from_env()?;
+    let region_len = plan.region_layout().len;
+    if job.size() == 1 {
+        let region = SharedRegion::create(region_len)?;
+        if !plan.processes {
+            return in_threads(plan, transport, &region);
+        }
+        let mut job = local::JobBuilder::new(plan.sides() as u32)
+            .arguments(plan.command_line())
+            .variable(shared_region::VARIABLE, region.descriptor())
+            .start()?;
+        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut job, &region))?;
+        job.finish()?;
+        return Ok(summary);
+    }
+    let Some(region) = SharedRegion::inherited(region_len)? else {
+        let name = plan.kind.name();
+        return Err(Error::Usage(format!(
+            "bench {name} is inside one node and starts its own slices: start it once, without a launcher"
+        )));
+    };
+    let summary = run_rank(plan, transport, job.as_mut(), &region)?;
+    job.finish()?;
+    Ok(summary)
+}
+
+/// All slices in this process.
+fn in_threads<T: Transport>(
+    plan: &Plan,
+    transport: &T,
+    region: &SharedRegion,
+) -> Result<Option<Summary>, Error> {
+    let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
+    let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = members
+            .map(|mut member| scope.spawn(move || run_rank(plan, transport, &mut member, region)))
+            .collect();
+        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut leader, region));
+        let others = others
+            .into_iter()
+            .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let others: Result<Vec<_>, Error> = others.collect();
+        // What the others have to complain of, the leader has heard.
+        summary.and_then(|summary| others.map(|_| summary))
+    })
+}
+
+/// What a side does in a slice of ours.
+enum Role<C, S> {
+    Client(Client<C>),
+    Server(Server<S>),
+}
+
+/// What all slices together measured.
+#[derive(Default)]
+struct Measured {
+    ours: Vec<Throughput>,
+    /// As [`CacheLinePingPong::lead`] records them.
+    cache_line_times: Histogram,
+    /// Taking responses one at a time, and all that are there.
+    in_place: [Vec<Throughput>; 2],
+    two_rings: Vec<Throughput>,
+    roomy_rings: Vec<Throughput>,
+    memcpy: Vec<Throughput>,
+}
+
+/// What a side tells at the end.
+#[derive(Default, Serialize, Deserialize)]
+struct RankReport {
+    requests: u64,
+    refused: u64,
+    responses: u64,
+    batches: u64,
+    errors: u64,
+    latency: Vec<(u64, u64)>,
+    /// What the library counted.
+    counted: Vec<(String, u64)>,
+}
+
+/// One side, from opening to the summary.
+fn run_rank<T: Transport>(
+    plan: &Plan,
+    transport: &T,
+    job: &mut dyn Bootstrap,
+    region: &SharedRegion,
+) -> Result<Option<Summary>, Error> {
+    let mut collective = Collective::new(job);
+    let rank = collective.rank();
+    let cores = cores::assign(plan.sides())?;
+    // SliceRunner that share a core must give way soon.
+    let alone = |cores: &Vec<usize>| cores.iter().filter(|core| **core == cores[rank]).count() == 1;
+    let spin = SpinWait::new(cores.as_ref().is_some_and(alone));
+
+    // Before pinning: threads of the library may run anywhere.
+    let mut role = open(plan, transport, &mut collective, spin)?;
+    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin(cores[rank]));
+    collective.barrier(pinned)?;
+
+    let mut slices = SliceRunner::new(plan, region, spin, &collective);
+    let (count, slice) = plan.time.slices();
+    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
+    let mut measured = Measured::default();
+    for at in 0..=count {
+        if at == 1 {
+            // What came before was to warm up.
+            measured = Measured::default();
+            match &mut role {
+                Role::Client(client) => client.tally = Tally::default(),
+                Role::Server(server) => (server.responses, server.batches) = (0, 0),
+            }
+        }
+        slices.ours(&mut role, slice, spin, &mut collective, &mut measured)?;
+        slices.limits(slice, &mut collective, &mut measured)?;
+        progress.show(u64::from(at));
+    }
+    drop(progress);
+
+    let reports = serde_json::to_vec(&rank_report(role));
+    let reports = reports.map_err(|source| Error::Os { what: "JSON", source: source.into() });
+    let reports = collective.gather(reports)?;
+    let reports: Result<Vec<RankReport>, Error> =
+        reports.iter().map(|reports| serde_json::from_slice(reports).map_err(|_| Error::Protocol)).collect();
+    Ok(if collective.is_leader() { Some(summarize(plan, cores, &measured, &reports?)) } else { None })
+}
+
+/// The server first, then the clients.
+fn open<T: Transport>(
+    plan: &Plan,
+    transport: &T,
+    collective: &mut Collective<'_>,
+    spin: SpinWait,
+) -> Result<Role<T::Client, T::Server>, Error> {
+    let idle = Idle::new(plan.waiting == Waiting::Spin, spin);
+    if collective.rank() == SERVER {
+        let name = format!("crosstie-bench.{}", std::process::id());
+        let (server, reports) = apart(transport.serve(plan, &name), name.into_bytes());
+        collective.gather(reports)?;
+        collective.barrier(Ok(()))?;
+        return Ok(Role::Server(Server::new(server.ok_or(Error::Protocol)?, idle)));
+    }
+    let names = collective.gather(Ok(Vec::new()))?;
+    let name = names.get(SERVER).map(|name| String::from_utf8_lossy(name)).ok_or(Error::Protocol)?;
+    let (client, reports) = apart(transport.connect(plan, &name, collective.rank()), Vec::new());
+    collective.gather(reports)?;
+    let client = client.ok_or(Error::Protocol)?;
+    Ok(Role::Client(Client::new(client, collective.rank(), plan.payload, plan.depth, idle)))
+}
+
+/// What there is, and what to tell of it.
+fn apart<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u8>, Error>) {
+    match opened {
+        Ok(opened) => (Some(opened), Ok(blob)),
+        Err(error) => (None, Err(error)),
+    }
+}
+
+/// This side of everything that is not ours.
+struct SliceRunner<'a> {
+    depth: usize,
+    barrier: SliceBarrier<'a>,
+    cache_line: CacheLinePingPong<'a>,
+    in_place: Box<dyn PlainExchange + 'a>,
+    two_rings: Box<dyn PlainExchange + 'a>,
+    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
+    memcpy: Option<Memcpy>,
+}
+
+impl<'a> SliceRunner<'a> {
+    fn new(
+        plan: &Plan,
+        region: &'a SharedRegion,
+        spin: SpinWait,
+        collective: &Collective<'_>,
+    ) -> SliceRunner<'a> {
+        let Plan { payload, depth, .. } = *plan;
+        let at = plan.region_layout();
+        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        SliceRunner {
+            depth,
+            barrier: SliceBarrier::new(region, plan.clients),
+            cache_line: CacheLinePingPong::new(region, spin),
+            in_place: limits::in_place(region, at.in_place, payload, depth, spin),
+            two_rings: rings((at.two_rings, depth)),
+            roomy_rings: at.roomy_rings.map(rings),
+            memcpy: (collective.is_leader() && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
+        }
+    }
+
+    /// One slice of ours, all clients together: the time is that of the slowest.
+    fn ours<C: RpcClient, S: RpcServer>(
+        &mut self,
+        role: &mut Role<C, S>,
+        slice: Duration,
+        spin: SpinWait,
+        collective: &mut Collective<'_>,
+        measured: &mut Measured,
+    ) -> Result<(), Error> {
+        self.barrier.begin_slice();
+        let done = match role {
+            Role::Client(client) => {
+                let asked = self.barrier.wait_for_start(spin).and_then(|()| client.run_slice(slice));
+                self.barrier.finish();
+                asked
+            }
+            Role::Server(server) => server
+                .serve_until(|_| self.barrier.all_finished())
+                .map(|()| Throughput { operations: 0, time: Duration::ZERO }),
+        };
+        let words = done.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
+        let reports = collective.gather(words.map(|words| words.map(u64::to_ne_bytes).concat()))?;
+        let mut together = Throughput { operations: 0, time: Duration::ZERO };
+        for reports in reports {
+            let (words, []) = reports.as_chunks::<8>() else { return Err(Error::Protocol) };
+            let [turns, ns] = *words else { return Err(Error::Protocol) };
+            together.operations += u64::from_ne_bytes(turns);
+            together.time = together.time.max(Duration::from_nanos(u64::from_ne_bytes(ns)));
+        }
+        measured.ours.push(together);
+        Ok(())
+    }
+
+    /// One slice of every limit, between the leading client and the server.
+    fn limits(
+        &mut self,
+        slice: Duration,
+        collective: &mut Collective<'_>,
+        measured: &mut Measured,
+    ) -> Result<(), Error> {
+        let rank = collective.rank();
+        collective.barrier(match rank {
+            0 => self.cache_line.lead(slice / 4, &mut measured.cache_line_times),
+            SERVER => self.cache_line.follow(),
+            _ => Ok(()),
+        })?;
+        let SliceRunner { depth, in_place, two_rings, roomy_rings, .. } = self;
+        let Measured { in_place: [one, all], two_rings: rings, roomy_rings: roomy, .. } = measured;
+        let mut make =
+            |exchange: &mut Box<dyn PlainExchange + '_>, take, throughputs: &mut Vec<Throughput>| {
+                collective.barrier(match rank {
+                    0 => exchange.lead(slice / 4, take).map(|throughput| throughputs.push(throughput)),
+                    SERVER => exchange.follow(),
+                    _ => Ok(()),
+                })
+            };
+        make(in_place, TakeResponses::One, one)?;
+        if *depth > 1 {
+            make(in_place, TakeResponses::All, all)?;
+        }
+        make(two_rings, TakeResponses::One, rings)?;
+        roomy_rings.as_mut().map_or(Ok(()), |exchange| make(exchange, TakeResponses::One, roomy))?;
+        if let Some(memcpy) = &mut self.memcpy {
+            measured.memcpy.push(memcpy.run(slice / 4));
+        }
+        collective.barrier(Ok(()))
+    }
+}
+
+fn rank_report<C, S: RpcServer>(role: Role<C, S>) -> RankReport {
+    match role {
+        Role::Client(client) => {
+            let Tally { requests, refused, errors, latency } = client.tally;
+            RankReport {
+                requests,
+                refused,
+                errors,
+                latency: latency.counts().collect(),
+                ..RankReport::default()
+            }
+        }
+        Role::Server(server) => {
+            let counted = server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
+            RankReport {
+                responses: server.responses,
+                batches: server.batches,
+                counted: counted.collect(),
+                ..RankReport::default()
+            }
+        }
+    }
+}
+
+fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, reports: &[RankReport]) -> Summary {
+    let Measured { ours, cache_line_times, in_place, two_rings, roomy_rings, memcpy } = measured;
+    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
+    let sum = |count: fn(&RankReport) -> u64| reports.iter().map(count).sum::<u64>();
+    let mut latency = Histogram::new();
+    for (value, times) in reports.iter().flat_map(|reports| &reports.latency) {
+        latency.record_n(*value, *times);
+    }
+    let (requests, responses) = (sum(|reports| reports.requests), sum(|reports| reports.responses));
+    let mut counters = BTreeMap::from(
+        [
+            ("messages", requests + responses),
+            ("bytes", (requests + responses) * plan.payload as u64),
+            ("requests", requests),
+            ("responses", responses),
+            ("refused", sum(|reports| reports.refused)),
+            ("batches", sum(|reports| reports.batches)),
+        ]
+        .map(|(name, count)| (name.to_owned(), count)),
+    );
+    counters.extend(reports.iter().flat_map(|reports| reports.counted.iter().cloned()));
+    let best =
+        |throughputs: [&[Throughput]; 2]| throughputs.into_iter().filter_map(per_second).reduce(f64::max);
+    let in_place = best([&in_place[0], &in_place[1]]);
+    let two_rings = best([two_rings, roomy_rings]);
+    let limit = match plan.kind {
+        Kind::Ipc if plan.depth == 1 => in_place,
+        Kind::Ipc => [in_place, two_rings].into_iter().flatten().reduce(f64::max),
+        Kind::Delegation | Kind::Flux => two_rings,
+    };
+    let measurements = Measurements {
+        ops: ours.iter().map(|throughput| throughput.operations).sum(),
+        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(ours).unwrap_or(0.0),
+        latency: &latency,
+        errors: sum(|reports| reports.errors) + requests.abs_diff(responses),
+        counters,
+        sends_ops_per_s: None,
+        limits: summary::Limits {
+            cache_line_ns: CacheLinePingPong::median(cache_line_times),
+            ops_per_s: limit,
+            in_place_ops_per_s: in_place,
+            two_rings_ops_per_s: two_rings,
+            copies_per_s: per_second(memcpy),
+        },
+    };
+    let setup = Setup {
+        bench: plan.kind.name(),
+        device: plan.kind.device().into(),
+        op: None,
+        payload: plan.payload,
+        queue_depth: plan.depth,
+        clients: Some(plan.clients),
+        response: None,
+        endpoints: None,
+        processes: plan.processes,
+        waiting: Some(plan.waiting.name()),
+        registered_in_place: None,
+        cores,
+    };
+    Summary::new(setup, &measurements)
+}
+
+fn describe(plan: &Plan) -> String {
+    format!("{} {} B depth {}", plan.kind.name(), plan.payload, plan.depth)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    /// Channels of the standard library, to try the loops without anything of ours.
+    struct Channels {
+        clients: Mutex<Vec<(Sender<u64>, Receiver<u64>)>>,
+        server: Mutex<Vec<(Sender<u64>, Receiver<u64>)>>,
+        /// The responses to multiples of this number are wrong.
+        wrong: Option<u64>,
+    }
+
+    impl Channels {
+        fn new(clients: usize, wrong: Option<u64>) -> Channels {
+            let pairs = (0..clients).map(|_| {
+                let ((ask, asked), (answer, answered)) = (channel(), channel());
+                ((ask, answered), (answer, asked))
+            });
+            let (clients, server): (Vec<_>, Vec<_>) = pairs.unzip();
+            Channels { clients: Mutex::new(clients), server: Mutex::new(server), wrong }
+        }
+    }
+
+    struct Ends {
+        ends: Vec<(Sender<u64>, Receiver<u64>)>,
+        issued: std::collections::VecDeque<u64>,
+        wrong: Option<u64>,
+    }
+
+    impl RpcClient for Ends {
+        fn call(&mut self, number: u64) -> Result<bool, Error> {
+            self.issued.push_back(number);
+            self.ends[0].0.send(number).map_err(|_| Error::Protocol).map(|()| true)
+        }
+        fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
+            match self.ends[0].1.try_recv() {
+                Ok(number) => seen(self.issued.pop_front().ok_or(Error::Protocol)?, number),
+                Err(TryRecvError::Empty) => return Ok(0),
+                Err(TryRecvError::Disconnected) => return Err(Error::Protocol),
+            }
+            Ok(1)
+        }
+        fn wait(&mut self, _timeout: Duration) -> Result<(), Error> {
+            std::thread::yield_now();
+            Ok(())
+        }
+    }
+
+    impl RpcServer for Ends {
+        fn serve(&mut self) -> Result<usize, Error> {
+            let mut count = 0;
+            for (answers, requests) in &self.ends {
+                while let Ok(number) = requests.try_recv() {
+                    let right = rpc_loop::response_number(number);
+                    let reports =
+                        answers.send(if self.wrong.is_some_and(|wrong| number.is_multiple_of(wrong)) {
+                            !right
+                        } else {
+                            right
+                        });
+                    reports.map_err(|_| Error::Protocol)?;
+                    count += 1;
+                }
+            }
+            Ok(count)
+        }
+        fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+            RpcClient::wait(self, timeout)
+        }
+    }
+
+    impl Transport for Channels {
+        type Client = Ends;
+        type Server = Ends;
+        fn serve(&self, _: &Plan, _: &str) -> Result<Ends, Error> {
+            let ends = std::mem::take(&mut *self.server.lock().expect("nobody panicked"));
+            Ok(Ends { ends, issued: Default::default(), wrong: self.wrong })
+        }
+        fn connect(&self, _: &Plan, _: &str, _: usize) -> Result<Ends, Error> {
+            let ends = self.clients.lock().expect("nobody panicked").pop().into_iter().collect();
+            Ok(Ends { ends, issued: Default::default(), wrong: None })
+        }
+    }
+
+    /// Benchmarks keep to the same two cores: one at a time.
+    static MEASURING: Mutex<()> = Mutex::new(());
+
+    fn measured(kind: Kind, depth: u32, clients: u32, wrong: Option<u64>) -> serde_json::Value {
+        let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+        let arguments = Arguments {
+            json: true,
+            duration: 0.05,
+            payload: 4096,
+            queue_depth: depth,
+            clients,
+            processes: false,
+            waiting: Some(Waiting::Adaptive),
+        };
+        let plan = Plan::new(kind, &arguments).expect("a good plan");
+        let summary = measure(&plan, &Channels::new(clients as usize, wrong));
+        let summary = summary.expect("a good run").expect("the leader's summary");
+        serde_json::to_value(&summary).expect("JSON")
+    }
+
+    #[test]
+    fn every_message_is_counted_and_compared_to_the_right_limit() {
+        for (kind, depth, limit) in [
+            (Kind::Ipc, 1, "limit_in_place_ops_per_s"),
+            (Kind::Delegation, 5, "limit_two_rings_ops_per_s"),
+            (Kind::Flux, 1, "limit_two_rings_ops_per_s"),
+        ] {
+            let found = measured(kind, depth, 1, None);
+            assert_eq!(found["errors"], 0, "{found}");
+            let ops = found["ops"].as_u64().expect("a number");
+            assert!(ops > 0, "{found}");
+            assert_eq!(found["counters"]["messages"], 2 * ops, "{found}");
+            assert_eq!(found["counters"]["bytes"], 2 * 4096 * ops, "{found}");
+            assert_eq!(found["limit_ops_per_s"], found[limit], "{found}");
+            for name in ["ratio_to_limit", "limit_ns", "limit_bytes_per_s", "bytes_per_s", "p50_ns"] {
+                assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_clients_are_added_up_and_have_no_ratio() {
+        let found = measured(Kind::Ipc, 3, 3, None);
+        assert_eq!((&found["errors"], &found["clients"]), (&0.into(), &3.into()), "{found}");
+        assert_eq!(found["counters"]["messages"], 2 * found["ops"].as_u64().expect("a number"));
+        assert!(found["limit_ops_per_s"].is_f64(), "{found}");
+        assert_eq!(found["ratio_to_limit"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn a_wrong_response_is_an_error() {
+        let found = measured(Kind::Ipc, 1, 1, Some(10));
+        let (errors, ops) = (found["errors"].as_u64(), found["ops"].as_u64());
+        assert!(errors > Some(0) && errors < ops, "{found}");
+    }
+}

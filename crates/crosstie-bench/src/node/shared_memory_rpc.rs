@@ -1,0 +1,107 @@
+//! What [`crosstie::ipc`] and [`crosstie::delegation`] have in common as carriers of messages: everything but their names,
+//! what there is to configure, and what they count.
+
+/// Makes a module of the library a [`Transport`](super::Transport), with `run(plan)` to measure it. The place where it
+/// stands has `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
+macro_rules! shared_memory_rpc {
+    ($module:ident) => {
+        use core::hint::black_box;
+        use core::marker::PhantomData;
+        use std::time::Duration;
+
+        use crosstie::$module::{CallError, Client, Server};
+
+        use super::payload::Payload;
+        use super::rpc_loop::{RpcClient, RpcServer, response_number};
+        use super::{Summary, Transport, measure};
+        use crate::error::Error;
+
+        /// Usual sizes as types, as a user would; others as raw bytes.
+        pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
+            match plan.payload {
+                8 => measure(plan, &RpcTransport::<[u8; 8]>(PhantomData)),
+                16 => measure(plan, &RpcTransport::<[u8; 16]>(PhantomData)),
+                32 => measure(plan, &RpcTransport::<[u8; 32]>(PhantomData)),
+                48 => measure(plan, &RpcTransport::<[u8; 48]>(PhantomData)),
+                64 => measure(plan, &RpcTransport::<[u8; 64]>(PhantomData)),
+                _ => measure(plan, &RpcTransport::<[u8]>(PhantomData)),
+            }
+        }
+
+        struct RpcTransport<M: ?Sized>(PhantomData<fn(&M)>);
+
+        impl<M: Payload + ?Sized> Transport for RpcTransport<M> {
+            type Client = Caller<M>;
+            type Server = Responder<M>;
+
+            fn serve(&self, plan: &Plan, name: &str) -> Result<Responder<M>, Error> {
+                let server = Server::create(name, &config(plan));
+                let server = server.map_err(Error::rpc("creating the server"))?;
+                Ok(Responder { server, response: M::filled(plan.payload) })
+            }
+
+            fn connect(&self, plan: &Plan, name: &str, _rank: usize) -> Result<Caller<M>, Error> {
+                let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
+                let client = client.with_wait_strategy(plan.waiting.into());
+                Ok(Caller { client, request: M::filled(plan.payload) })
+            }
+        }
+
+        struct Caller<M: Payload + ?Sized> {
+            client: Client<M, M, u64>,
+            request: Box<M>,
+        }
+
+        impl<M: Payload + ?Sized> RpcClient for Caller<M> {
+            #[inline(always)]
+            fn call(&mut self, number: u64) -> Result<bool, Error> {
+                self.request.set_number(number);
+                match self.client.call(&self.request, number) {
+                    Ok(()) => Ok(true),
+                    Err(CallError::Full(_) | CallError::RingFull(_)) => Ok(false),
+                    Err(error) => Err(Error::rpc("calling")(error)),
+                }
+            }
+
+            #[inline(always)]
+            fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
+                let polled = self.client.poll(|token, response| seen(token, black_box(response).number()));
+                polled.map_err(Error::rpc("polling"))
+            }
+
+            fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+                self.client.wait(Some(timeout)).map(drop).map_err(Error::rpc("waiting"))
+            }
+        }
+
+        struct Responder<M: Payload + ?Sized> {
+            server: Server<M, M>,
+            response: Box<M>,
+        }
+
+        impl<M: Payload + ?Sized> RpcServer for Responder<M> {
+            #[inline(always)]
+            fn serve(&mut self) -> Result<usize, Error> {
+                self.server.poll();
+                let mut count = 0;
+                while let Some(request) = self.server.recv() {
+                    self.response.set_number(response_number(black_box(request.message()).number()));
+                    request.reply(&self.response).map_err(Error::rpc("replying"))?;
+                    count += 1;
+                }
+                Ok(count)
+            }
+
+            fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+                self.server.wait(Some(timeout));
+                Ok(())
+            }
+
+            fn counters(&self) -> Vec<(&'static str, u64)> {
+                counters(self.server.counters())
+            }
+        }
+    };
+}
+
+pub(super) use shared_memory_rpc;

@@ -1,0 +1,266 @@
+//! What a benchmark found, for scripts and for people.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+
+use crosstie::telemetry::Histogram;
+use serde::Serialize;
+
+use crate::table;
+
+/// From this payload on, bytes per second are of interest.
+pub(crate) const LARGE: usize = 4096;
+
+/// What a benchmark measured, as it was asked. Fields that a benchmark does not know are `None` and left out.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Setup {
+    pub(crate) bench: &'static str,
+    pub(crate) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) op: Option<&'static str>,
+    pub(crate) payload: usize,
+    /// Bytes of a response, where they are not as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) response: Option<usize>,
+    pub(crate) queue_depth: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) clients: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) endpoints: Option<usize>,
+    pub(crate) processes: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waiting: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registered_in_place: Option<bool>,
+    /// Of each side: the leading one, the other, then further clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cores: Option<Vec<usize>>,
+}
+
+impl Setup {
+    /// In words; `apart` says whether the sides are on machines of their own.
+    fn title(&self, apart: bool) -> String {
+        let sides = if self.processes { "processes" } else { "threads" };
+        let cores = match self.cores.as_deref() {
+            Some([left, right]) => format!("on cores {left} and {right}"),
+            Some(cores) => {
+                let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+                format!("on cores {}", cores.join(", "))
+            }
+            None if apart => "where their launcher put them".into(),
+            None => "on one core".into(),
+        };
+        let sides = match self.clients {
+            None | Some(1) => format!("two {sides} {cores}"),
+            Some(clients) => format!("one server and {clients} clients, {sides} {cores}"),
+        };
+        let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
+        let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
+        let response = self.response.map_or_else(String::new, |response| format!(" and {response} B back"));
+        let endpoints = match self.endpoints {
+            None => String::new(),
+            Some(1) => ", one endpoint".into(),
+            Some(endpoints) => format!(", {endpoints} endpoints"),
+        };
+        format!(
+            "{} of {} B{response}, queue depth {}{endpoints}, {sides}, device {}{waiting}{place}",
+            self.op.unwrap_or(self.bench),
+            self.payload,
+            self.queue_depth,
+            self.device
+        )
+    }
+}
+
+/// Everything a benchmark found.
+pub(crate) struct Measurements<'a> {
+    pub(crate) ops: u64,
+    pub(crate) seconds: f64,
+    pub(crate) ops_per_s: f64,
+    pub(crate) latency: &'a Histogram,
+    pub(crate) errors: u64,
+    pub(crate) counters: BTreeMap<String, u64>,
+    /// The same exchange with one SEND per message, where that was measured.
+    pub(crate) sends_ops_per_s: Option<f64>,
+    pub(crate) limits: Limits,
+}
+
+/// What the machine allows; `None` where it was not measured.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Limits {
+    /// One cache line there and back.
+    pub(crate) cache_line_ns: Option<f64>,
+    /// The exchange that ours is compared to.
+    pub(crate) ops_per_s: Option<f64>,
+    pub(crate) in_place_ops_per_s: Option<f64>,
+    pub(crate) two_rings_ops_per_s: Option<f64>,
+    /// memcpy of the same payload.
+    pub(crate) copies_per_s: Option<f64>,
+}
+
+/// The JSON object. Limits are absent where the two sides are on different machines, ratios where ours is not what the
+/// limit measures.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    #[serde(flatten)]
+    setup: Setup,
+    ops: u64,
+    seconds: f64,
+    ops_per_s: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    /// Operations that failed or carried wrong data.
+    pub errors: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages_per_batch: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sends_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batching_gain: Option<f64>,
+    counters: BTreeMap<String, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_in_place_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_two_rings_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_to_limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_to_limit: Option<f64>,
+}
+
+impl Summary {
+    pub(crate) fn new(setup: Setup, measurements: &Measurements<'_>) -> Summary {
+        let Measurements { ops, seconds, ops_per_s, latency, errors, ref counters, sends_ops_per_s, limits } =
+            *measurements;
+        let quantile = |q| latency.quantile(q).unwrap_or(0);
+        let p50_ns = quantile(0.5);
+        let bytes = |ops: f64| Some(ops * setup.payload as f64).filter(|_| setup.payload >= LARGE);
+        let bytes_per_s = bytes(ops_per_s);
+        let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
+        // The limits have one asking side.
+        let alike = setup.clients.is_none_or(|clients| clients == 1);
+        let ratio =
+            |ours: f64, limit: Option<f64>| limit.filter(|_| alike).map(|limit| round(ours / limit, 1e4));
+        Summary {
+            ops,
+            seconds: round(seconds, 1e6),
+            ops_per_s: round(ops_per_s, 1.0),
+            p50_ns,
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            errors,
+            bytes_per_s: bytes_per_s.map(f64::round),
+            messages_per_batch: messages_per_batch(counters),
+            sends_ops_per_s: sends_ops_per_s.map(f64::round),
+            batching_gain: sends_ops_per_s.map(|sends| round(ops_per_s / sends, 100.0)),
+            counters: counters.clone(),
+            limit_ns: limits.cache_line_ns.map(|ns| round(ns, 10.0)),
+            limit_ops_per_s: limits.ops_per_s.map(f64::round),
+            limit_in_place_ops_per_s: limits.in_place_ops_per_s.map(f64::round),
+            limit_two_rings_ops_per_s: limits.two_rings_ops_per_s.map(f64::round),
+            limit_bytes_per_s: limit_bytes_per_s.map(f64::round),
+            ratio_to_limit: ratio(ops_per_s, limits.ops_per_s),
+            latency_to_limit: ratio(p50_ns as f64, limits.cache_line_ns.filter(|_| setup.queue_depth == 1)),
+            bytes_to_limit: bytes_per_s.and_then(|ours| ratio(ours, limit_bytes_per_s)),
+            setup,
+        }
+    }
+
+    /// For people: our measurements beside the machine's.
+    pub fn table(&self) -> String {
+        let mut rows = vec![[String::new(), "crosstie".into(), "limit".into(), "ratio".into()]];
+        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+        rows.push([
+            "operations/s".into(),
+            scaled(self.ops_per_s),
+            self.limit_ops_per_s.map_or_else(|| "-".into(), scaled),
+            ratio(self.ratio_to_limit),
+        ]);
+        if let Some(bytes) = self.bytes_per_s {
+            let limit = self.limit_bytes_per_s.map_or_else(|| "-".into(), scaled);
+            rows.push(["bytes/s".into(), scaled(bytes), limit, ratio(self.bytes_to_limit)]);
+        }
+        let line = self.limit_ns.map_or_else(|| "-".into(), |ns| format!("{ns:.0} ns"));
+        rows.push(["p50".into(), format!("{} ns", self.p50_ns), line, ratio(self.latency_to_limit)]);
+        for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
+            rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
+        }
+        for (name, limit) in [
+            ("plain, in place", self.limit_in_place_ops_per_s),
+            ("plain, two rings", self.limit_two_rings_ops_per_s),
+        ] {
+            rows.extend(limit.map(|limit| [name.into(), "-".into(), scaled(limit), "-".into()]));
+        }
+        if let Some(messages) = self.messages_per_batch {
+            rows.push(["messages per batch".into(), format!("{messages:.1}"), "-".into(), "-".into()]);
+        }
+        if let (Some(sends), Some(gain)) = (self.sends_ops_per_s, self.batching_gain) {
+            rows.push(["one SEND per message".into(), scaled(sends), "-".into(), "-".into()]);
+            rows.push(["batching gain".into(), format!("{gain:.1} x"), "-".into(), "-".into()]);
+        }
+        let counters: Vec<String> =
+            self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        format!(
+            "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
+             limit: the plainest code for the same exchange; for p50, one cache line there and back; for bytes, memcpy\n",
+            self.setup.title(self.limit_ns.is_none()),
+            table::figures(&rows),
+            self.ops,
+            self.seconds,
+            self.errors,
+            counters.join(", ")
+        )
+    }
+}
+
+/// Of what travels in batches.
+fn messages_per_batch(counters: &BTreeMap<String, u64>) -> Option<f64> {
+    let (batched, batches) = (*counters.get("batched")?, *counters.get("batches")?);
+    (batches > 0).then(|| round(batched as f64 / batches as f64, 100.0))
+}
+
+/// The middle one; `None` of none.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// A figure with three digits and a unit.
+fn scaled(figure: f64) -> String {
+    struct Scaled(f64);
+    impl Display for Scaled {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let (figure, unit) = match self.0 {
+                x if x >= 1e9 => (x / 1e9, "G"),
+                x if x >= 1e6 => (x / 1e6, "M"),
+                x if x >= 1e3 => (x / 1e3, "k"),
+                x => (x, ""),
+            };
+            let digits = if figure >= 99.95 {
+                0
+            } else if figure >= 9.995 {
+                1
+            } else {
+                2
+            };
+            write!(f, "{figure:.digits$} {unit}")
+        }
+    }
+    Scaled(figure).to_string().trim_end().to_owned()
+}
+
+fn round(figure: f64, steps: f64) -> f64 {
+    (figure * steps).round() / steps
+}

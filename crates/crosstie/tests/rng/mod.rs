@@ -1,0 +1,40 @@
+//! Chance with a seed: printed, so that a run can be repeated. Unit tests include this file too, and other crates' tests.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+/// Where chance begins: see [`choose_seed`]. Printed.
+pub(crate) fn seed() -> u64 {
+    let seed = choose_seed();
+    println!("seed {seed} (set CROSSTIE_SEED to repeat)");
+    seed
+}
+
+/// A seed: `CROSSTIE_SEED`, or the time.
+pub(crate) fn choose_seed() -> u64 {
+    let given = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    given.unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))
+}
+
+/// splitmix64.
+#[derive(Clone)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Less than `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// One of so many places; the first if there is none.
+    pub(crate) fn place(&mut self, count: usize) -> usize {
+        (self.next() % count.max(1) as u64) as usize
+    }
+}
