@@ -18,6 +18,7 @@ pub mod figures;
 pub mod history;
 pub mod kv;
 mod limits;
+mod median;
 pub mod node;
 pub mod output;
 mod pair;

@@ -230,13 +230,6 @@ fn messages_per_batch(counters: &BTreeMap<String, u64>) -> Option<f64> {
     (batches > 0).then(|| round(batched as f64 / batches as f64, 100.0))
 }
 
-/// The middle one; `None` of none.
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
 /// A figure with three digits and a unit.
 fn scaled(figure: f64) -> String {
     struct Scaled(f64);

@@ -22,8 +22,9 @@ use super::collective::Collective;
 use super::limits::{CacheLinePingPong, Memcpy, PlainDevice, Throughput};
 use super::pair::{Pair, PairMember};
 use super::progress::Progress;
-use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
+use crate::median::median;
 
 /// Measures, and reports where this process leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {

@@ -37,8 +37,9 @@ use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponse
 use super::progress::Progress;
 use super::shared_region::{self, SharedRegion};
 use super::spin_wait::SpinWait;
-use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
+use crate::median::median;
 
 /// The rank that answers.
 const SERVER: usize = 1;
