@@ -86,7 +86,10 @@ fn killed_clients_leave_room_for_others() {
             victims.iter_mut().for_each(Other::kill);
             exercise(&mut client, 2 * round + 2, round, 500, 40);
             until("the dead still have their places", || {
-                cluster[0].counters().iter().all(|daemon| daemon.words.arrived - daemon.words.left == 1)
+                cluster[0]
+                    .counters()
+                    .iter()
+                    .all(|daemon| daemon.words.connects - daemon.words.disconnects == 1)
             });
         }
     }

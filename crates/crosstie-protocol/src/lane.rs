@@ -45,7 +45,7 @@ impl CallNumber {
 
 /// A request's word, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestHeader {
     /// Bytes.
     pub len: usize,
     /// Where the caller's next request will be. Unchecked: as a peer wrote it.
@@ -55,39 +55,39 @@ pub struct Request {
 /// The word of a request.
 ///
 /// ```
-/// use crosstie_protocol::lane::{self, CallNumber, Request};
+/// use crosstie_protocol::lane::{self, CallNumber, RequestHeader};
 /// let call = CallNumber::FIRST;
-/// let word = lane::request(call, Request { len: 32, next: 7 });
-/// assert_eq!(lane::as_request(word, call), Some(Request { len: 32, next: 7 }));
-/// assert_eq!(lane::as_answer(word, call), None);
-/// assert_eq!(lane::as_answer(lane::answer(call, 16), call), Some(16));
+/// let word = lane::request_word(call, RequestHeader { len: 32, next: 7 });
+/// assert_eq!(lane::parse_request(word, call), Some(RequestHeader { len: 32, next: 7 }));
+/// assert_eq!(lane::parse_response(word, call), None);
+/// assert_eq!(lane::parse_response(lane::response_word(call, 16), call), Some(16));
 /// ```
 #[inline]
-pub const fn request(call: CallNumber, request: Request) -> u64 {
+pub const fn request_word(call: CallNumber, request: RequestHeader) -> u64 {
     debug_assert!(request.len <= MAX_LEN && request.next < MAX_SLOTS);
     (call.0 as u64) << 33 | (request.next as u64) << LEN_BITS | request.len as u64
 }
 
 /// The word of an answer.
 #[inline]
-pub const fn answer(call: CallNumber, len: usize) -> u64 {
+pub const fn response_word(call: CallNumber, len: usize) -> u64 {
     debug_assert!(len <= MAX_LEN);
     ((call.0 << 1 | ANSWER) as u64) << 32 | len as u64
 }
 
 /// What a word says, if it is the request of this call. The length may be anything up to 2^21 - 1.
 #[inline]
-pub const fn as_request(word: u64, call: CallNumber) -> Option<Request> {
+pub const fn parse_request(word: u64, call: CallNumber) -> Option<RequestHeader> {
     if (word >> 32) as u32 != call.0 << 1 {
         return None;
     }
     let low = word as u32;
-    Some(Request { len: (low & LEN_MASK) as usize, next: (low >> LEN_BITS) as usize })
+    Some(RequestHeader { len: (low & LEN_MASK) as usize, next: (low >> LEN_BITS) as usize })
 }
 
 /// The answer's length, if the word is the answer to this call. It may be anything up to 2^21 - 1.
 #[inline]
-pub const fn as_answer(word: u64, call: CallNumber) -> Option<usize> {
+pub const fn parse_response(word: u64, call: CallNumber) -> Option<usize> {
     if (word >> 32) as u32 != call.0 << 1 | ANSWER {
         return None;
     }
@@ -96,7 +96,7 @@ pub const fn as_answer(word: u64, call: CallNumber) -> Option<usize> {
 
 /// What a word says, of whichever call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum SlotOwner {
     /// The callee's: the request of this call is in the slot.
     Callee(CallNumber),
     /// The caller's: the answer to this call, of so many bytes, is in the slot.
@@ -106,16 +106,16 @@ pub enum Turn {
 /// Whose turn it is. A word of zeros reads as a request.
 ///
 /// ```
-/// use crosstie_protocol::lane::{self, CallNumber, Turn};
-/// assert_eq!(lane::turn(lane::answer(CallNumber::FIRST, 3)), Turn::Caller(CallNumber::FIRST, 3));
+/// use crosstie_protocol::lane::{self, CallNumber, SlotOwner};
+/// assert_eq!(lane::slot_owner(lane::response_word(CallNumber::FIRST, 3)), SlotOwner::Caller(CallNumber::FIRST, 3));
 /// ```
 #[inline]
-pub const fn turn(word: u64) -> Turn {
+pub const fn slot_owner(word: u64) -> SlotOwner {
     let call = CallNumber((word >> 33) as u32);
     if (word >> 32) as u32 & ANSWER == 0 {
-        Turn::Callee(call)
+        SlotOwner::Callee(call)
     } else {
-        Turn::Caller(call, (word as u32 & LEN_MASK) as usize)
+        SlotOwner::Caller(call, (word as u32 & LEN_MASK) as usize)
     }
 }
 
@@ -129,23 +129,23 @@ mod tests {
         for call in [CallNumber::FIRST, last, last.next()] {
             for len in [0, 1, 56, MAX_LEN] {
                 for next in [0, 1, MAX_SLOTS - 1] {
-                    let word = request(call, Request { len, next });
-                    assert_eq!(as_request(word, call), Some(Request { len, next }));
-                    assert_eq!(as_request(word, call.next()), None);
-                    assert_eq!(as_answer(word, call), None);
-                    assert_eq!(turn(word), Turn::Callee(call));
+                    let word = request_word(call, RequestHeader { len, next });
+                    assert_eq!(parse_request(word, call), Some(RequestHeader { len, next }));
+                    assert_eq!(parse_request(word, call.next()), None);
+                    assert_eq!(parse_response(word, call), None);
+                    assert_eq!(slot_owner(word), SlotOwner::Callee(call));
                 }
-                assert_eq!(turn(answer(call, len)), Turn::Caller(call, len));
-                assert_eq!(as_answer(answer(call, len), call), Some(len));
-                assert_eq!(as_answer(answer(call, len), call.next()), None);
-                assert_eq!(as_request(answer(call, len), call), None);
+                assert_eq!(slot_owner(response_word(call, len)), SlotOwner::Caller(call, len));
+                assert_eq!(parse_response(response_word(call, len), call), Some(len));
+                assert_eq!(parse_response(response_word(call, len), call.next()), None);
+                assert_eq!(parse_request(response_word(call, len), call), None);
             }
         }
     }
 
     #[test]
     fn zeros_are_no_call() {
-        assert_eq!(as_request(0, CallNumber::FIRST), None);
-        assert_eq!(as_answer(0, CallNumber::FIRST), None);
+        assert_eq!(parse_request(0, CallNumber::FIRST), None);
+        assert_eq!(parse_response(0, CallNumber::FIRST), None);
     }
 }

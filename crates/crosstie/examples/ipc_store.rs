@@ -18,7 +18,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
         clients.push(Command::new(&program).arg(word).spawn()?);
     }
     let mut counters: HashMap<Vec<u8>, u64> = HashMap::new();
-    while server.counters().left < 2 {
+    while server.counters().disconnects < 2 {
         server.wait(None);
         server.poll();
         while let Some(request) = server.recv() {

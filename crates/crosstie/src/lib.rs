@@ -6,26 +6,37 @@
 //! calls between processes, and [`flux`] between threads.
 
 pub mod bootstrap;
-#[cfg(test)]
-#[path = "../tests/chance/mod.rs"]
-mod chance;
 pub mod copyrpc;
 pub mod delegation;
 pub mod device;
 pub mod flux;
 pub mod ipc;
+mod local;
+mod local_rpc;
 mod memory;
 mod message;
-mod neighbor;
 mod ring;
+#[cfg(test)]
+#[path = "../tests/rng/mod.rs"]
+mod rng;
 pub mod telemetry;
+mod wait;
 
+pub use local_rpc::caller::Caller;
 pub use message::Message;
-pub use neighbor::bell::Waiting;
-pub use neighbor::caller::Caller;
-pub use neighbor::together::{Awaited, wait_any};
+pub use wait::{WaitStrategy, Waitable, wait_any};
 
-/// Runs the README's example with the documentation tests.
+/// Compiles and runs the Rust code of the README and of the guide with the documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../README.md")]
+    struct CrateReadme;
+    #[doc = include_str!("../../../docs/guide/ipc.md")]
+    struct Ipc;
+    #[doc = include_str!("../../../docs/guide/copyrpc.md")]
+    struct Copyrpc;
+    #[doc = include_str!("../../../docs/guide/tuning.md")]
+    struct Tuning;
+}

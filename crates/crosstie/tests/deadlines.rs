@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crosstie::{Awaited, Waiting, delegation, ipc, wait_any};
+use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
 
 const SHORT: Duration = Duration::from_millis(20);
 /// After this long without an answer something hangs.
@@ -48,8 +48,8 @@ macro_rules! for_both {
             }
             assert_eq!(client.poll(|_, _| panic!("they are nobody's")).unwrap(), 0);
             assert!(!client.wait(Some(SHORT)).unwrap());
-            let lanes = std::iter::once(&client as &dyn Awaited);
-            assert!(!wait_any(lanes, Waiting::Park, Some(SHORT)), "there is nothing to poll");
+            let lanes = std::iter::once(&client as &dyn Waitable);
+            assert!(!wait_any(lanes, WaitStrategy::Park, Some(SHORT)), "there is nothing to poll");
             // Their room is free again, and their slots are used by others.
             client.call(&6, 6).unwrap();
             let answering = std::thread::spawn(move || {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crosstie::Waiting;
+use crosstie::WaitStrategy;
 use crosstie::delegation::*;
 
 /// After this long something hangs.
@@ -34,8 +34,8 @@ fn answer(request: u64) -> u64 {
 }
 
 /// Keeps `depth` calls under way until `end`; returns how many were answered, all of them correctly.
-fn call_until(name: &str, depth: usize, waiting: Waiting, end: Instant) -> u64 {
-    let mut client = Client::<u64, u64, u64>::connect(name).unwrap().with_waiting(waiting);
+fn call_until(name: &str, depth: usize, waiting: WaitStrategy, end: Instant) -> u64 {
+    let mut client = Client::<u64, u64, u64>::connect(name).unwrap().with_wait_strategy(waiting);
     let mut count = 0u64;
     let mut next = u64::from(std::process::id()) << 40;
     while Instant::now() < end || client.in_flight() > 0 {
@@ -73,9 +73,15 @@ fn serve_until(server: &mut Server<u64, u64>, stop: &AtomicBool) {
 
 #[test]
 fn threads_get_their_own_answers() {
-    for waiting in [Waiting::Adaptive, Waiting::Park] {
+    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park] {
         // A small ring, so that it is full at times.
-        let config = Config { max_clients: 4, queue_depth: 8, ring_depth: 16, waiting, ..Config::default() };
+        let config = Config {
+            max_clients: 4,
+            queue_depth: 8,
+            ring_depth: 16,
+            wait_strategy: waiting,
+            ..Config::default()
+        };
         let name = fresh_name();
         let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
         let end = Instant::now() + Duration::from_secs(2);
@@ -92,7 +98,7 @@ fn threads_get_their_own_answers() {
             assert!(counts.iter().all(|count| *count > 0));
         });
         let counters = server.counters();
-        assert_eq!((counters.voids, counters.stale, counters.nonsense, counters.cut_off), (0, 0, 0, 0));
+        assert_eq!((counters.skipped, counters.stale, counters.invalid, counters.violations), (0, 0, 0, 0));
     }
 }
 
@@ -123,7 +129,7 @@ fn process() {
     match role {
         "call" => {
             let end = Instant::now() + Duration::from_secs(2);
-            println!("\noutcome {}", call_until(name, 8, Waiting::Adaptive, end));
+            println!("\noutcome {}", call_until(name, 8, WaitStrategy::Adaptive, end));
         }
         "serve" => {
             let mut server = Server::<u64, u64>::create(name, &Config::default()).unwrap();
@@ -150,7 +156,7 @@ fn processes_get_their_own_answers() {
     assert!(counts.iter().all(|count| *count > 0));
     until(|| server.clients() == 0);
     let counters = server.counters();
-    assert_eq!((counters.arrived, counters.requests), (2, counts.iter().sum()));
+    assert_eq!((counters.connects, counters.requests), (2, counts.iter().sum()));
 }
 
 fn start_server(name: &str) -> Child {
@@ -162,10 +168,10 @@ fn start_server(name: &str) -> Child {
 
 #[test]
 fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
-    for waiting in [Waiting::Spin, Waiting::Adaptive, Waiting::Park] {
+    for waiting in [WaitStrategy::Spin, WaitStrategy::Adaptive, WaitStrategy::Park] {
         let name = fresh_name();
         let mut child = start_server(&name);
-        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap().with_waiting(waiting);
+        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap().with_wait_strategy(waiting);
         assert_eq!(client.exchange(&7, |response| *response).unwrap(), answer(7));
         let taken = Server::<u64, u64>::create(&name, &Config::default());
         assert!(matches!(taken, Err(CreateError::NameTaken { .. })), "{taken:?}");
@@ -203,7 +209,7 @@ fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
 
         let mut child = start_server(&name);
         let mut lost = Vec::new();
-        client.abandon(|token| lost.push(token));
+        client.disconnect(|token| lost.push(token));
         lost.sort();
         assert_eq!(lost, [0, 1, 2]);
         client.reconnect().unwrap();
@@ -277,7 +283,7 @@ fn errors_say_what_is_wrong_and_hand_back() {
         panic!("too long")
     };
     let mut other = Server::<[u8], [u8]>::create(&fresh_name(), &config).unwrap();
-    let Err(ReplyError::Foreign(ticket)) = other.reply(ticket, b"") else { panic!("another server's") };
+    let Err(ReplyError::WrongServer(ticket)) = other.reply(ticket, b"") else { panic!("another server's") };
     server.reply(ticket, b"world").unwrap();
     assert_eq!(first.poll(|token, response| assert_eq!((token, response), (0, &b"world"[..]))), Ok(1));
     // Received, so that there is room.

@@ -8,17 +8,17 @@
 //!
 //! Not a libtest harness: victims are this very program. The seed is printed; `CROSSTIE_SEED` sets it.
 
-mod chance;
 mod killing;
+mod rng;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use chance::Random;
 use crosstie::device::*;
 use killing::{Footprint, trace};
+use rng::Random;
 use zerocopy::{FromBytes, IntoBytes};
 
 const OWN_RECEIVES: u64 = 8;
@@ -37,7 +37,7 @@ fn main() {
         victim(&args[2]).expect("victim");
         return;
     }
-    let seed = chance::seed();
+    let seed = rng::seed();
     let before = Footprint::take();
     let outcome = survive(seed);
     let after = Footprint::wait_until_equal(&before);

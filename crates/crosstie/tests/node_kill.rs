@@ -12,9 +12,9 @@
 //! mapping, thread or file. Not a libtest harness: victims are this very program. With `CROSSTIE_STRESS_SECONDS` set, at
 //! whatever value, no instruction is left out.
 
-mod chance;
 mod killing;
 mod node_service;
+mod rng;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use chance::Random;
 use killing::{Footprint, trace};
 use node_service::{Service, Words, answer, is_request, request};
+use rng::Random;
 
 /// Calls that a client may have under way.
 const DEPTH: usize = 8;
@@ -54,7 +54,7 @@ fn main() {
         );
         return;
     }
-    let seed = chance::seed();
+    let seed = rng::seed();
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     node_service::each!(S, {

@@ -16,17 +16,17 @@ fn config(plan: &Plan) -> Config {
         ring_depth: in_flight.max(usual),
         request_limit: plan.payload,
         response_limit: plan.payload,
-        waiting: plan.waiting.into(),
+        wait_strategy: plan.waiting.into(),
     }
 }
 
 fn counters(counters: Counters) -> Vec<(&'static str, u64)> {
     vec![
-        ("clients_arrived", counters.arrived),
-        ("clients_left", counters.left),
-        ("clients_cut_off", counters.cut_off),
-        ("voids", counters.voids),
+        ("clients_arrived", counters.connects),
+        ("clients_left", counters.disconnects),
+        ("clients_cut_off", counters.violations),
+        ("voids", counters.skipped),
         ("stale", counters.stale),
-        ("nonsense", counters.nonsense),
+        ("nonsense", counters.invalid),
     ]
 }

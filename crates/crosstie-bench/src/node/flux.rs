@@ -26,7 +26,8 @@ pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
 }
 
 fn sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
-    let config = Config { capacity: plan.depth, max_in_flight: plan.depth, waiting: plan.waiting.into() };
+    let config =
+        Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.waiting.into() };
     let nodes = network::<Message<N>, Message<N>, u64>(plan.sides(), &config);
     let nodes = nodes.map_err(|error| match error {
         ConfigError::Parking(_) => Error::rpc("making the network")(error),

@@ -12,14 +12,14 @@ fn config(plan: &Plan) -> Config {
         queue_depth: plan.depth,
         request_limit: plan.payload,
         response_limit: plan.payload,
-        waiting: plan.waiting.into(),
+        wait_strategy: plan.waiting.into(),
     }
 }
 
 fn counters(counters: Counters) -> Vec<(&'static str, u64)> {
     vec![
-        ("clients_arrived", counters.arrived),
-        ("clients_left", counters.left),
-        ("clients_cut_off", counters.cut_off),
+        ("clients_arrived", counters.connects),
+        ("clients_left", counters.disconnects),
+        ("clients_cut_off", counters.violations),
     ]
 }

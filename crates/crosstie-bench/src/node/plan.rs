@@ -77,12 +77,12 @@ impl Waiting {
     }
 }
 
-impl From<Waiting> for crosstie::Waiting {
+impl From<Waiting> for crosstie::WaitStrategy {
     fn from(waiting: Waiting) -> Self {
         match waiting {
-            Waiting::Spin => crosstie::Waiting::Spin,
-            Waiting::Adaptive => crosstie::Waiting::Adaptive,
-            Waiting::Park => crosstie::Waiting::Park,
+            Waiting::Spin => crosstie::WaitStrategy::Spin,
+            Waiting::Adaptive => crosstie::WaitStrategy::Adaptive,
+            Waiting::Park => crosstie::WaitStrategy::Park,
         }
     }
 }

@@ -42,7 +42,7 @@ macro_rules! shared_memory_rpc {
 
             fn connect(&self, plan: &Plan, name: &str, _rank: usize) -> Result<Caller<M>, Error> {
                 let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
-                let client = client.with_waiting(plan.waiting.into());
+                let client = client.with_wait_strategy(plan.waiting.into());
                 Ok(Caller { client, request: M::filled(plan.payload) })
             }
         }

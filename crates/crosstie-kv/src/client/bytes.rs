@@ -80,7 +80,7 @@ impl<T> Client<T> {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += lane.in_flight();
-                    lane.abandon(|token| each(token, BytesResponse::new(Status::NodeGone)));
+                    lane.disconnect(|token| each(token, BytesResponse::new(Status::NodeGone)));
                 }
             }
             if lane.in_flight() == 0 {
@@ -114,7 +114,7 @@ impl<T> Client<T> {
                     AttachError::TimedOut { after, .. } => Error::TimedOut { rank: self.info.rank, after },
                     _ => Error::ServerGone,
                 });
-                lane.insert(connected?.with_waiting(self.waiting))
+                lane.insert(connected?.with_wait_strategy(self.waiting))
             }
         };
         Ok((daemon, lane))

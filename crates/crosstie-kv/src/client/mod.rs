@@ -60,7 +60,7 @@
 //!   [`NodeGone`](Status::NodeGone) if that node, or the one that the client is attached to, went away. Then it may have been done.
 //! - Operations on one key are done in the order in which they were begun, if they are of one client and nothing fails.
 //! - Beginning and polling neither allocate nor lock nor make system calls (but for the first byte strings: see there).
-//! - Waiting spins, lets others run, then sleeps until an answer comes on whichever way, see [`Waiting`].
+//! - WaitStrategy spins, lets others run, then sleeps until an answer comes on whichever way, see [`WaitStrategy`].
 
 mod bytes;
 mod error;
@@ -68,7 +68,7 @@ mod words;
 
 use std::time::{Duration, Instant};
 
-use crosstie::{Awaited, Waiting, delegation, ipc, wait_any};
+use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
 
 pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
@@ -97,7 +97,7 @@ pub struct Client<T = ()> {
     busy_long: u64,
     /// The last long request that waited for its answer.
     scratch: Vec<u8>,
-    waiting: Waiting,
+    waiting: WaitStrategy,
     timeout: Duration,
 }
 
@@ -155,18 +155,19 @@ impl<T> Client<T> {
             long: (0..info.daemons).map(|_| None).collect(),
             busy_long: 0,
             scratch: Vec::new(),
-            waiting: Waiting::default(),
+            waiting: WaitStrategy::default(),
             timeout,
         })
     }
 
     /// Sets how it waits for answers.
     #[must_use]
-    pub fn with_waiting(mut self, waiting: Waiting) -> Client<T> {
-        let words = self.words.into_iter().map(|lane| lane.with_waiting(waiting));
+    pub fn with_wait_strategy(mut self, waiting: WaitStrategy) -> Client<T> {
+        let words = self.words.into_iter().map(|lane| lane.with_wait_strategy(waiting));
         self.words = words.collect();
-        self.ring = self.ring.map(|ring| ring.with_waiting(waiting));
-        self.long = self.long.into_iter().map(|lane| lane.map(|lane| lane.with_waiting(waiting))).collect();
+        self.ring = self.ring.map(|ring| ring.with_wait_strategy(waiting));
+        self.long =
+            self.long.into_iter().map(|lane| lane.map(|lane| lane.with_wait_strategy(waiting))).collect();
         self.waiting = waiting;
         self
     }
@@ -206,7 +207,7 @@ impl<T> Client<T> {
         self.words.clear();
         self.long.clear();
         (self.ring, self.busy, self.busy_long) = (None, 0, 0);
-        *self = Client::attach_within(&self.name, self.timeout)?.with_waiting(self.waiting);
+        *self = Client::attach_within(&self.name, self.timeout)?.with_wait_strategy(self.waiting);
         Ok(())
     }
 
@@ -252,7 +253,7 @@ impl<T> Client<T> {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += lane.in_flight();
-                    lane.abandon(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
+                    lane.disconnect(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
                 }
             }
             if lane.in_flight() == 0 {
@@ -266,7 +267,7 @@ impl<T> Client<T> {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += ring.in_flight();
-                    ring.abandon(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
+                    ring.disconnect(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
                 }
             }
         }
@@ -288,9 +289,9 @@ impl<T> Client<T> {
         if lanes <= 1 {
             return self.wait_each(timeout);
         }
-        let words = self.words.iter().map(|lane| lane as &dyn Awaited);
-        let ring = self.ring.iter().map(|ring| ring as &dyn Awaited);
-        let long = self.long.iter().flatten().map(|lane| lane as &dyn Awaited);
+        let words = self.words.iter().map(|lane| lane as &dyn Waitable);
+        let ring = self.ring.iter().map(|ring| ring as &dyn Waitable);
+        let long = self.long.iter().flatten().map(|lane| lane as &dyn Waitable);
         // Then each lane, so that those with answers know.
         wait_any(words.chain(ring).chain(long), self.waiting, timeout) && self.wait_each(Some(Duration::ZERO))
     }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use crosstie::bootstrap::Secret;
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
-use crosstie::{Waiting, delegation, ipc};
+use crosstie::{WaitStrategy, delegation, ipc};
 
 use super::error::StartError;
 use super::strings;
@@ -49,8 +49,8 @@ pub struct NodeConfig {
     pub queue_depth: usize,
     /// A core for each daemon, if they are to stay there.
     pub cores: Option<Vec<usize>>,
-    /// How daemons wait when there is nothing to do. [`Waiting::Spin`] uses all of a core, and needs one for each daemon.
-    pub waiting: Waiting,
+    /// How daemons wait when there is nothing to do. [`WaitStrategy::Spin`] uses all of a core, and needs one for each daemon.
+    pub waiting: WaitStrategy,
     /// QueueSizes of what lies between daemons and between nodes.
     pub queues: QueueSizes,
 }
@@ -94,7 +94,7 @@ impl NodeConfig {
             max_clients: 64,
             queue_depth: 32,
             cores: None,
-            waiting: Waiting::default(),
+            waiting: WaitStrategy::default(),
             queues: QueueSizes::default(),
         }
     }
@@ -110,7 +110,7 @@ impl NodeConfig {
             max_clients: self.max_clients,
             queue_depth: self.queue_depth,
             // Daemons wait in their own way, and sleep here when they do.
-            waiting: Waiting::Park,
+            wait_strategy: WaitStrategy::Park,
             ..ipc::Config::default()
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crosstie::Waiting;
+use crosstie::WaitStrategy;
 
 /// Passes without anything to do before others are let run; and where others were seen to wait for the core.
 const SPINS: u32 = 64;
@@ -20,7 +20,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(4);
 const LONGEST_SHORT_NAP: Duration = Duration::from_micros(50);
 
 pub(super) struct Idle {
-    waiting: Waiting,
+    waiting: WaitStrategy,
     spins: u32,
     passes: u32,
     nap: Duration,
@@ -38,7 +38,7 @@ pub(super) enum Rest {
 }
 
 impl Idle {
-    pub(super) fn new(waiting: Waiting) -> Idle {
+    pub(super) fn new(waiting: WaitStrategy) -> Idle {
         Idle { waiting, spins: SPINS, passes: 0, nap: FIRST_NAP }
     }
 
@@ -62,12 +62,12 @@ impl Idle {
     /// There was nothing.
     #[inline]
     pub(super) fn next(&mut self) -> Rest {
-        if self.waiting == Waiting::Spin {
+        if self.waiting == WaitStrategy::Spin {
             return Rest::Spin;
         }
         self.passes += 1;
         match self.passes {
-            passes if passes < self.spins && self.waiting == Waiting::Adaptive => Rest::Spin,
+            passes if passes < self.spins && self.waiting == WaitStrategy::Adaptive => Rest::Spin,
             ..YIELDS => Rest::Yield,
             _ => {
                 self.passes = YIELDS;
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn naps_grow_and_work_ends_them() {
-        let mut idle = Idle::new(Waiting::Adaptive);
+        let mut idle = Idle::new(WaitStrategy::Adaptive);
         assert_eq!(idle.next(), Rest::Spin);
         let naps: Vec<Duration> = std::iter::repeat_with(|| idle.next())
             .take(1000)
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn where_others_wait_for_the_core_it_spins_less() {
-        let mut idle = Idle::new(Waiting::Adaptive);
+        let mut idle = Idle::new(WaitStrategy::Adaptive);
         let mut spins = |took| {
             idle.yielded(took);
             idle.reset();
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn who_yields_to_one_that_does_not_naps() {
-        let mut idle = Idle::new(Waiting::Park);
+        let mut idle = Idle::new(WaitStrategy::Park);
         assert_eq!(idle.next(), Rest::Yield);
         idle.yielded(TAKEN);
         assert_eq!(idle.next(), Rest::Yield);
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn who_shall_spin_never_sleeps() {
-        let mut idle = Idle::new(Waiting::Spin);
+        let mut idle = Idle::new(WaitStrategy::Spin);
         assert!(std::iter::repeat_with(|| idle.next()).take(10_000).all(|rest| rest == Rest::Spin));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crosstie::{Waiting, flux, ipc};
+use crosstie::{WaitStrategy, flux, ipc};
 
 use super::error::StartError;
 use crate::wire::{WordRequest, WordResponse};
@@ -42,7 +42,7 @@ struct Lane {
 pub(super) fn config(daemons: u32, room: usize) -> flux::Config {
     let capacity = room.saturating_mul(2);
     let max_in_flight = capacity.saturating_mul(daemons as usize);
-    flux::Config { capacity, max_in_flight, waiting: Waiting::Spin }
+    flux::Config { capacity, max_in_flight, wait_strategy: WaitStrategy::Spin }
 }
 
 /// All sides.

@@ -1,9 +1,9 @@
 //! Clusters for tests, and clients that know what they should hear.
 #![allow(dead_code, reason = "each test uses a part")]
 
-#[path = "../../../crosstie/tests/chance/mod.rs"]
-mod chance;
 pub(crate) mod other;
+#[path = "../../../crosstie/tests/rng/mod.rs"]
+mod rng;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +16,7 @@ use crosstie_kv::client::{BeginError, Client};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
-pub(crate) use chance::{Random, seed};
+pub(crate) use rng::{Random, seed};
 
 /// After this long without an answer something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,15 +8,15 @@ use zerocopy::IntoBytes;
 
 use super::layout::{ClientKey, Map, Welcome};
 use super::lease;
-use crate::neighbor::greeting::{Greeting, Refusal};
-use crate::neighbor::host::{Admission, GuestId, Guests};
+use crate::local::listener::{Admission, ClientHandler, ClientId};
+use crate::local_rpc::hello::{Hello, Refusal};
 use crate::ring::{fence, reservation};
 
 /// What the watcher's thread and the server share. None of it is in the segment: clients cannot write it.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct ClientRegistry {
     map: Map,
-    greeting: Greeting,
+    greeting: Hello,
     places: Box<[Place]>,
     /// Key of the client whom an answer is being written to, see [`lease`].
     pub(super) answering: Apart<AtomicU64>,
@@ -35,31 +35,31 @@ pub(super) struct Apart<T>(pub(super) T);
 pub(super) struct Place {
     /// Key of the client that has it, see [`lease`].
     pub(super) holder: AtomicU64,
-    guest: AtomicU64,
+    client: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Register {
     /// Keys to give out; the one whose index was used longest ago first.
     free: VecDeque<ClientKey>,
-    present: HashMap<GuestId, ClientKey>,
+    present: HashMap<ClientId, ClientKey>,
     /// What the ring's mode is. The copy in the segment is for clients.
     mode: u64,
     /// The claim of the only client, when the mode became SHARED; until it has moved on.
     awaited: Option<(ClientKey, u64)>,
 }
 
-impl Door {
-    pub(super) fn new(map: Map, greeting: Greeting) -> Door {
+impl ClientRegistry {
+    pub(super) fn new(map: Map, greeting: Hello) -> ClientRegistry {
         let indices = 0..map.shape.max_clients;
-        let place = |_| Place { holder: AtomicU64::new(lease::NOBODY), guest: AtomicU64::new(0) };
+        let place = |_| Place { holder: AtomicU64::new(lease::NOBODY), client: AtomicU64::new(0) };
         let register = Register {
             free: indices.clone().map(ClientKey::first).collect(),
             present: HashMap::new(),
             mode: reservation::SHARED,
             awaited: None,
         };
-        Door {
+        ClientRegistry {
             places: indices.map(place).collect(),
             map,
             greeting,
@@ -84,13 +84,13 @@ impl Door {
         })
     }
 
-    /// The guest behind a key, if it is there.
-    pub(super) fn guest(&self, key: ClientKey) -> Option<GuestId> {
+    /// The client behind a key, if it is there.
+    pub(super) fn client(&self, key: ClientKey) -> Option<ClientId> {
         let place = self.place(key.index() as usize)?;
         let holds = || place.holder.load(Acquire) == u64::from(key.bits());
-        // Acquire, partner: the Release store of `guest` in `admit`. The second look makes sure that it is this holder's.
-        let guest = holds().then(|| place.guest.load(Acquire))?;
-        holds().then_some(GuestId(guest))
+        // Acquire, partner: the Release store of `client` in `admit`. The second look makes sure that it is this holder's.
+        let client = holds().then(|| place.client.load(Acquire))?;
+        holds().then_some(ClientId(client))
     }
 
     /// Makes the ring ready for one more client than there are now. False: not yet.
@@ -104,8 +104,8 @@ impl Door {
             self.set_sole(register);
             return true;
         }
-        if register.mode == reservation::SOLE {
-            // As `reservation::share`, which waits: the only client may be about to reserve without compare-and-swap.
+        if register.mode == reservation::EXCLUSIVE {
+            // As `reservation::switch_to_shared`, which waits: the only client may be about to reserve without compare-and-swap.
             top.mode.store(reservation::SHARED, Relaxed);
             fence::heavy();
             register.mode = reservation::SHARED;
@@ -123,7 +123,7 @@ impl Door {
     }
 
     fn claim(&self, key: ClientKey) -> u64 {
-        // Acquire, partner: the Release store in `reservation::settle`.
+        // Acquire, partner: the Release store in `reservation::clear_claim`.
         self.map.clients[key.index() as usize].claim.load(Acquire)
     }
 
@@ -132,9 +132,9 @@ impl Door {
     /// The last of the others is gone, so its reservations happened before. The one that is left may have read `head`
     /// before them; when it finds this mode it reads `head` again, and the Release makes it see theirs.
     fn set_sole(&self, register: &mut Register) {
-        register.mode = reservation::SOLE;
+        register.mode = reservation::EXCLUSIVE;
         // Release, partner: the Acquire load of the mode in `reservation::reserve`.
-        self.map.top.mode.store(reservation::SOLE, Release);
+        self.map.top.mode.store(reservation::EXCLUSIVE, Release);
     }
 
     fn register(&self) -> std::sync::MutexGuard<'_, Register> {
@@ -143,9 +143,9 @@ impl Door {
     }
 }
 
-impl Guests for Door {
-    fn admit(&self, guest: GuestId, hello: &[u8]) -> Admission {
-        if let Some(refusal) = self.greeting.objection(hello) {
+impl ClientHandler for ClientRegistry {
+    fn admit(&self, client: ClientId, hello: &[u8]) -> Admission {
+        if let Some(refusal) = self.greeting.refusal_for(hello) {
             return refusal.into();
         }
         let mut register = self.register();
@@ -157,37 +157,37 @@ impl Guests for Door {
             Err(error) => return Refusal::system(&error).into(),
         };
         if !self.make_way(&mut register) {
-            return Admission::Later;
+            return Admission::RetryLater;
         }
         register.free.pop_front();
-        register.present.insert(guest, key);
+        register.present.insert(client, key);
         let index = key.index() as usize;
         for slot in 0..self.map.resp_depth {
             // Nobody answers into them: the last holder's lease has ended. Its successor finds no old answers.
             self.map.response(index, slot).word().store(0, Relaxed);
         }
         self.map.clients[index].claim.store(reservation::IDLE, Relaxed);
-        // Release, partner: the Acquire load in `guest`.
-        self.places[index].guest.store(guest.0, Release);
+        // Release, partner: the Acquire load in `client`.
+        self.places[index].client.store(client.0, Release);
         // Release, partner: the Acquire load in `lease::answer`. Whoever sees this client's requests sees it, too: they
         // come after the welcome.
         self.places[index].holder.store(key.bits().into(), Release);
         let arrived = self.arrived.fetch_add(1, Relaxed) + 1;
         self.map.top.next_client_id.store(arrived as u32, Relaxed);
         let welcome = Welcome { shape: self.map.shape, key: key.bits() };
-        Admission::Welcome { reply: welcome.as_bytes().to_vec(), files: vec![file] }
+        Admission::Accept { reply: welcome.as_bytes().to_vec(), files: vec![file] }
     }
 
-    fn farewell(&self, guest: GuestId) -> bool {
+    fn remove(&self, client: ClientId) -> bool {
         let mut register = self.register();
-        let Some(&key) = register.present.get(&guest) else { return true };
+        let Some(&key) = register.present.get(&client) else { return true };
         let index = key.index() as usize;
         if !lease::end(&self.answering.0, &self.places[index].holder, key.bits().into()) {
             return false;
         }
         // What it still has in the ring is known by its generation to be of somebody who is gone; a place that it
         // reserved and did not fill is found by the server to be nobody's.
-        register.present.remove(&guest);
+        register.present.remove(&client);
         register.free.push_back(key.next());
         if register.awaited.is_some_and(|(awaited, _)| awaited == key) {
             register.awaited = None;
@@ -197,7 +197,7 @@ impl Guests for Door {
         }
         // Release, partner: the Acquire load in `Core::found_by_search`.
         self.left.fetch_add(1, Release);
-        self.map.top.bell.wake();
+        self.map.top.parker.wake();
         true
     }
 }

@@ -10,13 +10,14 @@ use zerocopy::FromBytes;
 use super::layout::{
     ClientKey, MAGIC, Map, RESPONSE_PAYLOAD_AT, ResponseKey, Slot, VERSION, Welcome, commit_word,
 };
+use crate::local::connection::Connection;
+use crate::local_rpc::caller::Caller;
+use crate::local_rpc::transport::{Limits, Transport};
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::neighbor::bell::Bell;
-use crate::neighbor::caller::{self, Caller, Limits};
-use crate::neighbor::member::Member;
-use crate::ring::outstanding::Begun;
+use crate::ring::call_table::StartedCall;
 use crate::ring::reservation;
+use crate::wait::Parker;
 
 /// How far ahead of the request that is written its successors' lines are fetched, if we are the only client: that many
 /// are on their way while the caller goes on. Far enough from where the server looks.
@@ -24,28 +25,28 @@ const REQUESTS_AHEAD: u64 = 8;
 
 /// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super), and [`Caller`]
 /// for what it does.
-pub type Client<Req, Resp, Token = ()> = Caller<Line, Req, Resp, Token>;
+pub type Client<Req, Resp, Token = ()> = Caller<RingTransport, Req, Resp, Token>;
 
 /// The connection.
-pub struct Line {
+pub struct RingTransport {
     pub(super) map: Map,
-    member: Member,
+    connection: Connection,
     key: ClientKey,
     claim: SharedRef<AtomicU64>,
-    bell: SharedRef<Bell>,
+    parker: SharedRef<Parker>,
     /// What `tail` was when last looked at: it is read again only when this says full.
     seen_tail: u64,
 }
 
-impl caller::Line for Line {
+impl Transport for RingTransport {
     const KIND: &str = super::KIND;
     const MAGIC: u64 = MAGIC;
     const VERSION: u32 = VERSION;
-    const LOOKS_AT_FIRST: u32 = 32;
+    const EXPECTED_ONLY_CHECKS: u32 = 32;
     /// A position in the ring. Everybody else's requests queue behind it.
-    type Place = u64;
+    type Reservation = u64;
 
-    fn open(member: Member, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<Line>> {
+    fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<RingTransport>> {
         let (Ok(Welcome { shape, key }), Ok([file])) =
             (Welcome::read_from_bytes(reply), <[_; 1]>::try_from(files))
         else {
@@ -54,9 +55,9 @@ impl caller::Line for Line {
         let key = ClientKey::from_bits(key);
         let Some(map) = Map::open(file, shape)? else { return Ok(None) };
         let lines = if key.index() < shape.max_clients { map.lines_of(key) } else { None };
-        let Some((claim, bell)) = lines else { return Ok(None) };
-        member.ring_when_gone(bell.clone());
-        Ok(Some(Line { claim, bell, seen_tail: map.top.tail.load(Acquire), map, member, key }))
+        let Some((claim, parker)) = lines else { return Ok(None) };
+        connection.notify_when_closed(parker.clone());
+        Ok(Some(RingTransport { claim, parker, seen_tail: map.top.tail.load(Acquire), map, connection, key }))
     }
 
     fn limits(&self) -> Limits {
@@ -68,13 +69,13 @@ impl caller::Line for Line {
     }
 
     #[inline(always)]
-    fn member(&self) -> &Member {
-        &self.member
+    fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     #[inline(always)]
-    fn bell(&self) -> &Bell {
-        &self.bell
+    fn parker(&self) -> &Parker {
+        &self.parker
     }
 
     #[inline(always)]
@@ -93,23 +94,23 @@ impl caller::Line for Line {
     }
 
     #[inline(always)]
-    fn publish(&self, position: u64, begun: Begun, bytes: &[u8]) {
+    fn publish(&self, position: u64, begun: StartedCall, bytes: &[u8]) {
         let slot = self.map.request(position);
         let response = ResponseKey::new(begun.slot, begun.call);
         slot.second_word().store(response.word(bytes.len()), Relaxed);
         slot.put(bytes);
         // Release, partner: the Acquire load in `Core::look`. The request is visible with it.
         slot.word().store(commit_word(position, self.key), Release);
-        reservation::settle(&*self.claim);
+        reservation::clear_claim(&*self.claim);
         // With others, it is as likely theirs.
-        if self.map.top.mode.load(Relaxed) == reservation::SOLE {
+        if self.map.top.mode.load(Relaxed) == reservation::EXCLUSIVE {
             prefetch::for_write(self.map.request(position.wrapping_add(REQUESTS_AHEAD)).word());
         }
-        self.map.top.bell.ring();
+        self.map.top.parker.notify();
     }
 
     #[inline(always)]
-    fn answered(&self, slot: usize, call: CallNumber) -> Option<usize> {
+    fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize> {
         // Acquire, partner: the Release store in `Core::reply`. The answer is visible with it.
         let word = self.answer(slot).word().load(Acquire);
         let (key, len) = ResponseKey::parse(word);
@@ -117,12 +118,12 @@ impl caller::Line for Line {
     }
 
     #[inline(always)]
-    fn get(&self, slot: usize, place: &mut [u8]) {
-        self.answer(slot).get(place);
+    fn read_response(&self, slot: usize, buffer: &mut [u8]) {
+        self.answer(slot).get(buffer);
     }
 }
 
-impl Line {
+impl RingTransport {
     #[cfg(all(test, not(loom)))]
     pub(super) fn claim(&self) -> &AtomicU64 {
         &self.claim

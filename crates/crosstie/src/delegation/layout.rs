@@ -17,9 +17,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{Config, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, MAX_RING_DEPTH};
 use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
-use crate::neighbor::bell::Bell;
-use crate::ring::outstanding::Outstanding;
+use crate::ring::call_table::CallTable;
 use crate::ring::reservation;
+use crate::wait::Parker;
 
 /// "DLGRPCV1".
 pub(super) const MAGIC: u64 = 0x444C_4752_5043_5631;
@@ -48,7 +48,7 @@ pub(super) struct Top {
     pub(super) server_alive: AtomicU32,
     reserved: [AtomicU32; 8],
     /// The server's.
-    pub(super) bell: Bell,
+    pub(super) parker: Parker,
     reserved_too: AtomicU32,
     /// See [`reservation`].
     pub(super) mode: AtomicU64,
@@ -67,7 +67,7 @@ const _: () = {
     assert!(offset_of!(Top, resp_depth) == 20);
     assert!(offset_of!(Top, next_client_id) == 24);
     assert!(offset_of!(Top, server_alive) == 28);
-    assert!(offset_of!(Top, bell) == 64);
+    assert!(offset_of!(Top, parker) == 64);
     assert!(offset_of!(Top, mode) == 72);
     assert!(offset_of!(Top, head) == 128);
     assert!(offset_of!(Top, tail) == 192);
@@ -77,20 +77,20 @@ const _: () = {
 // SAFETY: atomics only, without padding (the assertions above), aligned to 64.
 unsafe impl Shared for Top {}
 
-/// What a client writes besides requests. The two are on lines of their own: the server looks at the bell with every
+/// What a client writes besides requests. The two are on lines of their own: the server looks at the parker with every
 /// answer, and that must not take the claim away from its client.
 #[repr(C, align(64))]
 pub(super) struct ClientLines {
     /// See [`reservation`].
     pub(super) claim: AtomicU64,
     around_claim: [AtomicU64; 7],
-    pub(super) bell: Bell,
+    pub(super) parker: Parker,
     around_bell: [AtomicU32; 15],
 }
 
 const _: () = {
     assert!(offset_of!(ClientLines, claim) == 0);
-    assert!(offset_of!(ClientLines, bell) == LINE);
+    assert!(offset_of!(ClientLines, parker) == LINE);
     assert!(size_of::<ClientLines>() == 2 * LINE);
 };
 
@@ -140,7 +140,7 @@ impl Shape {
 
     /// Response slots of one client.
     pub(super) fn resp_depth(&self) -> usize {
-        Outstanding::<()>::slots(self.queue_depth as usize).next_power_of_two()
+        CallTable::<()>::slots_for(self.queue_depth as usize).next_power_of_two()
     }
 
     fn request_stride(&self) -> usize {
@@ -230,11 +230,11 @@ impl Map {
         })
     }
 
-    /// A client's own claim and bell.
-    pub(super) fn lines_of(&self, client: ClientKey) -> Option<(SharedRef<AtomicU64>, SharedRef<Bell>)> {
+    /// A client's own claim and parker.
+    pub(super) fn lines_of(&self, client: ClientKey) -> Option<(SharedRef<AtomicU64>, SharedRef<Parker>)> {
         let lines = self.shape.clients_at() + u64::from(client.index()) * size_of::<ClientLines>() as u64;
-        let bell = lines + offset_of!(ClientLines, bell) as u64;
-        Some((SharedRef::new(&self.segment, lines)?, SharedRef::new(&self.segment, bell)?))
+        let parker = lines + offset_of!(ClientLines, parker) as u64;
+        Some((SharedRef::new(&self.segment, lines)?, SharedRef::new(&self.segment, parker)?))
     }
 
     /// A client's response slot.
@@ -385,7 +385,7 @@ impl ResponseKey {
 }
 
 const _: () = {
-    assert!((Outstanding::<()>::slots(MAX_QUEUE_DEPTH)).next_power_of_two() <= 1 << ResponseKey::SLOT_BITS);
+    assert!((CallTable::<()>::slots_for(MAX_QUEUE_DEPTH)).next_power_of_two() <= 1 << ResponseKey::SLOT_BITS);
     assert!(MAX_MESSAGE <= u32::MAX as usize);
 };
 

@@ -28,7 +28,7 @@
 //!     0  magic u64 | version u32 | max_clients u32                    server, once
 //!    16  ring_depth u32 | resp_depth u32                              server, once
 //!    24  next_client_id u32 (clients so far) | server_alive u8        server
-//!    64  the server's bell u32                                        server; a client when it wakes it
+//!    64  the server's parker u32                                        server; a client when it wakes it
 //!    72  mode u64: one client, or several                             server
 //!  ring control
 //!   128  head u64: next position to reserve                           clients
@@ -42,7 +42,7 @@
 //!    +8  payload                                                        "
 //!  clients: behind, client index * 128
 //!    +0  claim u64: the position it is about to reserve and fill      that client
-//!   +64  its bell u32                                                 that client; the server when it wakes it
+//!   +64  its parker u32                                                 that client; the server when it wakes it
 //! ```
 //!
 //! A request is there when its stamp is that of its position; the server looks at the stamp of the next one and never at
@@ -73,8 +73,10 @@ mod server;
 pub use client::Client;
 pub use server::{Counters, Request, Server, Ticket};
 
-use crate::Waiting;
-pub use crate::neighbor::error::{CallError, ConnectError, CreateError, Disconnected, ReplyError, Size};
+use crate::WaitStrategy;
+pub use crate::local_rpc::error::{
+    CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
+};
 
 /// What a server offers.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ pub struct Config {
     /// Bytes of an answer at most, where answers are `[u8]`; at most [`MAX_MESSAGE`].
     pub response_limit: usize,
     /// How the server waits, in [`Server::wait`].
-    pub waiting: Waiting,
+    pub wait_strategy: WaitStrategy,
 }
 
 impl Default for Config {
@@ -102,7 +104,7 @@ impl Default for Config {
             ring_depth: 256,
             request_limit: 4096,
             response_limit: 4096,
-            waiting: Waiting::default(),
+            wait_strategy: WaitStrategy::default(),
         }
     }
 }

@@ -6,15 +6,15 @@ use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Orderi
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::admission::Door;
+use super::admission::ClientRegistry;
 use super::layout::{ClientKey, MAGIC, Map, ResponseKey, Shape, VERSION, committed};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
+use crate::local::listener::Listener;
+use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
 use crate::message::Message;
-use crate::neighbor::bell;
-use crate::neighbor::greeting::{self, Greeting};
-use crate::neighbor::host::Host;
 use crate::ring::{fence, reservation};
+use crate::wait;
 
 /// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
 /// looking for it would only take its line away from the client.
@@ -35,12 +35,12 @@ pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
 /// What does not depend on the messages' types.
 struct Core {
     // Dropped before anything else: no more guests.
-    host: Host,
-    door: Arc<Door>,
+    listener: Listener,
+    registry: Arc<ClientRegistry>,
     map: Map,
     /// Tells this server's tickets from those of others.
     nonce: u32,
-    waiting: crate::Waiting,
+    wait_strategy: crate::WaitStrategy,
     /// The next position to be read. Nobody else knows it, so nobody can spoil it.
     cursor: u64,
     /// Up to where clients know.
@@ -74,17 +74,17 @@ pub struct Counters {
     /// Requests handed out.
     pub requests: u64,
     /// Places in the ring that their owners left unfilled when they died.
-    pub voids: u64,
+    pub skipped: u64,
     /// Requests dropped because their clients were gone.
     pub stale: u64,
     /// Requests dropped because they were none.
-    pub nonsense: u64,
+    pub invalid: u64,
     /// Clients that came.
-    pub arrived: u64,
+    pub connects: u64,
     /// Clients that left, died or were cut off.
-    pub left: u64,
+    pub disconnects: u64,
     /// Clients that were cut off because they broke the rules.
-    pub cut_off: u64,
+    pub violations: u64,
 }
 
 /// The right to answer one request, at any later time. Answer with [`Server::reply`].
@@ -146,19 +146,19 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
         CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
         CreateError::check("ring_depth", config.ring_depth, MAX_RING_DEPTH)?;
-        greeting::check_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
+        hello::check_message_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
         let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
         let map = Map::create(shape)?;
-        let door = Arc::new(Door::new(map.clone(), Greeting::new::<Req, Resp>(MAGIC, VERSION)));
+        let registry = Arc::new(ClientRegistry::new(map.clone(), Hello::new::<Req, Resp>(MAGIC, VERSION)));
         static NONCE: AtomicU32 = AtomicU32::new(1);
         let nobody = Account { key: ClientKey::from_bits(0), unanswered: 0 };
         let core = Core {
-            host: greeting::open(KIND, name, door.clone())?,
-            door,
+            listener: hello::listen(KIND, name, registry.clone())?,
+            registry,
             map,
             nonce: NONCE.fetch_add(1, Relaxed),
-            waiting: config.waiting,
+            wait_strategy: config.wait_strategy,
             cursor: 0,
             told_tail: 0,
             batch: (u64::from(shape.ring_depth) / 4).clamp(1, MAX_BATCH),
@@ -208,21 +208,23 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         core.publish_tail();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let top = core.map.top.clone();
-        bell::wait(&top.bell, core.waiting, deadline, || core.look().is_some() || core.found_by_search())
+        wait::wait_until(&top.parker, core.wait_strategy, deadline, || {
+            core.look().is_some() || core.found_by_search()
+        })
     }
 
     /// Clients that are connected.
     pub fn clients(&self) -> usize {
         let counters = self.counters();
-        counters.arrived.saturating_sub(counters.left) as usize
+        counters.connects.saturating_sub(counters.disconnects) as usize
     }
 
     /// What happened so far.
     pub fn counters(&self) -> Counters {
-        let door = &self.core.door;
+        let registry = &self.core.registry;
         // In this order: who left has arrived.
-        let left = door.left.load(Acquire);
-        Counters { arrived: door.arrived.load(Relaxed), left, ..self.core.counters }
+        let left = registry.left.load(Acquire);
+        Counters { connects: registry.arrived.load(Relaxed), disconnects: left, ..self.core.counters }
     }
 }
 
@@ -235,7 +237,7 @@ impl Core {
 
     #[inline(always)]
     fn look_at(&self, position: u64) -> Option<ClientKey> {
-        // Acquire, partner: the Release store in `Line::publish`. The request is visible with it.
+        // Acquire, partner: the Release store in `RingTransport::publish`. The request is visible with it.
         committed(self.map.request(position).word().load(Acquire), position)
     }
 
@@ -267,11 +269,11 @@ impl Core {
             self.publish_tail();
         }
         let Some(account) = self.accounts.get_mut(client.index() as usize) else {
-            self.counters.nonsense += 1;
+            self.counters.invalid += 1;
             return None;
         };
         if account.key != client {
-            if self.door.guest(client).is_none() {
+            if self.registry.client(client).is_none() {
                 self.counters.stale += 1;
                 return None;
             }
@@ -294,28 +296,28 @@ impl Core {
     #[inline(always)]
     fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::Foreign(ticket));
+            return Err(ReplyError::WrongServer(ticket));
         }
         let limit = self.map.shape.response_limit as usize;
         if answer.len() > limit {
             return Err(ReplyError::TooLong { ticket, len: answer.len(), limit });
         }
         let (client, index) = (ticket.client, ticket.client.index() as usize);
-        let Some(place) = self.door.place(index) else { return Err(ReplyError::ClientGone) };
+        let Some(place) = self.registry.place(index) else { return Err(ReplyError::ClientGone) };
         let account = &mut self.accounts[index];
         if account.key == client && account.unanswered != CUT_OFF {
             account.unanswered = account.unanswered.saturating_sub(1);
         }
-        let answering = &self.door.answering.0;
+        let answering = &self.registry.answering.0;
         if !lease::answer(answering, &place.holder, client.bits().into()) {
             return Err(ReplyError::ClientGone);
         }
         let slot = self.map.response(index, ticket.response.slot());
         slot.put(answer);
-        // Release, partner: the Acquire load in `Line::answered`. The answer is visible with it.
+        // Release, partner: the Acquire load in `RingTransport::answered`. The answer is visible with it.
         slot.word().store(ticket.response.word(answer.len()), Release);
         lease::answered(answering);
-        self.map.clients[index].bell.ring();
+        self.map.clients[index].parker.notify();
         Ok(())
     }
 
@@ -337,7 +339,7 @@ impl Core {
     fn publish_tail(&mut self) {
         if self.told_tail != self.cursor {
             self.told_tail = self.cursor;
-            // Release, partner: the Acquire load in `Line::reserve`. What was there has been copied out.
+            // Release, partner: the Acquire load in `RingTransport::reserve`. What was there has been copied out.
             self.map.top.tail.store(self.cursor, Release);
         }
     }
@@ -346,8 +348,8 @@ impl Core {
     #[inline]
     fn found_by_search(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        // Acquire, partner: the Release add in `Door::farewell`.
-        let left = self.door.left.load(Acquire);
+        // Acquire, partner: the Release add in `ClientRegistry::farewell`.
+        let left = self.registry.left.load(Acquire);
         let due = left != self.seen_left
             || self.search_until > self.cursor
             || self.looks.is_multiple_of(LOOKS_BEFORE_SEARCH);
@@ -368,13 +370,13 @@ impl Core {
         };
         self.search_until = self.cursor.wrapping_add(reserved);
         while self.search_until > self.cursor {
-            let (door, cursor) = (&self.door, self.cursor);
+            let (registry, cursor) = (&self.registry, self.cursor);
             let published = || self.look_at(cursor).is_some();
-            if !reservation::abandoned(&self.map.top.head, cursor, door.live_claims(), published) {
+            if !reservation::is_abandoned(&self.map.top.head, cursor, registry.live_claims(), published) {
                 break;
             }
             self.cursor = self.cursor.wrapping_add(1);
-            self.counters.voids += 1;
+            self.counters.skipped += 1;
         }
         self.publish_tail();
         self.look().is_some()
@@ -383,13 +385,13 @@ impl Core {
     /// Ends the connection of a client that broke the rules.
     #[cold]
     fn cut_off(&mut self, client: ClientKey) {
-        self.counters.nonsense += 1;
+        self.counters.invalid += 1;
         let account = &mut self.accounts[client.index() as usize];
         if core::mem::replace(&mut account.unanswered, CUT_OFF) != CUT_OFF
-            && let Some(guest) = self.door.guest(client)
+            && let Some(client) = self.registry.client(client)
         {
-            self.counters.cut_off += 1;
-            self.host.dismiss(guest);
+            self.counters.violations += 1;
+            self.listener.disconnect(client);
         }
     }
 }

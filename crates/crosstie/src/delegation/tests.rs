@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
-use crate::chance::{Random, seed};
+use crate::local_rpc::transport::Transport as _;
 use crate::memory::copy::copy;
-use crate::neighbor::caller::Line as _;
 use crate::ring::reservation;
+use crate::rng::{Random, seed};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -48,9 +48,9 @@ fn serve(server: &mut TestServer) -> usize {
 }
 
 fn leave(server: &TestServer, client: TestClient) {
-    let left = server.counters().left;
+    let left = server.counters().disconnects;
     drop(client);
-    until(|| server.counters().left > left);
+    until(|| server.counters().disconnects > left);
 }
 
 fn exchange(server: &mut TestServer, client: &mut TestClient, value: u64) {
@@ -207,7 +207,7 @@ proptest! {
             callers.iter().all(|caller| caller.calls.is_empty())
         });
         let counters = server.counters();
-        prop_assert_eq!((counters.nonsense, counters.voids, counters.cut_off), (0, 0, 0));
+        prop_assert_eq!((counters.invalid, counters.skipped, counters.violations), (0, 0, 0));
         prop_assert_eq!(server.clients(), callers.len());
     }
 }
@@ -220,17 +220,17 @@ fn a_hole_is_skipped_when_its_owner_is_gone_and_not_before() {
     let mut victim = TestClient::connect(&name).unwrap();
     for round in 0..20 {
         exchange(&mut server, &mut victim, round);
-        victim.line.reserve().unwrap();
+        victim.transport.reserve().unwrap();
         steady.call(&round, round).unwrap();
         for _ in 0..3000 {
             assert_eq!(serve(&mut server), 0, "behind a place that its owner may still fill");
         }
         assert!(!server.wait(Some(Duration::from_millis(1))));
-        assert_eq!(server.counters().voids, round);
+        assert_eq!(server.counters().skipped, round);
         leave(&server, victim);
         assert!(server.wait(Some(PATIENCE)), "a parked server is told of the death");
         assert_eq!(serve(&mut server), 1);
-        assert_eq!(server.counters().voids, round + 1);
+        assert_eq!(server.counters().skipped, round + 1);
         until(|| steady.poll(|_, answer| assert_eq!(*answer, !round)).unwrap() == 1);
         victim = TestClient::connect(&name).unwrap();
     }
@@ -255,7 +255,7 @@ fn what_a_dead_client_asked_is_dropped_when_its_index_is_another_s() {
         until(|| second.poll(|token, answer| assert_eq!((token, *answer), (3, !3))).unwrap() == 1);
         leave(&server, second);
     }
-    assert_eq!(server.counters().nonsense, 0);
+    assert_eq!(server.counters().invalid, 0);
 }
 
 #[test]
@@ -263,21 +263,21 @@ fn one_client_needs_no_compare_and_swap() {
     let name = fresh_name();
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut first = TestClient::connect(&name).unwrap();
-    let mode = |client: &TestClient| client.line.map.top.mode.load(Relaxed);
-    assert_eq!(mode(&first), reservation::SOLE);
+    let mode = |client: &TestClient| client.transport.map.top.mode.load(Relaxed);
+    assert_eq!(mode(&first), reservation::EXCLUSIVE);
     let second = TestClient::connect(&name).unwrap();
     assert_eq!(mode(&first), reservation::SHARED);
     leave(&server, second);
-    assert_eq!(mode(&first), reservation::SOLE);
+    assert_eq!(mode(&first), reservation::EXCLUSIVE);
     exchange(&mut server, &mut first, 1);
     // In the middle of a call that is stopped before its reservation is seen: others are put off, not let in.
-    let top = &first.line.map.top;
-    first.line.claim().store(top.head.load(Relaxed), Relaxed);
+    let top = &first.transport.map.top;
+    first.transport.claim().store(top.head.load(Relaxed), Relaxed);
     std::thread::scope(|scope| {
         let second = scope.spawn(|| TestClient::connect(&name));
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(server.clients(), 1);
-        first.line.claim().store(reservation::IDLE, Relaxed);
+        first.transport.claim().store(reservation::IDLE, Relaxed);
         let mut second = second.join().unwrap().unwrap();
         exchange(&mut server, &mut second, 2);
     });
@@ -320,7 +320,7 @@ fn calls_go_on_while_others_come_and_go() {
         assert!(calls > 0 && comings > 0);
     });
     let counters = server.counters();
-    assert_eq!((counters.nonsense, counters.voids, counters.cut_off), (0, 0, 0));
+    assert_eq!((counters.invalid, counters.skipped, counters.violations), (0, 0, 0));
 }
 
 #[test]
@@ -332,8 +332,12 @@ fn more_calls_than_allowed_and_slots_that_do_not_exist_end_the_connection() {
         let mut client = Client::<bool, u64, ()>::connect(&name).unwrap();
         let publish = |client: &mut Client<bool, u64, ()>, slot, bytes: &[u8]| {
             let call = crosstie_protocol::lane::CallNumber::FIRST;
-            let position = client.line.reserve().unwrap();
-            client.line.publish(position, crate::ring::outstanding::Begun { slot, next: 0, call }, bytes);
+            let position = client.transport.reserve().unwrap();
+            client.transport.publish(
+                position,
+                crate::ring::call_table::StartedCall { slot, next: 0, call },
+                bytes,
+            );
         };
         match bad {
             // One more than `queue_depth`.
@@ -356,7 +360,7 @@ fn more_calls_than_allowed_and_slots_that_do_not_exist_end_the_connection() {
         until(|| client.wait(Some(Duration::ZERO)) == Err(Disconnected::ServerGone));
         until(|| server.clients() == 1);
         let counters = server.counters();
-        assert_eq!((counters.nonsense, counters.cut_off), (1, 1));
+        assert_eq!((counters.invalid, counters.violations), (1, 1));
         // The others go on.
         steady.call(&true, ()).unwrap();
         server.recv().unwrap().reply(&5).unwrap();
@@ -376,7 +380,7 @@ fn a_server_survives_any_scribbling() {
         let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
         let mut hostile = Client::<[u8], [u8], ()>::connect(&name).unwrap();
         let mut honest = Client::<[u8], [u8], ()>::connect(&name).unwrap();
-        let segment = hostile.line.map.segment.clone();
+        let segment = hostile.transport.map.segment.clone();
         let (from, to) = match round % 6 {
             0 => (0, segment.len()),
             1 => (64, 128),

@@ -26,8 +26,10 @@ pub enum ConfigError {
         /// Capacity asked for.
         capacity: usize,
     },
-    /// The system refuses what parking needs. [`Waiting::Spin`](crate::Waiting::Spin) works without.
-    #[error("threads cannot park: membarrier is refused ({0}); use Waiting::Spin, or allow that system call")]
+    /// The system refuses what parking needs. [`WaitStrategy::Spin`](crate::WaitStrategy::Spin) works without.
+    #[error(
+        "threads cannot park: membarrier is refused ({0}); use WaitStrategy::Spin, or allow that system call"
+    )]
     Parking(#[source] std::io::Error),
 }
 
@@ -123,7 +125,7 @@ pub enum ReplyError<Resp> {
     },
     /// The request was received by another node, or in another network. The ticket is good there.
     #[error("this ticket is of a request that another node received: reply there")]
-    NotMine {
+    WrongNode {
         /// As given.
         ticket: Ticket,
         /// As given.
@@ -137,8 +139,8 @@ impl<Resp> fmt::Debug for ReplyError<Resp> {
             ReplyError::Gone { target, .. } => {
                 f.debug_struct("Gone").field("target", target).finish_non_exhaustive()
             }
-            ReplyError::NotMine { ticket, .. } => {
-                f.debug_struct("NotMine").field("ticket", ticket).finish_non_exhaustive()
+            ReplyError::WrongNode { ticket, .. } => {
+                f.debug_struct("WrongNode").field("ticket", ticket).finish_non_exhaustive()
             }
         }
     }

@@ -76,8 +76,8 @@ pub use error::{CallError, ConfigError, Lost, ReplyError};
 pub use node::Node;
 pub use slots::Ticket;
 
-use crate::neighbor::bell::Waiting;
 use crate::ring::fence;
+use crate::wait::WaitStrategy;
 
 /// Most nodes of a network.
 pub const MAX_NODES: usize = 1024;
@@ -94,12 +94,12 @@ pub struct Config {
     /// Calls that one node may have under way to all others together, at least 1.
     pub max_in_flight: usize,
     /// How [`Node::wait`] waits.
-    pub waiting: Waiting,
+    pub wait_strategy: WaitStrategy,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { capacity: 64, max_in_flight: 1024, waiting: Waiting::default() }
+        Config { capacity: 64, max_in_flight: 1024, wait_strategy: WaitStrategy::default() }
     }
 }
 
@@ -120,7 +120,7 @@ pub fn network<Req: Send, Resp: Send, Token>(
     config: &Config,
 ) -> Result<Vec<Node<Req, Resp, Token>>, ConfigError> {
     static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
-    let &Config { capacity, max_in_flight, waiting } = config;
+    let &Config { capacity, max_in_flight, wait_strategy } = config;
     if !(1..=MAX_NODES).contains(&nodes) {
         return Err(ConfigError::Nodes(nodes));
     }
@@ -134,11 +134,11 @@ pub fn network<Req: Send, Resp: Send, Token>(
     if slots::lane_bytes::<Req, Resp>(capacity).saturating_mul(lanes) > MAX_BYTES {
         return Err(ConfigError::TooLarge { nodes, capacity });
     }
-    if waiting != Waiting::Spin {
+    if wait_strategy != WaitStrategy::Spin {
         fence::register().map_err(ConfigError::Parking)?;
     }
     // Relaxed: nothing but the number matters.
     let first_key = NEXT_KEY.fetch_add(lanes as u64, Relaxed);
-    let node = |(id, halves)| Node::new(id, halves, max_in_flight, waiting);
+    let node = |(id, halves)| Node::new(id, halves, max_in_flight, wait_strategy);
     Ok(slots::lay(nodes, capacity, first_key).into_iter().enumerate().map(node).collect())
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{CallError, Lost, ReplyError};
 use super::slots::{Callees, Caller, Halves, Refusal, Ticket, Undeliverable};
-use crate::neighbor::bell::Waiting;
+use crate::wait::WaitStrategy;
 
 /// Looks at what is due before [`Node::wait`] looks at everything. Looking takes lines from who is about to write them.
 const EAGER_LOOKS: u32 = 64;
@@ -24,7 +24,7 @@ pub struct Node<Req, Resp, Token> {
     id: usize,
     in_flight: usize,
     max_in_flight: usize,
-    waiting: Waiting,
+    wait_strategy: WaitStrategy,
     /// Not `Sync`: a node is one thread's at a time.
     one_thread: PhantomData<Cell<()>>,
 }
@@ -34,10 +34,19 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
         id: usize,
         (callers, callees): Halves<Req, Resp, Token>,
         max_in_flight: usize,
-        waiting: Waiting,
+        wait_strategy: WaitStrategy,
     ) -> Self {
         let busy = vec![0; callers.len().div_ceil(64)].into();
-        Node { callers, callees, busy, id, in_flight: 0, max_in_flight, waiting, one_thread: PhantomData }
+        Node {
+            callers,
+            callees,
+            busy,
+            id,
+            in_flight: 0,
+            max_in_flight,
+            wait_strategy,
+            one_thread: PhantomData,
+        }
     }
 
     /// This node's number, from 0.
@@ -146,14 +155,16 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     /// Answers a request, in any order, now or later. There is always room.
     ///
     /// # Errors
-    /// `Gone` if the caller is gone, `NotMine` if this node did not receive the request.
+    /// `Gone` if the caller is gone, `WrongNode` if this node did not receive the request.
     #[inline]
     pub fn reply(&mut self, ticket: Ticket, response: Resp) -> Result<(), ReplyError<Resp>> {
         let target = ticket.from();
         match self.callees.reply(ticket, response) {
             Ok(()) => Ok(()),
             Err((Undeliverable::Gone, response)) => Err(ReplyError::Gone { target, response }),
-            Err((Undeliverable::Stranger(ticket), response)) => Err(ReplyError::NotMine { ticket, response }),
+            Err((Undeliverable::Stranger(ticket), response)) => {
+                Err(ReplyError::WrongNode { ticket, response })
+            }
         }
     }
 
@@ -178,7 +189,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     /// [give up](Self::take_lost), or until the time is over; without one, for ever. Says whether there is.
     ///
     /// A node that goes away is such a thing, until [`take_lost`](Self::take_lost) is called, even if no call is lost.
-    /// How it waits, [`Config::waiting`](super::Config::waiting) says.
+    /// How it waits, [`Config::wait_strategy`](super::Config::wait_strategy) says.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         for _ in 0..EAGER_LOOKS {
             if self.callees.sees_request() || self.busy_callers().any(Caller::sees_due) {
@@ -187,7 +198,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
             core::hint::spin_loop();
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        self.callees.wait(self.waiting, deadline, || {
+        self.callees.wait(self.wait_strategy, deadline, || {
             self.callees.sees_request()
                 || self.busy_callers().any(Caller::sees_any)
                 || self.callees.departures().is_some()

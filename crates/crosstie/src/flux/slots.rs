@@ -20,13 +20,13 @@
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
-use crosstie_protocol::lane::{CallNumber, Turn, answer, turn};
+use crosstie_protocol::lane::{CallNumber, SlotOwner, response_word, slot_owner};
 
 use super::error::Lost;
 use crate::memory::prefetch;
-use crate::neighbor::bell::{self, Bell, Waiting};
+use crate::ring::call_table::CallTable;
 use crate::ring::lane::{self, Cursor};
-use crate::ring::outstanding::Outstanding;
+use crate::wait::{self, Parker, WaitStrategy};
 use sync::{Arc, AtomicU32, AtomicU64, UnsafeCell};
 
 /// The "length" of an answer that holds a response.
@@ -34,7 +34,7 @@ const FULL: usize = 1;
 /// The "length" of an answer that holds nothing.
 const EMPTY: usize = 0;
 /// A slot that was never used.
-const FRESH: u64 = answer(CallNumber::FIRST, EMPTY);
+const FRESH: u64 = response_word(CallNumber::FIRST, EMPTY);
 
 /// Pauses of the processor after the last request of a burst. Looking again at once would take the line from the caller in
 /// the middle of its next request.
@@ -104,13 +104,13 @@ impl<Req, Resp> Slot<Req, Resp> {
 impl<Req, Resp> Drop for Slot<Req, Resp> {
     /// Drops what nobody took. Caller and callee have left, see the module's docs, for they hold the lane by `Arc`.
     fn drop(&mut self) {
-        match turn(self.word.load(Relaxed)) {
+        match slot_owner(self.word.load(Relaxed)) {
             // SAFETY: a callee that left has answered all that it held, so this request was not received; nor was it taken
             // back, for then it is not in the caller's book, and the caller has marked it.
-            Turn::Callee(_) => drop(unsafe { self.take_request() }),
+            SlotOwner::Callee(_) => drop(unsafe { self.take_request() }),
             // SAFETY: a caller that left has marked the responses that it took, so this one was not.
-            Turn::Caller(_, FULL) => drop(unsafe { self.take_response() }),
-            Turn::Caller(..) => {}
+            SlotOwner::Caller(_, FULL) => drop(unsafe { self.take_response() }),
+            SlotOwner::Caller(..) => {}
         }
     }
 }
@@ -119,19 +119,19 @@ type Lane<Req, Resp> = Arc<[Slot<Req, Resp>]>;
 
 /// Bytes that the slots of a lane take.
 pub(super) const fn lane_bytes<Req, Resp>(capacity: usize) -> usize {
-    Outstanding::<()>::slots(capacity).saturating_mul(size_of::<Slot<Req, Resp>>())
+    CallTable::<()>::slots_for(capacity).saturating_mul(size_of::<Slot<Req, Resp>>())
 }
 
 /// Bytes that the caller's book of a lane takes.
 pub(super) const fn book_bytes<Token>(capacity: usize) -> usize {
-    Outstanding::<Token>::bytes(capacity)
+    CallTable::<Token>::bytes_for(capacity)
 }
 
 /// Of every node there is one, that all nodes see: how to wake it, and whether it is there.
 #[repr(align(64))]
 #[derive(Default)]
 struct Door {
-    bell: Bell,
+    parker: Parker,
     /// 1 once the node has left, and answers no more.
     gone: AtomicU32,
     /// How many nodes have left, as told to this one.
@@ -156,12 +156,12 @@ pub(super) fn lay<Req, Resp, Token>(
     first_key: u64,
 ) -> Vec<Halves<Req, Resp, Token>> {
     let doors: Arc<[Door]> = sync::collect((0..nodes).map(|_| Door::default()));
-    let slots = Outstanding::<Token>::slots(capacity);
+    let slots = CallTable::<Token>::slots_for(capacity);
     let lanes: Vec<Lane<Req, Resp>> =
         (0..nodes * nodes).map(|_| sync::collect((0..slots).map(|_| Slot::new()))).collect();
     let caller = |me: usize, target: usize| Caller {
         slots: lanes[me * nodes + target].clone(),
-        book: Outstanding::new(capacity),
+        book: CallTable::new(capacity),
         doors: doors.clone(),
         target,
     };
@@ -183,7 +183,7 @@ pub(super) fn lay<Req, Resp, Token>(
 /// One node's way to call another: the caller's half of a lane.
 pub(super) struct Caller<Req, Resp, Token> {
     slots: Lane<Req, Resp>,
-    book: Outstanding<Token>,
+    book: CallTable<Token>,
     doors: Arc<[Door]>,
     target: usize,
 }
@@ -201,7 +201,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
         if door.is_gone() {
             return Err((Refusal::Gone, request, token));
         }
-        let begun = match self.book.begin(token) {
+        let begun = match self.book.start(token) {
             Ok(begun) => begun,
             Err(token) => return Err((Refusal::Full, request, token)),
         };
@@ -209,7 +209,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
         // SAFETY: the book had the slot as free: it is fresh, or its last call's answer was taken.
         unsafe { slot.put_request(request) };
         lane::request(&slot.word, begun, FULL);
-        door.bell.ring();
+        door.parker.notify();
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
         if lane::answered(&at.word, call) != Some(FULL) {
             return None;
         }
-        let token = self.book.end(slot)?;
+        let token = self.book.finish(slot)?;
         // SAFETY: the word says that the response is there; it was not taken before, for then the call would have been
         // out of the book.
         Some((token, unsafe { at.take_response() }))
@@ -234,7 +234,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     /// The next response, in the order of the calls as long as they are answered in that order.
     #[inline(always)]
     pub(super) fn take_due(&mut self) -> Option<(Token, Resp)> {
-        let (slot, call) = self.book.due()?;
+        let (slot, call) = self.book.expected()?;
         self.take(slot, call)
     }
 
@@ -242,7 +242,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     /// ask the callee's core twice.
     #[inline(always)]
     pub(super) fn fetch(&self, count: usize) {
-        let Some((mut slot, _)) = self.book.due() else { return };
+        let Some((mut slot, _)) = self.book.expected() else { return };
         for _ in 0..count.min(FETCHED) {
             prefetch::for_write(&raw const self.slots[slot]);
             slot = if slot + 1 == self.slots.len() { 0 } else { slot + 1 };
@@ -252,19 +252,19 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     /// After [`take_due`](Self::take_due) gave none: whether to look everywhere, with [`take_any`](Self::take_any).
     #[inline(always)]
     pub(super) fn suspects_disorder(&mut self) -> bool {
-        self.book.fruitless()
+        self.book.note_miss()
     }
 
     /// Takes the responses that came out of turn.
     #[cold]
     pub(super) fn take_any(&mut self, mut each: impl FnMut(Token, Resp)) {
         let slots = self.slots.len();
-        let front = self.book.due().map_or(0, |(slot, _)| slot);
+        let front = self.book.expected().map_or(0, |(slot, _)| slot);
         for slot in (front..slots).chain(0..front) {
-            if let Some(call) = self.book.call(slot)
+            if let Some(call) = self.book.call_in(slot)
                 && let Some((token, response)) = self.take(slot, call)
             {
-                self.book.expect_disorder();
+                self.book.scan_soon();
                 each(token, response);
             }
         }
@@ -273,12 +273,12 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
     /// Whether the response that is due is there.
     #[inline]
     pub(super) fn sees_due(&self) -> bool {
-        self.book.due().is_some_and(|(slot, call)| self.sees(slot, call))
+        self.book.expected().is_some_and(|(slot, call)| self.sees(slot, call))
     }
 
     /// Whether any response is there.
     pub(super) fn sees_any(&self) -> bool {
-        self.book.all().any(|(slot, call)| self.sees(slot, call))
+        self.book.iter().any(|(slot, call)| self.sees(slot, call))
     }
 
     #[inline]
@@ -292,7 +292,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
             return;
         }
         for slot in 0..self.slots.len() {
-            let Some(call) = self.book.call(slot) else { continue };
+            let Some(call) = self.book.call_in(slot) else { continue };
             let at = &self.slots[slot];
             let request = match lane::answered(&at.word, call) {
                 Some(FULL) => continue,
@@ -301,7 +301,7 @@ impl<Req, Resp, Token> Caller<Req, Resp, Token> {
                 // answered before; so the request is there, and nobody else looks at the lane any more.
                 None => Some(unsafe { at.take_request() }),
             };
-            if let Some(token) = self.book.end(slot) {
+            if let Some(token) = self.book.finish(slot) {
                 each(Lost { target: self.target, token, request });
             }
         }
@@ -313,12 +313,12 @@ impl<Req, Resp, Token> Drop for Caller<Req, Resp, Token> {
         // First the words, all of them, for a response's `drop` may panic. Relaxed: the next to read these is
         // `Slot::drop`, ordered behind by the `Arc`.
         for (index, slot) in self.slots.iter().enumerate() {
-            if self.book.call(index).is_none() {
+            if self.book.call_in(index).is_none() {
                 slot.word.store(FRESH, Relaxed);
             }
         }
         for slot in 0..self.slots.len() {
-            if let Some(call) = self.book.call(slot)
+            if let Some(call) = self.book.call_in(slot)
                 && let Some(ended) = self.take(slot, call)
             {
                 self.slots[slot].word.store(FRESH, Relaxed);
@@ -450,7 +450,7 @@ impl<Req, Resp> Callees<Req, Resp> {
         // for each and it is used up here, is not answered: the slot holds nothing and it is our turn.
         unsafe { at.put_response(response) };
         lane::answer(&at.word, ticket.call, FULL);
-        door.bell.ring();
+        door.parker.notify();
         Ok(())
     }
 
@@ -479,11 +479,11 @@ impl<Req, Resp> Callees<Req, Resp> {
     /// Waits until `ready`, which everybody who publishes something for this node wakes it for.
     pub(super) fn wait(
         &self,
-        how: Waiting,
+        strategy: WaitStrategy,
         deadline: Option<std::time::Instant>,
         ready: impl FnMut() -> bool,
     ) -> bool {
-        bell::wait(&self.doors[self.me].bell, how, deadline, ready)
+        wait::wait_until(&self.doors[self.me].parker, strategy, deadline, ready)
     }
 
     /// Receives and answers no more, and says so. `order` is Release, but in a test.
@@ -492,7 +492,7 @@ impl<Req, Resp> Callees<Req, Resp> {
             for (slot, held) in lane.slots.iter().zip(&mut lane.held) {
                 // Relaxed: what we received from a slot we have seen, and it is our turn.
                 if core::mem::take(held)
-                    && let Turn::Callee(call) = turn(slot.word.load(Relaxed))
+                    && let SlotOwner::Callee(call) = slot_owner(slot.word.load(Relaxed))
                 {
                     lane::answer(&slot.word, call, EMPTY);
                 }
@@ -504,7 +504,7 @@ impl<Req, Resp> Callees<Req, Resp> {
         for door in &self.doors[..] {
             // Release, partner: the Acquire load in `departures`.
             door.departures.fetch_add(1, Release);
-            door.bell.wake();
+            door.parker.wake();
         }
     }
 }

@@ -5,37 +5,49 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zerocopy::IntoBytes;
 
-use super::lane::{Board, Lane, Shape};
-use crate::neighbor::greeting::{Greeting, Refusal};
-use crate::neighbor::host::{Admission, GuestId, Guests};
+use super::lane::{Lane, ServerPage, Shape};
+use crate::local::listener::{Admission, ClientHandler, ClientId};
+use crate::local_rpc::hello::{Hello, Refusal};
 
 /// What the watcher's thread and the server share.
 #[derive(Debug)]
-pub(super) struct Door {
-    pub(super) board: Board,
+pub(super) struct ClientRegistry {
+    pub(super) server_page: ServerPage,
     shape: Shape,
-    greeting: Greeting,
+    greeting: Hello,
     max_clients: usize,
-    news: Mutex<News>,
-    /// Counts changes of `news`, ever.
+    changes: Mutex<ClientChanges>,
+    /// Counts changes of `changes`, ever.
     version: AtomicU32,
 }
 
 /// Who came and went since the server last asked.
 #[derive(Debug, Default)]
-pub(super) struct News {
-    pub(super) arrived: Vec<(GuestId, Lane)>,
-    pub(super) left: Vec<GuestId>,
+pub(super) struct ClientChanges {
+    pub(super) arrived: Vec<(ClientId, Lane)>,
+    pub(super) left: Vec<ClientId>,
     /// Clients that are in, heard of or not.
     present: usize,
 }
 
-impl Door {
-    pub(super) fn new(board: Board, shape: Shape, greeting: Greeting, max_clients: usize) -> Door {
-        Door { board, shape, greeting, max_clients, news: Mutex::default(), version: AtomicU32::new(0) }
+impl ClientRegistry {
+    pub(super) fn new(
+        server_page: ServerPage,
+        shape: Shape,
+        greeting: Hello,
+        max_clients: usize,
+    ) -> ClientRegistry {
+        ClientRegistry {
+            server_page,
+            shape,
+            greeting,
+            max_clients,
+            changes: Mutex::default(),
+            version: AtomicU32::new(0),
+        }
     }
 
-    /// Changes whenever there is news.
+    /// Changes whenever there is changes.
     #[inline]
     pub(super) fn version(&self) -> u32 {
         // Acquire, partner: the Release add in `tell`; though the mutex behind it would do.
@@ -43,58 +55,58 @@ impl Door {
     }
 
     /// What is new.
-    pub(super) fn take_news(&self) -> (Vec<(GuestId, Lane)>, Vec<GuestId>) {
-        let mut news = self.news();
-        (std::mem::take(&mut news.arrived), std::mem::take(&mut news.left))
+    pub(super) fn take_changes(&self) -> (Vec<(ClientId, Lane)>, Vec<ClientId>) {
+        let mut changes = self.changes();
+        (std::mem::take(&mut changes.arrived), std::mem::take(&mut changes.left))
     }
 
-    fn news(&self) -> MutexGuard<'_, News> {
+    fn changes(&self) -> MutexGuard<'_, ClientChanges> {
         // Every change is one statement; a panic leaves nothing half done.
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, news: MutexGuard<'_, News>) {
-        drop(news);
+    fn tell(&self, changes: MutexGuard<'_, ClientChanges>) {
+        drop(changes);
         // Release, partner: the Acquire load in `version`.
         self.version.fetch_add(1, Release);
-        self.board.bell().wake();
+        self.server_page.parker().wake();
     }
 }
 
-impl Guests for Door {
-    fn admit(&self, guest: GuestId, hello: &[u8]) -> Admission {
-        if let Some(refusal) = self.greeting.objection(hello) {
+impl ClientHandler for ClientRegistry {
+    fn admit(&self, client: ClientId, hello: &[u8]) -> Admission {
+        if let Some(refusal) = self.greeting.refusal_for(hello) {
             return refusal.into();
         }
-        let mut news = self.news();
-        if news.present >= self.max_clients {
+        let mut changes = self.changes();
+        if changes.present >= self.max_clients {
             return Refusal::full(self.max_clients).into();
         }
         let files = Lane::create(&self.shape).and_then(|lane| {
-            let files = vec![lane.file()?, self.board.file()?];
+            let files = vec![lane.file()?, self.server_page.file()?];
             Ok((lane, files))
         });
         match files {
             Ok((lane, files)) => {
-                news.arrived.push((guest, lane));
-                news.present += 1;
-                self.tell(news);
-                Admission::Welcome { reply: self.shape.as_bytes().to_vec(), files }
+                changes.arrived.push((client, lane));
+                changes.present += 1;
+                self.tell(changes);
+                Admission::Accept { reply: self.shape.as_bytes().to_vec(), files }
             }
             Err(error) => Refusal::system(&error).into(),
         }
     }
 
-    fn farewell(&self, guest: GuestId) -> bool {
-        let mut news = self.news();
-        news.present -= 1;
+    fn remove(&self, client: ClientId) -> bool {
+        let mut changes = self.changes();
+        changes.present -= 1;
         // The server may never ask: what it has not heard of, it need not hear of.
-        let unheard = news.arrived.len();
-        news.arrived.retain(|(id, _)| *id != guest);
-        if news.arrived.len() == unheard {
-            news.left.push(guest);
+        let unheard = changes.arrived.len();
+        changes.arrived.retain(|(id, _)| *id != client);
+        if changes.arrived.len() == unheard {
+            changes.left.push(client);
         }
-        self.tell(news);
+        self.tell(changes);
         true
     }
 }

@@ -7,45 +7,46 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
 
 use super::CallError;
-use super::lane::{Board, Lane, MAGIC, Shape, Slot, VERSION, length};
+use super::lane::{Lane, MAGIC, ServerPage, Shape, Slot, VERSION, length};
+use crate::local::connection::Connection;
+use crate::local_rpc::caller::Caller;
+use crate::local_rpc::transport::{Limits, Transport};
 use crate::message::Message;
-use crate::neighbor::bell::Bell;
-use crate::neighbor::caller::{self, Caller, Limits};
-use crate::neighbor::member::Member;
+use crate::ring::call_table::StartedCall;
 use crate::ring::lane;
-use crate::ring::outstanding::Begun;
+use crate::wait::Parker;
 
 /// Answers whose slots are fetched together, if the first of them is there.
 const FETCHED: usize = 16;
 
 /// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super), and [`Caller`]
 /// for what it does.
-pub type Client<Req, Resp, Token = ()> = Caller<Line, Req, Resp, Token>;
+pub type Client<Req, Resp, Token = ()> = Caller<LaneTransport, Req, Resp, Token>;
 
 /// The connection.
-pub struct Line {
+pub struct LaneTransport {
     lane: Lane,
-    board: Board,
-    member: Member,
+    server_page: ServerPage,
+    connection: Connection,
     shape: Shape,
 }
 
-impl caller::Line for Line {
+impl Transport for LaneTransport {
     const KIND: &str = super::KIND;
     const MAGIC: u64 = MAGIC;
     const VERSION: u32 = VERSION;
-    const LOOKS_AT_FIRST: u32 = 64;
+    const EXPECTED_ONLY_CHECKS: u32 = 64;
     /// A lane has a slot for each call.
-    type Place = ();
+    type Reservation = ();
 
-    fn open(member: Member, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<Line>> {
-        let (Ok(shape), Ok([lane, board])) = (Shape::read_from_bytes(reply), <[_; 2]>::try_from(files))
+    fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<LaneTransport>> {
+        let (Ok(shape), Ok([lane, server_page])) = (Shape::read_from_bytes(reply), <[_; 2]>::try_from(files))
         else {
             return Ok(None);
         };
         let Some(lane) = Lane::open(lane, &shape)? else { return Ok(None) };
-        member.ring_when_gone(lane.bell().clone());
-        Ok(Some(Line { lane, board: Board::open(board)?, member, shape }))
+        connection.notify_when_closed(lane.parker().clone());
+        Ok(Some(LaneTransport { lane, server_page: ServerPage::open(server_page)?, connection, shape }))
     }
 
     fn limits(&self) -> Limits {
@@ -57,13 +58,13 @@ impl caller::Line for Line {
     }
 
     #[inline(always)]
-    fn member(&self) -> &Member {
-        &self.member
+    fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     #[inline(always)]
-    fn bell(&self) -> &Bell {
-        self.lane.bell()
+    fn parker(&self) -> &Parker {
+        self.lane.parker()
     }
 
     #[inline(always)]
@@ -72,24 +73,24 @@ impl caller::Line for Line {
     }
 
     #[inline(always)]
-    fn publish(&self, (): (), begun: Begun, bytes: &[u8]) {
+    fn publish(&self, (): (), begun: StartedCall, bytes: &[u8]) {
         let slot = self.lane.slot(begun.slot);
         slot.put(bytes);
         self.announce(slot, begun, bytes.len());
     }
 
     #[inline(always)]
-    fn answered(&self, slot: usize, call: CallNumber) -> Option<usize> {
+    fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize> {
         lane::answered(self.lane.slot(slot).word(), call)
     }
 
     #[inline(always)]
-    fn get(&self, slot: usize, place: &mut [u8]) {
-        self.lane.slot(slot).get(place);
+    fn read_response(&self, slot: usize, buffer: &mut [u8]) {
+        self.lane.slot(slot).get(buffer);
     }
 
     #[inline(always)]
-    fn fetch(&self, slot: usize, count: usize) {
+    fn prefetch_responses(&self, slot: usize, count: usize) {
         self.lane.fetch(slot, count.min(FETCHED));
     }
 }
@@ -99,26 +100,26 @@ impl<Resp: Message + ?Sized, Token> Client<[u8], Resp, Token> {
     #[inline]
     pub fn call_parts(&mut self, parts: &[&[u8]], token: Token) -> Result<(), CallError<Token>> {
         let len = length(parts);
-        let ((), begun) = self.admit(len, token)?;
-        let slot = self.line.lane.slot(begun.slot);
+        let ((), begun) = self.start_call(len, token)?;
+        let slot = self.transport.lane.slot(begun.slot);
         slot.put_parts(parts);
-        self.line.announce(slot, begun, len);
+        self.transport.announce(slot, begun, len);
         Ok(())
     }
 }
 
-impl Line {
+impl LaneTransport {
     #[inline(always)]
-    fn announce(&self, slot: Slot<'_>, begun: Begun, len: usize) {
+    fn announce(&self, slot: Slot<'_>, begun: StartedCall, len: usize) {
         lane::request(slot.word(), begun, len);
-        self.board.bell().ring();
+        self.server_page.parker().notify();
     }
 }
 
 #[cfg(all(test, not(loom)))]
-impl Line {
+impl LaneTransport {
     /// All that is shared with the server.
     pub(super) fn segments(&self) -> [&crate::memory::segment::Segment; 2] {
-        [self.lane.segment(), self.board.segment()]
+        [self.lane.segment(), self.server_page.segment()]
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::chance::{Random, seed};
-use crate::neighbor::greeting::Greeting;
-use crate::neighbor::member::{JoinError, Member};
-use crate::neighbor::socket::Name;
+use crate::local::connection::{Connection, HandshakeError};
+use crate::local::socket::Name;
+use crate::local_rpc::hello::Hello;
+use crate::rng::{Random, seed};
 
 /// After this long something hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -51,7 +51,7 @@ const CONFIG: Config = Config {
     queue_depth: 8,
     request_limit: 100,
     response_limit: 100,
-    waiting: crate::Waiting::Park,
+    wait_strategy: crate::WaitStrategy::Park,
 };
 
 /// A server, a client of it that keeps to the rules, and what the server owes.
@@ -152,7 +152,7 @@ fn a_client_that_scribbles_hurts_itself_only() {
                 // Full, or cut off by now: all the same to it.
                 hostile.call(&vec![7; random.next() as usize % 101], ()).ok();
             }
-            for segment in hostile.line.segments() {
+            for segment in hostile.transport.segments() {
                 scribble(segment, &mut random);
             }
             honest.turn(&mut random);
@@ -164,7 +164,7 @@ fn a_client_that_scribbles_hurts_itself_only() {
     let answered = honest.answered;
     let counters = honest.finish(&mut random);
     println!("{counters:?}, {answered} honest answers");
-    assert!(counters.cut_off > 20 && answered > 1000, "{counters:?}");
+    assert!(counters.violations > 20 && answered > 1000, "{counters:?}");
 }
 
 /// As above, with the scribbler at work while the server reads.
@@ -187,7 +187,7 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
                 };
                 for _ in 0..2000 {
                     hostile.call(b"x", ()).ok();
-                    for segment in hostile.line.segments() {
+                    for segment in hostile.transport.segments() {
                         scribble(segment, &mut random);
                     }
                     hostile.poll(|(), _| ()).ok();
@@ -198,7 +198,7 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
         let enough = |honest: &Honest| {
             begun.elapsed() > Duration::from_millis(500)
                 && honest.answered > 100
-                && honest.server.counters().cut_off > 0
+                && honest.server.counters().violations > 0
         };
         while !enough(&honest) && begun.elapsed() < PATIENCE {
             honest.turn(&mut random);
@@ -208,7 +208,7 @@ fn a_client_that_scribbles_all_the_time_hurts_itself_only() {
     let answered = honest.answered;
     let counters = honest.finish(&mut random);
     println!("{counters:?}, {answered} honest answers");
-    assert!(counters.cut_off > 0 && answered > 100, "{counters:?}");
+    assert!(counters.violations > 0 && answered > 100, "{counters:?}");
 }
 
 /// What the server writes is believed no more: a client gets wrong answers at worst, or an error.
@@ -228,10 +228,10 @@ fn a_server_that_scribbles_gets_no_further_than_an_error() {
                 Err(_) => false,
             };
             assert!(fine, "{called:?}");
-            scribble(client.line.segments()[0], &mut random);
+            scribble(client.transport.segments()[0], &mut random);
             match client.poll(|_, _| good += 1) {
                 Ok(_) => {}
-                Err(Disconnected::Nonsense | Disconnected::ServerGone) => nonsense += 1,
+                Err(Disconnected::InvalidResponse | Disconnected::ServerGone) => nonsense += 1,
             }
             client.wait(Some(Duration::ZERO)).ok();
             assert!(client.in_flight() <= client.queue_depth());
@@ -241,7 +241,7 @@ fn a_server_that_scribbles_gets_no_further_than_an_error() {
             }
         }
         let (in_flight, mut back) = (client.in_flight(), 0);
-        client.abandon(|_| back += 1);
+        client.disconnect(|_| back += 1);
         assert_eq!(back, in_flight, "every token comes back");
     }
     println!("{good} answers, {nonsense} errors");
@@ -253,8 +253,8 @@ fn a_hello_that_is_none_is_refused() {
     let mut random = Random(seed());
     let honest = Honest::new("ipc-hello");
     let name = Name::new(&honest.name).unwrap();
-    let good = Greeting::new::<[u8], [u8]>(lane::MAGIC, lane::VERSION);
-    assert!(Member::join(KIND, &name, good.as_bytes(), PATIENCE).is_ok());
+    let good = Hello::new::<[u8], [u8]>(lane::MAGIC, lane::VERSION);
+    assert!(Connection::connect(KIND, &name, good.as_bytes(), PATIENCE).is_ok());
     for round in 0..500 {
         let mut hello = good.as_bytes().to_vec();
         match round % 3 {
@@ -268,9 +268,9 @@ fn a_hello_that_is_none_is_refused() {
                 hello = (0..len).map(|_| random.next() as u8).collect();
             }
         }
-        let joined = Member::join(KIND, &name, &hello, PATIENCE);
-        assert!(matches!(joined, Err(JoinError::Refused(_))), "{hello:x?}");
+        let joined = Connection::connect(KIND, &name, &hello, PATIENCE);
+        assert!(matches!(joined, Err(HandshakeError::Refused(_))), "{hello:x?}");
     }
     let counters = honest.finish(&mut random);
-    assert_eq!(counters.cut_off, 0);
+    assert_eq!(counters.violations, 0);
 }

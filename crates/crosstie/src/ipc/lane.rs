@@ -13,14 +13,14 @@ use super::{Config, MAX_MESSAGE};
 use crate::memory::copy::{copy, copy_in, copy_out};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
-use crate::neighbor::bell::Bell;
-use crate::ring::outstanding::Outstanding;
+use crate::ring::call_table::CallTable;
+use crate::wait::Parker;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIELANE");
 /// Version of everything that client and server must agree on.
 pub(super) const VERSION: u32 = 1;
 
-const BELL_AT: u64 = 64;
+const PARKER_AT: u64 = 64;
 const SLOTS_AT: u64 = 128;
 /// The payload's place in a slot.
 const PAYLOAD_AT: usize = 8;
@@ -58,7 +58,7 @@ impl Shape {
     }
 
     fn slots(&self) -> usize {
-        Outstanding::<()>::slots(self.queue_depth as usize)
+        CallTable::<()>::slots_for(self.queue_depth as usize)
     }
 
     fn stride(&self) -> usize {
@@ -85,7 +85,7 @@ pub(super) struct Lane {
     stride: usize,
     /// What fits into a slot.
     room: usize,
-    bell: SharedRef<Bell>,
+    parker: SharedRef<Parker>,
     /// Keeps `first` mapped.
     segment: Arc<Segment>,
 }
@@ -122,8 +122,8 @@ impl Lane {
     fn new(segment: Arc<Segment>, shape: &Shape) -> Option<Lane> {
         let (slots, stride) = (shape.slots(), shape.stride());
         let first = segment.bytes(SLOTS_AT, (slots * stride) as u64)?;
-        let bell = SharedRef::new(&segment, BELL_AT)?;
-        Some(Lane { first, slots, stride, room: stride - PAYLOAD_AT, bell, segment })
+        let parker = SharedRef::new(&segment, PARKER_AT)?;
+        Some(Lane { first, slots, stride, room: stride - PAYLOAD_AT, parker, segment })
     }
 
     pub(super) fn file(&self) -> io::Result<OwnedFd> {
@@ -141,8 +141,8 @@ impl Lane {
 
     /// The client's.
     #[inline]
-    pub(super) fn bell(&self) -> &SharedRef<Bell> {
-        &self.bell
+    pub(super) fn parker(&self) -> &SharedRef<Parker> {
+        &self.parker
     }
 
     /// Has the lines of `count` slots fetched for writing. For slots that the other side is done with: they are about to be
@@ -218,26 +218,26 @@ pub(super) fn length(parts: &[&[u8]]) -> usize {
 
 /// The page that all clients of a server map.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct ServerPage {
     segment: Arc<Segment>,
-    bell: SharedRef<Bell>,
+    parker: SharedRef<Parker>,
 }
 
-impl Board {
+impl ServerPage {
     const LEN: u64 = 64;
 
-    pub(super) fn create() -> io::Result<Board> {
-        Board::new(Segment::create(Board::LEN)?)
+    pub(super) fn create() -> io::Result<ServerPage> {
+        ServerPage::new(Segment::create(ServerPage::LEN)?)
     }
 
-    pub(super) fn open(file: OwnedFd) -> io::Result<Board> {
-        Board::new(Segment::open(file, Board::LEN)?)
+    pub(super) fn open(file: OwnedFd) -> io::Result<ServerPage> {
+        ServerPage::new(Segment::open(file, ServerPage::LEN)?)
     }
 
-    fn new(segment: Segment) -> io::Result<Board> {
+    fn new(segment: Segment) -> io::Result<ServerPage> {
         let segment = Arc::new(segment);
-        let bell = SharedRef::new(&segment, 0).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Board { segment, bell })
+        let parker = SharedRef::new(&segment, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(ServerPage { segment, parker })
     }
 
     pub(super) fn file(&self) -> io::Result<OwnedFd> {
@@ -251,8 +251,8 @@ impl Board {
 
     /// The server's.
     #[inline]
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(super) fn parker(&self) -> &Parker {
+        &self.parker
     }
 }
 

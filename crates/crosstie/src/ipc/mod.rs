@@ -22,17 +22,17 @@
 //! # What is shared
 //!
 //! Every client gets a segment of its own, its *lane*, mapped by itself and by the server; a client that scribbles over
-//! it hurts itself only. One more page, the *board*, is mapped by all and holds the server's bell.
+//! it hurts itself only. One more page, the *server_page*, is mapped by all and holds the server's parker.
 //!
 //! ```text
 //!  lane                                                          writer
 //!     0  magic u64 | version u32 | slots u32 | stride u32        server, once
-//!    64  the client's bell                                       client; the server when it wakes it
+//!    64  the client's parker                                       client; the server when it wakes it
 //!   128  slot 0:  +0 word u64   +8 payload                       client and server in turn, see below
 //!        slot 1   ... each `stride` bytes, a multiple of 64
 //!
-//!  board
-//!     0  the server's bell                                       server; a client when it wakes it
+//!  server_page
+//!     0  the server's parker                                       server; a client when it wakes it
 //! ```
 //!
 //! A slot's word says whose turn it is: a request is written into it and, when the server answers, the answer in its place,
@@ -97,8 +97,10 @@ mod server;
 pub use client::Client;
 pub use server::{Counters, Request, Server, Ticket};
 
-use crate::Waiting;
-pub use crate::neighbor::error::{CallError, ConnectError, CreateError, Disconnected, ReplyError, Size};
+use crate::WaitStrategy;
+pub use crate::local_rpc::error::{
+    CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
+};
 
 /// What a server offers.
 #[derive(Clone, Debug)]
@@ -112,7 +114,7 @@ pub struct Config {
     /// Bytes of an answer at most, where answers are `[u8]`; at most [`MAX_MESSAGE`].
     pub response_limit: usize,
     /// How the server waits, in [`Server::wait`].
-    pub waiting: Waiting,
+    pub wait_strategy: WaitStrategy,
 }
 
 impl Default for Config {
@@ -122,7 +124,7 @@ impl Default for Config {
             queue_depth: 32,
             request_limit: 4096,
             response_limit: 4096,
-            waiting: Waiting::default(),
+            wait_strategy: WaitStrategy::default(),
         }
     }
 }

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::key::Key;
 use crosstie_protocol::lane::CallNumber;
 
-use super::admission::Door;
-use super::lane::{Board, Lane, MAGIC, Shape, VERSION, length};
+use super::admission::ClientRegistry;
+use super::lane::{Lane, MAGIC, ServerPage, Shape, VERSION, length};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
+use crate::local::listener::{ClientId, Listener};
+use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
 use crate::message::Message;
-use crate::neighbor::bell;
-use crate::neighbor::greeting::{self, Greeting};
-use crate::neighbor::host::{GuestId, Host};
 use crate::ring::{fence, lane};
+use crate::wait;
 
 /// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
 /// looking for it would only take its line away from the client.
@@ -54,14 +54,14 @@ struct Ahead<Inbox> {
 /// What does not depend on the messages' types.
 struct Core {
     // Dropped before anything else: no more guests.
-    host: Host,
-    door: Arc<Door>,
+    listener: Listener,
+    registry: Arc<ClientRegistry>,
     seen_version: u32,
     /// Tells this server's tickets from those of others.
     nonce: u32,
     queue_depth: u32,
     response_limit: usize,
-    waiting: crate::Waiting,
+    wait_strategy: crate::WaitStrategy,
     clients: Vec<Entry>,
     /// Indices of the clients that are there.
     present: Vec<u32>,
@@ -90,7 +90,7 @@ impl Entry {
 }
 
 struct Connected {
-    guest: GuestId,
+    id: ClientId,
     lane: Lane,
     cursor: lane::Cursor,
     unanswered: u32,
@@ -105,11 +105,11 @@ pub struct Counters {
     /// Requests handed out.
     pub requests: u64,
     /// Clients that came.
-    pub arrived: u64,
+    pub connects: u64,
     /// Clients that left, died or were cut off.
-    pub left: u64,
+    pub disconnects: u64,
     /// Clients that were cut off because they broke the rules.
-    pub cut_off: u64,
+    pub violations: u64,
 }
 
 /// The right to answer one request, at any later time. Answer with [`Server::reply`].
@@ -186,20 +186,21 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
         CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
         CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
-        greeting::check_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
+        hello::check_message_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
         let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
-        let greeting = Greeting::new::<Req, Resp>(MAGIC, VERSION);
-        let door = Arc::new(Door::new(Board::create()?, shape, greeting, config.max_clients));
+        let greeting = Hello::new::<Req, Resp>(MAGIC, VERSION);
+        let registry =
+            Arc::new(ClientRegistry::new(ServerPage::create()?, shape, greeting, config.max_clients));
         static NONCE: AtomicU32 = AtomicU32::new(1);
         let core = Core {
-            host: greeting::open(KIND, name, door.clone())?,
-            door,
+            listener: hello::listen(KIND, name, registry.clone())?,
+            registry,
             seen_version: 0,
             nonce: NONCE.fetch_add(1, Relaxed),
             queue_depth: shape.queue_depth,
             response_limit: shape.response_limit as usize,
-            waiting: config.waiting,
+            wait_strategy: config.wait_strategy,
             clients: Vec::new(),
             present: Vec::new(),
             ready: Vec::new(),
@@ -354,8 +355,8 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &self.core;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        bell::wait(core.door.board.bell(), core.waiting, deadline, || {
-            core.door.version() != core.seen_version || core.connected().any(Connected::is_waiting)
+        wait::wait_until(core.registry.server_page.parker(), core.wait_strategy, deadline, || {
+            core.registry.version() != core.seen_version || core.connected().any(Connected::is_waiting)
         })
     }
 
@@ -414,7 +415,7 @@ impl Connected {
     fn answered(&mut self, ticket: Ticket, len: usize) {
         lane::answer(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
         self.unanswered -= 1;
-        self.lane.bell().ring();
+        self.lane.parker().notify();
     }
 }
 
@@ -446,7 +447,7 @@ impl Core {
 
     #[inline]
     fn begin_round(&mut self) {
-        if self.door.version() != self.seen_version {
+        if self.registry.version() != self.seen_version {
             self.learn();
         }
         self.ready.clear();
@@ -472,7 +473,7 @@ impl Core {
     #[inline]
     fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::Foreign(ticket));
+            return Err(ReplyError::WrongServer(ticket));
         }
         let Entry { key, client } = &mut self.clients[ticket.client.index() as usize];
         match client {
@@ -484,18 +485,18 @@ impl Core {
     /// Hears who came and went.
     #[cold]
     fn learn(&mut self) {
-        self.seen_version = self.door.version();
-        let (arrived, left) = self.door.take_news();
-        for guest in left {
+        self.seen_version = self.registry.version();
+        let (arrived, left) = self.registry.take_changes();
+        for id in left {
             let index = self.present.iter().copied().find(|index| {
-                self.clients[*index as usize].client.as_ref().is_some_and(|client| client.guest == guest)
+                self.clients[*index as usize].client.as_ref().is_some_and(|client| client.id == id)
             });
             if let Some(index) = index {
                 self.remove(index);
             }
         }
-        for (guest, lane) in arrived {
-            let client = Connected { guest, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
+        for (id, lane) in arrived {
+            let client = Connected { id, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
             let free = self.clients.iter().position(|entry| entry.client.is_none());
             let index = free.unwrap_or(self.clients.len());
             match self.clients.get_mut(index) {
@@ -506,7 +507,7 @@ impl Core {
                 }
             }
             self.present.push(index as u32);
-            self.counters.arrived += 1;
+            self.counters.connects += 1;
         }
         // So that polling never allocates.
         self.ready.clear();
@@ -516,14 +517,14 @@ impl Core {
     fn remove(&mut self, index: u32) {
         self.clients[index as usize].client = None;
         self.present.retain(|present| *present != index);
-        self.counters.left += 1;
+        self.counters.disconnects += 1;
     }
 
     #[cold]
     fn cut_off(&mut self, index: u32) {
         if let Some(client) = &self.clients[index as usize].client {
-            self.host.dismiss(client.guest);
-            self.counters.cut_off += 1;
+            self.listener.disconnect(client.id);
+            self.counters.violations += 1;
         }
         self.remove(index);
     }

@@ -17,28 +17,28 @@
 
 use core::sync::atomic::Ordering::{self, Acquire, Release};
 
-use crosstie_protocol::lane::{self, CallNumber, Request};
+use crosstie_protocol::lane::{self, CallNumber, RequestHeader};
 
 use super::Word;
-use super::outstanding::Begun;
+use super::call_table::StartedCall;
 
 /// Gives a slot with a request of `len` bytes in it to the callee.
 #[inline]
-pub(crate) fn request<W: Word>(word: &W, begun: Begun, len: usize) {
+pub(crate) fn request<W: Word>(word: &W, begun: StartedCall, len: usize) {
     // Release, partner: the Acquire load in `requested`.
     request_ordered(word, begun, len, Release);
 }
 
 #[inline]
-fn request_ordered<W: Word>(word: &W, begun: Begun, len: usize, order: Ordering) {
-    word.store(lane::request(begun.call, Request { len, next: begun.next }), order);
+fn request_ordered<W: Word>(word: &W, begun: StartedCall, len: usize, order: Ordering) {
+    word.store(lane::request_word(begun.call, RequestHeader { len, next: begun.next }), order);
 }
 
 /// The request of this call, if it is there.
 #[inline]
-pub(crate) fn requested<W: Word>(word: &W, call: CallNumber) -> Option<Request> {
+pub(crate) fn requested<W: Word>(word: &W, call: CallNumber) -> Option<RequestHeader> {
     // Acquire, partner: the Release store in `request`.
-    lane::as_request(word.load(Acquire), call)
+    lane::parse_request(word.load(Acquire), call)
 }
 
 /// Gives a slot with an answer of `len` bytes in it back to the caller.
@@ -50,14 +50,14 @@ pub(crate) fn answer<W: Word>(word: &W, call: CallNumber, len: usize) {
 
 #[inline]
 fn answer_ordered<W: Word>(word: &W, call: CallNumber, len: usize, order: Ordering) {
-    word.store(lane::answer(call, len), order);
+    word.store(lane::response_word(call, len), order);
 }
 
 /// The length of the answer to this call, if it is there.
 #[inline]
 pub(crate) fn answered<W: Word>(word: &W, call: CallNumber) -> Option<usize> {
     // Acquire, partner: the Release store in `answer`.
-    lane::as_answer(word.load(Acquire), call)
+    lane::parse_response(word.load(Acquire), call)
 }
 
 /// Where the callee looks for the next request of a lane.
@@ -97,7 +97,7 @@ mod loom_tests {
     use loom::sync::atomic::AtomicU64;
     use loom::thread;
 
-    use super::super::outstanding::Outstanding;
+    use super::super::call_table::CallTable;
     use super::*;
 
     struct Slot {
@@ -124,7 +124,7 @@ mod loom_tests {
             const LIMIT: usize = 2;
             let slot = || Slot { word: AtomicU64::new(0), value: UnsafeCell::new(0) };
             let lane: Arc<Vec<Slot>> =
-                Arc::new((0..Outstanding::<u64>::slots(LIMIT)).map(|_| slot()).collect());
+                Arc::new((0..CallTable::<u64>::slots_for(LIMIT)).map(|_| slot()).collect());
             let callee = thread::spawn({
                 let lane = lane.clone();
                 move || {
@@ -149,22 +149,22 @@ mod loom_tests {
                     }
                 }
             });
-            let mut book = Outstanding::new(LIMIT);
+            let mut book = CallTable::new(LIMIT);
             let (mut made, mut ended) = (0, 0);
             while ended < calls {
                 if made < calls
-                    && let Ok(begun) = book.begin(made)
+                    && let Ok(begun) = book.start(made)
                 {
                     lane[begun.slot].put(made);
                     request_ordered(&lane[begun.slot].word, begun, 8, request_order);
                     made += 1;
                     continue;
                 }
-                let there = book.all().find(|(slot, call)| answered(&lane[*slot].word, *call).is_some());
+                let there = book.iter().find(|(slot, call)| answered(&lane[*slot].word, *call).is_some());
                 match there {
                     Some((slot, _)) => {
                         let value = lane[slot].get();
-                        assert_eq!(Some(value), book.end(slot).map(|token| token + 100));
+                        assert_eq!(Some(value), book.finish(slot).map(|token| token + 100));
                         ended += 1;
                     }
                     None => thread::yield_now(),

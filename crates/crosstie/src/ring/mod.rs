@@ -1,11 +1,11 @@
 //! Rings and lanes in memory that outlives its writers: many write and one reads ([`reservation`]), or one calls and one
-//! answers ([`lane`], [`outstanding`]).
+//! answers ([`lane`], [`call_table`]).
 //!
 //! What is here is generic over the words it works on ([`Word`]), so that loom checks the very code that ships.
 
+pub(crate) mod call_table;
 pub(crate) mod fence;
 pub(crate) mod lane;
-pub(crate) mod outstanding;
 pub(crate) mod reservation;
 mod word;
 

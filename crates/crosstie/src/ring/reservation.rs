@@ -14,11 +14,11 @@
 //! ```
 //!
 //! A ring with one producer needs no compare-and-swap, whose price is that all earlier stores must have left the
-//! processor first. So a ring has a *mode*: [`SOLE`] as long as one producer uses it, else [`SHARED`]; the owner of the
-//! ring changes it with [`share`] before it lets a second one in, and may store [`SOLE`] again, with Release, when all
+//! processor first. So a ring has a *mode*: [`EXCLUSIVE`] as long as one producer uses it, else [`SHARED`]; the owner of the
+//! ring changes it with [`switch_to_shared`] before it lets a second one in, and may store [`EXCLUSIVE`] again, with Release, when all
 //! producers but one are known to be gone.
 //!
-//! **Promise.** If a producer dies between reserving and publishing, [`abandoned`] recognises its position, and never one
+//! **Promise.** If a producer dies between reserving and publishing, [`is_abandoned`] recognises its position, and never one
 //! that a live producer may still write. Why it is safe: a producer's claim equals `p` from before its reservation of `p`
 //! until after its publication. Whoever sees `head > p` sees that claim, or a later one of the same producer, which is
 //! stored after publication. So with `head > p`, no live claim equal to `p` and, read after that, no publication of
@@ -34,11 +34,11 @@ pub(crate) const IDLE: u64 = u64::MAX;
 /// Mode of a ring that any number of producers use.
 pub(crate) const SHARED: u64 = 0;
 /// Mode of a ring that one producer uses.
-pub(crate) const SOLE: u64 = 1;
+pub(crate) const EXCLUSIVE: u64 = 1;
 
 /// Reserves the next position, or says that there is no room at it.
 ///
-/// `has_room` is asked for the position about to be taken. The claim stays set until [`settle`].
+/// `has_room` is asked for the position about to be taken. The claim stays set until [`clear_claim`].
 #[inline]
 pub(crate) fn reserve<W: Word, C: Word>(
     head: &W,
@@ -46,9 +46,9 @@ pub(crate) fn reserve<W: Word, C: Word>(
     claim: &C,
     has_room: impl FnMut(u64) -> bool,
 ) -> Option<u64> {
-    // Release, partner: the Acquire load of `head` in `abandoned`. It makes the claim visible to whoever sees the
+    // Release, partner: the Acquire load of `head` in `is_abandoned`. It makes the claim visible to whoever sees the
     // reservation; later reservations by others continue the release sequence.
-    // Acquire, partner: the Release store of SOLE by the owner. It makes the last reservations of those who are gone
+    // Acquire, partner: the Release store of EXCLUSIVE by the owner. It makes the last reservations of those who are gone
     // visible to the one who is left.
     reserve_ordered(head, mode, claim, has_room, (Release, Acquire), fence::light)
 }
@@ -70,9 +70,9 @@ fn reserve_ordered<W: Word, C: Word>(
             return None;
         }
         claim.store(position, Relaxed);
-        // Claim before mode: `share` stores the mode, passes a heavy barrier and waits for the claim.
+        // Claim before mode: `switch_to_shared` stores the mode, passes a heavy barrier and waits for the claim.
         light_fence();
-        if mode.load(mode_order) == SOLE {
+        if mode.load(mode_order) == EXCLUSIVE {
             // The others may have reserved after our look at `head`, and before they were gone.
             let current = head.load(Relaxed);
             if current == position {
@@ -89,12 +89,12 @@ fn reserve_ordered<W: Word, C: Word>(
     }
 }
 
-/// Makes a ring fit for a second producer. `moved_on` is asked until the present one, if it was inside [`reserve`], is no
+/// Makes a ring fit for a second producer. `has_left_reserve` is asked until the present one, if it was inside [`reserve`], is no
 /// longer: its claim changed, or it is dead.
-pub(crate) fn share<W: Word>(mode: &W, mut moved_on: impl FnMut() -> bool) {
+pub(crate) fn switch_to_shared<W: Word>(mode: &W, mut has_left_reserve: impl FnMut() -> bool) {
     mode.store(SHARED, Relaxed);
     fence::heavy();
-    while !moved_on() {
+    while !has_left_reserve() {
         pause();
     }
 }
@@ -120,8 +120,8 @@ pub(crate) fn has_room(position: u64, consumed: u64, depth: u64) -> bool {
 
 /// Ends a reservation whose slot has been published.
 #[inline]
-pub(crate) fn settle<C: Word>(claim: &C) {
-    // Release, partner: the Acquire load of claims in `abandoned`. Whoever sees IDLE sees the publication before it.
+pub(crate) fn clear_claim<C: Word>(claim: &C) {
+    // Release, partner: the Acquire load of claims in `is_abandoned`. Whoever sees IDLE sees the publication before it.
     claim.store(IDLE, Release);
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn settle<C: Word>(claim: &C) {
 ///
 /// `live_claims` are the claims of every producer that may still run. `published` is asked last. A `false` may become
 /// `true` later (a live producer may be about to move on), a `true` is final.
-pub(crate) fn abandoned<'a, W: Word, C: Word + 'a>(
+pub(crate) fn is_abandoned<'a, W: Word, C: Word + 'a>(
     head: &W,
     position: u64,
     mut live_claims: impl Iterator<Item = &'a C>,
@@ -137,7 +137,7 @@ pub(crate) fn abandoned<'a, W: Word, C: Word + 'a>(
 ) -> bool {
     // Acquire, partner: the Release reservation in `reserve`.
     head.load(Acquire) > position
-        // Acquire, partner: the Release store in `settle`.
+        // Acquire, partner: the Release store in `clear_claim`.
         && live_claims.all(|claim| claim.load(Acquire) != position)
         && !published()
 }
@@ -267,7 +267,7 @@ mod loom_tests {
             let heal = || {
                 let p = ring.claims[1].load(Relaxed);
                 let published = || ring.slot(p).seq.load(Acquire) == p + 1;
-                if p != IDLE && abandoned(&ring.head, p, [&ring.claims[0]].into_iter(), published) {
+                if p != IDLE && is_abandoned(&ring.head, p, [&ring.claims[0]].into_iter(), published) {
                     ring.publish(p, VOID);
                 }
             };
@@ -329,7 +329,7 @@ mod loom_tests {
                     thread::spawn(move || {
                         let p = reserve(&ring.head, &ring.mode, &ring.claims[i], |_| true).unwrap();
                         ring.publish(p, i as u64);
-                        settle(&ring.claims[i]);
+                        clear_claim(&ring.claims[i]);
                     })
                 })
                 .collect();
@@ -346,19 +346,19 @@ mod loom_tests {
     fn second_producer(wait: impl Fn(&Ring) + Send + Sync + Copy + 'static) {
         loom::model(move || {
             let ring = Ring::new();
-            ring.mode.store(SOLE, Relaxed);
+            ring.mode.store(EXCLUSIVE, Relaxed);
             let first = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let p = reserve(&ring.head, &ring.mode, &ring.claims[0], |_| true).unwrap();
                     ring.publish(p, 0);
-                    settle(&ring.claims[0]);
+                    clear_claim(&ring.claims[0]);
                 }
             });
             wait(&ring);
             let p = reserve(&ring.head, &ring.mode, &ring.claims[1], |_| true).unwrap();
             ring.publish(p, 1);
-            settle(&ring.claims[1]);
+            clear_claim(&ring.claims[1]);
             first.join().unwrap();
             let mut seen: Vec<_> = (0..2).map(|p| ring.read(p).unwrap()).collect();
             seen.sort();
@@ -368,14 +368,14 @@ mod loom_tests {
 
     #[test]
     fn loom_a_second_producer_is_let_in() {
-        second_producer(|ring| share(&ring.mode, || ring.claims[0].load(Acquire) == IDLE));
+        second_producer(|ring| switch_to_shared(&ring.mode, || ring.claims[0].load(Acquire) == IDLE));
     }
 
     /// A twin that must fail: not waiting for the first producer's claim.
     #[test]
     #[should_panic]
     fn loom_twin_impatient_owner_is_caught() {
-        second_producer(|ring| share(&ring.mode, || true));
+        second_producer(|ring| switch_to_shared(&ring.mode, || true));
     }
 
     /// One of two producers ends, and the owner lets the other do without compare-and-swap.
@@ -389,7 +389,7 @@ mod loom_tests {
                     let p = reserve_ordered(&ring.head, &ring.mode, &ring.claims[0], |_| true, orders, || ())
                         .unwrap();
                     ring.publish(p, 0);
-                    settle(&ring.claims[0]);
+                    clear_claim(&ring.claims[0]);
                 }
             });
             let leaves = thread::spawn({
@@ -401,7 +401,7 @@ mod loom_tests {
                 }
             });
             if ring.dead.load(Acquire) {
-                ring.mode.store(SOLE, Release);
+                ring.mode.store(EXCLUSIVE, Release);
             }
             stays.join().unwrap();
             leaves.join().unwrap();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::chance::Random;
+use crate::rng::Random;
 use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, RecvHandle};
 
 /// What is attached to a call: the endpoint's place among those of a run, and the call's number.

@@ -3,12 +3,12 @@
 
 mod bulk;
 mod cases;
-#[path = "../chance/mod.rs"]
-mod chance;
 mod ends;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;
+#[path = "../rng/mod.rs"]
+mod rng;
 mod side;
 
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         cases: cases::CASES.to_vec(),
         timeout: Duration::from_secs(120),
         port: 7078,
-        seed: Some(chance::draw()),
+        seed: Some(rng::choose_seed()),
         skip_reason: |_, _| None,
         extra_runs: |_| Vec::new(),
     };

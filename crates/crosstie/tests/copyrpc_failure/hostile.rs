@@ -12,7 +12,7 @@ use crosstie_protocol::copyrpc::Violation;
 use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode_imm};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::chance::{Random, seed};
+use crate::rng::{Random, seed};
 use crate::side::{PATIENCE, Side, Talk, User, exercise, ring, sides};
 
 /// Where the parts of an address are: the device's part first, then copyrpc's.

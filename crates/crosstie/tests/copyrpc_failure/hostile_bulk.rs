@@ -7,8 +7,8 @@ use crosstie::device::{Device, DeviceSpec, Status};
 use crosstie_protocol::copyrpc::wire::{BULK_FLAG, FlowMetadata, Header, RESPONSE_FLAG, encode_imm};
 use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
 
-use crate::chance::{Random, seed};
 use crate::hostile::Hostile;
+use crate::rng::{Random, seed};
 use crate::side::{LONG, PATIENCE, Talk, bulk, exercise, sides};
 
 /// Writes one message.

@@ -8,7 +8,7 @@ use crosstie::copyrpc::EndpointAddress;
 use crosstie::device::ConnectConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::chance::{Random, seed};
+use crate::rng::{Random, seed};
 use crate::side::{PATIENCE, Side, Talk, exercise, settle, sides};
 
 /// Says to a process of this test that it is to be killed.

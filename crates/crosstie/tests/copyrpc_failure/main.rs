@@ -4,11 +4,11 @@
 //! Most of it runs in one thread, which polls all sides in turn: so the same seed gives the same run. The seed is
 //! printed; `CROSSTIE_SEED` sets it.
 
-#[path = "../chance/mod.rs"]
-mod chance;
 mod faults;
 mod hostile;
 mod hostile_bulk;
 mod killed;
 mod lives;
+#[path = "../rng/mod.rs"]
+mod rng;
 mod side;

@@ -3,11 +3,11 @@
 //! Most of it runs in one thread, which turns both sides and an executor in turn. The seed of what is random is printed;
 //! `CROSSTIE_SEED` sets it.
 
-#[path = "../chance/mod.rs"]
-mod chance;
 mod ends;
 mod executors;
 mod nonsense;
+#[path = "../rng/mod.rs"]
+mod rng;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use futures::future::join_all;
 use futures::task::LocalSpawnExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use chance::{Random, seed};
+use rng::{Random, seed};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

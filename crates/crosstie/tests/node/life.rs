@@ -86,7 +86,7 @@ fn answers_of_a_server_that_ended_still_arrive() {
     let error = client.exchange(&5, |_| panic!("no answer")).unwrap_err();
     assert!(matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. }), "{error}");
     let mut lost = Vec::new();
-    client.abandon(|token| lost.push(token));
+    client.disconnect(|token| lost.push(token));
     lost.sort();
     assert_eq!(lost, [1, 2, 4, 5, 7, 8]);
 }
@@ -136,14 +136,16 @@ fn tickets_open_their_own_call_only() {
     let mut deferred = defer(&mut server, 2);
     let (_, second) = deferred.pop().unwrap();
     let (_, first) = deferred.pop().unwrap();
-    let Err(ReplyError::Foreign(first)) = other.reply(first, &0) else { panic!("another server took it") };
+    let Err(ReplyError::WrongServer(first)) = other.reply(first, &0) else {
+        panic!("another server took it")
+    };
     server.reply(first, &answer(1)).unwrap();
     assert_eq!(collect(&mut client, 1), [(1, answer(1))]);
     // Its client leaves, and another one gets its place.
     drop(client);
     until("its leaving is noticed", || {
         server.poll();
-        server.counters().left == 1
+        server.counters().disconnects == 1
     });
     let gone = server.reply(second, &0);
     assert!(matches!(gone, Err(ReplyError::ClientGone)), "{gone:?}");
@@ -172,7 +174,7 @@ fn places_of_those_that_left_are_used_again() {
         if generation % 10 == 9 {
             until("all have left", || {
                 server.poll();
-                server.counters().left == generation + 1
+                server.counters().disconnects == generation + 1
             });
             for ticket in stale.drain(..) {
                 assert!(matches!(server.reply(ticket, &0), Err(ReplyError::ClientGone)));
@@ -180,7 +182,7 @@ fn places_of_those_that_left_are_used_again() {
         }
     }
     server.poll();
-    assert_eq!((server.clients(), server.counters().arrived, server.counters().cut_off), (0, 200, 0));
+    assert_eq!((server.clients(), server.counters().connects, server.counters().violations), (0, 200, 0));
 }
 
 #[test]

@@ -66,7 +66,11 @@ fn other_messages_are_told_apart() {
     assert!(
         matches!(
             error,
-            ConnectError::Mismatch { what: "the answer", theirs: Size(None), ours: Size(Some(8)) }
+            ConnectError::Mismatch {
+                what: "the response",
+                theirs: MessageSize(None),
+                ours: MessageSize(Some(8))
+            }
         ),
         "{error}"
     );
@@ -74,7 +78,11 @@ fn other_messages_are_told_apart() {
     assert!(
         matches!(
             error,
-            ConnectError::Mismatch { what: "the request", theirs: Size(Some(8)), ours: Size(None) }
+            ConnectError::Mismatch {
+                what: "the request",
+                theirs: MessageSize(Some(8)),
+                ours: MessageSize(None)
+            }
         ),
         "{error}"
     );
@@ -116,7 +124,7 @@ fn a_client_that_gives_up_can_come_back_to_a_full_server() {
     client.call(&1, 1).unwrap();
     for round in 0..10 {
         if round % 2 == 0 {
-            client.abandon(|_| {});
+            client.disconnect(|_| {});
         }
         client.reconnect().unwrap();
         client.call(&2, 2).unwrap();
@@ -227,7 +235,7 @@ fn an_enum_with_a_tag_that_is_none_ends_its_client() {
     }
     assert_eq!(good.poll(|(), verb| assert_eq!(*verb, Verb::Get)), Ok(1));
     until("the other one is cut off", || bad.poll(|(), _| panic!("no answer")).is_err());
-    assert_eq!(server.counters().cut_off, 1);
+    assert_eq!(server.counters().violations, 1);
     // The other way round: an answer that is none.
     let name = fresh_name();
     let mut server = Server::<u8, u8>::create(&name, &Config::default()).unwrap();
@@ -235,11 +243,11 @@ fn an_enum_with_a_tag_that_is_none_ends_its_client() {
     client.call(&1, 1).unwrap();
     server.poll();
     server.recv().unwrap().reply(&2).unwrap();
-    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::Nonsense));
-    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::Nonsense));
+    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::InvalidResponse));
+    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::InvalidResponse));
     assert!(matches!(
         client.call(&1, 8),
-        Err(CallError::Disconnected { token: 8, cause: Disconnected::Nonsense })
+        Err(CallError::Disconnected { token: 8, cause: Disconnected::InvalidResponse })
     ));
     client.reconnect().unwrap();
     server.poll();

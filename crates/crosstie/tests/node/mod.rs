@@ -4,7 +4,7 @@ mod life;
 mod limits;
 mod oracle;
 mod stress;
-mod waiting;
+mod wait_strategies;
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};

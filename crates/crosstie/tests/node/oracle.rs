@@ -280,7 +280,7 @@ impl<Req: Content, Resp: Content> World<Req, Resp> {
 
     fn leave(&mut self, client: usize, noticed: bool) {
         let Some(side) = self.sides[client].take() else { return };
-        let before = self.server.counters().left;
+        let before = self.server.counters().disconnects;
         drop(side);
         if noticed {
             self.notice(before);
@@ -290,14 +290,14 @@ impl<Req: Content, Resp: Content> World<Req, Resp> {
     fn notice(&mut self, before: u64) {
         until("a client's leaving is noticed", || {
             self.server.poll();
-            self.server.counters().left > before
+            self.server.counters().disconnects > before
         });
     }
 
     fn reconnect(&mut self, client: usize) {
         let Some(side) = &mut self.sides[client] else { return };
         let mut lost = Vec::new();
-        side.client.abandon(|token| lost.push(token));
+        side.client.disconnect(|token| lost.push(token));
         lost.sort();
         let mut expected: Vec<u64> = side.calls.iter().map(|call| call.token).collect();
         expected.sort();
@@ -365,7 +365,7 @@ impl<Req: Content, Resp: Content> World<Req, Resp> {
             };
             assert_eq!((end, got), (Disconnected::ServerGone, answered));
             let (mut back, mut expected) = (Vec::new(), Vec::new());
-            side.client.abandon(|token| back.push(token));
+            side.client.disconnect(|token| back.push(token));
             back.sort();
             expected.extend(side.calls.drain(..).map(|call| call.token));
             expected.sort();
@@ -391,7 +391,7 @@ impl<Req: Content, Resp: Content> World<Req, Resp> {
         }
         for Deferred { ticket, .. } in self.deferred {
             let foreign = Resp::with(&content(0, Resp::len(0)), |answer| world.server.reply(ticket, answer));
-            assert!(matches!(foreign, Err(ReplyError::Foreign(_))), "{foreign:?}");
+            assert!(matches!(foreign, Err(ReplyError::WrongServer(_))), "{foreign:?}");
         }
         world.finish();
     }

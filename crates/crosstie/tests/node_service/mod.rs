@@ -94,7 +94,7 @@ macro_rules! service {
                 server.reply(ticket, answer).is_ok()
             }
             fn cut_off(server: &Self::Server) -> u64 {
-                server.counters().cut_off
+                server.counters().violations
             }
             fn connect(name: &str) -> Result<Self::Client, ConnectError> {
                 Self::Client::connect(name)
@@ -119,7 +119,7 @@ macro_rules! service {
             }
             fn abandon(client: &mut Self::Client) -> Vec<u64> {
                 let mut tokens = Vec::new();
-                client.abandon(|token| tokens.push(token));
+                client.disconnect(|token| tokens.push(token));
                 tokens
             }
             fn reconnect(client: &mut Self::Client) -> Result<(), ConnectError> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::link::hex;
-use crate::neighbor::socket::{self, Address};
+use crate::local::socket::{self, Address};
 
 /// Version of everything that two devices must agree on: these messages and the segment's layout.
 pub(super) const VERSION: u32 = 1;

@@ -14,8 +14,8 @@ use super::setup::{Allocation, Device, Handle, Inner, limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::neighbor::bell::{self, Waiting};
 use crate::ring::reservation;
+use crate::wait::{self, WaitStrategy};
 
 /// Pauses of the processor after the last entry of a stream.
 const CATCH_UP_PAUSES: u32 = 4;
@@ -52,7 +52,7 @@ pub(super) enum Side {
 impl Producer {
     /// Whether it is outside of a reservation that it began without reckoning with others.
     fn moved_on(&self) -> bool {
-        // Acquire, partner: the Release store in `reservation::settle`.
+        // Acquire, partner: the Release store in `reservation::clear_claim`.
         match self.side {
             Side::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
             Side::Recv => match self.qp.requester() {
@@ -84,9 +84,9 @@ impl CqShared {
         let mut producers = locked(&self.producers);
         let mode = &self.ring.header.mode;
         if producers.is_empty() && !(side == Side::Recv && qp.is_datagram()) {
-            mode.store(reservation::SOLE, Relaxed);
+            mode.store(reservation::EXCLUSIVE, Relaxed);
         } else {
-            reservation::share(mode, || producers.iter().all(Producer::moved_on));
+            reservation::switch_to_shared(mode, || producers.iter().all(Producer::moved_on));
         }
         producers.push(Producer { qp: qp.clone(), side });
     }
@@ -433,7 +433,7 @@ impl Cq {
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
         let ring = &self.shared.ring;
-        Ok(bell::wait(&ring.header.bell, Waiting::Park, deadline, || {
+        Ok(wait::wait_until(&ring.header.bell, WaitStrategy::Park, deadline, || {
             !self.flushing.is_empty() || ring.published(self.cursor) || ring.header.overrun.load(Relaxed) != 0
         }))
     }

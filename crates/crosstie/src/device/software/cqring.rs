@@ -98,8 +98,8 @@ impl CqRing {
         cqe.how.store(u64::from(entry.extra) << 32 | u64::from(outcome.to_bits()), Relaxed);
         // Release, partner: the Acquire load of `seq` in `Cq::poll`. Entry and payload are visible with it.
         cqe.seq.store(position.wrapping_add(1), Release);
-        reservation::settle(claim);
-        self.header.bell.ring();
+        reservation::clear_claim(claim);
+        self.header.bell.notify();
     }
 
     #[inline(always)]
@@ -130,7 +130,7 @@ impl CqRing {
         self.cqes.ring(position).seq.load(Acquire) == position.wrapping_add(1)
     }
 
-    /// Fills a place whose owner is dead, see [`reservation::abandoned`].
+    /// Fills a place whose owner is dead, see [`reservation::is_abandoned`].
     pub(super) fn void(&self, position: u64) {
         let cqe = self.cqes.ring(position);
         cqe.how.store(u64::from(Outcome::VOID.to_bits()), Relaxed);

@@ -7,8 +7,8 @@ use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
 use super::layout::{HEAP_AT, LINES_AT, QPS_AT, REGIONS_AT};
-use crate::chance::{Random, seed};
 use crate::device::*;
+use crate::rng::{Random, seed};
 
 fn inner(device: &Device) -> &super::setup::Inner {
     match &device.provider {
@@ -117,7 +117,7 @@ fn nonsense_on_the_socket_does_no_harm() {
         let socket = control::connect(&gid).unwrap();
         let hello = Request { gid: [9; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
         if random.next().is_multiple_of(2) {
-            crate::neighbor::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
+            crate::local::socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         }
         for _ in 0..random.next() % 4 {
             let mut request = Request {

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use crosstie_protocol::key::Key;
 
 use crate::memory::segment::Shared;
-use crate::neighbor::bell::Bell;
+use crate::wait::Parker;
 
 /// A region's lkey and rkey.
 pub(super) type RegionKey = Key<18>;
@@ -126,7 +126,7 @@ pub(super) struct CqHeader {
     pub(super) mode: AtomicU64,
     pub(super) reserved: [AtomicU64; 6],
     /// Where the owner sleeps. Writers: owner, and who wakes it.
-    pub(super) bell: Bell,
+    pub(super) bell: Parker,
     pub(super) reserved2: [AtomicU32; 15],
 }
 

@@ -11,8 +11,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
 use super::layout::{Header, MAGIC, MAX_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey};
 use crate::device::{DeviceError, Status};
+use crate::local::socket::{self, Peer};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
-use crate::neighbor::socket::{self, Peer};
 
 /// A peer device. Lasts until the peer is gone or this device is closed.
 #[derive(Debug)]

@@ -20,9 +20,9 @@ use super::link::Link;
 use super::qp::{QpLocal, Recv};
 use super::setup::{Inner, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
+use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
-use crate::neighbor::socket::{self, Peer};
 use crate::ring::{fence, reservation};
 
 /// Connections from peers at most; a device has one per peer device.
@@ -523,8 +523,9 @@ fn heal(inner: &Inner, dead: &PeerLine, ring: &CqRing) -> bool {
             .collect();
         live.extend(lines.iter().map(|line| &line.claim));
         // Claims in other rings of the same device count as well; an equal number there only makes us look again.
-        if !reservation::abandoned(&header.head.word, position, live.into_iter(), || ring.published(position))
-        {
+        if !reservation::is_abandoned(&header.head.word, position, live.into_iter(), || {
+            ring.published(position)
+        }) {
             return false;
         }
         ring.void(position);

@@ -14,7 +14,7 @@ use proptest::sample::Index;
 use super::*;
 
 fn spinning(capacity: usize) -> Config {
-    Config { capacity, waiting: Waiting::Spin, ..Config::default() }
+    Config { capacity, wait_strategy: WaitStrategy::Spin, ..Config::default() }
 }
 
 fn pair<Req: Send, Resp: Send, Token>(config: &Config) -> [Node<Req, Resp, Token>; 2] {
@@ -68,8 +68,11 @@ fn limits_are_checked() {
 
 #[test]
 fn back_pressure_hands_everything_back() {
-    let [mut caller, mut callee] =
-        pair::<String, usize, u32>(&Config { capacity: 2, max_in_flight: 3, waiting: Waiting::Spin });
+    let [mut caller, mut callee] = pair::<String, usize, u32>(&Config {
+        capacity: 2,
+        max_in_flight: 3,
+        wait_strategy: WaitStrategy::Spin,
+    });
     let text = String::from;
     caller.call(1, text("a"), 1).unwrap();
     caller.call(1, text("b"), 2).unwrap();
@@ -113,7 +116,7 @@ fn tickets_of_others_are_refused_and_stay_good() {
     let (_, _, ticket) = b.try_recv().unwrap();
     let (_, _, other_ticket) = other_b.try_recv().unwrap();
     let refuse = |node: &mut Node<u8, u8, ()>, ticket| match node.reply(ticket, 9) {
-        Err(ReplyError::NotMine { ticket, response: 9 }) => ticket,
+        Err(ReplyError::WrongNode { ticket, response: 9 }) => ticket,
         other => panic!("{other:?}"),
     };
     let ticket = refuse(&mut a, ticket);

@@ -45,7 +45,7 @@ proptest! {
         max_in_flight in 1usize..12,
         steps in prop::collection::vec(step(), 0..400),
     ) {
-        let config = Config { capacity, max_in_flight, waiting: Waiting::Spin };
+        let config = Config { capacity, max_in_flight, wait_strategy: WaitStrategy::Spin };
         let alive = Arc::new(AtomicUsize::new(0));
         let mut net: Vec<Option<Subject>> = network(nodes, &config).unwrap().into_iter().map(Some).collect();
         let mut held: Vec<Vec<(u64, usize, Ticket)>> = (0..nodes).map(|_| Vec::new()).collect();

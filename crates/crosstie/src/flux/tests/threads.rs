@@ -81,16 +81,16 @@ fn threads_call_each_other() {
 
 #[test]
 fn threads_call_each_other_and_sleep() {
-    for waiting in [Waiting::Adaptive, Waiting::Park] {
-        let config = Config { capacity: 8, max_in_flight: 12, waiting };
+    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park] {
+        let config = Config { capacity: 8, max_in_flight: 12, wait_strategy: waiting };
         everybody_calls_everybody(3, 10_000, &config, true);
     }
 }
 
 #[test]
 fn who_sleeps_is_woken_by_call_reply_and_departure() {
-    for waiting in [Waiting::Adaptive, Waiting::Park, Waiting::Spin] {
-        let [mut a, mut b] = pair::<u32, u32, ()>(&Config { waiting, ..Config::default() });
+    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park, WaitStrategy::Spin] {
+        let [mut a, mut b] = pair::<u32, u32, ()>(&Config { wait_strategy: waiting, ..Config::default() });
         let begun = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -2,20 +2,20 @@
 
 use std::sync::mpsc;
 
-use crosstie::Waiting;
+use crosstie::WaitStrategy;
 
 use super::*;
 
-const ALL: [Waiting; 3] = [Waiting::Spin, Waiting::Adaptive, Waiting::Park];
+const ALL: [WaitStrategy; 3] = [WaitStrategy::Spin, WaitStrategy::Adaptive, WaitStrategy::Park];
 /// Long enough to be parked.
 const A_WHILE: Duration = Duration::from_millis(20);
 
 #[test]
 fn a_request_wakes_the_server_and_an_answer_the_client() {
     for waiting in ALL {
-        let config = Config { waiting, ..Config::default() };
+        let config = Config { wait_strategy: waiting, ..Config::default() };
         let (mut server, client) = pair(&config);
-        let mut client = client.with_waiting(waiting);
+        let mut client = client.with_wait_strategy(waiting);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for token in 0..10 {
@@ -43,9 +43,9 @@ fn a_request_wakes_the_server_and_an_answer_the_client() {
 #[test]
 fn waiting_ends_when_its_time_is_over() {
     for waiting in ALL {
-        let config = Config { waiting, ..Config::default() };
+        let config = Config { wait_strategy: waiting, ..Config::default() };
         let (mut server, client) = pair(&config);
-        let mut client = client.with_waiting(waiting);
+        let mut client = client.with_wait_strategy(waiting);
         server.poll();
         assert!(!server.wait(Some(Duration::ZERO)));
         let begun = Instant::now();
@@ -65,11 +65,12 @@ fn waiting_ends_when_its_time_is_over() {
 #[test]
 fn the_end_of_the_server_wakes_everybody() {
     for waiting in ALL {
-        let (server, waiter) = pair(&Config { waiting, ..Config::default() });
+        let (server, waiter) = pair(&Config { wait_strategy: waiting, ..Config::default() });
         let name = fresh_name();
         let other = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
         let exchanger = Client::<u64, u64, u64>::connect(&name).unwrap();
-        let (mut waiter, mut exchanger) = (waiter.with_waiting(waiting), exchanger.with_waiting(waiting));
+        let (mut waiter, mut exchanger) =
+            (waiter.with_wait_strategy(waiting), exchanger.with_wait_strategy(waiting));
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
             let done = tell.clone();
@@ -132,7 +133,7 @@ fn exchanges_leave_other_calls_alone() {
         // Until the client has it all.
         until("the client leaves", || {
             server.poll();
-            server.counters().left == 1
+            server.counters().disconnects == 1
         });
     });
 }

@@ -1,15 +1,15 @@
 //! Chance with a seed: printed, so that a run can be repeated. Unit tests include this file too, and other crates' tests.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-/// Where chance begins: see [`draw`]. Printed.
+/// Where chance begins: see [`choose_seed`]. Printed.
 pub(crate) fn seed() -> u64 {
-    let seed = draw();
+    let seed = choose_seed();
     println!("seed {seed} (set CROSSTIE_SEED to repeat)");
     seed
 }
 
 /// A seed: `CROSSTIE_SEED`, or the time.
-pub(crate) fn draw() -> u64 {
+pub(crate) fn choose_seed() -> u64 {
     let given = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     given.unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))

@@ -1,8 +1,8 @@
-//! Unix sockets in the abstract namespace: names, whom one talks to, and messages with files.
+//! Unix sockets in the abstract namespace: names, credentials of the peer, and messages that carry files.
 //!
 //! Sockets are of type SEQPACKET: one send is one message. An abstract name is free again when its last descriptor is
-//! closed, so nothing is left behind by a dead process. Any user may take any name; whoever connects checks with
-//! [`Peer::of`] whom it has reached before it believes or gives anything, and so does whoever accepts.
+//! closed, so a dead process leaves nothing behind. Any user may take any name. So both sides check with [`Peer::of`]
+//! which user the peer belongs to, before they trust it or send anything.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,26 +16,26 @@ use rustix::net::{
 };
 use rustix::process::Pid;
 
-/// Files with one message at most.
+/// Most files in one message.
 pub(crate) const MAX_FILES: usize = 4;
-/// Connections that wait to be accepted at most; who comes then waits for a place.
+/// Length of the accept queue. Further clients block in `connect` until there is room.
 const BACKLOG: i32 = 128;
 
-/// What a service is called, within its kind and its user.
+/// The name of a service. Unique per kind of service and user.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name(String);
 
-/// A name that cannot be one.
+/// Why a string is not a valid [`Name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NameError {
-    #[error("a name has 1 to {max} bytes, this one {0}", max = Name::MAX)]
+    #[error("the name has {0} bytes; 1 to {max} are allowed", max = Name::MAX)]
     Length(usize),
-    #[error("a name is made of letters, digits and any of ._-/, not of {0:?}")]
+    #[error("the name contains {0:?}; letters, digits and any of ._-/ are allowed")]
     Character(char),
 }
 
 impl Name {
-    /// Bytes at most.
+    /// Longest name, in bytes.
     pub(crate) const MAX: usize = 64;
 
     pub(crate) fn new(name: &str) -> Result<Name, NameError> {
@@ -55,12 +55,12 @@ impl fmt::Display for Name {
     }
 }
 
-/// Where a socket listens.
+/// The address of a listening socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Address(SocketAddrUnix);
 
 impl Address {
-    /// Of a service of ours: other users' services have other addresses.
+    /// The address of a service of our own user. It contains the user id, so users do not collide.
     pub(crate) fn of_service(kind: &str, name: &Name) -> io::Result<Address> {
         let user = rustix::process::geteuid().as_raw();
         Address::new(format!("crosstie/{kind}/{user}/{name}").as_bytes())
@@ -71,7 +71,7 @@ impl Address {
     }
 }
 
-/// A socket that listens there. Not blocking. The error is `AddrInUse` while somebody alive holds the address.
+/// Opens a non-blocking socket that listens at an address. The error is `AddrInUse` while any process holds the address.
 pub(crate) fn listen(at: &Address) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -80,13 +80,13 @@ pub(crate) fn listen(at: &Address) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection to whoever listens there. Blocking, but neither connecting nor any later call takes longer than
-/// `patience`. The error is `ConnectionRefused` if nobody listens.
-pub(crate) fn connect(to: &Address, patience: Duration) -> io::Result<OwnedFd> {
+/// Connects to a listening socket. The socket is blocking, but connecting and every later call on it take at most
+/// `timeout`. The error is `ConnectionRefused` if nobody listens.
+pub(crate) fn connect(to: &Address, timeout: Duration) -> io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(timeout))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
     loop {
         match rustix::net::connect(&socket, &to.0) {
             Ok(()) => return Ok(socket),
@@ -96,11 +96,11 @@ pub(crate) fn connect(to: &Address, patience: Duration) -> io::Result<OwnedFd> {
     }
 }
 
-/// Who is at the other end: who connected, or who listened.
+/// The process at the other end of a socket: the one that connected, or the one that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) uid: u32,
-    /// None if it cannot be seen from here, as that of a process in another container.
+    /// None if the process is not visible from here, for example because it runs in another container.
     pub(crate) pid: Option<Pid>,
 }
 
@@ -108,8 +108,8 @@ impl Peer {
     pub(crate) fn of(socket: impl AsFd) -> io::Result<Peer> {
         let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: both pointers are to locals; `len` is the first one's size. Not rustix, which takes a process number
-        // for never zero.
+        // SAFETY: both pointers are to locals; `len` is the size of the first one. We do not use rustix here, because its
+        // type for the process id cannot be zero, and the kernel reports zero for a process that is not visible.
         let got = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -133,9 +133,9 @@ impl Peer {
         self.pid == Some(rustix::process::getpid())
     }
 
-    /// A descriptor that tells when the process ends, also if a forked child keeps its sockets open. `NotFound` if it has
-    /// ended. None if it is this process, or where the kernel has none to give (before 5.3, or in another container):
-    /// then the socket tells.
+    /// Opens a pidfd, which becomes readable when the process ends, even if a forked child keeps its sockets open. The error
+    /// is `NotFound` if the process has ended. None for this process, and where the kernel offers no pidfd (before Linux
+    /// 5.3, or for a process in another container): then only the closed socket shows the end.
     pub(crate) fn process(&self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = self.pid.filter(|_| !self.is_this_process()) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
@@ -147,10 +147,10 @@ impl Peer {
     }
 }
 
-/// Sends one message: a fixed head, a payload, perhaps files.
+/// Sends one message: a header of fixed size, a payload, and files, if any.
 pub(crate) fn send(
     socket: impl AsFd,
-    head: &[u8],
+    header: &[u8],
     payload: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
@@ -160,27 +160,28 @@ pub(crate) fn send(
     if !fits || !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files for one message"));
     }
-    let parts = [IoSlice::new(head), IoSlice::new(payload)];
+    let parts = [IoSlice::new(header), IoSlice::new(payload)];
     let sent = loop {
         match rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
             sent => break sent?,
         }
     };
-    if sent == head.len() + payload.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+    if sent == header.len() + payload.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// Receives one message into `head` and `payload`; says how many payload bytes came, and which files. The error is
-/// `UnexpectedEof` at the end, and `InvalidData` for a message that is shorter than its head or longer than there is room.
+/// Receives one message into `header` and `payload`. Returns the number of payload bytes, and the files. The error is
+/// `UnexpectedEof` when the peer has closed the socket, and `InvalidData` for a message that is shorter than the header or
+/// longer than both buffers.
 pub(crate) fn receive(
     socket: impl AsFd,
-    head: &mut [u8],
+    header: &mut [u8],
     payload: &mut [u8],
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let head_len = head.len();
-    let mut parts = [IoSliceMut::new(head), IoSliceMut::new(payload)];
+    let header_len = header.len();
+    let mut parts = [IoSliceMut::new(header), IoSliceMut::new(payload)];
     let got = loop {
         match rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
@@ -193,20 +194,20 @@ pub(crate) fn receive(
             files.extend(sent);
         }
     }
-    // Alignment leaves room for one file more than was asked for.
+    // Alignment leaves room for one file more than `MAX_FILES`.
     files.truncate(MAX_FILES);
     match got.bytes {
         0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-        bytes if bytes < head_len || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
+        bytes if bytes < header_len || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
             Err(io::Error::from(io::ErrorKind::InvalidData))
         }
-        bytes => Ok((bytes - head_len, files)),
+        bytes => Ok((bytes - header_len, files)),
     }
 }
 
-/// Ends a connection for everybody who holds a descriptor of it, forked children included.
-pub(crate) fn hang_up(socket: impl AsFd) {
-    // It fails only if the other side was faster.
+/// Shuts a connection down for every process that holds a descriptor of it, including forked children.
+pub(crate) fn shut_down(socket: impl AsFd) {
+    // This fails only if the peer has shut the connection down already.
     rustix::net::shutdown(socket, rustix::net::Shutdown::Both).ok();
 }
 
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked() {
+    fn invalid_names_are_rejected() {
         for good in ["a", "kv/shard-7.main", &"x".repeat(Name::MAX)] {
             assert_eq!(Name::new(good).unwrap().to_string(), good);
         }
@@ -227,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_address_fits() {
+    fn longest_name_fits_into_an_address() {
         let name = Name::new(&"x".repeat(Name::MAX)).unwrap();
         assert!(Address::of_service("delegation", &name).is_ok());
     }
 
     #[test]
-    fn messages_keep_their_bounds_and_carry_files() {
+    fn messages_keep_their_boundaries_and_carry_files() {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -244,20 +245,20 @@ mod tests {
         let peer = Peer::of(&a).unwrap();
         assert!(peer.is_our_user() && peer.is_this_process() && peer.process().unwrap().is_none());
         let files: Vec<_> = (0..MAX_FILES).map(|_| a.as_fd()).collect();
-        let (mut head, mut payload) = ([0; 4], [0; 8]);
+        let (mut header, mut payload) = ([0; 4], [0; 8]);
         send(&a, b"head", b"payload", &files).unwrap();
-        let (len, received) = receive(&b, &mut head, &mut payload).unwrap();
-        assert_eq!((&head, &payload[..len], received.len()), (b"head", &b"payload"[..], MAX_FILES));
+        let (len, received) = receive(&b, &mut header, &mut payload).unwrap();
+        assert_eq!((&header, &payload[..len], received.len()), (b"head", &b"payload"[..], MAX_FILES));
         assert!(send(&a, b"head", b"", &[a.as_fd(); MAX_FILES + 1]).is_err(), "one file too many");
 
         send(&a, b"head", b"too long by 1", &[]).unwrap();
         send(&a, b"sho", b"", &[]).unwrap();
         for _ in 0..2 {
-            let kind = receive(&b, &mut head, &mut payload).unwrap_err().kind();
+            let kind = receive(&b, &mut header, &mut payload).unwrap_err().kind();
             assert_eq!(kind, io::ErrorKind::InvalidData);
         }
-        hang_up(&a);
-        let kind = receive(&b, &mut head, &mut payload).unwrap_err().kind();
+        shut_down(&a);
+        let kind = receive(&b, &mut header, &mut payload).unwrap_err().kind();
         assert_eq!(kind, io::ErrorKind::UnexpectedEof);
     }
 }

@@ -1,0 +1,549 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::super::connection::{Connection, HandshakeError};
+use super::*;
+use crate::memory::segment::{Segment, SharedRef};
+use crate::wait::{self, Parker, WaitStrategy};
+
+const KIND: &str = "test";
+/// A test that waits longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A name that no other test uses, nor another run.
+fn name(what: &str) -> Name {
+    Name::new(&format!("{what}-{}", std::process::id())).unwrap()
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+type Admit = dyn Fn(&Recorder, ClientId, &[u8]) -> Admission + Send + Sync;
+
+/// A handler that records the calls it gets.
+struct Recorder {
+    admit: Box<Admit>,
+    admitted: Mutex<Vec<ClientId>>,
+    removed: Mutex<Vec<ClientId>>,
+    /// How many calls to postpone: `remove` returns false that many times.
+    postponements: AtomicU32,
+    listener: Mutex<Option<Listener>>,
+    drop_listener_in_remove: bool,
+}
+
+impl Recorder {
+    fn new(admit: impl Fn(&Recorder, ClientId, &[u8]) -> Admission + Send + Sync + 'static) -> Recorder {
+        Recorder {
+            admit: Box::new(admit),
+            admitted: Mutex::default(),
+            removed: Mutex::default(),
+            postponements: AtomicU32::new(0),
+            listener: Mutex::default(),
+            drop_listener_in_remove: false,
+        }
+    }
+
+    /// Accepts every client, with its hello as the reply.
+    fn accepting_all() -> Arc<Recorder> {
+        Arc::new(Recorder::new(|_, _, hello| accept(hello)))
+    }
+
+    fn removals(&self) -> usize {
+        lock(&self.removed).len()
+    }
+}
+
+fn accept(reply: &[u8]) -> Admission {
+    Admission::Accept { reply: reply.to_vec(), files: Vec::new() }
+}
+
+impl ClientHandler for Recorder {
+    fn admit(&self, client: ClientId, hello: &[u8]) -> Admission {
+        let admission = (self.admit)(self, client, hello);
+        if matches!(admission, Admission::Accept { .. }) {
+            lock(&self.admitted).push(client);
+        }
+        admission
+    }
+
+    fn remove(&self, client: ClientId) -> bool {
+        if self.postponements.load(Relaxed) > 0 {
+            self.postponements.fetch_sub(1, Relaxed);
+            return false;
+        }
+        if self.drop_listener_in_remove {
+            drop(lock(&self.listener).take());
+        }
+        lock(&self.removed).push(client);
+        true
+    }
+}
+
+#[test]
+fn clients_connect_get_a_segment_and_disconnect() {
+    let name = name("segment");
+    let segment = Segment::create(4096).unwrap();
+    let file = segment.fd().try_clone_to_owned().unwrap();
+    let recorder = Arc::new(Recorder::new(move |_, _, hello| Admission::Accept {
+        reply: hello.iter().rev().copied().collect(),
+        files: vec![file.try_clone().unwrap()],
+    }));
+    let listener = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let (connection, reply, files) = Connection::connect(KIND, &name, b"olleh", TIMEOUT).unwrap();
+    assert_eq!((reply.as_slice(), files.len()), (&b"hello"[..], 1));
+    assert!(Segment::open(files.into_iter().next().unwrap(), 4096).is_ok());
+    let (other, reply, _) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    assert!(reply.is_empty() && !connection.is_closed() && !other.is_closed());
+
+    drop(connection);
+    eventually("the client is removed", || recorder.removals() == 1);
+    assert_eq!(lock(&recorder.admitted)[0], lock(&recorder.removed)[0]);
+    assert!(!other.is_closed());
+    drop(listener);
+    eventually("the client sees the end of the listener", || other.is_closed());
+    assert_eq!(recorder.removals(), 1, "no removal after the listener is dropped");
+    eventually("the watcher drops the handler", || Arc::strong_count(&recorder) == 1);
+}
+
+#[test]
+fn name_has_one_listener_at_a_time() {
+    let name = name("twice");
+    let first = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+    let taken = Listener::open(KIND, &name, Recorder::accepting_all());
+    assert!(matches!(taken, Err(ListenError::NameTaken { .. })), "{taken:?}");
+    drop(Listener::open("test2", &name, Recorder::accepting_all()).unwrap());
+    let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    drop(first);
+    let _second = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+    eventually("the client sees the end of the first listener", || connection.is_closed());
+    drop(Connection::connect(KIND, &name, b"", TIMEOUT).unwrap());
+}
+
+#[test]
+fn connect_without_listener_fails_at_once() {
+    let connected = Connection::connect(KIND, &name("nobody"), b"", TIMEOUT).map(|_| ());
+    assert!(matches!(connected, Err(HandshakeError::NoServer { .. })), "{connected:?}");
+    let connected = Connection::connect(KIND, &name("nobody"), &[0; MAX_HELLO + 1], TIMEOUT).map(|_| ());
+    assert!(matches!(connected, Err(HandshakeError::HelloTooLong(4097))), "{connected:?}");
+}
+
+#[test]
+fn parked_client_is_woken_when_listener_is_dropped() {
+    let name = name("parked");
+    let listener = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+    let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    let segment = Arc::new(Segment::create(4096).unwrap());
+    let parker: SharedRef<Parker> = SharedRef::new(&segment, 0).unwrap();
+    connection.notify_when_closed(parker.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(10));
+            drop(listener);
+        });
+        assert!(wait::wait_until(&parker, WaitStrategy::Park, Some(Instant::now() + TIMEOUT), || connection
+            .is_closed()));
+    });
+    // The connection is closed already, so this wakes the parker at once.
+    connection.notify_when_closed(parker);
+    drop(connection);
+    eventually("the watcher drops the parker", || Arc::strong_count(&segment) == 1);
+}
+
+#[test]
+fn refusal_carries_its_reason() {
+    let name = name("refused");
+    let recorder = Arc::new(Recorder::new(|_, _, _| Admission::Refuse { reply: b"no".to_vec() }));
+    let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let connected = Connection::connect(KIND, &name, b"", TIMEOUT).map(|_| ());
+    assert!(matches!(&connected, Err(HandshakeError::Refused(why)) if why == b"no"), "{connected:?}");
+    assert_eq!(recorder.removals(), 0);
+}
+
+#[test]
+fn postponed_admission_and_removal_are_retried() {
+    let name = name("later");
+    let recorder = Arc::new(Recorder::new(|recorder, _, hello| {
+        let asked = recorder.postponements.fetch_add(1, Relaxed);
+        if asked < 20 { Admission::RetryLater } else { accept(hello) }
+    }));
+    let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let (connection, reply, _) = Connection::connect(KIND, &name, b"patient", TIMEOUT).unwrap();
+    assert_eq!(reply, b"patient");
+    // The recorder now postpones the removal as many times.
+    assert_eq!(recorder.postponements.load(Relaxed), 21);
+    drop(connection);
+    eventually("the postponed removal is retried", || recorder.removals() == 1);
+    assert_eq!(recorder.postponements.load(Relaxed), 0);
+}
+
+#[test]
+fn client_that_closes_before_admission_is_not_removed() {
+    let name = name("impatient");
+    let recorder = Arc::new(Recorder::new(|_, _, _| Admission::RetryLater));
+    let listener = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let socket = connect_silently(&name);
+    socket::send(&socket, Header::new(Header::HELLO).as_bytes(), b"", &[]).unwrap();
+    eventually("the admission is postponed", || !lock(&listener.inner.state).postponed.is_empty());
+    drop(socket);
+    eventually("the connection is dropped", || lock(&listener.inner.state).connections.is_empty());
+    eventually("no work is left", || lock(&listener.inner.state).postponed.is_empty());
+    assert_eq!(recorder.removals(), 0);
+}
+
+#[test]
+fn disconnected_and_talking_clients_are_removed() {
+    let name = name("disconnected");
+    let recorder = Recorder::accepting_all();
+    let listener = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    listener.disconnect(lock(&recorder.admitted)[0]);
+    eventually("the client sees that it is disconnected", || connection.is_closed());
+    eventually("the client is removed", || recorder.removals() == 1);
+    listener.disconnect(lock(&recorder.admitted)[0]);
+
+    let talker = connect_silently(&name);
+    socket::send(&talker, Header::new(Header::HELLO).as_bytes(), b"", &[]).unwrap();
+    eventually("the second client is admitted", || lock(&recorder.admitted).len() == 2);
+    socket::send(&talker, b"and another thing", b"", &[]).unwrap();
+    eventually("the client is removed", || recorder.removals() == 2);
+}
+
+#[test]
+fn listener_may_be_dropped_by_its_own_handler() {
+    for in_remove in [false, true] {
+        let name = name("drops-itself");
+        let mut recorder = Recorder::new(move |recorder, _, hello| {
+            if !in_remove {
+                drop(lock(&recorder.listener).take());
+            }
+            accept(hello)
+        });
+        recorder.drop_listener_in_remove = in_remove;
+        let recorder = Arc::new(recorder);
+        *lock(&recorder.listener) = Some(Listener::open(KIND, &name, recorder.clone()).unwrap());
+        let connected = Connection::connect(KIND, &name, b"", TIMEOUT);
+        if in_remove {
+            let (other, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+            drop(connected.unwrap());
+            eventually("the other client sees it", || other.is_closed());
+            assert_eq!(recorder.removals(), 1);
+        } else {
+            // The listener closed the connection, and a retry finds no listener.
+            assert!(matches!(connected, Err(HandshakeError::NoServer { .. })));
+        }
+        drop(Listener::open(KIND, &name, Recorder::accepting_all()).unwrap());
+        eventually("the watcher drops the handler", || Arc::strong_count(&recorder) == 1);
+    }
+}
+
+#[test]
+fn no_handler_call_runs_after_drop() {
+    struct Slow(Arc<AtomicU32>);
+    impl ClientHandler for Slow {
+        fn admit(&self, _: ClientId, _: &[u8]) -> Admission {
+            self.0.store(1, Relaxed);
+            std::thread::sleep(Duration::from_millis(20));
+            self.0.store(2, Relaxed);
+            Admission::RetryLater
+        }
+        fn remove(&self, _: ClientId) -> bool {
+            true
+        }
+    }
+    let (name, running) = (name("slow"), Arc::new(AtomicU32::new(0)));
+    let listener = Listener::open(KIND, &name, Arc::new(Slow(running.clone()))).unwrap();
+    let socket = connect_silently(&name);
+    socket::send(&socket, Header::new(Header::HELLO).as_bytes(), b"", &[]).unwrap();
+    eventually("a call runs", || running.load(Relaxed) == 1);
+    drop(listener);
+    assert_eq!(running.load(Relaxed), 2);
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(running.load(Relaxed), 2, "no further call");
+}
+
+// ------------------------------------------------------------------------------- connections without valid hello
+
+/// A connection that has not sent a hello.
+fn connect_silently(name: &Name) -> OwnedFd {
+    socket::connect(&Address::of_service(KIND, name).unwrap(), TIMEOUT).unwrap()
+}
+
+fn is_closed(socket: &OwnedFd) -> bool {
+    // End of file, or a reset if the peer left something unread.
+    !matches!(
+        rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT),
+        Err(Errno::AGAIN | Errno::INTR)
+    )
+}
+
+#[test]
+fn connections_without_hello_are_closed_and_block_nobody() {
+    let name = name("silent");
+    let listener = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+    let silent: Vec<_> = (0..MAX_AWAITING_HELLO + 10).map(|_| connect_silently(&name)).collect();
+    eventually("the oldest connections are closed", || silent[..10].iter().all(is_closed));
+    // This client is behind them in the accept queue, and is served.
+    drop(Connection::connect(KIND, &name, b"", TIMEOUT).unwrap());
+    assert!(lock(&listener.inner.state).awaiting_hello.len() <= MAX_AWAITING_HELLO);
+    eventually("all are closed", || silent.iter().all(is_closed));
+    assert!(lock(&listener.inner.state).connections.is_empty());
+}
+
+#[test]
+fn connect_retries_when_closed_because_of_a_burst() {
+    let name = name("burst");
+    let recorder = Recorder::accepting_all();
+    let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let connect_often =
+        || (0..8).map(|_| drop(Connection::connect(KIND, &name, b"", TIMEOUT).unwrap())).count();
+    let connected: usize = std::thread::scope(|scope| {
+        let crowd: Vec<_> = (0..4 * MAX_AWAITING_HELLO).map(|_| scope.spawn(connect_often)).collect();
+        crowd.into_iter().map(|one| one.join().unwrap()).sum()
+    });
+    assert_eq!(connected, 32 * MAX_AWAITING_HELLO);
+    eventually("the client is removed", || recorder.removals() == 32 * MAX_AWAITING_HELLO);
+}
+
+#[test]
+fn connections_with_invalid_hello_are_closed() {
+    let name = name("invalid-hello");
+    let recorder = Recorder::accepting_all();
+    let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let (hello, answer) = (Header::new(Header::HELLO), Header::new(Header::ACCEPTED));
+    let oversized = vec![0; MAX_HELLO + 1];
+    let messages: [(&[u8], &[u8]); 5] = [
+        (hello.as_bytes(), &oversized),
+        (b"GET / HTTP/1.1", b""),
+        (b"x", b""),
+        (b"", b""),
+        (answer.as_bytes(), b""),
+    ];
+    for (head, payload) in messages {
+        let socket = connect_silently(&name);
+        socket::send(&socket, head, payload, &[socket.as_fd()]).unwrap();
+        eventually("it is closed", || is_closed(&socket));
+    }
+    assert!(lock(&recorder.admitted).is_empty());
+    drop(Connection::connect(KIND, &name, &[7; MAX_HELLO], TIMEOUT).unwrap());
+}
+
+// ------------------------------------------------------------------------------------------- other processes
+
+const ROLE: &str = "CROSSTIE_LOCAL_ROLE";
+
+/// This test program as a child process that plays a role, see `child_process_role`.
+struct ChildProcess {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl ChildProcess {
+    fn start(role: &str, name: &Name) -> ChildProcess {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "local::listener::tests::child_process_role", "--nocapture"])
+            .env(ROLE, format!("{role} {name}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        ChildProcess { child, stdout }
+    }
+
+    /// Returns the next line that starts with `> `; the other lines are from the test harness.
+    fn read_line(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the other process failed");
+            if let Some((_, said)) = line.split_once("> ") {
+                return said.trim().into();
+            }
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn report(what: &str) {
+    println!("> {what}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// Returns when the parent closes its end of the pipe.
+fn wait_for_stdin_close() {
+    std::io::stdin().read_exact(&mut [0]).ok();
+}
+
+/// Forks a child that keeps all descriptors open for a while and then ends.
+fn fork_descriptor_holder() -> i32 {
+    // SAFETY: the child calls nothing but functions that are safe after a fork, and never returns.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::sleep(30);
+            libc::_exit(0);
+        }
+        pid
+    }
+}
+
+fn kill_process(pid: i32) -> bool {
+    // SAFETY: a plain system call.
+    unsafe { libc::kill(pid, libc::SIGKILL) == 0 }
+}
+
+#[test]
+fn child_process_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (role, name) = role.split_once(' ').unwrap();
+    let name = Name::new(name).unwrap();
+    let holder = || if role.ends_with("holder") { fork_descriptor_holder() } else { 0 };
+    match role {
+        "client" | "client-with-holder" => {
+            let _connection = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+            report(&holder().to_string());
+            wait_for_stdin_close();
+        }
+        "listener" | "listener-with-holder" => {
+            let _host = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+            report(&holder().to_string());
+            wait_for_stdin_close();
+        }
+        "listener-out-of-descriptors" => run_out_of_descriptors(&name),
+        "other-user" => act_as_other_user(),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+#[test]
+fn killed_client_is_removed() {
+    let name = name("killed-client");
+    let recorder = Recorder::accepting_all();
+    let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    for (i, role) in ["client", "client-with-holder"].into_iter().enumerate() {
+        let mut client = ChildProcess::start(role, &name);
+        let holder: i32 = client.read_line().parse().unwrap();
+        assert_eq!(recorder.removals(), i);
+        client.kill();
+        eventually("the end of the process is noticed", || recorder.removals() == i + 1);
+        assert!(
+            holder == 0 || kill_process(holder),
+            "the child that keeps the descriptors was still running"
+        );
+    }
+}
+
+#[test]
+fn killed_server_is_noticed_and_its_name_is_free() {
+    let name = name("killed-listener");
+    for role in ["listener", "listener-with-holder"] {
+        let mut listener = ChildProcess::start(role, &name);
+        let holder: i32 = listener.read_line().parse().unwrap();
+        let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+        assert!(!connection.is_closed());
+        let taken = Listener::open(KIND, &name, Recorder::accepting_all());
+        assert!(matches!(taken, Err(ListenError::NameTaken { .. })), "{taken:?}");
+        listener.kill();
+        eventually("the end of the process is noticed", || connection.is_closed());
+        // This also holds while a child keeps the listening socket open without serving it.
+        let connected = Connection::connect(KIND, &name, b"", TIMEOUT).map(|_| ());
+        assert!(matches!(connected, Err(HandshakeError::NoServer { .. })), "{connected:?}");
+        if holder == 0 {
+            drop(Listener::open(KIND, &name, Recorder::accepting_all()).unwrap());
+        } else {
+            let kept = Listener::open(KIND, &name, Recorder::accepting_all());
+            assert!(matches!(kept, Err(ListenError::NameHeldByChild { .. })), "{kept:?}");
+            assert!(kill_process(holder), "the child that keeps the descriptors was still running");
+            eventually("the name is free", || Listener::open(KIND, &name, Recorder::accepting_all()).is_ok());
+        }
+    }
+}
+
+/// A listener that is out of descriptors while a client is in its accept queue.
+fn run_out_of_descriptors(name: &Name) {
+    let listener = Listener::open(KIND, name, Recorder::accepting_all()).unwrap();
+    let mut held = Vec::new();
+    // SAFETY: plain system calls on a local.
+    unsafe {
+        let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+    while let Ok(another) = std::io::stdin().as_fd().try_clone_to_owned() {
+        held.push(another);
+    }
+    report("out of descriptors");
+    eventually("the listener notices that it is out of descriptors", || {
+        lock(&listener.inner.state).out_of_descriptors
+    });
+    let (begun, used) = (Instant::now(), processor_time());
+    std::thread::sleep(Duration::from_millis(300));
+    let (passed, used) = (begun.elapsed(), processor_time() - used);
+    assert!(used < passed / 2, "busy for {used:?} of {passed:?}");
+    drop(held);
+    eventually("the client is admitted", || !lock(&listener.inner.state).connections.is_empty());
+    assert!(!lock(&listener.inner.state).out_of_descriptors);
+    report("accepting again");
+    wait_for_stdin_close();
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn listener_without_descriptors_does_not_spin() {
+    let name = name("descriptors");
+    let mut listener = ChildProcess::start("listener-out-of-descriptors", &name);
+    assert_eq!(listener.read_line(), "out of descriptors");
+    let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    assert_eq!(listener.read_line(), "accepting again");
+    assert!(!connection.is_closed());
+    listener.kill();
+    eventually("the end of the process is noticed", || connection.is_closed());
+}
+
+const NOBODY_UID: u32 = 65534;
+
+/// Drops root, sends a hello to a listener of root, and takes a name of root's.
+fn act_as_other_user() {
+    let mut addresses = std::io::stdin().lines();
+    // SAFETY: plain system calls. After them this process has no way back to root.
+    let dropped = unsafe { libc::setgid(NOBODY_UID) == 0 && libc::setuid(NOBODY_UID) == 0 };
+    assert!(dropped, "could not become user {NOBODY_UID}");
+    let theirs = Address::new(addresses.next().unwrap().unwrap().as_bytes()).unwrap();
+    let socket = socket::connect(&theirs, TIMEOUT).unwrap();
+    // The listener may have closed the connection already.
+    socket::send(&socket, Header::new(Header::HELLO).as_bytes(), b"", &[]).ok();
+    eventually("the connection is closed", || is_closed(&socket));
+    let taken = socket::listen(&Address::new(addresses.next().unwrap().unwrap().as_bytes()).unwrap());
+    report("done");
+    addresses.next();
+    drop(taken);
+}
+
+#[test]
+fn other_user_is_refused_on_both_sides() {
+    let user = rustix::process::geteuid().as_raw();
+    assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
+    let (ours, taken) = (name("ours"), name("taken"));
+    let recorder = Recorder::accepting_all();
+    let _host = Listener::open(KIND, &ours, recorder.clone()).unwrap();
+    let mut other = ChildProcess::start("other-user", &ours);
+    let stdin = other.child.stdin.as_mut().unwrap();
+    writeln!(stdin, "crosstie/{KIND}/{user}/{ours}\ncrosstie/{KIND}/{user}/{taken}").unwrap();
+    assert_eq!(other.read_line(), "done");
+    assert!(lock(&recorder.admitted).is_empty(), "a process of another user was admitted");
+    let connected = Connection::connect(KIND, &taken, b"", TIMEOUT).map(|_| ());
+    assert!(matches!(connected, Err(HandshakeError::OtherUser { uid: NOBODY_UID, .. })), "{connected:?}");
+    other.kill();
+}

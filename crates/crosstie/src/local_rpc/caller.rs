@@ -1,0 +1,390 @@
+//! The client of both services: it makes calls, polls, waits and exchanges messages over a [`Transport`].
+//!
+//! The [`CallTable`] remembers which calls are in flight and in which slot each response arrives; the transport knows
+//! where the slots are.
+
+use core::fmt;
+use core::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use super::error::{CallError, ConnectError, Disconnected};
+use super::hello::{self, Hello};
+use super::transport::{Limits, Transport};
+use crate::local::connection::DEFAULT_TIMEOUT;
+use crate::message::Message;
+use crate::ring::call_table::{CallTable, StartedCall};
+use crate::ring::fence;
+use crate::wait::any::sealed::Waitable;
+use crate::wait::{self, Parker, WaitStrategy};
+
+/// Calls a server: what an [`ipc::Client`](crate::ipc::Client) and a [`delegation::Client`](crate::delegation::Client) have
+/// in common. They differ in where requests and responses are. The modules [`ipc`](crate::ipc) and
+/// [`delegation`](crate::delegation) say what each promises.
+///
+/// `Token` is any value that the program wants to get back with the response to a call.
+pub struct Caller<T, Req: Message + ?Sized, Resp: Message + ?Sized, Token> {
+    name: String,
+    wait_strategy: WaitStrategy,
+    pub(crate) transport: T,
+    request_limit: usize,
+    calls: CallTable<Token>,
+    /// The last response, copied out of shared memory.
+    inbox: Resp::Inbox,
+    /// Set when the connection has ended for this client: from then on it does not trust anything in shared memory.
+    failed: Option<Disconnected>,
+    messages: PhantomData<fn(&Req)>,
+}
+
+impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<T, Req, Resp, Token> {
+    /// Connects to the server with this name.
+    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+        Self::connect_within(name, DEFAULT_TIMEOUT)
+    }
+
+    /// Connects to the server with this name. The server must reply within `timeout`.
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
+        fence::register()?;
+        let hello = Hello::new::<Req, Resp>(T::MAGIC, T::VERSION);
+        let (connection, reply, files) = hello::connect(T::KIND, name, &hello, timeout)?;
+        let invalid = || ConnectError::InvalidSegment { name: name.to_owned() };
+        let transport = T::open(connection, &reply, files)?.ok_or_else(invalid)?;
+        let Limits { queue_depth, request_limit, response_limit } = transport.limits();
+        let fits = |size: Option<usize>, limit| size.is_none_or(|size| size == limit);
+        if !fits(Req::SIZE, request_limit) || !fits(Resp::SIZE, response_limit) {
+            return Err(invalid());
+        }
+        Ok(Caller {
+            name: name.to_owned(),
+            wait_strategy: WaitStrategy::default(),
+            calls: CallTable::new(queue_depth),
+            inbox: Resp::inbox(response_limit),
+            transport,
+            request_limit,
+            failed: None,
+            messages: PhantomData,
+        })
+    }
+
+    /// Sets how [`wait`](Self::wait) and [`exchange`](Self::exchange) wait.
+    #[must_use]
+    pub fn with_wait_strategy(mut self, strategy: WaitStrategy) -> Self {
+        self.wait_strategy = strategy;
+        self
+    }
+
+    /// Connects again to the server with the same name, which may be a new process by now. Calls in flight end: their
+    /// tokens are dropped when this succeeds. Call [`disconnect`](Self::disconnect) first to get the tokens back.
+    pub fn reconnect(&mut self) -> Result<(), ConnectError> {
+        if !self.transport.connection().is_closed() {
+            self.close();
+        }
+        *self = Self::connect(&self.name)?.with_wait_strategy(self.wait_strategy);
+        Ok(())
+    }
+
+    /// Sends a request. Never waits. Without room the token is handed back: with [`Full`](CallError::Full) if this client
+    /// has too many calls in flight and, in [`delegation`](crate::delegation), with [`RingFull`](CallError::RingFull) if the
+    /// ring that all clients share is full.
+    #[inline]
+    pub fn call(&mut self, request: &Req, token: Token) -> Result<(), CallError<Token>> {
+        let bytes = request.bytes();
+        let (reservation, started) = self.start_call(bytes.len(), token)?;
+        self.transport.publish(reservation, started, bytes);
+        Ok(())
+    }
+
+    /// Starts a call with a request of `len` bytes, if that is possible now.
+    #[inline(always)]
+    pub(crate) fn start_call(
+        &mut self,
+        len: usize,
+        token: Token,
+    ) -> Result<(T::Reservation, StartedCall), CallError<Token>> {
+        if let Err(cause) = self.check_connected() {
+            return Err(CallError::Disconnected { token, cause });
+        }
+        let limit = self.request_limit;
+        if len > limit {
+            return Err(CallError::TooLong { token, len, limit });
+        }
+        if self.calls.is_full() {
+            if self.calls.has_blocking() {
+                self.release_answered_blocking();
+            }
+            if self.calls.is_full() {
+                return Err(CallError::Full(token));
+            }
+        }
+        let Some(reservation) = self.transport.reserve() else { return Err(CallError::RingFull(token)) };
+        let Ok(started) = self.calls.start(token) else { unreachable!("there was room for it") };
+        Ok((reservation, started))
+    }
+
+    /// Passes the responses that have arrived to `each`, and returns their number. Never waits. An error is returned only
+    /// after all responses that ever arrived have been passed.
+    ///
+    /// At most half of the calls in flight end in one poll. A client that makes a new call for each response so keeps the
+    /// server busy with the other half; otherwise client and server would soon alternate, each waiting for the other to
+    /// work off a whole queue.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let most = self.calls.in_flight().div_ceil(2);
+        let mut count = 0;
+        while let Some((slot, call)) = self.calls.expected() {
+            let Some(len) = self.transport.response_len(slot, call) else {
+                if self.calls.note_miss() {
+                    count += self.scan(&mut each)?;
+                }
+                break;
+            };
+            if count == 0 && most > 1 {
+                self.transport.prefetch_responses(slot, most);
+            }
+            self.deliver(slot, len, &mut each)?;
+            count += 1;
+            if count == most {
+                break;
+            }
+        }
+        if count == 0 && self.check_connected().is_err() {
+            return self.poll_after_end(each);
+        }
+        Ok(count)
+    }
+
+    /// Waits until a response has arrived, for at most `timeout`. Returns whether one has. Returns at once if no call is in
+    /// flight.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Disconnected> {
+        if let Some(cause) = self.failed {
+            return Err(cause);
+        }
+        let (calls, transport) = (&self.calls, &self.transport);
+        let has_response = |(slot, call)| transport.response_len(slot, call).is_some();
+        if calls.in_flight() > 0 && timeout != Some(Duration::ZERO) {
+            let mut checks = 0;
+            wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
+                checks += 1;
+                transport.connection().is_closed()
+                    || calls.expected().is_some_and(has_response)
+                    || (checks > T::EXPECTED_ONLY_CHECKS && calls.iter().any(has_response))
+            });
+        }
+        let arrived = calls.iter().any(has_response);
+        match arrived {
+            true => self.calls.scan_next(),
+            false => self.check_connected()?,
+        }
+        Ok(arrived)
+    }
+
+    /// Sends a request, waits for its response and passes it to `read`. Responses to other calls are left for
+    /// [`poll`](Self::poll). If a shared ring is full, this waits for room, but it does not wait for other calls of this
+    /// client.
+    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>> {
+        self.exchange_within(request, None, read)
+    }
+
+    /// As [`exchange`](Self::exchange), for at most `timeout`; then the result is [`TimedOut`](CallError::TimedOut). The
+    /// server may still execute the request, and its response is discarded. Until the response arrives, the call counts
+    /// towards the server's limit of calls in flight, and further exchanges wait for room as they wait for responses.
+    pub fn exchange_within<R>(
+        &mut self,
+        request: &Req,
+        timeout: Option<Duration>,
+        read: impl FnOnce(&Resp) -> R,
+    ) -> Result<R, CallError<()>> {
+        let bytes = request.bytes();
+        let disconnected = |cause| CallError::Disconnected { token: (), cause };
+        self.check_connected().map_err(disconnected)?;
+        let limit = self.request_limit;
+        if bytes.len() > limit {
+            return Err(CallError::TooLong { token: (), len: bytes.len(), limit });
+        }
+        let reservation = if self.calls.is_full() { None } else { self.transport.reserve() };
+        let (reservation, left) = match reservation {
+            Some(reservation) => (reservation, timeout),
+            None => self.wait_for_room(timeout)?,
+        };
+        let Some(started) = self.calls.start_blocking() else { unreachable!("there was room for it") };
+        self.transport.publish(reservation, started, bytes);
+        let transport = &self.transport;
+        let response_len = || transport.response_len(started.slot, started.call);
+        wait::wait_for(transport.parker(), self.wait_strategy, left, || {
+            transport.connection().is_closed() || response_len().is_some()
+        });
+        let Some(len) = response_len() else {
+            return Err(match timeout {
+                Some(after) if !self.transport.connection().is_closed() => {
+                    CallError::TimedOut { token: (), after }
+                }
+                _ => disconnected(Disconnected::ServerGone),
+            });
+        };
+        self.calls.release_blocking(started.slot);
+        let response = self.read_response(started.slot, len).map_err(disconnected)?;
+        Ok(read(response))
+    }
+
+    /// Reserves space for a request when there was none at first: exchanges that timed out hold the slots until the server
+    /// responds, or a shared ring is full. Returns the remaining time, too.
+    #[cold]
+    fn wait_for_room(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> Result<(T::Reservation, Option<Duration>), CallError<()>> {
+        let start = Instant::now();
+        let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+        let after = timeout.unwrap_or(Duration::MAX);
+        if self.calls.is_full() {
+            if !self.calls.has_blocking() {
+                return Err(CallError::Full(()));
+            }
+            let (calls, transport) = (&self.calls, &self.transport);
+            wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
+                transport.connection().is_closed()
+                    || calls.iter_blocking().any(|(slot, call)| transport.response_len(slot, call).is_some())
+            });
+            self.release_answered_blocking();
+        }
+        loop {
+            // Check in every iteration that the server is alive.
+            self.check_connected().map_err(|cause| CallError::Disconnected { token: (), cause })?;
+            if self.calls.is_full() {
+                return Err(CallError::TimedOut { token: (), after });
+            }
+            if let Some(reservation) = self.transport.reserve() {
+                return Ok((reservation, left()));
+            }
+            if left().is_some_and(|left| left.is_zero()) {
+                return Err(CallError::TimedOut { token: (), after });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Frees the slots of exchanges that timed out and whose responses have arrived since.
+    #[cold]
+    fn release_answered_blocking(&mut self) {
+        let transport = &self.transport;
+        self.calls.release_answered_blocking(|slot, call| transport.response_len(slot, call).is_some());
+    }
+
+    /// Calls in flight, without [exchanges](Self::exchange).
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.calls.in_flight()
+    }
+
+    /// Most calls that may be in flight.
+    pub fn queue_depth(&self) -> usize {
+        self.calls.limit()
+    }
+
+    /// Closes the connection, and passes the tokens of all calls in flight to `each`.
+    pub fn disconnect(&mut self, each: impl FnMut(Token)) {
+        self.close();
+        self.calls.drain(each);
+    }
+
+    /// Closes the connection, so that this client does not count towards the server's limit when it reconnects.
+    fn close(&mut self) {
+        // Responses may still arrive in slots that would be used again, so no further call is made.
+        self.failed.get_or_insert(Disconnected::ServerGone);
+        self.transport.connection().close();
+    }
+
+    #[inline]
+    fn check_connected(&self) -> Result<(), Disconnected> {
+        match self.failed {
+            Some(cause) => Err(cause),
+            None if self.transport.connection().is_closed() => Err(Disconnected::ServerGone),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies a response out of shared memory and validates it.
+    #[inline(always)]
+    fn read_response(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
+        let transport = &self.transport;
+        if Resp::receive(&mut self.inbox, len, |buffer| transport.read_response(slot, buffer))
+            && let Some(response) = Resp::received(&self.inbox, len)
+        {
+            return Ok(response);
+        }
+        Err(*self.failed.insert(Disconnected::InvalidResponse))
+    }
+
+    #[inline(always)]
+    fn deliver(
+        &mut self,
+        slot: usize,
+        len: usize,
+        each: &mut impl FnMut(Token, &Resp),
+    ) -> Result<(), Disconnected> {
+        self.read_response(slot, len)?;
+        if let (Some(token), Some(response)) = (self.calls.finish(slot), Resp::received(&self.inbox, len)) {
+            each(token, response);
+        }
+        Ok(())
+    }
+
+    /// Checks all calls in flight for responses.
+    #[cold]
+    fn scan(&mut self, each: &mut impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        let expected = self.calls.expected();
+        let mut count = 0;
+        for slot in 0..CallTable::<Token>::slots_for(self.calls.limit()) {
+            let Some(call) = self.calls.call_in(slot) else { continue };
+            if let Some(len) = self.transport.response_len(slot, call) {
+                self.deliver(slot, len, each)?;
+                count += 1;
+            }
+        }
+        // Responses arrived, but not the expected one.
+        if count > 0 && expected.is_some_and(|(slot, call)| self.calls.call_in(slot) == Some(call)) {
+            self.calls.scan_soon();
+        }
+        Ok(count)
+    }
+
+    /// Polls when the connection has ended: all responses that the server ever wrote are visible now.
+    #[cold]
+    fn poll_after_end(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
+        if let Some(cause) = self.failed {
+            return Err(cause);
+        }
+        match self.scan(&mut each)? {
+            0 => Err(Disconnected::ServerGone),
+            count => Ok(count),
+        }
+    }
+}
+
+impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Waitable
+    for Caller<T, Req, Resp, Token>
+{
+    fn parker(&self) -> &Parker {
+        self.transport.parker()
+    }
+
+    fn has_calls(&self) -> bool {
+        self.calls.in_flight() > 0
+    }
+
+    fn is_ready(&self, check_all: bool) -> bool {
+        let has_response = |(slot, call)| self.transport.response_len(slot, call).is_some();
+        self.has_calls()
+            && (self.calls.expected().is_some_and(has_response)
+                || (check_all && self.calls.iter().any(has_response))
+                || self.check_connected().is_err())
+    }
+}
+
+impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> fmt::Debug
+    for Caller<T, Req, Resp, Token>
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut client = f.debug_struct("Client");
+        client.field("server", &self.name).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
