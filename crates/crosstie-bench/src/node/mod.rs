@@ -160,7 +160,7 @@ fn run_rank<T: Transport>(
 
     // Before pinning: threads of the library may run anywhere.
     let mut role = open(plan, transport, &mut collective, spin)?;
-    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin(cores[rank]));
+    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin_thread(cores[rank]));
     collective.barrier(pinned)?;
 
     let mut slices = SliceRunner::new(plan, region, spin, &collective);

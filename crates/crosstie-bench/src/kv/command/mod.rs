@@ -285,11 +285,11 @@ fn cache_line_round_trip() -> Result<Option<f64>, Error> {
     let mut times = Histogram::new();
     std::thread::scope(|scope| {
         let follower = scope.spawn(|| {
-            cores::pin(second)?;
+            cores::pin_thread(second)?;
             CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
         });
         let lead = || {
-            cores::pin(first)?;
+            cores::pin_thread(first)?;
             CacheLinePingPong::new(&region, SpinWait::new(true)).lead(CACHE_LINE_TIME, &mut times)
         };
         let led = cores::on_own_thread(lead);
