@@ -1,12 +1,11 @@
-//! What can go wrong before or around the work itself. A failed test or a failed guest command is a
-//! result, not an error.
+//! Why a task could not do its work. A failed test or a failed command in a guest is a result, not an error.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::packages::Packages;
 
-/// Why a task could not do its work.
+/// See the [module](self).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// A file could not be read or written.
@@ -17,51 +16,51 @@ pub(crate) enum Error {
     #[error("cannot start {program}: {source}; is it installed and on PATH?")]
     Start { program: String, source: io::Error },
 
-    /// A program that we depend on ended badly.
+    /// A program that a task needs exited with a failure.
     #[error("{command} failed ({status}): {stderr}")]
     Program { command: String, status: String, stderr: String },
 
-    /// Packages are missing and this user may not install them.
+    /// Packages are missing and this user cannot install them.
     #[error(
-        "missing packages, and neither root nor sudo without a password to install them; run: sudo apt-get install --no-install-recommends {0}"
+        "packages are missing, and this user can install them neither as root nor with sudo without a password; run: sudo apt-get install --no-install-recommends {0}"
     )]
-    Missing(Packages),
+    MissingPackages(Packages),
 
-    /// Not a Debian or Ubuntu system.
+    /// This is not a Debian or Ubuntu system.
     #[error(
-        "this task installs its tools with apt-get, which is not here; run it on Debian or Ubuntu, or in a container of one"
+        "this task installs its tools with apt-get, which this machine does not have: run the task on Debian or Ubuntu, or in a container of one"
     )]
     NoApt,
 
-    /// apt knows no kernel package.
+    /// apt does not know a kernel package.
     #[error(
-        "apt knows no dependency of {0} on a linux-image package; the guests boot Debian's kernel on amd64 (check the apt sources, run apt-get update)"
+        "apt shows no linux-image package that {0} depends on: the guests boot Debian's kernel for amd64; check the apt sources and run apt-get update"
     )]
     NoKernelPackage(&'static str),
 
-    /// The unpacked kernel package lacks what the guest needs.
-    #[error("{path} {what}; remove it to fetch the kernel package again", path = path.display())]
+    /// The unpacked kernel package lacks something that the guest needs.
+    #[error("{path} {what}: remove that directory to fetch the kernel package again", path = path.display())]
     Kernel { path: PathBuf, what: String },
 
-    /// A command or file for the guest that is not on this machine.
-    #[error("no such command or file: {0}; name one on PATH, a path, or an applet of busybox")]
+    /// A command or file for the guest does not exist on this machine.
+    #[error("no such command or file: {0}; give a program on PATH, a path, or an applet of busybox")]
     NoSuchFile(String),
 
     /// A program for the guest needs a library that this machine lacks.
-    #[error("{program} needs {library}, which this machine does not have", program = program.display())]
+    #[error("{program} needs {library}, which this machine does not have: install the package that contains it", program = program.display())]
     NoSuchLibrary { program: PathBuf, library: String },
 
-    /// `--only` named no step.
-    #[error("no step called {0}; cargo xtask test --list names them")]
+    /// `--only` named a step that does not exist.
+    #[error("there is no step {0}: cargo xtask test --list shows the steps")]
     NoSuchStep(String),
 
-    /// The output of cargo was not what this task expects.
-    #[error("unexpected answer from {command}: {what}")]
-    Answer { command: String, what: String },
+    /// A program's output was not what this task expects.
+    #[error("unexpected output of {command}: {what}")]
+    UnexpectedOutput { command: String, what: String },
 }
 
-/// Adds the path to an I/O error.
-pub(crate) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+/// Adds the path to an I/O error: `.map_err(with_path(path))`.
+pub(crate) fn with_path(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::File { path, source }
 }

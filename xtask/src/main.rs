@@ -1,13 +1,13 @@
-//! `cargo xtask`: the checks of this repository and the guests they need.
+//! `cargo xtask`: the tasks of this repository.
 //!
-//! - `cargo xtask test` runs every check there is (`test/steps.rs` is the list), after installing the
-//!   packages they need, and ends with one line `N passed, N failed`.
-//! - `cargo xtask vm -- COMMAND` runs a command on kernel Soft-RoCE: in a QEMU guest that needs neither
-//!   KVM nor an RDMA NIC nor a kernel module of this machine ([`vm`]).
-//! - `cargo xtask bench-peers` measures ours beside others, and prints the ratios ([`peers`]).
+//! - `cargo xtask test` installs the packages that the checks need, runs all checks ([`test`]; the list is in
+//!   `test/steps.rs`), and ends with one line `N passed, N failed`.
+//! - `cargo xtask vm -- COMMAND` runs a command on kernel Soft-RoCE, in a QEMU guest. It needs neither KVM nor an RDMA
+//!   NIC nor a kernel module on this machine ([`vm`]).
+//! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
 //!
-//! Exit status: 0 done, 1 the work failed, 2 the command line is wrong; `vm` passes on the command's own
-//! status, and ends with 97 where a guest gave none.
+//! Exit status: 0 success, 1 the work failed, 2 the command line is wrong. `vm` exits with the status of the command in the
+//! guest, or with 97 when a guest ended without one.
 
 mod error;
 mod packages;
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The checks of this repository")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The tasks of this repository")]
 struct Arguments {
     #[command(subcommand)]
     task: Task,
@@ -30,21 +30,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install what is missing, then run every check
+    /// Install missing packages, then run all checks
     Test(test::Options),
     /// Run a command on kernel Soft-RoCE in one QEMU guest, or in two joined by two links
     Vm(vm::Options),
-    /// Measure ours beside others on the same two cores, interleaved, and print the ratios
+    /// Measure Crosstie, UCX, Redis and memcached on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
 }
 
 fn main() -> ExitCode {
-    let ended = match Arguments::parse().task {
+    let result = match Arguments::parse().task {
         Task::Test(options) => test::run(&options),
         Task::Vm(options) => vm::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
     };
-    ended.unwrap_or_else(|error| {
+    result.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
         ExitCode::FAILURE
     })

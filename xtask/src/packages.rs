@@ -1,4 +1,4 @@
-//! Debian packages: which are missing, and how they get here.
+//! Debian packages: finds out which are missing, and installs them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,11 +13,11 @@ use crate::process;
 pub(crate) struct Packages(BTreeSet<&'static str>);
 
 impl Packages {
-    /// Those that are not installed.
+    /// Returns the packages that are not installed.
     pub(crate) fn missing(&self) -> Result<Packages, Error> {
         let mut missing = Packages::default();
         for &name in &self.0 {
-            // dpkg-query fails for a name that dpkg has never heard of.
+            // dpkg-query fails for a name that dpkg does not know.
             let query = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", name]).output();
             let query = query.map_err(|_| Error::NoApt)?;
             if query.stdout != b"installed" {
@@ -27,26 +27,26 @@ impl Packages {
         Ok(missing)
     }
 
-    /// Installs those that are missing, when this user may.
+    /// Installs the missing packages; an error when this user cannot.
     pub(crate) fn install(&self) -> Result<(), Error> {
         let missing = self.missing()?;
         if missing.0.is_empty() {
             return Ok(());
         }
-        if !may_install() {
-            return Err(Error::Missing(missing));
+        if !can_install() {
+            return Err(Error::MissingPackages(missing));
         }
         eprintln!("xtask: installing {missing}");
-        if !lists_exist() {
-            update()?;
+        if !package_lists_exist() {
+            update_package_lists()?;
         }
         let install = || {
             let mut command = apt_get();
             command.args(["install", "--yes", "--no-install-recommends"]).args(&missing.0);
-            process::passing_output(command.stdout(std::io::stderr()))
+            process::run_inheriting_output(command.stdout(std::io::stderr()))
         };
-        // Lists that are out of date name packages that the archive no longer has.
-        install().or_else(|_| update().and_then(|()| install()))
+        // Package lists that are out of date name versions that the archive no longer has: update them and try again.
+        install().or_else(|_| update_package_lists().and_then(|()| install()))
     }
 }
 
@@ -62,14 +62,14 @@ impl fmt::Display for Packages {
     }
 }
 
-/// Brings apt's lists up to date.
-pub(crate) fn update() -> Result<(), Error> {
-    process::passing_output(apt_get().args(["update"]).stdout(std::io::stderr()))
+/// Updates apt's package lists.
+pub(crate) fn update_package_lists() -> Result<(), Error> {
+    process::run_inheriting_output(apt_get().args(["update"]).stdout(std::io::stderr()))
 }
 
-/// Whether this user is root, or may become it without a password.
-pub(crate) fn may_install() -> bool {
-    is_root() || quiet_success(Command::new("sudo").args(["-n", "true"]))
+/// Whether this user is root, or can become root without a password.
+pub(crate) fn can_install() -> bool {
+    is_root() || succeeds_quietly(Command::new("sudo").args(["-n", "true"]))
 }
 
 fn apt_get() -> Command {
@@ -77,24 +77,24 @@ fn apt_get() -> Command {
     if !is_root() {
         command.args(["-n", "env"]);
     }
-    // Another apt may be at work: wait for its lock rather than fail.
+    // When another apt is running, wait for its lock instead of failing.
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]);
     command
 }
 
 /// Whether this user is root.
 pub(crate) fn is_root() -> bool {
-    // The owner of /proc/self is the effective user.
+    // The owner of /proc/self is the effective user of this process.
     use std::os::unix::fs::MetadataExt;
-    fs::metadata("/proc/self").is_ok_and(|of| of.uid() == 0)
+    fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
 }
 
-fn lists_exist() -> bool {
+fn package_lists_exist() -> bool {
     let Ok(lists) = fs::read_dir("/var/lib/apt/lists") else { return false };
     lists.flatten().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
 }
 
-fn quiet_success(command: &mut Command) -> bool {
+fn succeeds_quietly(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_listed_once_and_in_order() {
+    fn package_names_are_listed_once_and_in_order() {
         let packages: Packages = ["kmod", "cmake", "kmod"].into_iter().collect();
         assert_eq!(packages.to_string(), "cmake kmod");
     }

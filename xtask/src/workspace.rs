@@ -1,4 +1,4 @@
-//! Where things lie.
+//! The paths of the repository, of cargo and of its target directory.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The directory that cargo builds into, as an absolute path.
+/// The directory into which cargo builds, as an absolute path.
 pub(crate) fn target() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(directory) => std::path::absolute(&directory).unwrap_or_else(|_| directory.into()),
@@ -16,7 +16,7 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// The cargo that runs us, so that every step uses one toolchain.
+/// The cargo that runs this program, so that every step uses the same toolchain.
 pub(crate) fn cargo() -> String {
     env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }

@@ -196,7 +196,7 @@ fn other_clusters_are_told_why() {
         loop {
             let peers = node.peers();
             let problem = peers.iter().find_map(|peer| peer.problem.as_deref()).unwrap_or_default();
-            if problem.contains("2 daemons") && problem.contains("start all alike") {
+            if problem.contains("2 daemons") && problem.contains("start all nodes with the same options") {
                 break;
             }
             assert!(begun.elapsed() < PATIENCE, "{peers:?}");

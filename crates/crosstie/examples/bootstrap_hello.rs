@@ -1,8 +1,8 @@
-//! Says hello from every rank of a job, whichever way it was started:
+//! Prints a line from every rank of a job. The same program works with every way to start a job:
 //!
 //! ```text
-//! bootstrap_hello            this program starts 4 ranks itself
-//! bootstrap_hello 8          ... or 8
+//! bootstrap_hello            the program starts 4 ranks itself
+//! bootstrap_hello 8          ... or 8 of them
 //! CROSSTIE_RANK=0 CROSSTIE_SIZE=2 CROSSTIE_RENDEZVOUS=host:4000 CROSSTIE_SECRET_FILE=secret bootstrap_hello
 //! mpirun -n 2 -x CROSSTIE_RENDEZVOUS=host:4000 -x CROSSTIE_SECRET_FILE=secret bootstrap_hello
 //! mpirun -n 2 bootstrap_hello     (built with --features mpi)

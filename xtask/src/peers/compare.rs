@@ -1,47 +1,47 @@
-//! What is compared with what, and how the ratios are told.
+//! The table of comparisons, and its output as text and JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::{Figures, LARGE, Options, PROBES, Peer, Probe, Versions};
+use super::{Figures, LARGE, MEASUREMENTS, Measurement, Options, Peer, Versions};
 
-/// What is compared of a probe.
+/// Which figure of a measurement is compared.
 #[derive(Clone, Copy)]
-enum By {
+enum Metric {
     /// Operations per second, in millions.
     Rate,
-    /// Payload bytes per second, in 10^9; of large messages, each counted once.
+    /// Payload bytes per second, in 10^9, for large messages; each message is counted once.
     Bytes,
     /// Median round trip in nanoseconds.
     RoundTrip,
-    /// Median of one way in nanoseconds, twice.
-    TwoWays,
-    /// One cache line there and back, in nanoseconds.
-    Line,
+    /// Twice the median latency of one direction, in nanoseconds.
+    TwiceOneWay,
+    /// The round trip of one cache line, in nanoseconds.
+    CacheLine,
 }
 
-impl By {
-    fn of(self, figures: &Figures) -> Option<f64> {
+impl Metric {
+    fn value(self, figures: &Figures) -> Option<f64> {
         Some(match self {
-            By::Rate => figures.per_second / 1e6,
-            By::Bytes => figures.per_second * LARGE as f64 / 1e9,
-            By::RoundTrip => figures.p50_ns,
-            By::TwoWays => 2.0 * figures.p50_ns,
-            By::Line => figures.line_ns?,
+            Metric::Rate => figures.per_second / 1e6,
+            Metric::Bytes => figures.per_second * LARGE as f64 / 1e9,
+            Metric::RoundTrip => figures.p50_ns,
+            Metric::TwiceOneWay => 2.0 * figures.p50_ns,
+            Metric::CacheLine => figures.cache_line_ns?,
         })
     }
 
     fn unit(self) -> &'static str {
         match self {
-            By::Rate => "M/s",
-            By::Bytes => "GB/s",
-            By::RoundTrip | By::TwoWays | By::Line => "ns",
+            Metric::Rate => "M/s",
+            Metric::Bytes => "GB/s",
+            Metric::RoundTrip | Metric::TwiceOneWay | Metric::CacheLine => "ns",
         }
     }
 }
 
-/// What a ratio should be.
+/// The goal for a ratio.
 #[derive(Clone, Copy)]
 enum Goal {
     AtLeast(f64),
@@ -64,12 +64,12 @@ impl Goal {
     }
 }
 
-/// Ours, and the best of theirs.
+/// One comparison: a measurement of Crosstie with the best of several measurements of another system.
 pub(super) struct Comparison {
     pub(super) peer: Peer,
     what: &'static str,
-    ours: (&'static str, By),
-    theirs: (&'static [&'static str], By),
+    ours: (&'static str, Metric),
+    theirs: (&'static [&'static str], Metric),
     goal: Option<Goal>,
 }
 
@@ -77,16 +77,17 @@ const UCX_DEPTHS: &[&str] = &["ucx 32 B depth 16", "ucx 32 B depth 64", "ucx 32 
 const UCX_ONE: &[&str] = &["ucx 32 B depth 1"];
 const UCX_LARGE: &[&str] = &["ucx 64 KiB depth 1", "ucx 64 KiB depth 4"];
 
+/// Compares operations per second with UCX.
 const fn rate(
     what: &'static str,
     ours: &'static str,
     theirs: &'static [&'static str],
     goal: Option<Goal>,
 ) -> Comparison {
-    Comparison { peer: Peer::Ucx, what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
+    Comparison { peer: Peer::Ucx, what, ours: (ours, Metric::Rate), theirs: (theirs, Metric::Rate), goal }
 }
 
-/// Our store beside another, gets and puts 1:1, 8-byte values.
+/// Compares Crosstie's store with another one: gets and puts 1:1, 8-byte values.
 const fn store(
     peer: Peer,
     what: &'static str,
@@ -95,30 +96,30 @@ const fn store(
     goal: f64,
 ) -> Comparison {
     let goal = Some(Goal::AtLeast(goal));
-    Comparison { peer, what, ours: (ours, By::Rate), theirs: (theirs, By::Rate), goal }
+    Comparison { peer, what, ours: (ours, Metric::Rate), theirs: (theirs, Metric::Rate), goal }
 }
 
-/// The table.
+/// All comparisons, in the order of the table.
 pub(super) const COMPARISONS: &[Comparison] = &[
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 32 B, depth 1: round trip; UCX request and reply",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (UCX_ONE, By::RoundTrip),
+        ours: ("copyrpc 32 B depth 1", Metric::RoundTrip),
+        theirs: (UCX_ONE, Metric::RoundTrip),
         goal: Some(Goal::AtMost(0.75)),
     },
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 32 B, depth 1: round trip; UCX twice ucp_am_lat",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (&["ucp_am_lat 32 B"], By::TwoWays),
+        ours: ("copyrpc 32 B depth 1", Metric::RoundTrip),
+        theirs: (&["ucp_am_lat 32 B"], Metric::TwiceOneWay),
         goal: Some(Goal::AtMost(0.75)),
     },
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 32 B, depth 1: round trip; one cache line",
-        ours: ("copyrpc 32 B depth 1", By::RoundTrip),
-        theirs: (&["copyrpc 32 B depth 1"], By::Line),
+        ours: ("copyrpc 32 B depth 1", Metric::RoundTrip),
+        theirs: (&["copyrpc 32 B depth 1"], Metric::CacheLine),
         goal: Some(Goal::AtMost(5.0)),
     },
     rate("copyrpc, 32 B, depth 1; UCX depth 1", "copyrpc 32 B depth 1", UCX_ONE, None),
@@ -132,22 +133,22 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 64 KiB there and back, depth 1; UCX depth 1",
-        ours: ("copyrpc 64 KiB depth 1", By::Bytes),
-        theirs: (&["ucx 64 KiB depth 1"], By::Bytes),
+        ours: ("copyrpc 64 KiB depth 1", Metric::Bytes),
+        theirs: (&["ucx 64 KiB depth 1"], Metric::Bytes),
         goal: Some(Goal::AtLeast(0.8)),
     },
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 64 KiB there and back, depth 4; UCX best depth",
-        ours: ("copyrpc 64 KiB depth 4", By::Bytes),
-        theirs: (UCX_LARGE, By::Bytes),
+        ours: ("copyrpc 64 KiB depth 4", Metric::Bytes),
+        theirs: (UCX_LARGE, Metric::Bytes),
         goal: Some(Goal::AtLeast(0.8)),
     },
     Comparison {
         peer: Peer::Ucx,
         what: "copyrpc, 64 KiB there, 8 B back, depth 4; UCX ucp_am_bw",
-        ours: ("copyrpc 64 KiB one way depth 4", By::Bytes),
-        theirs: (&["ucp_am_bw 64 KiB"], By::Bytes),
+        ours: ("copyrpc 64 KiB one way depth 4", Metric::Bytes),
+        theirs: (&["ucp_am_bw 64 KiB"], Metric::Bytes),
         goal: Some(Goal::AtLeast(0.8)),
     },
     rate("ipc, 32 B, depth 1; UCX depth 1", "ipc depth 1", UCX_ONE, None),
@@ -186,12 +187,12 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     ),
 ];
 
-/// The names of all probes that are compared.
-pub(super) fn named(compared: &[&Comparison]) -> BTreeSet<&'static str> {
+/// Returns the names of all measurements that the comparisons need.
+pub(super) fn measurement_names(compared: &[&Comparison]) -> BTreeSet<&'static str> {
     compared.iter().flat_map(|each| each.theirs.0.iter().copied().chain([each.ours.0])).collect()
 }
 
-/// A line of the table.
+/// One row of the table.
 pub(super) struct Row {
     what: &'static str,
     unit: &'static str,
@@ -202,13 +203,15 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(comparison: &Comparison, medians: &BTreeMap<&str, Figures>) -> Option<Row> {
-        let Comparison { what, ours: (name, by), theirs: (others, by_other), goal, .. } = *comparison;
-        let theirs = others.iter().filter_map(|name| by_other.of(medians.get(name)?));
-        let best = if matches!(by, By::Rate | By::Bytes) { f64::max } else { f64::min };
+        let Comparison {
+            what, ours: (our_name, our_metric), theirs: (their_names, their_metric), goal, ..
+        } = *comparison;
+        let theirs = their_names.iter().filter_map(|name| their_metric.value(medians.get(name)?));
+        let best = if matches!(our_metric, Metric::Rate | Metric::Bytes) { f64::max } else { f64::min };
         Some(Row {
             what,
-            unit: by.unit(),
-            ours: by.of(medians.get(name)?)?,
+            unit: our_metric.unit(),
+            ours: our_metric.value(medians.get(our_name)?)?,
             theirs: theirs.reduce(best)?,
             goal,
         })
@@ -250,9 +253,11 @@ pub(super) fn table(options: &Options, versions: &Versions, rows: &[Row]) -> Str
     text
 }
 
-/// What others reached where ours was not measured.
-pub(super) fn alone(medians: &BTreeMap<&str, Figures>) -> String {
-    let stores = PROBES.iter().filter(|(_, probe)| matches!(probe, Probe::Redis(_) | Probe::Memcached(_)));
+/// Lists the figures of the other stores, for a program without a store to compare them with.
+pub(super) fn list_other_stores(medians: &BTreeMap<&str, Figures>) -> String {
+    let stores = MEASUREMENTS
+        .iter()
+        .filter(|(_, measurement)| matches!(measurement, Measurement::Redis(_) | Measurement::Memcached(_)));
     let found = stores.filter_map(|(name, _)| Some((name, medians.get(name)?)));
     found.map(|(name, figures)| format!("{name}: {:.3} M/s\n", figures.per_second / 1e6)).collect()
 }
@@ -266,8 +271,8 @@ pub(super) fn to_json(
     let measured: serde_json::Map<String, Value> = medians
         .iter()
         .map(|(name, figures)| {
-            let Figures { per_second, p50_ns, line_ns } = figures;
-            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": line_ns });
+            let Figures { per_second, p50_ns, cache_line_ns } = figures;
+            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": cache_line_ns });
             ((*name).to_owned(), figures)
         })
         .collect();
@@ -301,11 +306,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_compared_is_measured_and_its_best_is_taken() {
-        let figures = |at: usize| Figures { per_second: at as f64, p50_ns: at as f64, line_ns: Some(1.0) };
+    fn every_measurement_is_compared_and_the_best_of_theirs_is_taken() {
+        let figures = |value: usize| Figures {
+            per_second: value as f64,
+            p50_ns: value as f64,
+            cache_line_ns: Some(1.0),
+        };
         let medians: BTreeMap<&str, Figures> =
-            PROBES.iter().enumerate().map(|(at, (name, _))| (*name, figures(at + 1))).collect();
-        assert_eq!(medians.len(), PROBES.len(), "a name is there twice");
+            MEASUREMENTS.iter().enumerate().map(|(index, (name, _))| (*name, figures(index + 1))).collect();
+        assert_eq!(medians.len(), MEASUREMENTS.len(), "two measurements have the same name");
         let rows: Vec<Row> = COMPARISONS.iter().filter_map(|each| Row::new(each, &medians)).collect();
         assert_eq!(rows.len(), COMPARISONS.len());
         let deep = rows.iter().find(|row| row.what.contains("depth 256")).expect("a row");
@@ -317,9 +326,13 @@ mod tests {
         assert_eq!(found["versions"]["UCX"], "1");
         assert!(table(&options, &versions, &rows).contains("at most 5: met"));
         let all: Vec<&Comparison> = COMPARISONS.iter().collect();
-        assert_eq!(named(&all).len(), PROBES.len(), "something is measured and not compared");
+        assert_eq!(measurement_names(&all).len(), MEASUREMENTS.len(), "a measurement is not compared");
         let redis: Vec<&Comparison> = COMPARISONS.iter().filter(|each| each.peer == Peer::Redis).collect();
-        assert!(named(&redis).iter().all(|name| name.starts_with("redis") || name.starts_with("store")));
-        assert!(alone(&medians).contains("memcached pipeline 16"));
+        assert!(
+            measurement_names(&redis)
+                .iter()
+                .all(|name| name.starts_with("redis") || name.starts_with("store"))
+        );
+        assert!(list_other_stores(&medians).contains("memcached pipeline 16"));
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask bench-peers`: ours beside others, on the same two cores, interleaved in one run.
+//! `cargo xtask bench-peers`: measures Crosstie and other systems on the same two cores, interleaved in one run.
 //!
-//! Every round measures everything once; what is compared are medians over the rounds. Progress goes to standard error.
-//! UCX is compared with our calls, Redis and memcached with our store. Whatever was started for it ends with it.
+//! Every round runs every measurement once; the medians over the rounds are compared. Progress goes to standard error. UCX
+//! is compared with Crosstie's RPC, Redis and memcached with its store. All programs that this task starts end with it.
 
 mod compare;
 mod memcached;
@@ -17,34 +17,34 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use self::compare::{COMPARISONS, Comparison, Row, alone, named, table, to_json};
+use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
 use self::memcached::Memcached;
 use self::redis::Redis;
 use self::ucx::Ucx;
-use crate::error::{Error, at};
-use crate::process::{self, bounded, output, passing_output};
+use crate::error::{Error, with_path};
+use crate::process::{self, run_for_output, run_inheriting_output, with_timeout};
 use crate::workspace;
 
-/// No measurement of ours takes longer.
-const LIMIT: Duration = Duration::from_secs(120);
+/// The longest time that one measurement of Crosstie may take.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// How often everything is measured
+    /// Number of rounds; each measures everything once
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Seconds for each measurement
     #[arg(long, value_name = "S", default_value_t = 0.3)]
     seconds: f64,
-    /// Only beside this one; may be given several times
+    /// Compare only with this system (repeatable)
     #[arg(long, value_name = "PEER")]
     only: Vec<Peer>,
 }
 
-/// Whom we are measured beside.
+/// A system to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 enum Peer {
     Ucx,
@@ -52,15 +52,15 @@ enum Peer {
     Memcached,
 }
 
-/// Two cores, those of everybody.
+/// The two cores that all measurements use.
 #[derive(Clone, Copy, Debug)]
 struct Cores([u64; 2]);
 
 impl Cores {
-    /// The first two that we may use; twice the same where it is the only one.
+    /// Returns the first two cores that this process may use; the same one twice when there is only one.
     fn first() -> Result<Cores, Error> {
         let path = "/proc/self/status";
-        let status = fs::read_to_string(path).map_err(at(path))?;
+        let status = fs::read_to_string(path).map_err(with_path(path))?;
         let list =
             status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let mut allowed = list.split(',').flat_map(|range| {
@@ -79,54 +79,55 @@ impl fmt::Display for Cores {
     }
 }
 
-/// What a measurement found.
+/// The result of one measurement.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
-    /// Operations or messages.
+    /// Operations or messages per second.
     per_second: f64,
     p50_ns: f64,
-    /// One cache line there and back.
-    line_ns: Option<f64>,
+    /// The round trip of one cache line, where it is known.
+    cache_line_ns: Option<f64>,
 }
 
-/// Something to measure.
-enum Probe {
-    /// `crosstie bench`, with these arguments.
-    Ours(&'static [&'static str]),
-    /// Requests and replies, of so many bytes, so many in flight.
-    UcxCalls(usize, usize),
-    /// A test of `ucx_perftest`, with messages of so many bytes, so many of them per second of measuring.
+/// What to measure.
+enum Measurement {
+    /// `crosstie bench` with these arguments.
+    Crosstie(&'static [&'static str]),
+    /// UCX requests and replies: their size in bytes, and how many are in flight.
+    UcxRequests(usize, usize),
+    /// A test of `ucx_perftest`: its name, the message size in bytes, and the number of messages per second of measuring.
     UcxPerftest(&'static str, usize, f64),
-    /// Our store on one node, so many operations in flight on each connection.
+    /// Crosstie's store on one node, with this many operations in flight on each connection.
     Store(usize),
-    /// Redis, so many to a pipeline on each connection.
+    /// Redis, with this many requests per pipeline on each connection.
     Redis(usize),
-    /// memcached, so many to a pipeline on each connection.
+    /// memcached, with this many requests per pipeline on each connection.
     Memcached(usize),
 }
 
+/// The size of a large message, in bytes.
 const LARGE: usize = 65536;
 
-/// Everything that is measured, by name.
-const PROBES: &[(&str, Probe)] = &[
-    ("copyrpc 32 B depth 1", Probe::Ours(&["copyrpc", "--processes"])),
-    ("ucx 32 B depth 1", Probe::UcxCalls(32, 1)),
-    ("ucp_am_lat 32 B", Probe::UcxPerftest("ucp_am_lat", 32, 8e5)),
-    ("copyrpc 32 B depth 64", Probe::Ours(&["copyrpc", "--processes", "--queue-depth", "64"])),
-    ("ucx 32 B depth 16", Probe::UcxCalls(32, 16)),
-    ("ucx 32 B depth 64", Probe::UcxCalls(32, 64)),
-    ("copyrpc 32 B depth 256", Probe::Ours(&["copyrpc", "--processes", "--queue-depth", "256"])),
-    ("ucx 32 B depth 256", Probe::UcxCalls(32, 256)),
-    ("copyrpc 64 KiB depth 1", Probe::Ours(&["copyrpc", "--processes", "--payload", "65536"])),
-    ("ucx 64 KiB depth 1", Probe::UcxCalls(LARGE, 1)),
+/// All measurements, by name.
+const MEASUREMENTS: &[(&str, Measurement)] = &[
+    ("copyrpc 32 B depth 1", Measurement::Crosstie(&["copyrpc", "--processes"])),
+    ("ucx 32 B depth 1", Measurement::UcxRequests(32, 1)),
+    ("ucp_am_lat 32 B", Measurement::UcxPerftest("ucp_am_lat", 32, 8e5)),
+    ("copyrpc 32 B depth 64", Measurement::Crosstie(&["copyrpc", "--processes", "--queue-depth", "64"])),
+    ("ucx 32 B depth 16", Measurement::UcxRequests(32, 16)),
+    ("ucx 32 B depth 64", Measurement::UcxRequests(32, 64)),
+    ("copyrpc 32 B depth 256", Measurement::Crosstie(&["copyrpc", "--processes", "--queue-depth", "256"])),
+    ("ucx 32 B depth 256", Measurement::UcxRequests(32, 256)),
+    ("copyrpc 64 KiB depth 1", Measurement::Crosstie(&["copyrpc", "--processes", "--payload", "65536"])),
+    ("ucx 64 KiB depth 1", Measurement::UcxRequests(LARGE, 1)),
     (
         "copyrpc 64 KiB depth 4",
-        Probe::Ours(&["copyrpc", "--processes", "--payload", "65536", "--queue-depth", "4"]),
+        Measurement::Crosstie(&["copyrpc", "--processes", "--payload", "65536", "--queue-depth", "4"]),
     ),
-    ("ucx 64 KiB depth 4", Probe::UcxCalls(LARGE, 4)),
+    ("ucx 64 KiB depth 4", Measurement::UcxRequests(LARGE, 4)),
     (
         "copyrpc 64 KiB one way depth 4",
-        Probe::Ours(&[
+        Measurement::Crosstie(&[
             "copyrpc",
             "--processes",
             "--payload",
@@ -137,48 +138,49 @@ const PROBES: &[(&str, Probe)] = &[
             "4",
         ]),
     ),
-    ("ucp_am_bw 64 KiB", Probe::UcxPerftest("ucp_am_bw", LARGE, 2e5)),
-    ("ipc depth 1", Probe::Ours(&["ipc", "--processes"])),
-    ("ipc depth 32", Probe::Ours(&["ipc", "--processes", "--queue-depth", "32"])),
-    ("delegation depth 1", Probe::Ours(&["delegation", "--processes"])),
-    ("delegation depth 32", Probe::Ours(&["delegation", "--processes", "--queue-depth", "32"])),
-    ("flux depth 1", Probe::Ours(&["flux"])),
-    ("flux depth 32", Probe::Ours(&["flux", "--queue-depth", "32"])),
-    ("store depth 1", Probe::Store(1)),
-    ("redis pipeline 1", Probe::Redis(1)),
-    ("memcached pipeline 1", Probe::Memcached(1)),
-    ("store depth 16", Probe::Store(16)),
-    ("redis pipeline 16", Probe::Redis(16)),
-    ("memcached pipeline 16", Probe::Memcached(16)),
+    ("ucp_am_bw 64 KiB", Measurement::UcxPerftest("ucp_am_bw", LARGE, 2e5)),
+    ("ipc depth 1", Measurement::Crosstie(&["ipc", "--processes"])),
+    ("ipc depth 32", Measurement::Crosstie(&["ipc", "--processes", "--queue-depth", "32"])),
+    ("delegation depth 1", Measurement::Crosstie(&["delegation", "--processes"])),
+    ("delegation depth 32", Measurement::Crosstie(&["delegation", "--processes", "--queue-depth", "32"])),
+    ("flux depth 1", Measurement::Crosstie(&["flux"])),
+    ("flux depth 32", Measurement::Crosstie(&["flux", "--queue-depth", "32"])),
+    ("store depth 1", Measurement::Store(1)),
+    ("redis pipeline 1", Measurement::Redis(1)),
+    ("memcached pipeline 1", Measurement::Memcached(1)),
+    ("store depth 16", Measurement::Store(16)),
+    ("redis pipeline 16", Measurement::Redis(16)),
+    ("memcached pipeline 16", Measurement::Memcached(16)),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
-    let asked = |peer: Peer| options.only.is_empty() || options.only.contains(&peer);
-    let compared: Vec<&Comparison> = COMPARISONS.iter().filter(|comparison| asked(comparison.peer)).collect();
+    let selected = |peer: Peer| options.only.is_empty() || options.only.contains(&peer);
+    let compared: Vec<&Comparison> =
+        COMPARISONS.iter().filter(|comparison| selected(comparison.peer)).collect();
     let mut build = Command::new(workspace::cargo());
     build.current_dir(workspace::root()).args(["build", "--release", "-p", "crosstie-cli"]);
-    passing_output(&mut build)?;
+    run_inheriting_output(&mut build)?;
     let mut cores = Cores::first()?;
     let peers = Peers {
-        ucx: asked(Peer::Ucx).then(Ucx::prepare).transpose()?,
-        redis: asked(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
-        memcached: asked(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
+        ucx: selected(Peer::Ucx).then(Ucx::prepare).transpose()?,
+        redis: selected(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
+        memcached: selected(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
     };
     let has_store = has_store()?;
     if !has_store && options.only != [Peer::Ucx] {
         eprintln!(
-            "xtask: this crosstie has no `bench kv`: Redis and memcached are measured without ours beside them"
+            "xtask: this build of crosstie has no `bench kv`: Redis and memcached are measured without a comparison"
         );
     }
-    let named = named(&compared);
+    let names = measurement_names(&compared);
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     for round in 1..=options.rounds {
-        for (name, probe) in PROBES {
-            if !named.contains(name) || (matches!(probe, Probe::Store(_)) && !has_store) {
+        for (name, measurement) in MEASUREMENTS {
+            if !names.contains(name) || (matches!(measurement, Measurement::Store(_)) && !has_store) {
                 continue;
             }
             eprintln!("xtask: round {round} of {}: {name}", options.rounds);
-            if let Some(figures) = peers.measure(probe, options.seconds, &mut cores)? {
+            if let Some(figures) = peers.measure(measurement, options.seconds, &mut cores)? {
                 found.entry(name).or_default().push(figures);
             }
         }
@@ -186,7 +188,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let versions = peers.versions();
     drop(peers);
     let medians: BTreeMap<&str, Figures> =
-        found.iter().filter_map(|(name, all)| Some((*name, middle(all)?))).collect();
+        found.iter().filter_map(|(name, all)| Some((*name, medians_of(all)?))).collect();
     let rows: Vec<Row> = compared.iter().filter_map(|comparison| Row::new(comparison, &medians)).collect();
     if options.json {
         println!("{}", to_json(options, &versions, &medians, &rows));
@@ -194,13 +196,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         print!(
             "{}{}",
             table(options, &versions, &rows),
-            if has_store { String::new() } else { alone(&medians) }
+            if has_store { String::new() } else { list_other_stores(&medians) }
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those that were asked for.
+/// The systems that were selected.
 struct Peers {
     ucx: Option<Ucx>,
     redis: Option<Redis>,
@@ -208,23 +210,28 @@ struct Peers {
 }
 
 impl Peers {
-    /// `None` of a peer that was not asked for.
-    fn measure(&self, probe: &Probe, seconds: f64, cores: &mut Cores) -> Result<Option<Figures>, Error> {
+    /// Runs one measurement; `None` when its system was not selected.
+    fn measure(
+        &self,
+        measurement: &Measurement,
+        seconds: f64,
+        cores: &mut Cores,
+    ) -> Result<Option<Figures>, Error> {
         let Peers { ucx, redis, memcached } = self;
-        match *probe {
-            Probe::Ours(arguments) => ours(arguments, seconds, cores).map(Some),
-            Probe::Store(depth) => our_store(depth, seconds, *cores).map(Some),
-            Probe::UcxCalls(payload, depth) => {
-                ucx.as_ref().map(|ucx| ucx.calls(payload, depth, seconds, cores.0)).transpose()
+        match *measurement {
+            Measurement::Crosstie(arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
+            Measurement::Store(depth) => measure_store(depth, seconds, *cores).map(Some),
+            Measurement::UcxRequests(payload, depth) => {
+                ucx.as_ref().map(|ucx| ucx.measure_requests(payload, depth, seconds, cores.0)).transpose()
             }
-            Probe::UcxPerftest(test, size, pace) => {
-                let count = (pace * seconds).max(100.0) as u64;
-                ucx.as_ref().map(|ucx| ucx.perftest(test, size, count, cores.0)).transpose()
+            Measurement::UcxPerftest(test, size, per_second) => {
+                let count = (per_second * seconds).max(100.0) as u64;
+                ucx.as_ref().map(|ucx| ucx.run_perftest(test, size, count, cores.0)).transpose()
             }
-            Probe::Redis(pipeline) => {
+            Measurement::Redis(pipeline) => {
                 redis.as_ref().map(|redis| redis.measure(pipeline, seconds)).transpose()
             }
-            Probe::Memcached(pipeline) => {
+            Measurement::Memcached(pipeline) => {
                 memcached.as_ref().map(|memcached| memcached.measure(pipeline, seconds)).transpose()
             }
         }
@@ -241,72 +248,78 @@ impl Peers {
     }
 }
 
-/// What the peers are called, and their versions.
+/// The names of the systems and their versions.
 type Versions = Vec<(&'static str, String)>;
 
-/// One `crosstie bench`. Sets `cores` to those that it used, for the others to use too.
-fn ours(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
-    let mut command = bounded(program(), LIMIT);
+/// Runs `crosstie bench`. Sets `cores` to the cores that it used, so that the other systems use the same.
+fn measure_crosstie(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
+    let mut command = with_timeout(crosstie_program(), TIMEOUT);
     command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
-    let (found, figures) = told(&mut command)?;
+    let (found, figures) = run_benchmark(&mut command)?;
     let used =
         found["cores"].as_array().map(|used| used.iter().filter_map(Value::as_u64).collect::<Vec<_>>());
     let used = used.and_then(|used| used.try_into().ok());
-    cores.0 = used.ok_or_else(|| unexpected(&command, &format!("it did not have two cores: {found}")))?;
+    cores.0 = used.ok_or_else(|| unexpected(&command, &format!("it did not use two cores: {found}")))?;
     Ok(figures)
 }
 
-/// Our store: one node, its daemon on one of the cores, and on the other one thread with as many clients as others have
-/// connections.
-fn our_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
-    let mut command = bounded("taskset", LIMIT);
-    command.args(["-c", &cores.to_string()]).arg(program()).args(["bench", "kv", "--backend", "delegation"]);
+/// Measures Crosstie's store: one node with its daemon on one core, and on the other core one thread with as many clients
+/// as the other stores have connections.
+fn measure_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
+    let mut command = with_timeout("taskset", TIMEOUT);
+    command.args(["-c", &cores.to_string()]).arg(crosstie_program()).args([
+        "bench",
+        "kv",
+        "--backend",
+        "delegation",
+    ]);
     command.args(["--nodes", "1", "--daemons", "1", "--clients", &server::CONNECTIONS.to_string()]);
     command.args(["--queue-depth", &depth.to_string()]);
     command.args(["--read-ratio", "0.5", "--keys", &server::KEYS.to_string(), "--zipf", "0", "--runs", "1"]);
     command.args(["--json", "--duration", &seconds.to_string()]);
-    let (found, figures) = told(&mut command)?;
+    let (found, figures) = run_benchmark(&mut command)?;
     match found["errors"].as_u64() {
         Some(0) => Ok(figures),
-        _ => Err(unexpected(&command, &format!("wrong answers: {found}"))),
+        _ => Err(unexpected(&command, &format!("wrong responses: {found}"))),
     }
 }
 
-/// Whether the program has a store to measure.
+/// Whether the program has the command `bench kv`.
 fn has_store() -> Result<bool, Error> {
-    let program = program();
+    let program = crosstie_program();
     let mut help = Command::new(&program);
     let status = help.args(["bench", "kv", "--help"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.map(|status| status.success()).map_err(at(&program))
+    status.map(|status| status.success()).map_err(with_path(&program))
 }
 
-fn program() -> std::path::PathBuf {
+fn crosstie_program() -> std::path::PathBuf {
     workspace::target().join("release/crosstie")
 }
 
-/// The JSON object that a benchmark of ours prints, and its figures.
-fn told(command: &mut Command) -> Result<(Value, Figures), Error> {
-    let text = output(command)?;
+/// Runs a benchmark of Crosstie. Returns the JSON object that it prints, and the figures in it.
+fn run_benchmark(command: &mut Command) -> Result<(Value, Figures), Error> {
+    let text = run_for_output(command)?;
     let found: Value =
         serde_json::from_str(&text).map_err(|error| unexpected(command, &format!("{error}: {text}")))?;
-    let figures = read(&found).ok_or_else(|| unexpected(command, &format!("figures are missing: {text}")))?;
+    let figures =
+        parse_figures(&found).ok_or_else(|| unexpected(command, &format!("figures are missing: {text}")))?;
     Ok((found, figures))
 }
 
 fn unexpected(command: &Command, what: &str) -> Error {
-    Error::Answer { command: process::describe(command), what: what.into() }
+    Error::UnexpectedOutput { command: process::command_line(command), what: what.into() }
 }
 
-fn read(found: &Value) -> Option<Figures> {
+fn parse_figures(found: &Value) -> Option<Figures> {
     Some(Figures {
         per_second: found["ops_per_s"].as_f64()?,
         p50_ns: found["p50_ns"].as_f64()?,
-        line_ns: found["limit_ns"].as_f64(),
+        cache_line_ns: found["limit_ns"].as_f64(),
     })
 }
 
-/// The median of each figure.
-fn middle(all: &[Figures]) -> Option<Figures> {
+/// Returns the median of each figure.
+fn medians_of(all: &[Figures]) -> Option<Figures> {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
         let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
@@ -315,7 +328,7 @@ fn middle(all: &[Figures]) -> Option<Figures> {
     Some(Figures {
         per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
         p50_ns: median(all.iter().map(|figures| figures.p50_ns).collect())?,
-        line_ns: median(all.iter().filter_map(|figures| figures.line_ns).collect()),
+        cache_line_ns: median(all.iter().filter_map(|figures| figures.cache_line_ns).collect()),
     })
 }
 
@@ -326,19 +339,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_cores() {
+    fn allowed_cores_are_found() {
         let cores = Cores::first().expect("cores");
         assert_eq!(cores.to_string(), format!("{},{}", cores.0[0], cores.0[1]));
     }
 
     #[test]
-    fn figures_are_read_and_their_medians_taken() {
+    fn figures_are_parsed_and_their_medians_taken() {
         let found = json!({ "ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5 });
-        assert_eq!(read(&found).map(|figures| figures.line_ns), Some(Some(2.5)));
-        assert!(read(&json!({ "ops_per_s": 3.0 })).is_none());
-        let of = |per_second| Figures { per_second, p50_ns: -per_second, line_ns: None };
-        let middle = self::middle(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
-        assert_eq!((middle.per_second, middle.p50_ns, middle.line_ns), (2.0, -2.0, None));
-        assert_eq!(self::middle(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));
+        assert_eq!(parse_figures(&found).map(|figures| figures.cache_line_ns), Some(Some(2.5)));
+        assert!(parse_figures(&json!({ "ops_per_s": 3.0 })).is_none());
+        let of = |per_second| Figures { per_second, p50_ns: -per_second, cache_line_ns: None };
+        let medians = medians_of(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
+        assert_eq!((medians.per_second, medians.p50_ns, medians.cache_line_ns), (2.0, -2.0, None));
+        assert_eq!(medians_of(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));
     }
 }

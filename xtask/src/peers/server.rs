@@ -1,4 +1,5 @@
-//! A store to compare with: a server on a Unix socket, without persistence, that ends with this process at the latest.
+//! Starts another store to compare with: a server on a Unix socket, without persistence. It ends with this process at the
+//! latest.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,17 +10,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Cores;
-use crate::error::{Error, at};
-use crate::process::dies_with_us;
+use crate::error::{Error, with_path};
+use crate::process::killed_with_parent;
 
-/// Keys in every store that is compared, ours among them.
+/// The number of keys in every store that is compared, Crosstie included.
 pub(super) const KEYS: u32 = 100_000;
-/// Connections that load a store, clients being those of ours.
+/// The number of connections that load a store. For Crosstie it is the number of clients.
 pub(super) const CONNECTIONS: usize = 4;
-/// A server that says nothing for so long is stuck.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a server to start, and for a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server that is running. It is killed, and its directory goes, when this is dropped.
+/// A running server. Dropping it kills the server and removes its directory.
 pub(super) struct Server {
     child: Child,
     directory: PathBuf,
@@ -28,29 +29,29 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts `program` on these cores, with the arguments that `arguments` makes of the path of its socket, and waits
-    /// until it listens.
+    /// Starts `program` on these cores and waits until it listens. `arguments` returns its arguments for the path of its
+    /// socket.
     pub(super) fn start(
         program: &'static str,
         cores: Cores,
         arguments: impl FnOnce(&str) -> Vec<String>,
     ) -> Result<Server, Error> {
         let directory = std::env::temp_dir().join(format!("crosstie-{program}-{}", std::process::id()));
-        fs::create_dir_all(&directory).map_err(at(&directory))?;
+        fs::create_dir_all(&directory).map_err(with_path(&directory))?;
         let socket = directory.join("socket");
-        let mut command = dies_with_us("taskset");
+        let mut command = killed_with_parent("taskset");
         command.args(["-c", &cores.to_string(), program]).args(arguments(&socket.display().to_string()));
         command.current_dir(&directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|source| Error::Start { program: program.into(), source })?;
         let mut server = Server { child, directory, socket, program };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESPONSE_TIMEOUT;
         while UnixStream::connect(&server.socket).is_err() {
-            let ended = server.child.try_wait().map_err(at(program))?;
-            if let Some(status) = ended {
-                return Err(server.answer(&format!("it ended at once: {status}")));
+            let exited = server.child.try_wait().map_err(with_path(program))?;
+            if let Some(status) = exited {
+                return Err(server.error(&format!("it ended during its start: {status}")));
             }
             if Instant::now() > deadline {
-                return Err(server.answer("it does not listen on its socket"));
+                return Err(server.error("it does not listen on its socket"));
             }
             thread::sleep(Duration::from_millis(10));
         }
@@ -61,15 +62,15 @@ impl Server {
         &self.socket
     }
 
-    fn answer(&self, what: &str) -> Error {
-        Error::Answer { command: self.program.into(), what: what.into() }
+    fn error(&self, what: &str) -> Error {
+        Error::UnexpectedOutput { command: self.program.into(), what: what.into() }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let ended = self.child.kill().and_then(|()| self.child.wait());
-        if let Err(error) = ended {
+        let reaped = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = reaped {
             eprintln!("xtask: {}: {error}", self.program);
         }
         if let Err(error) = fs::remove_dir_all(&self.directory) {
@@ -78,41 +79,41 @@ impl Drop for Server {
     }
 }
 
-/// A connection on which every answer is known beforehand, to the byte.
+/// A connection on which the exact bytes of every response are known in advance.
 pub(super) struct Connection {
     stream: UnixStream,
     program: &'static str,
-    answer: Vec<u8>,
+    response: Vec<u8>,
 }
 
 impl Connection {
     pub(super) fn new(socket: &std::path::Path, program: &'static str) -> Result<Connection, Error> {
-        let stream = UnixStream::connect(socket).map_err(at(socket))?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(at(socket))?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(at(socket))?;
-        Ok(Connection { stream, program, answer: Vec::new() })
+        let stream = UnixStream::connect(socket).map_err(with_path(socket))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(with_path(socket))?;
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(with_path(socket))?;
+        Ok(Connection { stream, program, response: Vec::new() })
     }
 
     pub(super) fn send(&mut self, requests: &[u8]) -> Result<(), Error> {
-        self.stream.write_all(requests).map_err(at(self.program))
+        self.stream.write_all(requests).map_err(with_path(self.program))
     }
 
-    /// Takes as many bytes as are expected; others are an error, and so is silence.
+    /// Reads a response and compares it with `expected`. Other bytes are an error, and so is a timeout.
     pub(super) fn expect(&mut self, expected: &[u8]) -> Result<(), Error> {
-        self.answer.resize(expected.len(), 0);
+        self.response.resize(expected.len(), 0);
         let mut len = 0;
         while len < expected.len() {
-            let more = self.stream.read(&mut self.answer[len..]);
-            // Looked at after every read: an answer of another length would be waited for in vain.
-            let more = more.map_err(at(self.program))?;
+            let more = self.stream.read(&mut self.response[len..]);
+            // Compared after every read: a shorter response than expected would otherwise only end in a timeout.
+            let more = more.map_err(with_path(self.program))?;
             len += more;
-            if more == 0 || self.answer[..len] != expected[..len] {
-                return Err(Error::Answer {
+            if more == 0 || self.response[..len] != expected[..len] {
+                return Err(Error::UnexpectedOutput {
                     command: self.program.into(),
                     what: format!(
-                        "wanted {:?}, got {:?}",
+                        "expected {:?}, got {:?}",
                         String::from_utf8_lossy(expected),
-                        String::from_utf8_lossy(&self.answer[..len])
+                        String::from_utf8_lossy(&self.response[..len])
                     ),
                 });
             }
@@ -121,7 +122,7 @@ impl Connection {
     }
 }
 
-/// The version of a Debian package.
-pub(super) fn version(package: &str) -> Result<String, Error> {
-    crate::process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
+/// Returns the version of an installed Debian package.
+pub(super) fn package_version(package: &str) -> Result<String, Error> {
+    crate::process::run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
 }

@@ -11,66 +11,67 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::Figures;
-use crate::error::{Error, at};
+use crate::error::{Error, with_path};
 use crate::packages::Packages;
-use crate::process::{self, bounded, dies_with_us, output};
+use crate::process::{self, killed_with_parent, run_for_output, with_timeout};
 use crate::workspace;
 
-/// No measurement takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
-/// What UCX has between processes of one machine.
+/// The longest time that one measurement may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// UCX's transports between processes of one machine.
 const TRANSPORTS: (&str, &str) = ("UCX_TLS", "posix,sysv,cma,self");
 
-/// UCX as it is installed, and the program that calls by it.
+/// The installed UCX, and a request/reply program that uses it (`ucx_am.c`).
 pub(super) struct Ucx {
     pub(super) version: String,
-    calls: PathBuf,
+    request_program: PathBuf,
 }
 
 impl Ucx {
-    /// Installs and compiles what is missing.
+    /// Installs UCX if it is missing and compiles the request/reply program.
     pub(super) fn prepare() -> Result<Ucx, Error> {
         ["ucx-utils", "libucx-dev", "gcc", "libc6-dev"].into_iter().collect::<Packages>().install()?;
         let directory = workspace::target().join("peers");
-        fs::create_dir_all(&directory).map_err(at(&directory))?;
-        let calls = directory.join("ucx_am");
+        fs::create_dir_all(&directory).map_err(with_path(&directory))?;
+        let request_program = directory.join("ucx_am");
         let source = workspace::root().join("xtask/src/peers/ucx_am.c");
         let mut gcc = Command::new("gcc");
         gcc.args(["-O3", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(&calls)
+            .arg(&request_program)
             .arg(source)
             .args(["-lucp", "-lucs"]);
-        output(&mut gcc)?;
-        let version = output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "ucx-utils"]))?;
-        Ok(Ucx { version, calls })
+        run_for_output(&mut gcc)?;
+        let version =
+            run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "ucx-utils"]))?;
+        Ok(Ucx { version, request_program })
     }
 
-    /// Requests and replies of the same length, so many in flight.
-    pub(super) fn calls(
+    /// Measures requests and replies of `payload` bytes each, `depth` of them in flight.
+    pub(super) fn measure_requests(
         &self,
         payload: usize,
         depth: usize,
         seconds: f64,
         cores: [u64; 2],
     ) -> Result<Figures, Error> {
-        let mut command = bounded(&self.calls, LIMIT);
+        let mut command = with_timeout(&self.request_program, TIMEOUT);
         command.args([payload.to_string(), depth.to_string(), seconds.to_string()]);
         command.args(cores.map(|core| core.to_string())).env(TRANSPORTS.0, TRANSPORTS.1);
-        let text = output(&mut command)?;
-        let answer = |what: String| Error::Answer {
-            command: process::describe(&command),
+        let text = run_for_output(&mut command)?;
+        let unexpected = |what: String| Error::UnexpectedOutput {
+            command: process::command_line(&command),
             what: format!("{what}: {text}"),
         };
-        let found: Value = serde_json::from_str(&text).map_err(|error| answer(error.to_string()))?;
-        let number = |name: &str| found[name].as_f64().ok_or_else(|| answer(format!("no {name}")));
+        let found: Value = serde_json::from_str(&text).map_err(|error| unexpected(error.to_string()))?;
+        let number = |name: &str| found[name].as_f64().ok_or_else(|| unexpected(format!("no {name}")));
         if number("errors")? > 0.0 {
-            return Err(answer("wrong replies".into()));
+            return Err(unexpected("wrong replies".into()));
         }
-        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, line_ns: None })
+        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, cache_line_ns: None })
     }
 
-    /// A test of `ucx_perftest`. The latency that it tells is that of one way.
-    pub(super) fn perftest(
+    /// Runs one test of `ucx_perftest`. It reports the latency of one direction.
+    pub(super) fn run_perftest(
         &self,
         test: &str,
         size: usize,
@@ -79,7 +80,7 @@ impl Ucx {
     ) -> Result<Figures, Error> {
         let port = free_port()?;
         let start = |source| Error::Start { program: "ucx_perftest".into(), source };
-        let mut server = dies_with_us("ucx_perftest")
+        let mut server = killed_with_parent("ucx_perftest")
             .args(["-p", &port.to_string(), "-c", &cores[1].to_string()])
             .env(TRANSPORTS.0, TRANSPORTS.1)
             .stdin(Stdio::null())
@@ -87,23 +88,24 @@ impl Ucx {
             .stderr(Stdio::null())
             .spawn()
             .map_err(start)?;
-        let mut client = bounded("ucx_perftest", LIMIT);
+        let mut client = with_timeout("ucx_perftest", TIMEOUT);
         client.args(["127.0.0.1", "-f", "-v", "-t", test]).env(TRANSPORTS.0, TRANSPORTS.1);
         client.args(["-p", &port.to_string(), "-c", &cores[0].to_string()]);
         client.args(["-s", &size.to_string(), "-n", &count.to_string()]);
-        let text = listens(port).and_then(|()| output(&mut client));
-        // After a good run it ends by itself, or has ended.
+        let text = wait_until_listening(port).and_then(|()| run_for_output(&mut client));
+        // After a successful run the server exits by itself.
         if text.is_err() {
             server.kill().map_err(start)?;
         }
         server.wait().map_err(start)?;
         let text = text?;
-        figures(&text).ok_or_else(|| Error::Answer { command: process::describe(&client), what: text })
+        parse_figures(&text)
+            .ok_or_else(|| Error::UnexpectedOutput { command: process::command_line(&client), what: text })
     }
 }
 
-/// Names in one line, figures in the next.
-fn figures(text: &str) -> Option<Figures> {
+/// Parses CSV output: names in one line, figures in the next.
+fn parse_figures(text: &str) -> Option<Figures> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
     let (names, values) = (lines.next()?.split(','), lines.next()?.split(','));
     let found: HashMap<&str, &str> = names.zip(values).collect();
@@ -111,34 +113,37 @@ fn figures(text: &str) -> Option<Figures> {
     Some(Figures {
         per_second: number("overall_mr")?,
         p50_ns: 1e3 * number("50.0_percentile_lat")?,
-        line_ns: None,
+        cache_line_ns: None,
     })
 }
 
 fn free_port() -> Result<u16, Error> {
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    port.map(|address| address.port()).map_err(at("a port of 127.0.0.1"))
+    port.map(|address| address.port()).map_err(with_path("a port of 127.0.0.1"))
 }
 
-/// Waits until a server listens. To connect, just to see, would be the one connection that it takes.
-fn listens(port: u16) -> Result<(), Error> {
+/// Waits until a server listens. It does not connect, because the server accepts only one connection.
+fn wait_until_listening(port: u16) -> Result<(), Error> {
     let deadline = Instant::now() + Duration::from_secs(10);
-    let mark = format!(":{port:04X} ");
+    let suffix = format!(":{port:04X} ");
     while Instant::now() < deadline {
         for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            // Without IPv6 the second does not exist.
+            // Without IPv6 the second file does not exist.
             let table = fs::read_to_string(path).unwrap_or_default();
             let mut rows =
                 table.lines().map(|line| line.split_whitespace().skip(1).take(3).collect::<Vec<_>>());
-            if rows
-                .any(|row| matches!(row.as_slice(), [local, _, "0A"] if format!("{local} ").ends_with(&mark)))
-            {
+            if rows.any(
+                |row| matches!(row.as_slice(), [local, _, "0A"] if format!("{local} ").ends_with(&suffix)),
+            ) {
                 return Ok(());
             }
         }
         thread::sleep(Duration::from_millis(10));
     }
-    Err(Error::Answer { command: "ucx_perftest".into(), what: format!("it does not listen on port {port}") })
+    Err(Error::UnexpectedOutput {
+        command: "ucx_perftest".into(),
+        what: format!("it does not listen on port {port}"),
+    })
 }
 
 #[cfg(test)]
@@ -146,12 +151,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_perftest_prints_is_read() {
+    fn figures_are_read_from_perftest_output() {
         let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                     200000,0.582,0.577,0.577,52.90,52.90,1733321,1733320\n";
-        let found = figures(text).expect("figures");
+        let found = parse_figures(text).expect("figures");
         assert_eq!((found.p50_ns.round(), found.per_second), (582.0, 1_733_320.0));
-        assert!(figures("iterations,avg_lat\n1,2\n").is_none());
-        assert!(figures("").is_none());
+        assert!(parse_figures("iterations,avg_lat\n1,2\n").is_none());
+        assert!(parse_figures("").is_none());
     }
 }

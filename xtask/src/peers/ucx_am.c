@@ -1,11 +1,11 @@
 /*
- * Requests and replies by UCX active messages between two processes, each kept on a core: what `crosstie bench copyrpc
- * --processes` does. ucx_perftest has no such test.
+ * Sends requests and replies as UCX active messages between two processes, each pinned to a core, like `crosstie bench
+ * copyrpc --processes`. ucx_perftest has no such test.
  *
  * ucx_am PAYLOAD DEPTH SECONDS CLIENT_CORE SERVER_CORE
  *
- * Every message begins with a number; a reply's is that of its request plus one, and every one is checked. Every 32nd
- * round trip is timed, from 4 KiB on every one. Prints one JSON object.
+ * Every message begins with a number. The number of a reply is that of its request plus one, and the client checks every
+ * one. It times every 32nd round trip, or every one when the payload is 4 KiB or more. It prints one JSON object.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -27,15 +27,15 @@
 #define MAX_DEPTH 1024
 
 static size_t payload;
-static unsigned depth, sending;
+static unsigned depth, sends_in_progress;
 static ucp_worker_h worker;
 static ucp_ep_h peer;
-/* A send buffer and a receive buffer per message in flight; large messages stay in them until they have left. */
-static char *out[MAX_DEPTH], *in[MAX_DEPTH];
-static unsigned out_at, in_at;
-/* Numbers that came, in a ring. */
-static uint64_t came[2 * MAX_DEPTH];
-static unsigned came_head, came_tail;
+/* A send buffer and a receive buffer per message in flight. A large message stays in its buffer until it is sent. */
+static char *send_buffers[MAX_DEPTH], *receive_buffers[MAX_DEPTH];
+static unsigned next_send_buffer, next_receive_buffer;
+/* A ring of the numbers that were received. */
+static uint64_t arrived[2 * MAX_DEPTH];
+static unsigned arrived_head, arrived_tail;
 
 static uint64_t now(void)
 {
@@ -44,23 +44,23 @@ static uint64_t now(void)
     return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
-static void arrive(const void *message)
+static void add_arrived(const void *message)
 {
-    memcpy(&came[came_head++ % (2 * MAX_DEPTH)], message, 8);
+    memcpy(&arrived[arrived_head++ % (2 * MAX_DEPTH)], message, 8);
 }
 
-static void received(void *request, ucs_status_t status, size_t length, void *buffer)
+static void on_received(void *request, ucs_status_t status, size_t length, void *buffer)
 {
     CHECK("receiving", status == UCS_OK && length == payload);
-    arrive(buffer);
+    add_arrived(buffer);
     ucp_request_free(request);
 }
 
-static void sent(void *request, ucs_status_t status, void *data)
+static void on_sent(void *request, ucs_status_t status, void *data)
 {
     (void)data;
     CHECK("sending", status == UCS_OK);
-    --sending;
+    --sends_in_progress;
     ucp_request_free(request);
 }
 
@@ -70,27 +70,27 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_leng
     (void)arg, (void)header, (void)header_length;
     CHECK("a message's length", length == payload);
     if (!(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
-        arrive(data);
+        add_arrived(data);
         return UCS_OK;
     }
-    void *buffer = in[in_at++ % depth];
-    ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                               .cb.recv_am = received,
+    void *buffer = receive_buffers[next_receive_buffer++ % depth];
+    ucp_request_param_t options = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                               .cb.recv_am = on_received,
                                .user_data = buffer};
-    void *request = ucp_am_recv_data_nbx(worker, data, buffer, length, &how);
+    void *request = ucp_am_recv_data_nbx(worker, data, buffer, length, &options);
     CHECK("receiving", !UCS_PTR_IS_ERR(request));
-    if (request == NULL) arrive(buffer);
+    if (request == NULL) add_arrived(buffer);
     return UCS_INPROGRESS;
 }
 
 static void send_number(uint64_t number)
 {
-    char *buffer = out[out_at++ % depth];
+    char *buffer = send_buffers[next_send_buffer++ % depth];
     memcpy(buffer, &number, 8);
-    ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK, .cb.send = sent};
-    void *request = ucp_am_send_nbx(peer, 0, NULL, 0, buffer, payload, &how);
+    ucp_request_param_t options = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK, .cb.send = on_sent};
+    void *request = ucp_am_send_nbx(peer, 0, NULL, 0, buffer, payload, &options);
     CHECK("sending", !UCS_PTR_IS_ERR(request));
-    if (request != NULL) ++sending;
+    if (request != NULL) ++sends_in_progress;
 }
 
 static void open_worker(int socket, int core)
@@ -100,8 +100,8 @@ static void open_worker(int socket, int core)
     CPU_SET(core, &cpus);
     CHECK("pinning", sched_setaffinity(0, sizeof cpus, &cpus) == 0);
     for (unsigned i = 0; i < depth; i++) {
-        out[i] = memset(aligned_alloc(4096, (payload + 4095) & ~4095ul), 1, payload);
-        in[i] = memset(aligned_alloc(4096, (payload + 4095) & ~4095ul), 1, payload);
+        send_buffers[i] = memset(aligned_alloc(4096, (payload + 4095) & ~4095ul), 1, payload);
+        receive_buffers[i] = memset(aligned_alloc(4096, (payload + 4095) & ~4095ul), 1, payload);
     }
     ucp_params_t features = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_AM};
     ucp_context_h context;
@@ -116,26 +116,26 @@ static void open_worker(int socket, int core)
     ucp_address_t *mine;
     size_t length, theirs;
     CHECK("the address", ucp_worker_get_address(worker, &mine, &length) == UCS_OK);
-    CHECK("meeting", write(socket, &length, sizeof length) == sizeof length);
-    CHECK("meeting", write(socket, mine, length) == (ssize_t)length);
-    CHECK("meeting", recv(socket, &theirs, sizeof theirs, MSG_WAITALL) == sizeof theirs);
+    CHECK("exchanging addresses", write(socket, &length, sizeof length) == sizeof length);
+    CHECK("exchanging addresses", write(socket, mine, length) == (ssize_t)length);
+    CHECK("exchanging addresses", recv(socket, &theirs, sizeof theirs, MSG_WAITALL) == sizeof theirs);
     void *address = malloc(theirs);
-    CHECK("meeting", recv(socket, address, theirs, MSG_WAITALL) == (ssize_t)theirs);
+    CHECK("exchanging addresses", recv(socket, address, theirs, MSG_WAITALL) == (ssize_t)theirs);
     ucp_ep_params_t to = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
     CHECK("ucp_ep_create", ucp_ep_create(worker, &to, &peer) == UCS_OK);
 }
 
-static void serve(void)
+static void run_server(void)
 {
-    for (int over = 0; !over || sending > 0;) {
+    for (int over = 0; !over || sends_in_progress > 0;) {
         ucp_worker_progress(worker);
-        while (came_tail != came_head) {
-            uint64_t number = came[came_tail++ % (2 * MAX_DEPTH)];
+        while (arrived_tail != arrived_head) {
+            uint64_t number = arrived[arrived_tail++ % (2 * MAX_DEPTH)];
             over = number == END;
             send_number(number + 1);
         }
     }
-    /* The last reply may still be on its way out. */
+    /* UCX may still be sends_in_progress the last reply. */
     for (uint64_t until = now() + 50000000; now() < until;) ucp_worker_progress(worker);
 }
 
@@ -145,21 +145,21 @@ static int by_value(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-static void ask(double seconds)
+static void run_client(double seconds)
 {
     enum { SAMPLES = 1 << 20 };
     uint64_t *samples = malloc(SAMPLES * sizeof *samples), taken = 0, ops = 0, wrong = 0;
     uint64_t every = payload < 4096 ? 32 : 1, next = 0, answered = 0, sampled = END, at = 0, from = 0;
     uint64_t warm = now() + 50000000, begin = 0, end = 0;
     for (;;) {
-        /* A buffer is free again when its message has left; the reply may come before. */
-        while (next - answered < depth && sending < depth && end == 0) {
+        /* A send buffer is free when its message is sent, which may be after the reply has arrived. */
+        while (next - answered < depth && sends_in_progress < depth && end == 0) {
             if (sampled == END && next >= from) sampled = next, at = now();
             send_number(next++);
         }
         ucp_worker_progress(worker);
-        while (came_tail != came_head) {
-            uint64_t number = came[came_tail++ % (2 * MAX_DEPTH)];
+        while (arrived_tail != arrived_head) {
+            uint64_t number = arrived[arrived_tail++ % (2 * MAX_DEPTH)];
             wrong += number != answered + 1;
             if (answered == sampled) {
                 uint64_t t = now();
@@ -170,10 +170,10 @@ static void ask(double seconds)
             }
             ++answered;
         }
-        if (end != 0 && answered == next && sending == 0) break;
+        if (end != 0 && answered == next && sends_in_progress == 0) break;
     }
     send_number(END);
-    while (came_tail == came_head || sending > 0) ucp_worker_progress(worker);
+    while (arrived_tail == arrived_head || sends_in_progress > 0) ucp_worker_progress(worker);
     qsort(samples, taken, sizeof *samples, by_value);
     printf("{\"ops_per_s\":%.0f,\"p50_ns\":%llu,\"errors\":%llu}\n", ops * 1e9 / (end - begin),
            (unsigned long long)(taken ? samples[taken / 2] : 0), (unsigned long long)wrong);
@@ -193,11 +193,11 @@ int main(int argc, char **argv)
     if (server == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         open_worker(sockets[1], atoi(argv[5]));
-        serve();
+        run_server();
         _exit(0);
     }
     open_worker(sockets[0], atoi(argv[4]));
-    ask(atof(argv[3]));
+    run_client(atof(argv[3]));
     CHECK("waiting", waitpid(server, &status, 0) == server);
     CHECK("the server", WIFEXITED(status) && WEXITSTATUS(status) == 0);
     _exit(0);

@@ -1,4 +1,4 @@
-//! How many tests passed, read from what test programs print.
+//! Counts tests, by parsing the summary lines that test programs print.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -8,14 +8,14 @@ use std::ops::AddAssign;
 pub(super) struct Counts {
     pub(super) passed: u64,
     pub(super) failed: u64,
-    /// Ignored or skipped: tests that are there and did not run.
+    /// Tests that exist but did not run: ignored or skipped.
     pub(super) ignored: u64,
 }
 
 impl Counts {
-    /// Reads a summary line, either that of Rust's test harness or that of our own programs:
+    /// Parses a summary line, of Rust's test harness or of this project's own test programs:
     /// `test result: ok. 3 passed; 0 failed; 0 ignored; …` or `3 passed, 0 failed[, 0 skipped]`.
-    pub(super) fn of_line(line: &str) -> Option<Counts> {
+    pub(super) fn parse_line(line: &str) -> Option<Counts> {
         let line = line.trim();
         let (summary, separator) = match line.strip_prefix("test result: ") {
             Some(rest) => (rest.split_once(". ")?.1, ';'),
@@ -31,7 +31,7 @@ impl Counts {
         Some(Counts { passed, failed, ignored })
     }
 
-    /// How many tests there are.
+    /// The number of tests.
     pub(super) fn total(self) -> u64 {
         self.passed + self.failed + self.ignored
     }
@@ -60,15 +60,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_of_summary_are_read() {
+    fn both_kinds_of_summary_lines_are_parsed() {
         let harness = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.01s";
-        assert_eq!(Counts::of_line(harness), Some(Counts { passed: 12, failed: 1, ignored: 2 }));
+        assert_eq!(Counts::parse_line(harness), Some(Counts { passed: 12, failed: 1, ignored: 2 }));
         assert_eq!(
-            Counts::of_line("63 passed, 0 failed"),
+            Counts::parse_line("63 passed, 0 failed"),
             Some(Counts { passed: 63, failed: 0, ignored: 0 })
         );
         assert_eq!(
-            Counts::of_line("6 passed, 1 failed, 2 skipped"),
+            Counts::parse_line("6 passed, 1 failed, 2 skipped"),
             Some(Counts { passed: 6, failed: 1, ignored: 2 })
         );
     }
@@ -83,7 +83,7 @@ mod tests {
             "-1 passed, 0 failed",
             "1 passed, 0 failed, 3 seconds",
         ] {
-            assert_eq!(Counts::of_line(line), None, "{line}");
+            assert_eq!(Counts::parse_line(line), None, "{line}");
         }
     }
 }

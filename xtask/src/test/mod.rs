@@ -1,8 +1,8 @@
-//! `cargo xtask test`: every check, in order, and one line at the end.
+//! `cargo xtask test`: runs all checks in order and prints one line with the totals at the end.
 //!
-//! A step without tests of its own (format, lints) counts as one. A step that fails without a failed test (it does
-//! not compile, it hangs, it runs no test at all) counts as one failed, and so does every test that is
-//! ignored or skipped: what is there must run.
+//! A step without tests of its own (format, lints) counts as one test. A step that fails without a failed test (it does not
+//! compile, it hangs, it runs no test at all) counts as one failed test. Every test that is ignored or skipped counts as
+//! failed, too: every test must run.
 
 mod counts;
 mod dependencies;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::packages::Packages;
-use crate::process::{self, Ended};
+use crate::process::{self, Outcome};
 use crate::{vm, workspace};
 use counts::Counts;
 use steps::{STEPS, Step};
@@ -25,30 +25,30 @@ use steps::{STEPS, Step};
 /// What to run.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Run this step alone (repeatable)
+    /// Run only this step (repeatable)
     #[arg(long, value_name = "STEP")]
     only: Vec<String>,
-    /// Name the steps and what they show
+    /// List the steps and what they check
     #[arg(long)]
     list: bool,
 }
 
-/// A piece of a step's work.
+/// One piece of work of a step.
 enum Work {
-    /// A cargo command. With `tests` its output is searched for summaries of tests, and must have some.
+    /// Run a cargo command. With `tests`, its output must contain summary lines of tests, which are counted.
     Cargo {
         arguments: &'static [&'static str],
         variables: &'static [(&'static str, &'static str)],
-        /// A target directory of its own, under the usual one: for flags that would rebuild everything.
+        /// A subdirectory of the target directory, for compiler flags with which cargo would rebuild everything.
         target: Option<&'static str>,
         tests: bool,
     },
-    /// Licences, sources, and what the default build needs.
+    /// Check licences, sources, and that the default build needs Rust alone.
     Dependencies,
-    /// What `cargo xtask vm` promises.
+    /// Check that `cargo xtask vm` works.
     GuestCheck,
-    /// A test program, built here with the feature `verbs` and run on kernel Soft-RoCE, with its package's own programs
-    /// beside it.
+    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package are
+    /// copied into the guest as well.
     Guest { test: &'static str, hosts: u8, arguments: &'static [&'static str] },
 }
 
@@ -60,35 +60,35 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = choose(&options.only)?;
-    chosen.iter().flat_map(|step| packages(step)).collect::<Packages>().install()?;
+    let selected = select_steps(&options.only)?;
+    selected.iter().flat_map(|step| required_packages(step)).collect::<Packages>().install()?;
 
     let began = Instant::now();
     let mut lines = Vec::new();
-    let mut whole = Counts::default();
-    for step in chosen {
+    let mut total = Counts::default();
+    for step in selected {
         println!("\n== {}: {}", step.name, step.shows);
         let started = Instant::now();
-        let counts = judge(step);
+        let counts = run_step(step);
         let mut line = format!("{:<14} {:>6.1} s  {counts}", step.name, started.elapsed().as_secs_f32());
         if counts.ignored > 0 {
             line += &format!(", {} did not run", counts.ignored);
         }
         println!("-- {line}");
         lines.push(line);
-        whole += counts;
+        total += counts;
     }
 
-    println!("\n{}\n{:<14} {:>6.1} s", lines.join("\n"), "whole", began.elapsed().as_secs_f32());
-    if whole.ignored > 0 {
-        println!("{} tests did not run, and count as failed", whole.ignored);
-        whole.failed += whole.ignored;
+    println!("\n{}\n{:<14} {:>6.1} s", lines.join("\n"), "total", began.elapsed().as_secs_f32());
+    if total.ignored > 0 {
+        println!("{} tests did not run; they count as failed", total.ignored);
+        total.failed += total.ignored;
     }
-    println!("{whole}");
-    Ok(if whole.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!("{total}");
+    Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn choose(only: &[String]) -> Result<Vec<&'static Step>, Error> {
+fn select_steps(only: &[String]) -> Result<Vec<&'static Step>, Error> {
     if only.is_empty() {
         return Ok(STEPS.iter().collect());
     }
@@ -96,23 +96,23 @@ fn choose(only: &[String]) -> Result<Vec<&'static Step>, Error> {
     only.iter().map(|name| named(name).ok_or_else(|| Error::NoSuchStep(name.clone()))).collect()
 }
 
-fn packages(step: &Step) -> impl Iterator<Item = &'static str> {
-    let boots = step.work.iter().any(|work| matches!(work, Work::Guest { .. } | Work::GuestCheck));
-    let guests: &[&str] = if boots { vm::PACKAGES } else { &[] };
+fn required_packages(step: &Step) -> impl Iterator<Item = &'static str> {
+    let boots_guests = step.work.iter().any(|work| matches!(work, Work::Guest { .. } | Work::GuestCheck));
+    let guests: &[&str] = if boots_guests { vm::PACKAGES } else { &[] };
     step.packages.iter().chain(guests).copied()
 }
 
-/// Runs a step to its end and counts. Whatever keeps it from its work is a failure of the step.
-fn judge(step: &Step) -> Counts {
+/// Runs all work of a step and counts its tests. A step that cannot do its work counts as failed.
+fn run_step(step: &Step) -> Counts {
     let mut counts = Counts::default();
     for work in step.work {
         let mut own = Counts::default();
-        let complaint = match perform(work, Duration::from_secs(step.limit), &mut own) {
-            Ok(complaint) => complaint,
+        let problem = match run_work(work, Duration::from_secs(step.timeout), &mut own) {
+            Ok(problem) => problem,
             Err(error) => Some(error.to_string()),
         };
-        if let Some(complaint) = complaint {
-            println!("{}: {complaint}", step.name);
+        if let Some(problem) = problem {
+            println!("{}: {problem}", step.name);
             own.failed = own.failed.max(1);
         }
         counts += own;
@@ -120,31 +120,32 @@ fn judge(step: &Step) -> Counts {
     counts
 }
 
-/// Does the work, adds to the counts, and says what is wrong, if anything.
-fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<String>, Error> {
+/// Does the work and adds its tests to the counts. Returns what went wrong, if anything.
+fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Option<String>, Error> {
     match *work {
         Work::Cargo { arguments, variables, target, tests } => {
-            let mut command = cargo(limit, arguments);
+            let mut command = cargo(timeout, arguments);
             command.envs(variables.iter().copied());
             if let Some(directory) = target {
                 command.env("CARGO_TARGET_DIR", workspace::target().join(directory));
             }
-            let ended = process::stream(&mut command, limit, |line| {
-                if tests && let Some(more) = Counts::of_line(line) {
+            let outcome = process::run_streaming(&mut command, timeout, |line| {
+                if tests && let Some(more) = Counts::parse_line(line) {
                     *counts += more;
                 }
                 true
             })?;
-            if !tests && (ended == Ended::Itself { success: true }) {
+            if !tests && (outcome == Outcome::Exited { success: true }) {
                 counts.passed += 1;
             }
-            Ok(complaint(&ended, limit).or_else(|| (counts.total() == 0).then(|| "it ran no test".into())))
+            Ok(describe_failure(&outcome, timeout)
+                .or_else(|| (counts.total() == 0).then(|| "it ran no tests".into())))
         }
         Work::Dependencies => {
-            let complaints = dependencies::complaints()?;
-            counts.passed += u64::from(complaints.is_empty());
-            counts.failed += complaints.len() as u64;
-            Ok((!complaints.is_empty()).then(|| complaints.join("\n")))
+            let violations = dependencies::find_violations()?;
+            counts.passed += u64::from(violations.is_empty());
+            counts.failed += violations.len() as u64;
+            Ok((!violations.is_empty()).then(|| violations.join("\n")))
         }
         Work::GuestCheck => {
             let (passed, failed) = vm::check()?;
@@ -152,74 +153,75 @@ fn perform(work: &Work, limit: Duration, counts: &mut Counts) -> Result<Option<S
             Ok(None)
         }
         Work::Guest { test, hosts, arguments } => {
-            let (program, files) = match build(test, limit)? {
+            let (program, files) = match build_test(test, timeout)? {
                 Ok(built) => built,
-                Err(complaint) => return Ok(Some(complaint)),
+                Err(problem) => return Ok(Some(problem)),
             };
             let mut words = vec![program.to_string_lossy().into_owned()];
             words.extend(arguments.iter().map(|&word| word.to_owned()));
             let mut options = vm::Options::new(words);
             options.hosts = hosts;
             options.files = files;
-            options.timeout = limit.as_secs();
+            options.timeout = timeout.as_secs();
             let status = vm::boot(&options, &mut |line| {
-                if let Some(more) = Counts::of_line(line) {
+                if let Some(more) = Counts::parse_line(line) {
                     *counts += more;
                 }
             })?;
             Ok(match status {
-                0 if counts.total() == 0 => Some("it ran no test".into()),
+                0 if counts.total() == 0 => Some("it ran no tests".into()),
                 0 => None,
-                status => Some(format!("ended with status {status} in the guest")),
+                status => Some(format!("it ended with status {status} in the guest")),
             })
         }
     }
 }
 
-/// Builds a test program and returns its path and those of the programs it may start, or what is wrong.
-fn build(test: &str, limit: Duration) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
+/// Builds a test program. Returns its path and the paths of the programs that it may start, or what went wrong.
+fn build_test(test: &str, timeout: Duration) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
     let features = "crosstie/verbs,crosstie-cli/verbs";
     let arguments = ["test", "--workspace", "--features", features, "--test", test, "--no-run"];
-    let mut command = cargo(limit, &arguments);
+    let mut command = cargo(timeout, &arguments);
     command.arg("--message-format=json-render-diagnostics");
     let mut program = None;
     let mut others = Vec::new();
-    let ended = process::stream(&mut command, limit, |line| {
+    let outcome = process::run_streaming(&mut command, timeout, |line| {
         program = executable(line, "test", Some(test)).or(program.take());
         others.extend(executable(line, "bin", None));
         false
     })?;
-    Ok(match (complaint(&ended, limit), program) {
-        (Some(complaint), _) => Err(complaint),
+    Ok(match (describe_failure(&outcome, timeout), program) {
+        (Some(problem), _) => Err(problem),
         (None, Some(program)) => Ok((program, others)),
         (None, None) => Err(format!("cargo built no program for the test {test}")),
     })
 }
 
-/// The program of a kind, and of a name if one is given, that one of cargo's messages says it built.
+/// Returns the path of the program that one of cargo's JSON messages says it built, when the program has this kind and, if
+/// one is given, this name.
 fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).ok()?;
     let target = &message["target"];
-    let fits = message["reason"] == "compiler-artifact"
+    let matches = message["reason"] == "compiler-artifact"
         && target["kind"][0] == kind
         && name.is_none_or(|name| target["name"] == name);
-    if !fits {
+    if !matches {
         return None;
     }
     message["executable"].as_str().map(PathBuf::from)
 }
 
-fn cargo(limit: Duration, arguments: &[&str]) -> Command {
-    let mut command = process::bounded(workspace::cargo(), limit);
+fn cargo(timeout: Duration, arguments: &[&str]) -> Command {
+    let mut command = process::with_timeout(workspace::cargo(), timeout);
     command.args(arguments).current_dir(workspace::root());
     command
 }
 
-fn complaint(ended: &Ended, limit: Duration) -> Option<String> {
-    match ended {
-        Ended::Itself { success: true } => None,
-        Ended::Itself { success: false } => Some("it failed, see above".into()),
-        Ended::PastLimit => Some(format!("it hung: no end within {} s", limit.as_secs())),
+fn describe_failure(outcome: &Outcome, timeout: Duration) -> Option<String> {
+    match outcome {
+        Outcome::Exited { success: true } => None,
+        Outcome::Exited { success: false } => Some("it failed; its output is above".into()),
+        Outcome::TimedOut => Some(format!("it did not end within {} s and was killed", timeout.as_secs())),
     }
 }
 
@@ -228,16 +230,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_steps_are_unique() {
+    fn step_names_are_unique() {
         let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), STEPS.len());
-        assert!(matches!(choose(&["no-such-step".into()]), Err(Error::NoSuchStep(_))));
+        assert!(matches!(select_steps(&["no-such-step".into()]), Err(Error::NoSuchStep(_))));
     }
 
     #[test]
-    fn the_built_program_is_found_among_the_messages() {
+    fn path_of_the_built_program_is_read_from_cargo_messages() {
         let message = r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"conformance"},"executable":"/t/conformance-1"}"#;
         assert_eq!(executable(message, "test", Some("conformance")), Some("/t/conformance-1".into()));
         assert_eq!(executable(message, "test", Some("other")), None);

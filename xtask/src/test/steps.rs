@@ -1,37 +1,37 @@
-//! The list of all checks. To add one, add a row.
+//! The list of all steps. To add a check, add a step here.
 
 use super::Work::{self, Cargo, Dependencies, Guest, GuestCheck};
 use crate::vm;
 
 /// One check, made of one or more pieces of work.
 pub(super) struct Step {
-    /// What `--only` calls it.
+    /// The name that `--only` takes.
     pub(super) name: &'static str,
-    /// What a pass shows.
+    /// What is known when the step has passed.
     pub(super) shows: &'static str,
-    /// Debian packages that it needs beyond Rust and a C linker.
+    /// The Debian packages that it needs in addition to Rust and a C linker.
     pub(super) packages: &'static [&'static str],
-    /// Seconds after which a piece of its work counts as hung.
-    pub(super) limit: u64,
+    /// Seconds after which each piece of its work is killed and counts as failed.
+    pub(super) timeout: u64,
     pub(super) work: &'static [Work],
 }
 
 const VERBS: &[&str] = &["cmake", "libclang-dev"];
 const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "libclang-dev"];
-/// mpirun refuses root, and more ranks than cores, unless told.
+/// Without these variables mpirun refuses to run as root, and refuses more ranks than cores.
 const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
 ];
 
-/// In the order in which they run: the quick ones first.
+/// All steps, in the order in which they run: the short ones first.
 pub(super) const STEPS: &[Step] = &[
     Step {
         name: "format",
-        shows: "the sources are as rustfmt writes them",
+        shows: "the sources are formatted by rustfmt",
         packages: &[],
-        limit: 60,
+        timeout: 60,
         work: &[Cargo {
             arguments: &["fmt", "--all", "--check"],
             variables: &[],
@@ -41,16 +41,16 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "dependencies",
-        shows: "licences and sources are those deny.toml allows; the default build needs Rust alone",
+        shows: "deny.toml allows all licences and sources; the default build needs Rust alone",
         packages: &[],
-        limit: 300,
+        timeout: 300,
         work: &[Dependencies],
     },
     Step {
         name: "lint",
         shows: "clippy finds nothing in the default build",
         packages: &[],
-        limit: 600,
+        timeout: 600,
         work: &[Cargo {
             arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
             variables: &[],
@@ -62,7 +62,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
-        limit: 1200,
+        timeout: 1200,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
             variables: &[],
@@ -74,9 +74,9 @@ pub(super) const STEPS: &[Step] = &[
         name: "docs",
         shows: "the documentation builds without a warning",
         packages: &[],
-        limit: 300,
+        timeout: 300,
         work: &[Cargo {
-            // The program is left out: it has the library's name, and its pages would overwrite the library's.
+            // Without the program crosstie: its pages would overwrite those of the library, which has the same name.
             arguments: &[
                 "doc",
                 "--workspace",
@@ -91,16 +91,16 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "guest",
-        shows: "cargo xtask vm keeps its promises: devices, links, statuses, crashes, hangs",
+        shows: "cargo xtask vm works: devices, links, exit statuses, crashes, hangs",
         packages: vm::PACKAGES,
-        limit: 600,
+        timeout: 600,
         work: &[GuestCheck],
     },
     Step {
         name: "lint-features",
-        shows: "clippy finds nothing with every feature on",
+        shows: "clippy finds nothing with all features",
         packages: &["cmake", "libclang-dev", "libopenmpi-dev"],
-        limit: 600,
+        timeout: 600,
         work: &[Cargo {
             arguments: &[
                 "clippy",
@@ -119,9 +119,9 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "loom",
-        shows: "ring orderings hold under every interleaving that loom explores",
+        shows: "the lock-free code is correct under every interleaving that loom explores",
         packages: &[],
-        limit: 600,
+        timeout: 600,
         work: &[Cargo {
             arguments: &["test", "--release", "-p", "crosstie", "--lib", "loom_"],
             variables: &[("RUSTFLAGS", "--cfg loom")],
@@ -131,11 +131,11 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "mpi",
-        shows: "bootstrap works under mpirun, and so does the store on its ranks",
+        shows: "bootstrap and the store work under mpirun",
         packages: MPI,
-        limit: 600,
+        timeout: 600,
         work: &[Cargo {
-            // The whole workspace, as in `test`: dependencies are built with the same features, so only once.
+            // With --workspace, as in `test`: the dependencies then have the same features and are not built again.
             arguments: &[
                 "test",
                 "--workspace",
@@ -153,9 +153,9 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "the device contract and copyrpc hold on kernel Soft-RoCE, in one guest and between two, and so does the store between two",
+        shows: "device conformance and copyrpc pass on kernel Soft-RoCE in one guest and between two, and the store between two",
         packages: VERBS,
-        limit: 360,
+        timeout: 360,
         work: &[
             Guest {
                 test: "conformance",

@@ -1,8 +1,8 @@
-//! The guest's file system: an archive in cpio's "newc" format, which the kernel unpacks at boot.
+//! An initramfs: an archive in cpio's "newc" format, which the kernel unpacks at boot as its file system.
 //!
-//! The layout is that of a Debian with one `/usr`: `/bin`, `/sbin`, `/lib` and `/lib64` are links into it, and
-//! a path under one of them means the same file as on the machine outside. The archive is not compressed:
-//! under emulation the guest would pay more for unpacking than it saves.
+//! The layout is that of Debian with merged `/usr`: `/bin`, `/sbin`, `/lib` and `/lib64` are links into it, so a path
+//! under one of them is the same file in the guest as on this machine. The archive is not compressed: under emulation,
+//! decompression would cost the guest more time than it saves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,14 +10,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::error::{Error, at};
+use crate::error::{Error, with_path};
 use crate::process;
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 
-/// An initramfs in the making.
+/// An initramfs that is being built.
 #[derive(Default)]
 pub(super) struct Initramfs {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) struct Initramfs {
 }
 
 impl Initramfs {
-    /// The empty layout.
+    /// Creates an initramfs that has directories only.
     pub(super) fn new() -> Self {
         let mut initramfs = Initramfs::default();
         for directory in ["bin", "sbin", "lib", "lib64"] {
@@ -40,7 +40,7 @@ impl Initramfs {
         initramfs
     }
 
-    /// Adds a file with the given permissions and content; the first one at a path stays.
+    /// Adds a file with the given permissions and content. When the path exists already, nothing changes.
     pub(super) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) {
         self.entry(path, REGULAR | permissions, content);
     }
@@ -50,18 +50,18 @@ impl Initramfs {
         self.entry(path, LINK | 0o777, to.as_bytes());
     }
 
-    /// Adds a file of this machine at its own path.
+    /// Adds a file of this machine at the same path.
     pub(super) fn copy(&mut self, path: &Path) -> Result<(), Error> {
-        let permissions = fs::metadata(path).map_err(at(path))?.permissions().mode() & 0o7777;
-        self.file(&path.to_string_lossy(), permissions, &fs::read(path).map_err(at(path))?);
+        let permissions = fs::metadata(path).map_err(with_path(path))?.permissions().mode() & 0o7777;
+        self.file(&path.to_string_lossy(), permissions, &fs::read(path).map_err(with_path(path))?);
         Ok(())
     }
 
-    /// Adds a program or library of this machine with everything it needs to start: the libraries that `ldd`
-    /// names, or the interpreter of a script with its libraries.
+    /// Adds a program or library of this machine with everything that it needs: the libraries that `ldd` lists, or for
+    /// a script its interpreter with its libraries.
     pub(super) fn copy_program(&mut self, path: &Path) -> Result<(), Error> {
         self.copy(path)?;
-        let content = fs::read(path).map_err(at(path))?;
+        let content = fs::read(path).map_err(with_path(path))?;
         if let Some(interpreter) = interpreter(&content) {
             return self.copy_program(Path::new(&interpreter));
         }
@@ -71,12 +71,12 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Whether something is at this path already.
+    /// Whether the path exists already.
     pub(super) fn has(&self, path: &str) -> bool {
-        self.present.contains(&normal(path))
+        self.present.contains(&archive_path(path))
     }
 
-    /// The finished archive.
+    /// Returns the complete archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.append("TRAILER!!!", 0, &[]);
         self.bytes
@@ -87,7 +87,7 @@ impl Initramfs {
     }
 
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
-        let path = normal(path);
+        let path = archive_path(path);
         if let Some((parent, _)) = path.rsplit_once('/')
             && !self.present.contains(parent)
         {
@@ -120,44 +120,44 @@ impl Initramfs {
     }
 }
 
-/// The path inside the archive: relative, and under `usr` where Debian has it.
-fn normal(path: &str) -> String {
+/// Returns the path inside the archive: relative, and under `usr` where Debian has a link into it.
+fn archive_path(path: &str) -> String {
     let path = path.trim_matches('/');
     let merged = ["bin/", "sbin/", "lib/", "lib64/"].iter().any(|start| path.starts_with(start));
     if merged { format!("usr/{path}") } else { path.to_owned() }
 }
 
-/// The interpreter that a script's first line names.
+/// Returns the interpreter that the first line of a script names.
 fn interpreter(content: &[u8]) -> Option<String> {
     let line = content.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     std::str::from_utf8(line).ok()?.split_whitespace().next().map(str::to_owned)
 }
 
-/// The libraries that an ELF file is linked with, the dynamic loader included.
+/// Returns the paths of the libraries that an ELF file is linked with, and of the dynamic loader.
 fn libraries(path: &Path, content: &[u8]) -> Result<Vec<String>, Error> {
     if !content.starts_with(b"\x7fELF") {
         return Ok(Vec::new());
     }
-    match process::output(Command::new("ldd").arg(path)) {
+    match process::run_for_output(Command::new("ldd").arg(path)) {
         Ok(listing) => {
-            paths_of_ldd(&listing).map_err(|library| Error::NoSuchLibrary { program: path.into(), library })
+            parse_ldd(&listing).map_err(|library| Error::NoSuchLibrary { program: path.into(), library })
         }
-        // What ldd says of a static program.
+        // ldd prints this for a statically linked program.
         Err(Error::Program { stderr, .. }) if stderr.contains("not a dynamic executable") => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// The paths in what `ldd` printed, or the name of a library that it did not find.
-fn paths_of_ldd(listing: &str) -> Result<Vec<String>, String> {
+/// Returns the paths in the output of `ldd`, or the name of a library that it did not find.
+fn parse_ldd(listing: &str) -> Result<Vec<String>, String> {
     let mut paths = Vec::new();
     for line in listing.lines().map(str::trim) {
         if let Some((name, _)) = line.split_once(" => not found") {
             return Err(name.to_owned());
         }
-        let place = line.split_once(" => ").map_or(line, |(_, place)| place);
-        if place.starts_with('/') {
-            paths.push(place.split(" (").next().unwrap_or(place).to_owned());
+        let path = line.split_once(" => ").map_or(line, |(_, path)| path);
+        if path.starts_with('/') {
+            paths.push(path.split(" (").next().unwrap_or(path).to_owned());
         }
     }
     Ok(paths)
@@ -167,33 +167,33 @@ fn paths_of_ldd(listing: &str) -> Result<Vec<String>, String> {
 mod tests {
     use super::*;
 
-    /// Reads an archive back: (name, mode, content) of each entry, the trailer last.
-    fn entries(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+    /// Parses an archive: (name, mode, content) of each entry, the trailer last.
+    fn parse_archive(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = Vec::new();
-        let mut at = 0;
-        while at < archive.len() {
-            assert_eq!(&archive[at..at + 6], b"070701");
+        let mut offset = 0;
+        while offset < archive.len() {
+            assert_eq!(&archive[offset..offset + 6], b"070701");
             let field = |n: usize| {
-                let digits = std::str::from_utf8(&archive[at + 6 + 8 * n..at + 14 + 8 * n]).unwrap();
+                let digits = std::str::from_utf8(&archive[offset + 6 + 8 * n..offset + 14 + 8 * n]).unwrap();
                 u32::from_str_radix(digits, 16).unwrap() as usize
             };
-            let name = &archive[at + 110..at + 110 + field(11) - 1];
-            let start = (at + 110 + field(11)).next_multiple_of(4);
+            let name = &archive[offset + 110..offset + 110 + field(11) - 1];
+            let start = (offset + 110 + field(11)).next_multiple_of(4);
             let content = archive[start..start + field(6)].to_vec();
             entries.push((String::from_utf8(name.to_vec()).unwrap(), field(1) as u32, content));
-            at = (start + field(6)).next_multiple_of(4);
+            offset = (start + field(6)).next_multiple_of(4);
         }
         entries
     }
 
     #[test]
-    fn parents_come_before_files_and_paths_are_merged_into_usr() {
+    fn directories_precede_their_files_and_paths_are_merged_into_usr() {
         let mut initramfs = Initramfs::default();
         initramfs.file("/lib/x/library.so", 0o755, b"12345");
         initramfs.file("/usr/lib/x/library.so", 0o755, b"again");
         initramfs.link("bin/sh", "dash");
         assert!(initramfs.has("/lib/x/library.so"));
-        let entries = entries(&initramfs.finish());
+        let entries = parse_archive(&initramfs.finish());
         let names: Vec<_> = entries.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(
             names,
@@ -205,17 +205,17 @@ mod tests {
     }
 
     #[test]
-    fn what_ldd_prints_becomes_paths() {
+    fn library_paths_are_read_from_ldd_output() {
         let listing = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
                        \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
-        let paths = paths_of_ldd(listing).unwrap();
+        let paths = parse_ldd(listing).unwrap();
         assert_eq!(paths, ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]);
-        assert_eq!(paths_of_ldd("\tlibmpi.so.40 => not found\n").unwrap_err(), "libmpi.so.40");
-        assert!(paths_of_ldd("\tstatically linked\n").unwrap().is_empty());
+        assert_eq!(parse_ldd("\tlibmpi.so.40 => not found\n").unwrap_err(), "libmpi.so.40");
+        assert!(parse_ldd("\tstatically linked\n").unwrap().is_empty());
     }
 
     #[test]
-    fn a_script_names_its_interpreter() {
+    fn interpreter_is_read_from_the_first_line_of_a_script() {
         assert_eq!(interpreter(b"#! /usr/bin/env bash\n").as_deref(), Some("/usr/bin/env"));
         assert_eq!(interpreter(b"\x7fELF"), None);
     }

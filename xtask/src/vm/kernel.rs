@@ -1,16 +1,16 @@
-//! The guest's kernel: Debian's package, downloaded and unpacked under the target directory. Nothing is
-//! installed on this machine.
+//! The guest's kernel: downloads Debian's kernel package and unpacks it under the target directory. It installs nothing on
+//! this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
 use super::modules::Dependencies;
-use crate::error::{Error, at};
+use crate::error::{Error, with_path};
 use crate::packages;
-use crate::process::output;
+use crate::process::run_for_output;
 
-/// The package that always depends on the current kernel.
+/// The metapackage that depends on the package of the current kernel.
 const METAPACKAGE: &str = "linux-image-amd64";
 
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
@@ -22,128 +22,131 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel under `cache`, fetched there first if need be.
+    /// Returns the kernel under `cache`. Downloads it first when it is not there.
     pub(super) fn fetch(cache: &Path) -> Result<Kernel, Error> {
-        fs::create_dir_all(cache).map_err(at(cache))?;
+        fs::create_dir_all(cache).map_err(with_path(cache))?;
         let directory = cache.join("kernel");
         if !directory.exists() {
-            // Complete or not there at all: made elsewhere and moved.
+            // Unpacked in another directory and then renamed, so that the directory is always complete.
             let partial = cache.join(format!("kernel.partial-{}", process::id()));
-            unpack(&partial)?;
+            download(&partial)?;
             if fs::rename(&partial, &directory).is_err() {
-                // Another run was faster.
-                fs::remove_dir_all(&partial).map_err(at(&partial))?;
+                // Another run created it at the same time.
+                fs::remove_dir_all(&partial).map_err(with_path(&partial))?;
             }
         }
         let release = release(&directory)?;
         Ok(Kernel { directory, release })
     }
 
-    /// The file to boot.
+    /// Returns the path of the kernel image to boot.
     pub(super) fn image(&self) -> PathBuf {
-        let plain = self.directory.join("vmlinux");
-        if plain.exists() { plain } else { compressed(&self.directory, &self.release) }
+        let uncompressed = self.directory.join("vmlinux");
+        if uncompressed.exists() { uncompressed } else { compressed_image(&self.directory, &self.release) }
     }
 
-    /// The contents of the named modules and all that they need, in an order that loads.
+    /// Returns the contents of the named modules and of their dependencies, in loading order.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<Vec<u8>>, Error> {
         let modules = self.directory.join("lib/modules").join(&self.release);
-        let text = |file| fs::read_to_string(modules.join(file)).map_err(at(modules.join(file)));
+        let text = |file| fs::read_to_string(modules.join(file)).map_err(with_path(modules.join(file)));
         let dependencies = Dependencies::parse(&text("modules.dep")?, &text("modules.builtin")?);
         let order = dependencies
             .load_order(names)
             .map_err(|name| Error::Kernel { path: modules.clone(), what: format!("has no module {name}") })?;
-        order.iter().map(|path| plain_module(&modules.join(path))).collect()
+        order.iter().map(|path| read_module(&modules.join(path))).collect()
     }
 }
 
-fn unpack(directory: &Path) -> Result<(), Error> {
-    fs::create_dir_all(directory).map_err(at(directory))?;
-    let package = match package() {
-        Err(_) if packages::may_install() => packages::update().and_then(|()| package()),
+fn download(directory: &Path) -> Result<(), Error> {
+    fs::create_dir_all(directory).map_err(with_path(directory))?;
+    let package = match kernel_package() {
+        Err(_) if packages::can_install() => packages::update_package_lists().and_then(|()| kernel_package()),
         found => found,
     }?;
     eprintln!("xtask: fetching {package} (about 70 MB) for the guests");
-    // As root, apt would download as a user who may not write here.
-    let download = || {
+    // Without the option, apt as root downloads as another user, who cannot write into this directory.
+    let fetch = || {
         let mut command = Command::new("apt-get");
         command.args(["-q", "-o", "APT::Sandbox::User=root", "download", &package]).current_dir(directory);
-        output(&mut command)
+        run_for_output(&mut command)
     };
-    match download() {
-        // Lists out of date name versions that the archive no longer has.
-        Err(_) if packages::may_install() => packages::update().and_then(|()| download()),
-        done => done,
+    match fetch() {
+        // Package lists that are out of date name versions that the archive no longer has.
+        Err(_) if packages::can_install() => packages::update_package_lists().and_then(|()| fetch()),
+        fetched => fetched,
     }?;
-    let archive = entry(directory, |name| name.ends_with(".deb"))?;
-    output(Command::new("dpkg-deb").arg("-x").args([&archive, &directory.to_path_buf()]))?;
-    fs::remove_file(&archive).map_err(at(&archive))?;
+    let archive = find_entry(directory, |name| name.ends_with(".deb"))?;
+    run_for_output(Command::new("dpkg-deb").arg("-x").args([&archive, &directory.to_path_buf()]))?;
+    fs::remove_file(&archive).map_err(with_path(&archive))?;
     let release = release(directory)?;
-    output(Command::new("/usr/sbin/depmod").arg("-b").arg(directory).arg(&release))?;
+    run_for_output(Command::new("/usr/sbin/depmod").arg("-b").arg(directory).arg(&release))?;
     extract_image(directory, &release)
 }
 
-/// The package behind the metapackage.
-fn package() -> Result<String, Error> {
-    let listing = output(Command::new("apt-cache").args(["depends", METAPACKAGE]))?;
+/// Returns the name of the kernel package that the metapackage depends on.
+fn kernel_package() -> Result<String, Error> {
+    let listing = run_for_output(Command::new("apt-cache").args(["depends", METAPACKAGE]))?;
     let names = listing.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     let mut images = names.filter(|name| name.starts_with("linux-image-"));
     images.next().map(str::to_owned).ok_or(Error::NoKernelPackage(METAPACKAGE))
 }
 
-/// Takes the plain kernel out of the compressed one. QEMU boots it directly (PVH), which saves the guest the
-/// unpacking: six seconds of ten under emulation. A kernel packed in another way boots as it is.
+/// Decompresses the kernel image. QEMU boots the result directly (PVH), and the guest need not decompress it, which takes six
+/// of ten seconds under emulation. A kernel that is not compressed with xz is booted as it is.
 fn extract_image(directory: &Path, release: &str) -> Result<(), Error> {
-    let path = compressed(directory, release);
-    let image = fs::read(&path).map_err(at(&path))?;
+    let path = compressed_image(directory, release);
+    let image = fs::read(&path).map_err(with_path(&path))?;
     let Some(payload) = payload(&image).filter(|payload| payload.starts_with(XZ_MAGIC)) else {
         return Ok(());
     };
-    let packed = directory.join("vmlinux.xz");
-    fs::write(&packed, payload).map_err(at(&packed))?;
-    output(Command::new("xz").args(["-d"]).arg(&packed))?;
+    let compressed = directory.join("vmlinux.xz");
+    fs::write(&compressed, payload).map_err(with_path(&compressed))?;
+    run_for_output(Command::new("xz").args(["-d"]).arg(&compressed))?;
     Ok(())
 }
 
-/// The compressed kernel inside a bzImage, by the x86 boot protocol: `setup_sects` sectors and the boot sector,
-/// then `payload_offset` and `payload_length`. The length includes four bytes that are not the archive's: its unpacked size.
+/// Returns the compressed kernel inside a bzImage, as the x86 boot protocol defines it: it starts `payload_offset` bytes
+/// after the boot sector and the `setup_sects` sectors. `payload_length` includes four bytes that are not part of the xz
+/// data: the uncompressed size.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
-    let protected = (usize::from(*image.get(0x1f1)?) + 1) * 512;
-    let start = protected.checked_add(word(0x248)?)?;
+    let setup_bytes = (usize::from(*image.get(0x1f1)?) + 1) * 512;
+    let start = setup_bytes.checked_add(word(0x248)?)?;
     image.get(start..start.checked_add(word(0x24c)?)?.checked_sub(4)?)
 }
 
-fn compressed(directory: &Path, release: &str) -> PathBuf {
+fn compressed_image(directory: &Path, release: &str) -> PathBuf {
     directory.join(format!("boot/vmlinuz-{release}"))
 }
 
 fn release(directory: &Path) -> Result<String, Error> {
-    let modules = entry(&directory.join("lib/modules"), |_| true)?;
+    let modules = find_entry(&directory.join("lib/modules"), |_| true)?;
     Ok(modules.file_name().unwrap_or_default().to_string_lossy().into_owned())
 }
 
-/// The one entry of a directory with a fitting name.
-fn entry(directory: &Path, fits: impl Fn(&str) -> bool) -> Result<PathBuf, Error> {
-    let entries = fs::read_dir(directory).map_err(at(directory))?;
-    let mut found = entries.flatten().filter(|entry| fits(&entry.file_name().to_string_lossy()));
-    let missing =
-        || Error::Kernel { path: directory.into(), what: "is not what the package unpacks to".into() };
+/// Returns the first entry of a directory whose name matches.
+fn find_entry(directory: &Path, matches: impl Fn(&str) -> bool) -> Result<PathBuf, Error> {
+    let entries = fs::read_dir(directory).map_err(with_path(directory))?;
+    let mut found = entries.flatten().filter(|entry| matches(&entry.file_name().to_string_lossy()));
+    let missing = || Error::Kernel {
+        path: directory.into(),
+        what: "does not have the content of a kernel package".into(),
+    };
     found.next().map(|entry| entry.path()).ok_or_else(missing)
 }
 
-/// A module as the kernel loads it, unpacked where the package has it packed.
-fn plain_module(path: &Path) -> Result<Vec<u8>, Error> {
+/// Reads a module, and decompresses it when the package has it compressed.
+fn read_module(path: &Path) -> Result<Vec<u8>, Error> {
     if path.extension().is_some_and(|extension| extension == "xz") {
-        let done = Command::new("xz").arg("-dc").arg(path).output().map_err(at(path))?;
-        if !done.status.success() {
-            let stderr = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        let xz = Command::new("xz").arg("-dc").arg(path).output().map_err(with_path(path))?;
+        if !xz.status.success() {
+            let stderr = String::from_utf8_lossy(&xz.stderr).trim().to_owned();
             let command = format!("xz -dc {}", path.display());
-            return Err(Error::Program { command, status: done.status.to_string(), stderr });
+            return Err(Error::Program { command, status: xz.status.to_string(), stderr });
         }
-        return Ok(done.stdout);
+        return Ok(xz.stdout);
     }
-    fs::read(path).map_err(at(path))
+    fs::read(path).map_err(with_path(path))
 }
 
 #[cfg(test)]
@@ -151,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_payload_is_found_by_the_boot_protocol() {
+    fn payload_is_found_by_the_boot_protocol() {
         let mut image = vec![0; 2048];
         image[0x1f1] = 1;
         image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());

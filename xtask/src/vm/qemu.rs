@@ -1,15 +1,15 @@
-//! Booting guests and watching them: their output passes through, and each ends with its command's status, or
-//! with the reason why there is none.
+//! Boots guests, prints their output, and returns how each one ended: with its command's exit status, by a crash, or by a
+//! timeout.
 //!
-//! QEMU writes what the guest says to plain files in the run's directory, and one loop reads them as they grow.
-//! So a guest never waits for a slow reader, and after a crash the whole log is there.
+//! QEMU writes the guest's output to plain files in the run's directory, and one loop reads them while they grow. So a
+//! guest never waits for a slow reader, and the whole log exists after a crash.
 //!
 //! ```text
-//! hostN.console   the kernel's messages and those of process 1
-//! hostN.stdout    what the command wrote
-//! hostN.stderr
+//! hostN.console   messages of the kernel and of process 1
+//! hostN.stdout    standard output of the command
+//! hostN.stderr    standard error of the command
 //! hostN.status    `ready UPTIME`, then `exit STATUS`
-//! hostN.qemu      QEMU's own complaints
+//! hostN.qemu      QEMU's own error messages
 //! ```
 
 use std::fmt;
@@ -21,122 +21,123 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Options;
-use crate::error::{Error, at};
-use crate::process::dies_with_us;
+use crate::error::{Error, with_path};
+use crate::process::killed_with_parent;
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How a guest ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// Its command ended with this status.
-    Exit(u8),
+pub(super) enum GuestExit {
+    /// Its command ended with this exit status.
+    Status(u8),
     /// QEMU ended before the command did: the kernel panicked, or the guest could not be set up.
     Crashed,
-    /// There was no status within the time allowed.
-    Hung,
+    /// There was no status within the timeout.
+    TimedOut,
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for GuestExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ending::Exit(status) => write!(f, "the command ended with status {status}"),
-            Ending::Crashed => write!(f, "the guest crashed before its command ended"),
-            Ending::Hung => write!(f, "the guest gave no status in time"),
+            GuestExit::Status(status) => write!(f, "the command ended with status {status}"),
+            GuestExit::Crashed => write!(f, "the guest crashed before its command ended"),
+            GuestExit::TimedOut => write!(f, "the guest did not report a status in time"),
         }
     }
 }
 
-/// Boots one guest per host in `directory`, which has `initramfs.cpio`, and waits for all of them, no longer than the
-/// options allow. Returns how each ended, in order; no guest is left running.
+/// Boots one guest per host in `directory`, which contains `initramfs.cpio`, and waits for all of them, at most for the
+/// timeout of the options. Returns how each guest ended, in the order of the hosts. No guest is left running.
 pub(super) fn run(
     directory: &Path,
     kernel: &Path,
     options: &Options,
     line: &mut dyn FnMut(&str),
-) -> Result<Vec<Ending>, Error> {
+) -> Result<Vec<GuestExit>, Error> {
     let deadline = Instant::now() + Duration::from_secs(options.timeout);
     let mut guests = Vec::new();
     for host in 0..options.hosts {
         guests.push(Guest::boot(directory, kernel, options, host)?);
     }
     loop {
-        let late = Instant::now() >= deadline;
+        let timed_out = Instant::now() >= deadline;
         for guest in &mut guests {
-            guest.look(late, line)?;
+            guest.poll(timed_out, line)?;
         }
-        // A guest that has ended stays up for the sake of the others, unless one of them is lost.
-        let lost = guests.iter().any(|guest| matches!(guest.ending, Some(Ending::Crashed | Ending::Hung)));
-        if lost || guests.iter().all(|guest| guest.ending.is_some()) {
+        // A guest whose command has ended keeps running for the other one, unless one of them has failed.
+        let failed =
+            guests.iter().any(|guest| matches!(guest.exit, Some(GuestExit::Crashed | GuestExit::TimedOut)));
+        if failed || guests.iter().all(|guest| guest.exit.is_some()) {
             break;
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
-    // The guest that waited for a lost one hangs too.
-    Ok(guests.iter().map(|guest| guest.ending.unwrap_or(Ending::Hung)).collect())
+    // A guest that waits for a failed one would time out, too.
+    Ok(guests.iter().map(|guest| guest.exit.unwrap_or(GuestExit::TimedOut)).collect())
 }
 
-/// The path of a guest's log and its last lines, to be shown to whoever must find out why it was lost.
-pub(super) fn last_words(directory: &Path, host: u8, lines: usize) -> String {
-    let mut words = format!("log: {}\n", directory.join(format!("host{host}.console")).display());
+/// Returns the path of a guest's log and the last lines of all its outputs, for a report on its failure.
+pub(super) fn log_tail(directory: &Path, host: u8, lines: usize) -> String {
+    let mut report = format!("log: {}\n", directory.join(format!("host{host}.console")).display());
     for kind in ["qemu", "stdout", "stderr", "console"] {
         let bytes = fs::read(directory.join(format!("host{host}.{kind}"))).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes).replace('\r', "");
         let all: Vec<_> = text.lines().collect();
         for line in &all[all.len().saturating_sub(lines)..] {
-            words += &format!("  {kind}: {line}\n");
+            report += &format!("  {kind}: {line}\n");
         }
     }
-    words
+    report
 }
 
 struct Guest {
     host: u8,
     qemu: Child,
     booted: Instant,
-    stdout: Growing,
-    stderr: Growing,
-    status: Growing,
-    /// What the two streams say before each line.
+    stdout: TailReader,
+    stderr: TailReader,
+    status: TailReader,
+    /// Printed before each line of the command's output.
     prefix: String,
-    ending: Option<Ending>,
+    exit: Option<GuestExit>,
 }
 
 impl Guest {
     fn boot(directory: &Path, kernel: &Path, options: &Options, host: u8) -> Result<Guest, Error> {
-        let complaints = directory.join(format!("host{host}.qemu"));
-        let mut command = dies_with_us("qemu-system-x86_64");
-        // Names relative to the run's directory: no comma for QEMU to split at, and short enough for sockets.
-        command.current_dir(directory).args(arguments(options, host)).arg("-kernel").arg(kernel);
+        let qemu_errors = directory.join(format!("host{host}.qemu"));
+        let mut command = killed_with_parent("qemu-system-x86_64");
+        // Paths relative to the run's directory contain no comma, at which QEMU would split, and are short enough for sockets.
+        command.current_dir(directory).args(qemu_arguments(options, host)).arg("-kernel").arg(kernel);
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(File::create(&complaints).map_err(at(&complaints))?);
+        command.stderr(File::create(&qemu_errors).map_err(with_path(&qemu_errors))?);
         let qemu = command.spawn().map_err(|source| Error::Start { program: "setpriv".into(), source })?;
-        let growing = |kind| Growing::new(directory.join(format!("host{host}.{kind}")));
+        let tail = |kind| TailReader::new(directory.join(format!("host{host}.{kind}")));
         let prefix = if options.hosts == 1 { String::new() } else { format!("[host {host}] ") };
         Ok(Guest {
             host,
             qemu,
             booted: Instant::now(),
-            stdout: growing("stdout"),
-            stderr: growing("stderr"),
-            status: growing("status"),
+            stdout: tail("stdout"),
+            stderr: tail("stderr"),
+            status: tail("status"),
             prefix,
-            ending: None,
+            exit: None,
         })
     }
 
-    /// Passes on what is new and finds out whether the guest has ended.
-    fn look(&mut self, late: bool, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
-        if self.ending.is_some() {
+    /// Prints new output and finds out whether the guest has ended.
+    fn poll(&mut self, timed_out: bool, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
+        if self.exit.is_some() {
             return Ok(());
         }
-        // In this order: a status, and QEMU's end, come after everything that was written before them.
-        let gone = self.qemu.try_wait().map_err(at("qemu-system-x86_64"))?.is_some();
-        let mut exit = None;
-        self.status.lines(false, |words| {
+        // In this order: QEMU's exit and the status are read first, so that all output written before them is read below.
+        let exited = self.qemu.try_wait().map_err(with_path("qemu-system-x86_64"))?.is_some();
+        let mut status = None;
+        self.status.read_lines(false, |words| {
             let words = String::from_utf8_lossy(words);
             match words.trim_end().split_once(' ') {
-                Some(("exit", status)) => exit = status.parse().ok(),
+                Some(("exit", text)) => status = text.parse().ok(),
                 Some(("ready", _)) => {
                     eprintln!(
                         "xtask: guest {} ready after {:.1} s",
@@ -144,23 +145,23 @@ impl Guest {
                         self.booted.elapsed().as_secs_f32()
                     );
                 }
-                _ => eprintln!("xtask: guest {} says {}", self.host, words.trim_end()),
+                _ => eprintln!("xtask: guest {}: unexpected status line: {}", self.host, words.trim_end()),
             }
             Ok(())
         })?;
-        let ended = gone || late || exit.is_some();
-        // One guest's output passes as it comes; of two, whole lines.
-        let broken = "standard output";
-        self.stdout.lines(ended, |words| {
+        let ended = exited || timed_out || status.is_some();
+        let stdout_name = "standard output";
+        self.stdout.read_lines(ended, |words| {
             line(String::from_utf8_lossy(words).trim_end());
-            write_line(&mut io::stdout(), &self.prefix, words).map_err(at(broken))
+            write_line(&mut io::stdout(), &self.prefix, words).map_err(with_path(stdout_name))
         })?;
-        self.stderr
-            .lines(ended, |words| write_line(&mut io::stderr(), &self.prefix, words).map_err(at(broken)))?;
-        self.ending = match exit {
-            Some(status) => Some(Ending::Exit(status)),
-            None if gone => Some(Ending::Crashed),
-            None if late => Some(Ending::Hung),
+        self.stderr.read_lines(ended, |words| {
+            write_line(&mut io::stderr(), &self.prefix, words).map_err(with_path(stdout_name))
+        })?;
+        self.exit = match status {
+            Some(status) => Some(GuestExit::Status(status)),
+            None if exited => Some(GuestExit::Crashed),
+            None if timed_out => Some(GuestExit::TimedOut),
             None => None,
         };
         Ok(())
@@ -169,14 +170,14 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // A failure means that it is gone already, which is what we want.
+        // An error means that QEMU has exited already.
         if self.qemu.kill().is_ok() {
             self.qemu.wait().ok();
         }
     }
 }
 
-fn arguments(options: &Options, host: u8) -> Vec<String> {
+fn qemu_arguments(options: &Options, host: u8) -> Vec<String> {
     let peer = 1 - host;
     let mut append = format!(
         "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 HOST={host} HOSTS={}",
@@ -202,7 +203,7 @@ fn arguments(options: &Options, host: u8) -> Vec<String> {
         add("-device", format!("virtserialport,chardev={kind},nr={number}"));
     }
     for rail in 0..2 {
-        // Rail to rail between two hosts; with one, its two interfaces are joined to each other.
+        // With two hosts, a rail is connected to the same rail of the other host; with one, its two rails to each other.
         let other = if options.hosts == 2 {
             format!("host{peer}.rail{rail}")
         } else {
@@ -228,25 +229,30 @@ fn write_line(to: &mut impl Write, prefix: &str, words: &[u8]) -> io::Result<()>
     to.flush()
 }
 
-/// A file that someone else appends to.
-struct Growing {
+/// Reads a file by lines while another process appends to it.
+struct TailReader {
     path: PathBuf,
     file: Option<File>,
+    /// Bytes after the last complete line.
     rest: Vec<u8>,
 }
 
-impl Growing {
+impl TailReader {
     fn new(path: PathBuf) -> Self {
-        Growing { path, file: None, rest: Vec::new() }
+        TailReader { path, file: None, rest: Vec::new() }
     }
 
-    /// Shows each line that is complete, and with `all` the unfinished one as well.
-    fn lines(&mut self, all: bool, mut line: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    /// Passes each new complete line to `line`, and with `all` also the incomplete last one.
+    fn read_lines(
+        &mut self,
+        all: bool,
+        mut line: impl FnMut(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
         }
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.read_to_end(&mut self.rest).map_err(at(&self.path))?;
+        file.read_to_end(&mut self.rest).map_err(with_path(&self.path))?;
         while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
             let rest = self.rest.split_off(end + 1);
             line(&std::mem::replace(&mut self.rest, rest))?;
@@ -263,44 +269,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_shown_when_they_are_whole() {
-        let path = std::env::temp_dir().join(format!("xtask-growing-{}", std::process::id()));
-        let mut growing = Growing::new(path.clone());
+    fn lines_are_returned_when_they_are_complete() {
+        let path = std::env::temp_dir().join(format!("xtask-tail-{}", std::process::id()));
+        let mut reader = TailReader::new(path.clone());
         let mut seen = Vec::new();
-        let mut look = |all, seen: &mut Vec<String>| {
-            growing
-                .lines(all, |line| {
+        let mut read = |all, seen: &mut Vec<String>| {
+            reader
+                .read_lines(all, |line| {
                     seen.push(String::from_utf8_lossy(line).into_owned());
                     Ok(())
                 })
                 .unwrap();
         };
-        look(false, &mut seen);
+        read(false, &mut seen);
         let mut file = File::create(&path).unwrap();
         file.write_all(b"one\ntwo\nth").unwrap();
-        look(false, &mut seen);
+        read(false, &mut seen);
         assert_eq!(seen, ["one\n", "two\n"]);
         file.write_all(b"ree").unwrap();
-        look(true, &mut seen);
+        read(true, &mut seen);
         assert_eq!(seen.last().unwrap(), "three");
         fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn rails_join_two_hosts_or_the_two_interfaces_of_one() {
+    fn rails_connect_two_hosts_or_the_two_interfaces_of_one() {
         let mut options = Options::new(["true".into()]);
-        assert!(!arguments(&options, 0).iter().any(|word| word.contains("PEER")));
+        assert!(!qemu_arguments(&options, 0).iter().any(|word| word.contains("PEER")));
         assert!(
-            arguments(&options, 0)
+            qemu_arguments(&options, 0)
                 .iter()
                 .any(|word| word.contains("id=rail0") && word.ends_with("host0.rail1"))
         );
         options.hosts = 2;
         assert!(
-            arguments(&options, 0)
+            qemu_arguments(&options, 0)
                 .iter()
                 .any(|word| word.contains("id=rail0") && word.ends_with("host1.rail0"))
         );
-        assert!(arguments(&options, 1).iter().any(|word| word.ends_with("HOST=1 HOSTS=2 PEER=10.77.0.1")));
+        assert!(
+            qemu_arguments(&options, 1).iter().any(|word| word.ends_with("HOST=1 HOSTS=2 PEER=10.77.0.1"))
+        );
     }
 }

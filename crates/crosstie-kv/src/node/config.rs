@@ -1,4 +1,4 @@
-//! What a node is told when it starts, and the limits of it.
+//! The configuration of a node, and its limits.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -7,20 +7,20 @@ use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::DeviceSpec;
 use crosstie::{WaitStrategy, delegation, ipc};
 
+use super::bytes_server;
 use super::error::StartError;
-use super::strings;
 use crate::Backend;
 use crate::sharding::{MAX_DAEMONS, MAX_NODES, ShardMap};
 use crate::wire;
 
-/// Bytes of a node's name at most: names of services are made from it.
+/// The longest name of a node, in bytes. The names of its services are longer and have a limit, too.
 pub const MAX_NAME: usize = 56;
 /// Limit of [`NodeConfig::max_clients`].
 pub const MAX_CLIENTS: usize = 1024;
 /// Limit of [`NodeConfig::queue_depth`].
 pub const MAX_QUEUE_DEPTH: usize = 1024;
 
-/// A node.
+/// The configuration of a node.
 ///
 /// ```
 /// use crosstie_kv::node::NodeConfig;
@@ -29,46 +29,48 @@ pub const MAX_QUEUE_DEPTH: usize = 1024;
 /// ```
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// What clients on this machine attach to. No other live node of this user may have it.
+    /// The name that clients on this machine attach to. No other running node of this user may have it.
     pub name: String,
-    /// This node's number, from 0.
+    /// The number of this node, from 0.
     pub rank: u32,
-    /// Nodes of the cluster, at most [`MAX_NODES`].
+    /// The number of nodes in the cluster, at most [`MAX_NODES`].
     pub nodes: u32,
-    /// Daemons: threads that own a share of the keys each, at most [`MAX_DAEMONS`]. The same on all nodes.
+    /// The number of daemons, threads that own a shard of the keys each; at most [`MAX_DAEMONS`]. The same on all nodes.
     pub daemons: u32,
-    /// How requests leave for other nodes.
+    /// How requests for other nodes travel. The same on all nodes.
     pub backend: Backend,
-    /// What other nodes are reached through.
+    /// The device for connections with other nodes.
     pub device: DeviceSpec,
-    /// Bytes that keys and values of this node may take, all daemons together.
+    /// Bytes that keys and values of this node may take, in all daemons together.
     pub memory_limit: u64,
-    /// Clients at a time, at most [`MAX_CLIENTS`].
+    /// The most clients that may be attached at a time, at most [`MAX_CLIENTS`].
     pub max_clients: usize,
-    /// Unanswered requests of a client at one daemon, at most [`MAX_QUEUE_DEPTH`].
+    /// The most requests that a client may have in flight at one daemon, at most [`MAX_QUEUE_DEPTH`].
     pub queue_depth: usize,
-    /// A core for each daemon, if they are to stay there.
+    /// A core for each daemon, to which its thread is pinned. `None`: threads are not pinned.
     pub cores: Option<Vec<usize>>,
-    /// How daemons wait when there is nothing to do. [`WaitStrategy::Spin`] uses all of a core, and needs one for each daemon.
-    pub waiting: WaitStrategy,
-    /// QueueSizes of what lies between daemons and between nodes.
+    /// How daemons wait when there is nothing to do. With [`WaitStrategy::Spin`] each daemon uses a whole core, even when idle.
+    pub wait_strategy: WaitStrategy,
+    /// Capacities of the queues between daemons and between nodes.
     pub queues: QueueSizes,
 }
 
-/// QueueSizes for requests on their way. More is seldom faster; with less, requests wait where they are.
+/// Capacities of the queues between daemons and between nodes. Larger queues are seldom faster; with smaller ones, requests wait
+/// longer in backlogs.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSizes {
-    /// Requests of one daemon at another, of each kind: for its keys, and for other nodes.
+    /// Requests that one daemon has forwarded to another, in each direction: for the keys of that daemon, and for other nodes.
     pub forward: usize,
-    /// Requests in the ring of daemon 0, where there is one.
+    /// Requests in the delegation ring of daemon 0, where there is one.
     pub ring: usize,
-    /// The connection with each other node.
+    /// The copyrpc endpoint for each other node.
     pub endpoint: EndpointConfig,
 }
 
-/// Bulk memory of each kind for each other node: four of the longest requests at a time; more wait.
+/// Bulk memory in each direction for each other node: four of the longest requests at a time. More have to wait.
 const BULK: usize = 4 * (wire::MAX_REQUEST + 1);
-const _: () = assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest must fit");
+const _: () =
+    assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest message must fit");
 
 impl Default for QueueSizes {
     fn default() -> QueueSizes {
@@ -81,7 +83,7 @@ impl Default for QueueSizes {
 }
 
 impl NodeConfig {
-    /// The only node of its cluster, with one daemon.
+    /// A one-node cluster with one daemon.
     pub fn single(name: &str) -> NodeConfig {
         NodeConfig {
             name: name.to_owned(),
@@ -94,38 +96,38 @@ impl NodeConfig {
             max_clients: 64,
             queue_depth: 32,
             cores: None,
-            waiting: WaitStrategy::default(),
+            wait_strategy: WaitStrategy::default(),
             queues: QueueSizes::default(),
         }
     }
 
-    /// One of several.
+    /// A node of a cluster of several.
     pub fn member(name: &str, rank: u32, nodes: u32) -> NodeConfig {
         NodeConfig { rank, nodes, ..NodeConfig::single(name) }
     }
 
-    /// The lanes of 8-byte keys.
-    pub(super) fn words(&self) -> ipc::Config {
+    /// The lanes for 8-byte keys.
+    pub(super) fn words_lanes(&self) -> ipc::Config {
         ipc::Config {
             max_clients: self.max_clients,
             queue_depth: self.queue_depth,
-            // Daemons wait in their own way, and sleep here when they do.
+            // The daemon's loop spins and yields itself, and waits on the lanes only to sleep.
             wait_strategy: WaitStrategy::Park,
             ..ipc::Config::default()
         }
     }
 
-    /// The lanes of byte strings.
-    pub(super) fn long(&self) -> ipc::Config {
+    /// The lanes for byte strings.
+    pub(super) fn bytes_lanes(&self) -> ipc::Config {
         ipc::Config {
-            queue_depth: strings::depth(self.queue_depth),
+            queue_depth: bytes_server::depth(self.queue_depth),
             request_limit: wire::MAX_REQUEST,
             response_limit: wire::MAX_RESPONSE,
-            ..self.words()
+            ..self.words_lanes()
         }
     }
 
-    /// The ring of daemon 0, where there is one.
+    /// The delegation ring of daemon 0, where there is one.
     pub(super) fn ring(&self) -> delegation::Config {
         delegation::Config {
             max_clients: self.max_clients,
@@ -135,6 +137,7 @@ impl NodeConfig {
         }
     }
 
+    /// Checks all limits. Returns the mapping from keys to shards.
     pub(super) fn check(&self, membership: Option<&Membership>) -> Result<ShardMap, StartError> {
         let limit = |what, value: usize, limit: usize| match value {
             0 => Err(StartError::Limit { what, value, limit }),
@@ -158,18 +161,18 @@ impl NodeConfig {
         if addresses != self.nodes as usize {
             return Err(StartError::Addresses { addresses, nodes: self.nodes });
         }
-        // The limits above are those of a placement.
+        // It cannot fail: the limits above are the same.
         ShardMap::new(self.nodes, self.daemons).ok_or(StartError::Rank { rank: self.rank, nodes: self.nodes })
     }
 }
 
-/// How the nodes of a cluster find each other. A static list: nodes come and go, places do not.
+/// How the nodes of a cluster find each other: a static list. A node may stop and come back, but the list does not change.
 #[derive(Debug)]
 pub struct Membership {
-    /// Where this node listens for those of higher rank.
+    /// Where this node listens for connections of the nodes with higher ranks.
     pub listener: TcpListener,
-    /// Where each node listens, by rank.
+    /// The control address of each node, by rank.
     pub addresses: Vec<SocketAddr>,
-    /// What all nodes know, and nobody else does.
+    /// The secret that all nodes of the cluster share.
     pub secret: Secret,
 }

@@ -6,47 +6,47 @@ use crosstie::{copyrpc, delegation, ipc};
 
 use crate::store::ShardStats;
 
-/// What one daemon did. Published every few milliseconds.
+/// What one daemon has done. A daemon publishes it every few milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct DaemonCounters {
-    /// Passes and requests.
+    /// Passes of the daemon's loop, and requests by what happened with them.
     pub activity: DaemonActivity,
-    /// Its shard's figures.
+    /// Statistics of its shard.
     pub shard: ShardStats,
-    /// Clients' requests for 8-byte keys, as they came.
+    /// The lanes of clients with requests for 8-byte keys.
     pub words: ipc::Counters,
-    /// Clients' requests in bytes, as they came.
+    /// The lanes of clients with requests for byte strings.
     pub bytes: ipc::Counters,
-    /// The ring's, at daemon 0 where there is one.
+    /// The delegation ring. Zero for a daemon without one.
     pub ring: delegation::Counters,
-    /// The connections', where the daemon has any.
+    /// The connections with other nodes. Zero for a daemon without any.
     pub network: copyrpc::Counters,
 }
 
-/// Passes and requests of one daemon.
+/// Passes of a daemon's loop, and requests by what happened with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DaemonActivity {
-    /// Passes of its loop.
+    /// Passes of the loop.
     pub passes: u64,
     /// Passes in which there was something to do.
     pub busy_passes: u64,
-    /// Naps.
+    /// Times that the daemon slept.
     pub sleeps: u64,
-    /// Requests that its shard answered, whoever asked.
+    /// Requests that its shard executed, whoever sent them.
     pub served: u64,
-    /// Requests of other nodes that it passed to daemons with the keys.
+    /// Requests of other nodes that it forwarded to the daemon that owns the key.
     pub forwarded_in: u64,
-    /// Requests of clients that it passed to the daemon with the connection.
+    /// Requests of clients that it forwarded to the daemon that owns the connection.
     pub forwarded_out: u64,
-    /// Requests for other nodes, sent or found to be in vain.
+    /// Requests for other nodes that it sent, or failed because the node was not connected.
     pub sent: u64,
-    /// Requests that found no room at first, and had to wait.
+    /// Requests that found no space at first and had to wait.
     pub backlogged: u64,
-    /// Answers that reached nobody, because who asked was gone.
+    /// Responses that could not be delivered, because whoever sent the request was gone.
     pub undelivered: u64,
 }
 
-/// Where daemons publish: one place each.
-pub(super) type Board = Box<[Mutex<DaemonCounters>]>;
+/// Where daemons publish their counters: one entry for each daemon.
+pub(super) type PublishedCounters = Box<[Mutex<DaemonCounters>]>;

@@ -4,136 +4,138 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::counters::DaemonCounters;
-use super::idle::{Idle, Rest, shortened};
-use super::inside::Inside;
-use super::network::{Command, Event, Way};
+use super::idle::{IdleAction, IdleBackoff, shorten_sleep};
+use super::shard_server::ShardServer;
+use super::shared::Shared;
+use super::transport::Transport;
 
-/// Passes between looks at requests in bytes, if there were none the last time.
-const LONG_PASSES: u64 = 16;
-/// Passes between looks at everything that is rare.
+/// Passes between checks for byte-string requests, when there were none recently.
+const BYTES_PASSES: u64 = 16;
+/// Passes between checks of everything that is rare.
 const RARE_PASSES: u64 = 1024;
-/// Time between two publications of counters.
+/// Time between two publications of the counters.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// `FLUX`: there are other daemons to talk to.
-pub(super) struct Daemon<W, const FLUX: bool> {
-    inside: Inside,
-    way: W,
-    idle: Idle,
-    commands: Receiver<Command>,
+/// A daemon. With `FORWARDS`, there are other daemons and other nodes, so daemons forward requests to each other.
+pub(super) struct Daemon<T, const FORWARDS: bool> {
+    server: ShardServer,
+    transport: T,
+    idle: IdleBackoff,
+    commands: Receiver<ConnectionCommand>,
     shared: Arc<Shared>,
-    published: Instant,
+    last_published: Instant,
 }
 
-impl<W: Way, const FLUX: bool> Daemon<W, FLUX> {
+impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
     pub(super) fn new(
-        inside: Inside,
-        way: W,
-        idle: Idle,
-        commands: Receiver<Command>,
+        server: ShardServer,
+        transport: T,
+        idle: IdleBackoff,
+        commands: Receiver<ConnectionCommand>,
         shared: Arc<Shared>,
-    ) -> Daemon<W, FLUX> {
-        Daemon { inside, way, idle, commands, shared, published: Instant::now() }
+    ) -> Daemon<T, FORWARDS> {
+        Daemon { server, transport, idle, commands, shared, last_published: Instant::now() }
     }
 
-    /// Until the node is told to stop.
+    /// Runs until the node stops.
     pub(super) fn run(mut self) {
         let mut passes = 0u64;
         loop {
             passes += 1;
-            let mut done = self.way.turn(&mut self.inside);
-            done += self.inside.serve_clients(&mut self.way);
-            if FLUX {
-                done += self.inside.serve_daemons(&mut self.way);
+            let mut done = self.transport.poll(&mut self.server);
+            done += self.server.serve_clients(&mut self.transport);
+            if FORWARDS {
+                done += self.server.serve_daemons(&mut self.transport);
             }
-            if passes.is_multiple_of(LONG_PASSES) || self.inside.long.is_busy() {
-                done += self.inside.serve_long(&mut self.way);
+            if passes.is_multiple_of(BYTES_PASSES) || self.server.bytes.is_busy() {
+                done += self.server.serve_bytes(&mut self.transport);
             }
             if passes.is_multiple_of(RARE_PASSES) {
-                self.inside.counts.passes = passes;
-                if self.see_to_the_rare() {
+                self.server.activity.passes = passes;
+                if self.do_rare_work() {
                     break;
                 }
             }
             if done > 0 {
-                self.inside.counts.busy_passes += 1;
+                self.server.activity.busy_passes += 1;
                 self.idle.reset();
                 continue;
             }
-            match self.idle.next() {
-                Rest::Spin => std::hint::spin_loop(),
-                Rest::Yield => {
+            match self.idle.next_action() {
+                IdleAction::Spin => std::hint::spin_loop(),
+                IdleAction::Yield => {
                     let before = Instant::now();
                     std::thread::yield_now();
-                    self.idle.yielded(before.elapsed());
+                    self.idle.record_yield(before.elapsed());
                 }
-                Rest::Nap(nap) => {
-                    self.inside.counts.passes = passes;
-                    if self.nap(nap) {
+                IdleAction::Sleep(time) => {
+                    self.server.activity.passes = passes;
+                    if self.sleep(time) {
                         break;
                     }
                 }
             }
         }
-        self.publish();
+        self.publish_counters();
     }
 
-    /// Sleeps, unless there is something to do after all; a client that asks ends it. Says whether to stop.
+    /// Sleeps, unless there is something to do after all. A client's request for an 8-byte key wakes the daemon. Returns whether to
+    /// stop.
     #[cold]
-    fn nap(&mut self, nap: Duration) -> bool {
-        if self.see_to_the_rare() {
+    fn sleep(&mut self, time: Duration) -> bool {
+        if self.do_rare_work() {
             return true;
         }
-        if self.inside.serve_long(&mut self.way) > 0 {
+        if self.server.serve_bytes(&mut self.transport) > 0 {
             self.idle.reset();
             return false;
         }
-        self.inside.counts.sleeps += 1;
-        let waits = self.way.in_flight() || self.inside.passing.in_flight();
-        self.inside.words.wait(Some(if waits { shortened(nap) } else { nap }));
+        self.server.activity.sleeps += 1;
+        let in_flight = self.transport.in_flight() || self.server.forwarder.in_flight();
+        self.server.words.wait(Some(if in_flight { shorten_sleep(time) } else { time }));
         false
     }
 
-    /// Says whether to stop.
+    /// Executes commands of the control plane, checks connections and publishes counters. Returns whether to stop.
     #[cold]
-    fn see_to_the_rare(&mut self) -> bool {
+    fn do_rare_work(&mut self) -> bool {
         if self.shared.is_stopping() {
             return true;
         }
         while let Ok(command) = self.commands.try_recv() {
-            if let Some(event) = self.way.command(command, &mut self.inside) {
-                self.shared.tell(event);
+            if let Some(event) = self.transport.execute_command(command, &mut self.server) {
+                self.shared.send_event(event);
             }
         }
         let shared = &self.shared;
-        self.way.tend(&mut self.inside, |event: Event| shared.tell(event));
-        if FLUX {
-            self.inside.end_lost(&mut self.way);
+        self.transport.check_connections(&mut self.server, |event: ConnectionEvent| shared.send_event(event));
+        if FORWARDS {
+            self.server.fail_lost_forwards(&mut self.transport);
         }
-        if self.published.elapsed() >= PUBLISH_INTERVAL {
-            self.publish();
+        if self.last_published.elapsed() >= PUBLISH_INTERVAL {
+            self.publish_counters();
         }
         false
     }
 
-    fn publish(&mut self) {
-        self.published = Instant::now();
-        let (network, ring) = self.way.counters();
-        let mut counts = self.inside.counts;
-        counts.undelivered += self.inside.long.undelivered();
+    fn publish_counters(&mut self) {
+        self.last_published = Instant::now();
+        let (network, ring) = self.transport.counters();
+        let mut activity = self.server.activity;
+        activity.undelivered += self.server.bytes.undelivered();
         let counters = DaemonCounters {
-            activity: counts,
-            shard: self.inside.shard.stats(),
-            words: self.inside.words.counters(),
-            bytes: self.inside.long.counters(),
+            activity,
+            shard: self.server.shard.stats(),
+            words: self.server.words.counters(),
+            bytes: self.server.bytes.counters(),
             ring,
             network,
         };
-        // Who reads them right now sees the next ones.
-        if let Ok(mut place) = self.shared.board[self.inside.place.daemon as usize].try_lock() {
-            *place = counters;
+        // If somebody is reading the old counters, these are skipped and the next ones are published.
+        if let Ok(mut published) = self.shared.counters[self.server.id.daemon as usize].try_lock() {
+            *published = counters;
         }
     }
 }

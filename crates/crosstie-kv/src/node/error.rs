@@ -1,4 +1,4 @@
-//! Why a node does not start, or does not go on.
+//! Why a node does not start, and why it ends.
 
 use crosstie::device::DeviceError;
 use crosstie::{flux, ipc};
@@ -10,108 +10,109 @@ use crate::sharding::{MAX_DAEMONS, MAX_NODES};
 #[non_exhaustive]
 pub enum StartError {
     /// A field of the configuration is outside its limits.
-    #[error("{what} is {value}, and must be between 1 and {limit}")]
+    #[error("{what} is {value}; it must be between 1 and {limit}")]
     Limit {
-        /// Which one.
+        /// The field.
         what: &'static str,
-        /// What it was.
+        /// Its value.
         value: usize,
-        /// What it may be at most.
+        /// The largest value that is allowed.
         limit: usize,
     },
-    /// The rank is none of the cluster's.
+    /// The cluster has no such rank.
     #[error(
-        "rank {rank} of {nodes} nodes: ranks count from 0, and a cluster has at most {MAX_NODES} nodes of {MAX_DAEMONS} daemons"
+        "rank {rank} does not exist in a cluster of {nodes} nodes: ranks count from 0; \
+         a cluster has at most {MAX_NODES} nodes of {MAX_DAEMONS} daemons"
     )]
     Rank {
         /// The rank.
         rank: u32,
-        /// Nodes.
+        /// The number of nodes.
         nodes: u32,
     },
-    /// Not as many cores as daemons.
-    #[error("{cores} cores for {daemons} daemons: name one for each, or none at all")]
+    /// The number of cores is not that of daemons.
+    #[error("{cores} cores for {daemons} daemons: name one core for each daemon, or none at all")]
     Cores {
-        /// Cores.
+        /// The number of cores.
         cores: usize,
-        /// Daemons.
+        /// The number of daemons.
         daemons: u32,
     },
-    /// Not as many addresses as nodes.
-    #[error("{addresses} addresses for {nodes} nodes: each node needs one, this one included")]
+    /// The number of addresses is not that of nodes.
+    #[error("{addresses} addresses for {nodes} nodes: give one address for each node, this one included")]
     Addresses {
-        /// Addresses.
+        /// The number of addresses.
         addresses: usize,
-        /// Nodes.
+        /// The number of nodes.
         nodes: u32,
     },
-    /// A live node has the name.
-    #[error("a live node has the name {name:?}: stop it first, or take another name")]
+    /// A running node has the name.
+    #[error("a running node on this machine has the name {name:?}: stop it first, or choose another name")]
     NameTaken {
         /// The name.
         name: String,
     },
     /// A service of a daemon could not be created.
-    #[error("the service {name:?} could not be created: {cause}")]
+    #[error("cannot create the service {name:?}: {cause}")]
     Service {
         /// Its name.
         name: String,
         /// Why.
         cause: ipc::CreateError,
     },
-    /// The daemons cannot talk to each other.
+    /// The lanes between daemons could not be created.
     #[error(transparent)]
-    Passing(#[from] flux::ConfigError),
+    Forwarding(#[from] flux::ConfigError),
     /// A daemon cannot use the device.
     #[error("daemon {daemon} cannot use the device {device}: {cause}")]
     Device {
-        /// Which daemon.
+        /// The daemon.
         daemon: u32,
-        /// Which device.
+        /// The device.
         device: String,
         /// Why.
         cause: DeviceError,
     },
     /// A daemon's thread ended before it was ready.
-    #[error("daemon {daemon} ended before it was ready: see what its thread printed")]
+    #[error("daemon {daemon} ended before it was ready: see the message that its thread printed")]
     Daemon {
-        /// Which one.
+        /// The daemon.
         daemon: u32,
     },
-    /// A daemon cannot be bound to its core.
-    #[error("daemon {daemon} cannot be bound to core {core}: {cause}")]
+    /// A daemon cannot be pinned to its core.
+    #[error("cannot pin daemon {daemon} to core {core}: {cause}")]
     Core {
-        /// Which daemon.
+        /// The daemon.
         daemon: u32,
-        /// Which core.
+        /// The core.
         core: usize,
         /// Why.
         cause: std::io::Error,
     },
-    /// The system refused something.
-    #[error("the system refused what a node needs to start: {0}")]
+    /// A system call failed.
+    #[error("the node cannot start, because a system call failed: {0}")]
     Os(#[from] std::io::Error),
 }
 
-/// Peers are not there.
+/// Some other nodes are not connected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not all nodes are there: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+#[error("not all nodes are connected: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct PeersMissing(pub Vec<PeerMissing>);
 
-/// A peer is not there.
+/// A node that is not connected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} ({why})")]
 pub struct PeerMissing {
-    /// Which one.
+    /// Its rank.
     pub rank: u32,
-    /// What is known about it.
+    /// The reason, as far as it is known.
     pub why: String,
 }
 
-/// A thread of a node panicked, and took the node with it.
+/// A thread of a node panicked, and the node stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("thread {thread} panicked, and the node ended: see what it printed")]
+#[error("thread {thread} panicked, and the node stopped: see the message that the thread printed")]
 pub struct Panicked {
-    /// Which one.
+    /// The thread.
     pub thread: String,
 }

@@ -1,87 +1,91 @@
-//! What a daemon does when there is nothing to do.
+//! What a daemon does when there is nothing to do: spin, then yield, then sleep.
 
 use std::time::Duration;
 
 use crosstie::WaitStrategy;
 
-/// Passes without anything to do before others are let run; and where others were seen to wait for the core.
+/// Idle passes before the daemon yields.
 const SPINS: u32 = 64;
+/// The same, where other threads were seen to wait for the core.
 const CROWDED_SPINS: u32 = 2;
-/// Letting others run takes less if there are none.
+/// A yield that takes longer than this ran another thread.
 const CROWDED: Duration = Duration::from_micros(3);
-/// A yield that takes so long went to somebody who does not yield.
-const TAKEN: Duration = Duration::from_micros(500);
-/// Passes after which it naps.
+/// A yield that takes longer than this ran a thread that does not yield itself.
+const CORE_TAKEN: Duration = Duration::from_micros(500);
+/// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
-/// The first nap. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
-const FIRST_NAP: Duration = Duration::from_micros(50);
-/// The longest nap, and the longest while answers are yet to come.
-const LONGEST_NAP: Duration = Duration::from_millis(4);
-const LONGEST_SHORT_NAP: Duration = Duration::from_micros(50);
+/// The first sleep. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
+const FIRST_SLEEP: Duration = Duration::from_micros(50);
+/// The longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(4);
+/// The longest sleep while responses are outstanding.
+const LONGEST_SHORT_SLEEP: Duration = Duration::from_micros(50);
 
-pub(super) struct Idle {
-    waiting: WaitStrategy,
+/// Counts idle passes, and says what to do next.
+pub(super) struct IdleBackoff {
+    wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
-    nap: Duration,
+    sleep: Duration,
 }
 
-/// What to do now.
+/// What to do in an idle pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
-    /// Look again.
+pub(super) enum IdleAction {
+    /// Check again at once.
     Spin,
-    /// Let others run.
+    /// Let other threads run.
     Yield,
-    /// See to what is rarely seen to, then sleep so long, or less if answers are yet to come.
-    Nap(Duration),
+    /// Check what is rarely checked, then sleep for this time, or less if responses are outstanding.
+    Sleep(Duration),
 }
 
-impl Idle {
-    pub(super) fn new(waiting: WaitStrategy) -> Idle {
-        Idle { waiting, spins: SPINS, passes: 0, nap: FIRST_NAP }
+impl IdleBackoff {
+    pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
+        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, sleep: FIRST_SLEEP }
     }
 
-    /// There was something to do.
+    /// Records a pass with something to do.
     #[inline]
     pub(super) fn reset(&mut self) {
         self.passes = 0;
-        self.nap = FIRST_NAP;
+        self.sleep = FIRST_SLEEP;
     }
 
-    /// Others were let run, which took so long. One who keeps the core would get it again at the next yield; a daemon that naps
-    /// and wakes gets it sooner.
+    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the next idle pass sleeps: another thread is running
+    /// without yielding and would get the core again at the next yield. The scheduler gives a daemon that sleeps and wakes the
+    /// core sooner.
     #[inline]
-    pub(super) fn yielded(&mut self, took: Duration) {
+    pub(super) fn record_yield(&mut self, took: Duration) {
         self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
-        if took > TAKEN {
+        if took > CORE_TAKEN {
             self.passes = YIELDS;
         }
     }
 
-    /// There was nothing.
+    /// Records an idle pass. Returns what to do.
     #[inline]
-    pub(super) fn next(&mut self) -> Rest {
-        if self.waiting == WaitStrategy::Spin {
-            return Rest::Spin;
+    pub(super) fn next_action(&mut self) -> IdleAction {
+        if self.wait_strategy == WaitStrategy::Spin {
+            return IdleAction::Spin;
         }
         self.passes += 1;
         match self.passes {
-            passes if passes < self.spins && self.waiting == WaitStrategy::Adaptive => Rest::Spin,
-            ..YIELDS => Rest::Yield,
+            passes if passes < self.spins && self.wait_strategy == WaitStrategy::Adaptive => IdleAction::Spin,
+            ..YIELDS => IdleAction::Yield,
             _ => {
                 self.passes = YIELDS;
-                let nap = self.nap;
-                self.nap = (nap * 9 / 8).min(LONGEST_NAP);
-                Rest::Nap(nap)
+                let sleep = self.sleep;
+                self.sleep = (sleep * 9 / 8).min(LONGEST_SLEEP);
+                IdleAction::Sleep(sleep)
             }
         }
     }
 }
 
-/// How long a nap is that may keep answers waiting.
-pub(super) fn shortened(nap: Duration) -> Duration {
-    nap.min(LONGEST_SHORT_NAP)
+/// The length of a sleep while responses are outstanding.
+pub(super) fn shorten_sleep(sleep: Duration) -> Duration {
+    sleep.min(LONGEST_SHORT_SLEEP)
 }
 
 #[cfg(test)]
@@ -89,49 +93,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naps_grow_and_work_ends_them() {
-        let mut idle = Idle::new(WaitStrategy::Adaptive);
-        assert_eq!(idle.next(), Rest::Spin);
-        let naps: Vec<Duration> = std::iter::repeat_with(|| idle.next())
+    fn sleeps_grow_until_there_is_work() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
+        assert_eq!(idle.next_action(), IdleAction::Spin);
+        let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.next_action())
             .take(1000)
-            .filter_map(|rest| match rest {
-                Rest::Nap(nap) => Some(nap),
+            .filter_map(|action| match action {
+                IdleAction::Sleep(sleep) => Some(sleep),
                 _ => None,
             })
             .collect();
-        assert!(naps.is_sorted());
-        assert_eq!((naps[0], *naps.last().unwrap()), (FIRST_NAP, LONGEST_NAP));
+        assert!(sleeps.is_sorted());
+        assert_eq!((sleeps[0], *sleeps.last().unwrap()), (FIRST_SLEEP, LONGEST_SLEEP));
         idle.reset();
-        assert_eq!(idle.next(), Rest::Spin);
+        assert_eq!(idle.next_action(), IdleAction::Spin);
     }
 
     #[test]
-    fn where_others_wait_for_the_core_it_spins_less() {
-        let mut idle = Idle::new(WaitStrategy::Adaptive);
+    fn spins_less_where_others_wait_for_the_core() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
         let mut spins = |took| {
-            idle.yielded(took);
+            idle.record_yield(took);
             idle.reset();
-            std::iter::repeat_with(|| idle.next()).take_while(|rest| *rest == Rest::Spin).count()
+            std::iter::repeat_with(|| idle.next_action())
+                .take_while(|action| *action == IdleAction::Spin)
+                .count()
         };
         assert!(spins(Duration::from_micros(50)) < 5);
         assert!(spins(Duration::from_nanos(300)) > 50);
     }
 
     #[test]
-    fn who_yields_to_one_that_does_not_naps() {
-        let mut idle = Idle::new(WaitStrategy::Park);
-        assert_eq!(idle.next(), Rest::Yield);
-        idle.yielded(TAKEN);
-        assert_eq!(idle.next(), Rest::Yield);
-        idle.yielded(2 * TAKEN);
-        assert_eq!(idle.next(), Rest::Nap(FIRST_NAP));
+    fn sleeps_after_a_yield_to_a_thread_that_does_not_yield() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Park);
+        assert_eq!(idle.next_action(), IdleAction::Yield);
+        idle.record_yield(CORE_TAKEN);
+        assert_eq!(idle.next_action(), IdleAction::Yield);
+        idle.record_yield(2 * CORE_TAKEN);
+        assert_eq!(idle.next_action(), IdleAction::Sleep(FIRST_SLEEP));
         idle.reset();
-        assert_eq!(idle.next(), Rest::Yield);
+        assert_eq!(idle.next_action(), IdleAction::Yield);
     }
 
     #[test]
-    fn who_shall_spin_never_sleeps() {
-        let mut idle = Idle::new(WaitStrategy::Spin);
-        assert!(std::iter::repeat_with(|| idle.next()).take(10_000).all(|rest| rest == Rest::Spin));
+    fn spin_strategy_never_sleeps() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Spin);
+        let mut actions = std::iter::repeat_with(|| idle.next_action()).take(10_000);
+        assert!(actions.all(|action| action == IdleAction::Spin));
     }
 }

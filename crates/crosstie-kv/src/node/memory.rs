@@ -1,45 +1,45 @@
-//! What the memory of a node is made of, and how much of it there can be.
+//! How much memory a node can take, by what it is for.
 //!
-//! Every part has a limit, so the whole has one. Most of it is room for byte strings, which takes memory when strings have
-//! been there, and keeps it: a store of 8-byte keys alone takes little more than its table.
+//! Every part has a limit, so the sum has one. Most of it is space for byte strings. That space becomes memory when byte strings
+//! first use it, and stays memory: a store with only 8-byte keys takes little more than its tables.
 //!
-//! What is not counted: what the allocator loses between the values of a store that changes a lot, and, where nodes are on
-//! one machine, what a node maps of the others' memory, which is theirs.
+//! Not counted: fragmentation of the heap in a store whose values change size a lot; and, where nodes share a machine, what a
+//! node maps of the others' memory, which is counted there.
 
+use super::buffer_pool::MAX_FREE_BYTES;
 use super::config::NodeConfig;
-use super::network::{self, HANDED_BYTES};
-use super::passing::{self, Waiter};
-use super::spares::SPARE_BYTES;
-use super::strings;
+use super::connections::{self, MAX_FORWARDED_BYTES};
+use super::origin::ForwardOrigin;
+use super::{bytes_server, forward};
 use crate::wire::{MAX_REQUEST, MAX_RESPONSE, WordRequest, WordResponse};
 
-/// What stands for the program itself: its code, stacks of its threads, what the system's libraries keep.
+/// The program itself: its code, the stacks of its threads, and what the system's libraries keep.
 const PROCESS: u64 = 8 << 20;
-/// The touched part of a daemon's stack, and what its parts keep for themselves.
+/// The touched part of a daemon's stack, and small allocations of its modules.
 const DAEMON: u64 = 512 << 10;
-/// What a lane of a client takes beside its slots: rounding up to pages, and both sides' books.
+/// What a client's lane takes besides its slots: rounding up to pages, and the bookkeeping of both ends.
 const LANE: u64 = 16 << 10;
-/// A request that waits, with who waits for it, in a queue that may have room for as many again.
-const WAITING: u64 = 2 * (size_of::<WordRequest>() + size_of::<Waiter>()) as u64;
+/// A request in a backlog, with its origin. The queue may have a capacity of twice its length.
+const BACKLOGGED: u64 = 2 * (size_of::<WordRequest>() + size_of::<ForwardOrigin>()) as u64;
 
-/// Bytes of memory that a node takes at most, by what they are for. See [`NodeConfig::memory_bound`].
+/// The most memory that a node takes, in bytes, by what it is for. See [`NodeConfig::memory_bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryBound {
     /// Keys and values: [`NodeConfig::memory_limit`].
     pub store: u64,
-    /// Daemons, with what they hand each other.
+    /// Daemons, and what they forward to each other.
     pub daemons: u64,
-    /// Lanes of all clients that there may be, and their requests that wait.
+    /// Lanes of the largest number of clients, and their requests in backlogs.
     pub clients: u64,
-    /// Connections with all other nodes, and answers that wait.
+    /// Connections with all other nodes, and unsent responses.
     pub peers: u64,
-    /// The program.
+    /// The program itself.
     pub process: u64,
 }
 
 impl MemoryBound {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         let MemoryBound { store, daemons, clients, peers, process } = *self;
         [store, daemons, clients, peers, process].into_iter().fold(0, u64::saturating_add)
@@ -47,54 +47,54 @@ impl MemoryBound {
 }
 
 impl NodeConfig {
-    /// How much memory a node of this configuration takes at most, in a cluster whose nodes all have it.
+    /// The most memory that a node with this configuration takes, in a cluster whose nodes all have the same configuration.
     ///
     /// ```
     /// use crosstie_kv::node::NodeConfig;
-    /// let alone = NodeConfig { max_clients: 1, memory_limit: 64 << 20, ..NodeConfig::single("doc-bound") }.memory_bound();
-    /// assert!(alone.peers == 0 && alone.total() < 160 << 20);
+    /// let bound = NodeConfig { max_clients: 1, memory_limit: 64 << 20, ..NodeConfig::single("doc-bound") }.memory_bound();
+    /// assert!(bound.peers == 0 && bound.total() < 160 << 20);
     /// ```
     pub fn memory_bound(&self) -> MemoryBound {
         let clients = self.max_clients as u64;
         let daemons = u64::from(self.daemons);
         let others = u64::from(self.nodes.saturating_sub(1));
         let endpoint = self.queues.endpoint;
-        let asked_by_clients = clients * self.queue_depth as u64;
-        let asked_by_others = others * endpoint.pending_calls as u64;
+        let client_requests = clients * self.queue_depth as u64;
+        let peer_requests = others * endpoint.pending_calls as u64;
 
-        // The request that came and one that was taken ahead, and an answer in a buffer that grows by doubling.
-        let strings = (2 * MAX_REQUEST + 2 * MAX_RESPONSE) as u64;
-        let mut daemon = DAEMON + strings;
-        let mut passing = 0;
+        // The current request and one that was received ahead of it, and a response in a buffer that grows by doubling.
+        let byte_strings = (2 * MAX_REQUEST + 2 * MAX_RESPONSE) as u64;
+        let mut daemon = DAEMON + byte_strings;
+        let mut forwarding = 0;
         if others > 0 {
-            // Another node's request, in such a buffer, and buffers for those that wait.
-            daemon += network::config(self.nodes).bytes() + (2 * MAX_REQUEST + SPARE_BYTES) as u64;
+            // A request of another node, in such a buffer, and the buffer pool.
+            daemon += connections::config(self.nodes).bytes() + (2 * MAX_REQUEST + MAX_FREE_BYTES) as u64;
         }
         if others > 0 && daemons > 1 {
-            daemon += (HANDED_BYTES + MAX_REQUEST) as u64;
-            let lanes = passing::config(self.daemons, self.queues.forward);
-            passing = lanes.bytes::<WordRequest, WordResponse, Waiter>(self.daemons as usize)
-                + daemons * daemons * WAITING * (asked_by_clients + asked_by_others);
+            daemon += (MAX_FORWARDED_BYTES + MAX_REQUEST) as u64;
+            let lanes = forward::config(self.daemons, self.queues.forward);
+            forwarding = lanes.bytes::<WordRequest, WordResponse, ForwardOrigin>(self.daemons as usize)
+                + daemons * daemons * BACKLOGGED * (client_requests + peer_requests);
         }
 
-        let words = self.words().bytes_per_client::<WordRequest, WordResponse>();
-        let long = self.long().bytes_per_client::<[u8], [u8]>();
-        let mut client = daemons * (words + long + 2 * LANE);
+        let words = self.words_lanes().bytes_per_client::<WordRequest, WordResponse>();
+        let bytes = self.bytes_lanes().bytes_per_client::<[u8], [u8]>();
+        let mut client = daemons * (words + bytes + 2 * LANE);
         let mut ring = 0;
         if others > 0 {
-            // Long requests that wait until their connection has room.
-            client += daemons * (strings::depth(self.queue_depth) * MAX_REQUEST) as u64;
+            // Byte-string requests in the backlogs of connections.
+            client += daemons * (bytes_server::depth(self.queue_depth) * MAX_REQUEST) as u64;
         }
         if self.backend.uses_ring(self.nodes) {
             ring = self.ring().bytes::<WordRequest, WordResponse>() + clients * LANE;
         }
 
-        // Answers that wait are those to calls that have room for them reserved: so much is all.
-        let answers = (endpoint.bulk + endpoint.credit) as u64;
-        let peer = endpoint.bytes() + answers + WAITING * asked_by_clients;
+        // Unsent responses belong to calls that have reserved space for them, so they cannot take more than that space.
+        let responses = (endpoint.bulk + endpoint.credit) as u64;
+        let peer = endpoint.bytes() + responses + BACKLOGGED * client_requests;
         MemoryBound {
             store: self.memory_limit,
-            daemons: (daemons * daemon).saturating_add(passing),
+            daemons: (daemons * daemon).saturating_add(forwarding),
             clients: (clients * client).saturating_add(ring),
             peers: others.saturating_mul(peer),
             process: PROCESS,

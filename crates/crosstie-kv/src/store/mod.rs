@@ -128,13 +128,13 @@ impl Shard {
 
     /// Whether a core's own cache has most of the 8-byte keys, as far as one can tell from how many there are.
     #[inline]
-    pub(crate) fn words_are_cached(&self) -> bool {
+    pub(crate) fn words_fit_in_cache(&self) -> bool {
         self.words.allocated() <= CACHED
     }
 
     /// Where an 8-byte key is if it is anywhere, or close to it: memory that [`Shard::apply`] will read.
     #[inline]
-    pub(crate) fn home(&self, key: u64) -> Option<&[u64; 2]> {
+    pub(crate) fn home_slot(&self, key: u64) -> Option<&[u64; 2]> {
         self.words.home(self.seed.word(key))
     }
 

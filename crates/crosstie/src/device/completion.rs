@@ -153,7 +153,7 @@ pub enum Event {
     /// A completion queue overran: completions were lost and its queue pairs are in ERR.
     CqOverrun,
     /// A queue pair on a shared receive queue is in ERR and takes no more receives.
-    LastReceiveTaken(u32),
+    LastWqeReached(u32),
     /// The device is gone.
     DeviceFatal,
 }

@@ -56,7 +56,7 @@ impl Cq {
 pub(super) fn software(cq: &Cq) -> Result<&software::Cq, DeviceError> {
     match &cq.provider {
         Provider::Software(x) => Ok(x),
-        _ => Err(DeviceError::Foreign("the completion queue")),
+        _ => Err(DeviceError::WrongDevice("the completion queue")),
     }
 }
 
@@ -64,6 +64,6 @@ pub(super) fn software(cq: &Cq) -> Result<&software::Cq, DeviceError> {
 pub(super) fn verbs(cq: &Cq) -> Result<&verbs::Cq, DeviceError> {
     match &cq.provider {
         Provider::Verbs(x) => Ok(x),
-        _ => Err(DeviceError::Foreign("the completion queue")),
+        _ => Err(DeviceError::WrongDevice("the completion queue")),
     }
 }

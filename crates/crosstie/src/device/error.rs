@@ -38,7 +38,7 @@ pub enum DeviceError {
     },
     /// Objects of different devices or protection domains were put together.
     #[error("{0} belongs to another device")]
-    Foreign(&'static str),
+    WrongDevice(&'static str),
     /// The queue pair is not in the state that this step needs.
     #[error("queue pair {qp_num:#x} is in {state:?}; {step} needs {needs}")]
     WrongState {

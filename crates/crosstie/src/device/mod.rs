@@ -163,7 +163,7 @@ pub use device::Device;
 pub use error::{CqError, DeviceError, OutOfRegion, PostError};
 pub use mr::Mr;
 pub use pd::{Ah, Pd};
-pub(crate) use qp::Breaker;
+pub(crate) use qp::FailHandle;
 pub use qp::{Batch, RcQp, UdQp};
 pub use spec::DeviceSpec;
 pub use srq::Srq;

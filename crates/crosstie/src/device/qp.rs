@@ -108,12 +108,12 @@ impl RcQp {
     }
 
     /// A handle that can break this queue pair from any thread.
-    pub(crate) fn breaker(&self) -> Breaker {
+    pub(crate) fn fail_handle(&self) -> FailHandle {
         match &self.provider {
-            RcProvider::Software(x) => Breaker::Software(x.breaker()),
+            RcProvider::Software(x) => FailHandle::Software(x.fail_handle()),
             #[cfg(feature = "verbs")]
-            RcProvider::Verbs(x) => Breaker::Verbs(x.breaker()),
-            RcProvider::Fault(x) => x.breaker(),
+            RcProvider::Verbs(x) => FailHandle::Verbs(x.fail_handle()),
+            RcProvider::Fault(x) => x.fail_handle(),
         }
     }
 }
@@ -134,18 +134,18 @@ impl Batch<'_> {
 
 /// Moves a queue pair to ERR from any thread.
 #[derive(Clone, Debug)]
-pub(crate) enum Breaker {
-    Software(software::Breaker),
+pub(crate) enum FailHandle {
+    Software(software::FailHandle),
     #[cfg(feature = "verbs")]
-    Verbs(verbs::Breaker),
+    Verbs(verbs::FailHandle),
 }
 
-impl Breaker {
+impl FailHandle {
     pub(crate) fn fail(&self) {
         match self {
-            Breaker::Software(x) => x.fail(),
+            FailHandle::Software(x) => x.fail(),
             #[cfg(feature = "verbs")]
-            Breaker::Verbs(x) => x.fail(),
+            FailHandle::Verbs(x) => x.fail(),
         }
     }
 }

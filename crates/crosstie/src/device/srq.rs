@@ -40,7 +40,7 @@ impl Srq {
 pub(super) fn software(srq: &Srq) -> Result<&software::Srq, DeviceError> {
     match &srq.provider {
         Provider::Software(x) => Ok(x),
-        _ => Err(DeviceError::Foreign("the shared receive queue")),
+        _ => Err(DeviceError::WrongDevice("the shared receive queue")),
     }
 }
 
@@ -48,6 +48,6 @@ pub(super) fn software(srq: &Srq) -> Result<&software::Srq, DeviceError> {
 pub(super) fn verbs(srq: &Srq) -> Result<&verbs::Srq, DeviceError> {
     match &srq.provider {
         Provider::Verbs(x) => Ok(x),
-        _ => Err(DeviceError::Foreign("the shared receive queue")),
+        _ => Err(DeviceError::WrongDevice("the shared receive queue")),
     }
 }

@@ -1,8 +1,9 @@
-//! Exact counters of work.
+//! Exact counters of the work on a device.
 
 use core::ops::AddAssign;
 
-/// How much was done. Plain integers: whoever posts and polls owns its own and adds them up at the end.
+/// How much work was done. The counters are plain integers: each thread that posts and polls has its own, and they are
+/// added up at the end.
 ///
 /// ```
 /// use crosstie::telemetry::Counters;
@@ -19,28 +20,28 @@ pub struct Counters {
     pub work_requests: u64,
     /// Requests posted to receive queues.
     pub receives: u64,
-    /// Completions polled, of both kinds of queue.
+    /// Completions polled, of send and receive queues.
     pub completions: u64,
-    /// Bytes of payload that requests carried, in either direction.
+    /// Payload bytes of all requests, sent and received.
     pub bytes: u64,
-    /// Messages and one-sided operations made for the caller; acknowledgements and credits are not among them.
+    /// Messages and one-sided operations that the caller asked for. Acknowledgements and credits are not counted.
     pub messages: u64,
-    /// Times that a device was told of new requests in a send queue: single posts and batches.
+    /// Doorbells: how often a device was told about new requests in a send queue, one or a batch of them.
     pub batches: u64,
 }
 
 impl Counters {
-    /// What the counters are called, in the order of [`Counters::to_words`].
+    /// The names of the counters, in the order of [`Counters::to_words`].
     pub const NAMES: [&'static str; 6] =
         ["work_requests", "receives", "completions", "bytes", "messages", "batches"];
 
-    /// All counters, to print or to send.
+    /// Returns all counters, to print or to send them.
     pub fn to_words(&self) -> [u64; 6] {
         let Counters { work_requests, receives, completions, bytes, messages, batches } = *self;
         [work_requests, receives, completions, bytes, messages, batches]
     }
 
-    /// The counters that [`Counters::to_words`] gave.
+    /// Restores counters from the result of [`Counters::to_words`].
     pub fn from_words([work_requests, receives, completions, bytes, messages, batches]: [u64; 6]) -> Self {
         Counters { work_requests, receives, completions, bytes, messages, batches }
     }

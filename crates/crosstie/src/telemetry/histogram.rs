@@ -1,4 +1,4 @@
-//! A log-linear histogram: exact below 64, then 64 buckets to every doubling.
+//! A log-linear histogram: exact below 64, then 64 buckets for each power of two.
 //!
 //! ```text
 //! value     0 1 2 ... 63 | 64 65 ... 127 | 128 130 ... 254 | 256 260 ... 508 | ... 2^63 ...
@@ -6,16 +6,16 @@
 //! width     1            | 1             | 2               | 4               | ...
 //! ```
 //!
-//! A bucket is at most 1/64 of its lower end wide, and what it reports is its middle, so a reported value is less than
-//! 0.8 % away from the one recorded.
+//! The width of a bucket is at most 1/64 of its lower end, and a bucket reports its middle. So a reported value differs by
+//! less than 0.8 % from the recorded one.
 
-/// Buckets per doubling, as a power of two.
+/// The number of buckets per power of two, as a binary logarithm.
 const STEP_BITS: u32 = 6;
 const STEPS: usize = 1 << STEP_BITS;
-/// One row of buckets for what is below `STEPS`, and one for every doubling from there to the end of 64 bits.
+/// One row of buckets for values below `STEPS`, and one for each power of two from there up to 64 bits.
 const BUCKETS: usize = STEPS * (64 - STEP_BITS as usize + 1);
 
-/// Counts values of 64 bits in 3776 buckets (30 KiB), whatever their range. Recording allocates nothing.
+/// Counts 64-bit values of any range in 3776 buckets (30 KiB). Recording allocates nothing.
 ///
 /// ```
 /// use crosstie::telemetry::Histogram;
@@ -43,46 +43,46 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// An empty one. This allocates; nothing after it does.
+    /// Creates an empty histogram. This allocates; no other method does.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts one value.
+    /// Records one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
         self.record_n(value, 1);
     }
 
-    /// Counts one value `times` times.
+    /// Records one value `times` times.
     #[inline]
     pub fn record_n(&mut self, value: u64, times: u64) {
         if times == 0 {
             return;
         }
-        self.buckets[bucket(value)] += times;
+        self.buckets[bucket_of(value)] += times;
         self.count += times;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
     }
 
-    /// How many values were counted.
+    /// The number of recorded values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The least value, exactly. `None` when there was none.
+    /// The exact smallest value; `None` when the histogram is empty.
     pub fn min(&self) -> Option<u64> {
         (self.count > 0).then_some(self.min)
     }
 
-    /// The greatest value, exactly. `None` when there was none.
+    /// The exact largest value; `None` when the histogram is empty.
     pub fn max(&self) -> Option<u64> {
         (self.count > 0).then_some(self.max)
     }
 
-    /// The least value that at least the share `q` (0 to 1) of all values does not exceed, to within 0.8 %. `None` when
-    /// there was no value.
+    /// The quantile `q` (0 to 1), to within 0.8 %: the smallest value that at least the fraction `q` of all values does not
+    /// exceed. `None` when the histogram is empty.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         if self.count == 0 {
             return None;
@@ -93,10 +93,10 @@ impl Histogram {
             seen += count;
             seen >= rank
         })?;
-        Some(middle(found).clamp(self.min, self.max))
+        Some(bucket_middle(found).clamp(self.min, self.max))
     }
 
-    /// Adds the values that another one counted.
+    /// Adds the values of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets.iter()) {
             *mine += theirs;
@@ -106,14 +106,14 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// What was counted, to print or to send: ascending values to within 0.8 %, and how often each came.
-    /// [`Histogram::record_n`] of all of them makes one with the same quantiles.
+    /// Returns the values in ascending order, to within 0.8 %, each with its count, to print or to send them. Recording
+    /// all of them with [`Histogram::record_n`] gives a histogram with the same quantiles.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
         let found = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
-        found.map(|(bucket, count)| (middle(bucket).clamp(self.min, self.max), *count))
+        found.map(|(bucket, count)| (bucket_middle(bucket).clamp(self.min, self.max), *count))
     }
 
-    /// Forgets everything.
+    /// Removes all values.
     pub fn clear(&mut self) {
         self.buckets.fill(0);
         (self.count, self.min, self.max) = (0, u64::MAX, 0);
@@ -121,30 +121,30 @@ impl Histogram {
 }
 
 #[inline]
-fn bucket(value: u64) -> usize {
-    // Below STEPS the value is its own bucket: `| STEPS` makes its doubling the first, whose width is 1.
-    let doubling = (value | STEPS as u64).ilog2() - STEP_BITS;
-    // At least 2^STEP_BITS, below twice that, where the value is not below STEPS.
-    let step = (value >> doubling) as usize;
-    (doubling as usize) * STEPS + step
+fn bucket_of(value: u64) -> usize {
+    // A value below STEPS is its own bucket: `| STEPS` puts it into the first row, whose buckets have width 1.
+    let shift = (value | STEPS as u64).ilog2() - STEP_BITS;
+    // For a value of at least STEPS, this is at least 2^STEP_BITS and less than twice that.
+    let step = (value >> shift) as usize;
+    (shift as usize) * STEPS + step
 }
 
-/// The middle of a bucket, rounded down.
-fn middle(bucket: usize) -> u64 {
+/// The value in the middle of a bucket, rounded down.
+fn bucket_middle(bucket: usize) -> u64 {
     if bucket < 2 * STEPS {
         return bucket as u64;
     }
-    let doubling = (bucket / STEPS - 1) as u32;
-    let low = ((bucket % STEPS + STEPS) as u64) << doubling;
-    low + ((1 << doubling) - 1) / 2
+    let shift = (bucket / STEPS - 1) as u32;
+    let low = ((bucket % STEPS + STEPS) as u64) << shift;
+    low + ((1 << shift) - 1) / 2
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Ends of buckets, their neighbours, and the ends of the range.
-    fn telling_values() -> impl Iterator<Item = u64> {
+    /// The ends of buckets, the values beside them, and the ends of the range.
+    fn boundary_values() -> impl Iterator<Item = u64> {
         let powers = (0..64).flat_map(|bit| {
             let power = 1u64 << bit;
             [power - 1, power, power + 1, power + power / 3, power | (power - 1)]
@@ -153,29 +153,29 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_reports_what_fell_into_it_to_within_a_percent() {
-        for value in telling_values() {
-            let reported = middle(bucket(value));
-            assert_eq!(bucket(reported), bucket(value), "{value} reported as {reported}");
+    fn bucket_reports_its_values_within_one_percent() {
+        for value in boundary_values() {
+            let reported = bucket_middle(bucket_of(value));
+            assert_eq!(bucket_of(reported), bucket_of(value), "{value} reported as {reported}");
             assert!(
                 reported.abs_diff(value) as f64 <= value as f64 / 128.0,
                 "{value} reported as {reported}"
             );
         }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
-    fn buckets_are_in_the_order_of_their_values() {
-        let mut values: Vec<u64> = telling_values().collect();
+    fn buckets_are_ordered_by_value() {
+        let mut values: Vec<u64> = boundary_values().collect();
         values.sort_unstable();
-        assert!(values.windows(2).all(|pair| bucket(pair[0]) <= bucket(pair[1])));
-        assert!((1..BUCKETS).all(|next| middle(next - 1) < middle(next)));
+        assert!(values.windows(2).all(|pair| bucket_of(pair[0]) <= bucket_of(pair[1])));
+        assert!((1..BUCKETS).all(|next| bucket_middle(next - 1) < bucket_middle(next)));
     }
 
     #[test]
-    fn quantiles_agree_with_sorting() {
-        // A fixed sequence over many magnitudes.
+    fn quantiles_match_those_of_the_sorted_values() {
+        // A fixed pseudo-random sequence over many orders of magnitude.
         let mut state = 1u64;
         let mut values: Vec<u64> = (0..10_000)
             .map(|_| {
@@ -197,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_recording_together() {
+    fn merged_histogram_equals_recording_all_values_in_one() {
         let (mut left, mut right, mut both) = (Histogram::new(), Histogram::new(), Histogram::new());
-        for value in telling_values() {
+        for value in boundary_values() {
             if value % 2 == 0 {
                 left.record(value)
             } else {

@@ -1,8 +1,9 @@
-//! What happened, in figures: exact counters, and latencies in a histogram of fixed size.
+//! Measurements: exact counters, and a histogram of fixed size for latencies.
 //!
-//! Promises: counting and recording allocate nothing, take no lock and make no system call, so both may stand inside a
-//! data path. Each value has one owner; what several threads or processes counted is added up with
-//! `Counters += Counters` and [`Histogram::merge`], or sent as words ([`Counters::to_words`]). Clocks are the caller's.
+//! Counting and recording allocate nothing, take no lock and make no system call, so both may be used on a data path.
+//! Each value has one owner. To combine the values of several threads or processes, use `Counters += Counters` and
+//! [`Histogram::merge`], or send them as words ([`Counters::to_words`]). This module reads no clock; the caller measures
+//! the times that it records.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,13 @@
-//! The control plane: who is there, over TCP, in one thread.
+//! The control plane: one thread that connects this node with all others, over TCP.
 //!
-//! Membership is static: every node knows the address of every other. Of two nodes, the one of higher rank dials, again and
-//! again until it is heard; see [`pair`] for what they say then. A node that cannot prove the secret is refused before
-//! anything of it is read. Whoever dials as a rank takes the place of who had it: a node that was restarted is heard at once, also
-//! where its predecessor's death was not noticed yet.
+//! Membership is static: every node knows the address of every other. Of two nodes, the one with the higher rank connects, and
+//! retries until it succeeds. A node that cannot prove the secret is refused before anything it sends is read. Then the two
+//! nodes exchange what their daemons need to connect their endpoints, and heartbeats; [`session`] has the messages.
+//!
+//! A node that connects as rank R replaces the session that rank R had. So a restarted node is served at once, even if nobody
+//! has noticed yet that its predecessor died.
 
-mod pair;
+mod session;
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -20,253 +22,261 @@ use crosstie::bootstrap::channel::{Channel, ChannelEvent};
 use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::config::Membership;
-use super::network::{Command, Event};
-use super::{NodeConfig, Shared};
-use crate::Backend;
-use pair::{Hello, MAX_FRAME, Pair, Step};
+use super::commands::{ConnectionCommand, ConnectionEvent};
+use super::config::{Membership, NodeConfig};
+use super::shared::Shared;
+use session::{Action, Hello, MAX_FRAME, PeerSession};
 
-/// Connections that have not proved the secret, at one time. The oldest gives way to the newest.
-const MAX_STRANGERS: usize = 64;
-/// Time between two signs of life.
-const BEAT_INTERVAL: Duration = Duration::from_millis(500);
-/// How long to leave the listener alone after it failed (usually: no file descriptor left).
-const LISTENER_REST: Duration = Duration::from_millis(100);
-/// Commands on their way to a daemon, at most: a few for each rank.
-pub(super) const MAX_COMMANDS: usize = 4096;
+/// The most connections that have not proved the secret, at one time. The newest replaces the oldest.
+const MAX_UNAUTHENTICATED: usize = 64;
+/// Time between two heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// Pause before the next `accept` after one has failed. The usual cause: no file descriptor is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the secret is used for; see [`Secret::derive`].
 const PURPOSE: &str = "crosstie-kv control 1";
 
+/// The control plane of one node.
 pub(super) struct Control {
     hello: Hello,
     secret: Secret,
     listener: TcpListener,
-    listener_rests_until: Option<Instant>,
+    /// Set after an `accept` failed.
+    accept_paused_until: Option<Instant>,
     addresses: Vec<SocketAddr>,
-    strangers: VecDeque<(Channel, Instant)>,
-    /// By rank; the one of our own rank is never used.
-    pairs: Vec<Pair>,
+    /// Accepted connections that have not proved the secret, with their deadlines.
+    unauthenticated: VecDeque<(Channel, Instant)>,
+    /// By rank. The session of this node's own rank is never used.
+    sessions: Vec<PeerSession>,
     /// By daemon.
-    commands: Vec<SyncSender<Command>>,
-    events: Receiver<Event>,
-    /// Readable when there are events, or when it is time to stop.
-    bell: UnixStream,
+    commands: Vec<SyncSender<ConnectionCommand>>,
+    events: Receiver<ConnectionEvent>,
+    /// Readable when there are events, or when the node stops.
+    wake: UnixStream,
     shared: Arc<Shared>,
-    next_beat: Instant,
+    next_heartbeat: Instant,
 }
 
 impl Control {
     pub(super) fn new(
         config: &NodeConfig,
         membership: Membership,
-        commands: Vec<SyncSender<Command>>,
-        events: Receiver<Event>,
-        bell: UnixStream,
+        commands: Vec<SyncSender<ConnectionCommand>>,
+        events: Receiver<ConnectionEvent>,
+        wake: UnixStream,
         shared: Arc<Shared>,
     ) -> std::io::Result<Control> {
         membership.listener.set_nonblocking(true)?;
-        bell.set_nonblocking(true)?;
+        wake.set_nonblocking(true)?;
         let &NodeConfig { rank, nodes, daemons, backend, .. } = config;
         let incarnation = shared.incarnation;
         Ok(Control {
             hello: Hello { incarnation, rank, nodes, daemons, backend, reserved: [0; 3] },
             secret: membership.secret.derive(PURPOSE),
             listener: membership.listener,
-            listener_rests_until: None,
+            accept_paused_until: None,
             addresses: membership.addresses,
-            strangers: VecDeque::new(),
-            pairs: (0..nodes).map(|other| Pair::new(other, rank > other)).collect(),
+            unauthenticated: VecDeque::new(),
+            sessions: (0..nodes).map(|other| PeerSession::new(other, rank > other)).collect(),
             commands,
             events,
-            bell,
+            wake,
             shared,
-            next_beat: Instant::now() + BEAT_INTERVAL,
+            next_heartbeat: Instant::now() + HEARTBEAT_INTERVAL,
         })
     }
 
-    /// Until the node stops.
+    /// Runs until the node stops.
     pub(super) fn run(mut self) {
         while !self.shared.is_stopping() {
             self.wait();
-            self.take_events();
-            self.accept();
-            self.judge_strangers();
-            self.dial();
-            for rank in 0..self.pairs.len() {
-                let step = self.pairs[rank].advance(&self.hello);
-                self.follow(rank, step);
+            self.handle_events();
+            self.accept_connections();
+            self.authenticate_connections();
+            self.connect_to_peers();
+            for rank in 0..self.sessions.len() {
+                let action = self.sessions[rank].advance(&self.hello);
+                self.perform(rank, action);
             }
-            self.beat();
+            self.send_heartbeats();
         }
     }
 
+    /// Waits until a socket is ready, a daemon has sent an event, or something is due.
     fn wait(&mut self) {
         let now = Instant::now();
-        let dials = self.pairs.iter().filter_map(|pair| pair.dial_at);
-        let strangers = self.strangers.iter().map(|(_, until)| *until);
-        let next = dials.chain(strangers).chain(self.listener_rests_until).min();
-        let next = next.map_or(self.next_beat, |next| next.min(self.next_beat));
-        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
-        if self.listener_rests_until.is_none() {
+        let connects = self.sessions.iter().filter_map(|session| session.connect_at);
+        let deadlines = self.unauthenticated.iter().map(|(_, deadline)| *deadline);
+        let next = connects.chain(deadlines).chain(self.accept_paused_until).min();
+        let next = next.map_or(self.next_heartbeat, |next| next.min(self.next_heartbeat));
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        if self.accept_paused_until.is_none() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let channels = self.pairs.iter().filter_map(|pair| pair.channel.as_ref());
-        for channel in channels.chain(self.strangers.iter().map(|(channel, _)| channel)) {
+        let channels = self.sessions.iter().filter_map(|session| session.channel.as_ref());
+        for channel in channels.chain(self.unauthenticated.iter().map(|(channel, _)| channel)) {
             let writes = if channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::new(channel, PollFlags::IN | writes));
         }
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).ok();
         if poll(&mut fds, timeout.as_ref()).is_err_and(|errno| errno != rustix::io::Errno::INTR) {
-            // Without poll there is still time.
+            // Without `poll`, check everything every few milliseconds.
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(fds);
-        let mut rings = [0; 64];
-        // What rang is looked at in any case.
-        while self.bell.read(&mut rings).is_ok_and(|count| count == rings.len()) {}
+        let mut bytes = [0; 64];
+        // Empties the socket. The events themselves are in the channel and are received in any case.
+        while self.wake.read(&mut bytes).is_ok_and(|count| count == bytes.len()) {}
     }
 
-    fn take_events(&mut self) {
+    /// Handles what the daemons said about their connections.
+    fn handle_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {
-            let (Event::Opened { rank, epoch, .. }
-            | Event::Connected { rank, epoch }
-            | Event::Up { rank, epoch }
-            | Event::Failed { rank, epoch, .. }) = event;
+            let (ConnectionEvent::Opened { rank, epoch, .. }
+            | ConnectionEvent::Connected { rank, epoch }
+            | ConnectionEvent::Up { rank, epoch }
+            | ConnectionEvent::Failed { rank, epoch, .. }) = event;
             let rank = rank as usize;
-            let pair = &mut self.pairs[rank];
-            if pair.epoch != epoch || pair.channel.is_none() {
+            let session = &mut self.sessions[rank];
+            if session.epoch != epoch || session.channel.is_none() {
                 continue;
             }
-            let step = match event {
-                Event::Opened { address, .. } => pair.opened(address),
-                Event::Connected { .. } => pair.connected(),
-                Event::Up { .. } => {
-                    pair.up();
-                    let incarnation = pair.incarnation();
-                    self.shared.peer_is_up(rank, incarnation);
+            let action = match event {
+                ConnectionEvent::Opened { address, .. } => session.endpoint_opened(address),
+                ConnectionEvent::Connected { .. } => session.endpoint_connected(),
+                ConnectionEvent::Up { .. } => {
+                    session.connection_up();
+                    let incarnation = session.incarnation();
+                    self.shared.set_peer_up(rank, incarnation);
                     None
                 }
-                Event::Failed { why, .. } => Some(Step::Down(why)),
+                ConnectionEvent::Failed { why, .. } => Some(Action::Disconnect(why)),
             };
-            self.follow(rank, step);
+            self.perform(rank, action);
         }
     }
 
-    /// Does what follows, until nothing does.
-    fn follow(&mut self, rank: usize, step: Option<Step>) {
-        match step {
+    /// Performs the action, and all that follow from it.
+    fn perform(&mut self, rank: usize, action: Option<Action>) {
+        match action {
             None => {}
-            Some(Step::Down(why)) => self.down(rank, why),
-            Some(Step::Command(command)) => {
-                if self.command(rank, command) {
-                    // There may be more to hear.
-                    let step = self.pairs[rank].advance(&self.hello);
-                    self.follow(rank, step);
+            Some(Action::Disconnect(why)) => self.disconnect(rank, why),
+            Some(Action::Command(command)) => {
+                if self.send_command(rank, command) {
+                    // The session may have received more messages.
+                    let action = self.sessions[rank].advance(&self.hello);
+                    self.perform(rank, action);
                 } else {
-                    self.down(rank, "the daemon of this node does not listen".to_owned());
+                    let why = "the daemon of this node that owns the connection does not respond";
+                    self.disconnect(rank, why.to_owned());
                 }
             }
         }
     }
 
-    fn command(&self, rank: usize, command: Command) -> bool {
-        let holder = Backend::connection_owner(self.hello.backend, rank as u32, self.hello.daemons);
-        self.commands[holder as usize].try_send(command).is_ok()
+    /// Sends a command to the daemon that owns the connection with `rank`. Returns false if its channel is full or closed.
+    fn send_command(&self, rank: usize, command: ConnectionCommand) -> bool {
+        let owner = self.hello.backend.connection_owner(rank as u32, self.hello.daemons);
+        self.commands[owner as usize].try_send(command).is_ok()
     }
 
-    fn down(&mut self, rank: usize, why: String) {
-        let epoch = self.pairs[rank].epoch;
-        self.pairs[rank].end(self.hello.rank as usize > rank);
-        self.shared.peer_is_down(rank, why);
-        // A daemon that does not listen is about to end, and its connections with it.
-        self.command(rank, Command::Close { rank: rank as u32, epoch });
+    fn disconnect(&mut self, rank: usize, why: String) {
+        let epoch = self.sessions[rank].epoch;
+        self.sessions[rank].end(self.hello.rank as usize > rank);
+        self.shared.set_peer_down(rank, why);
+        // If the daemon does not receive it, it is about to end, and its connections with it.
+        self.send_command(rank, ConnectionCommand::Close { rank: rank as u32, epoch });
     }
 
-    fn accept(&mut self) {
+    fn accept_connections(&mut self) {
         let now = Instant::now();
-        if self.listener_rests_until.is_some_and(|until| until > now) {
+        if self.accept_paused_until.is_some_and(|until| until > now) {
             return;
         }
-        self.listener_rests_until = None;
-        // As many as may be strangers at a time, so that a flood of them does not keep us here.
-        for _ in 0..MAX_STRANGERS {
+        self.accept_paused_until = None;
+        // Bounded, so that a flood of connections does not keep the thread from its other work.
+        for _ in 0..MAX_UNAUTHENTICATED {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    if self.strangers.len() == MAX_STRANGERS {
-                        self.strangers.pop_front();
+                    if self.unauthenticated.len() == MAX_UNAUTHENTICATED {
+                        self.unauthenticated.pop_front();
                     }
-                    // One that is broken already concerns nobody else.
+                    // A connection that has already failed is dropped.
                     if let Ok(channel) = Channel::from_accepted(stream, &self.secret, MAX_FRAME) {
-                        self.strangers.push_back((channel, now + HANDSHAKE_TIMEOUT));
+                        self.unauthenticated.push_back((channel, now + HANDSHAKE_TIMEOUT));
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    self.listener_rests_until = Some(now + LISTENER_REST);
+                    self.accept_paused_until = Some(now + ACCEPT_PAUSE);
                     return;
                 }
             }
         }
     }
 
-    fn judge_strangers(&mut self) {
+    fn authenticate_connections(&mut self) {
         let now = Instant::now();
-        for (mut channel, until) in std::mem::take(&mut self.strangers) {
+        for (mut channel, deadline) in std::mem::take(&mut self.unauthenticated) {
             match channel.poll_event() {
-                Ok(Some(ChannelEvent::JoinRequest { rank, size })) => self.judge(channel, rank, size),
-                Ok(None) if until > now => self.strangers.push_back((channel, until)),
+                Ok(Some(ChannelEvent::JoinRequest { rank, size })) => self.admit(channel, rank, size),
+                Ok(None) if deadline > now => self.unauthenticated.push_back((channel, deadline)),
                 Ok(_) => {}
-                Err(_) => self.shared.count_refusal(),
+                Err(_) => self.shared.count_refused_connection(),
             }
         }
     }
 
-    fn judge(&mut self, mut channel: Channel, rank: u32, size: u32) {
+    /// Starts a session with a node that has proved the secret, or refuses it.
+    fn admit(&mut self, mut channel: Channel, rank: u32, size: u32) {
         if size != self.hello.nodes {
-            self.shared.count_refusal();
+            self.shared.count_refused_connection();
             return channel.reject_size(self.hello.nodes);
         }
-        // Lower ranks are dialled, they do not dial.
+        // This node connects to the lower ranks itself.
         if rank <= self.hello.rank || rank >= size {
-            self.shared.count_refusal();
+            self.shared.count_refused_connection();
             return channel.reject_rank();
         }
         if channel.accept_join().is_err() {
             return;
         }
         let rank = rank as usize;
-        if self.pairs[rank].channel.is_some() {
-            self.down(rank, "it has come back".to_owned());
+        if self.sessions[rank].channel.is_some() {
+            self.disconnect(
+                rank,
+                "it has connected again: it was restarted, or two nodes have its rank".to_owned(),
+            );
         }
-        self.pairs[rank].begin(channel);
-        let step = self.pairs[rank].greet(&self.hello);
-        self.follow(rank, step);
+        self.sessions[rank].begin(channel);
+        let action = self.sessions[rank].send_hello(&self.hello);
+        self.perform(rank, action);
     }
 
-    fn dial(&mut self) {
+    fn connect_to_peers(&mut self) {
         let now = Instant::now();
-        for rank in 0..self.pairs.len() {
-            if self.pairs[rank].dial_at.is_none_or(|at| at > now) {
+        for rank in 0..self.sessions.len() {
+            if self.sessions[rank].connect_at.is_none_or(|at| at > now) {
                 continue;
             }
             let Hello { rank: ours, nodes, .. } = self.hello;
             match Channel::connect(self.addresses[rank], ours, nodes, &self.secret, MAX_FRAME) {
-                Ok(channel) => self.pairs[rank].begin(channel),
-                Err(error) => self.down(rank, error.to_string()),
+                Ok(channel) => self.sessions[rank].begin(channel),
+                Err(error) => self.disconnect(rank, error.to_string()),
             }
         }
     }
 
-    fn beat(&mut self) {
+    fn send_heartbeats(&mut self) {
         let now = Instant::now();
-        if now < self.next_beat {
+        if now < self.next_heartbeat {
             return;
         }
-        self.next_beat = now + BEAT_INTERVAL;
-        for rank in 0..self.pairs.len() {
-            let step = self.pairs[rank].beat();
-            self.follow(rank, step);
+        self.next_heartbeat = now + HEARTBEAT_INTERVAL;
+        for rank in 0..self.sessions.len() {
+            let action = self.sessions[rank].heartbeat();
+            self.perform(rank, action);
         }
     }
 }

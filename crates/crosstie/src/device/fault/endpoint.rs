@@ -158,7 +158,7 @@ impl Inner {
 
     fn fail(&mut self) {
         match self {
-            Inner::Rc(qp) => qp.breaker().fail(),
+            Inner::Rc(qp) => qp.fail_handle().fail(),
             Inner::Ud(qp) => {
                 if qp.fail().is_err() {
                     // Not active yet, so there is nothing to break.

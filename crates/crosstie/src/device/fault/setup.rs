@@ -4,8 +4,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::super::{
-    self as device, Access, Breaker, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event,
-    QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
+    self as device, Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event,
+    FailHandle, QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
 };
 use super::endpoint::Inner;
 use super::state::State;
@@ -124,14 +124,14 @@ impl Pd {
 fn wrapped_cq(queue: &device::Cq) -> Result<&Cq, DeviceError> {
     match &queue.provider {
         cq::Provider::Fault(x) => Ok(x),
-        _ => Err(DeviceError::Foreign("the completion queue")),
+        _ => Err(DeviceError::WrongDevice("the completion queue")),
     }
 }
 
 fn wrapped_srq(queue: &device::Srq) -> Result<&device::Srq, DeviceError> {
     match &queue.provider {
         srq::Provider::Fault(x) => Ok(&x.inner),
-        _ => Err(DeviceError::Foreign("the shared receive queue")),
+        _ => Err(DeviceError::WrongDevice("the shared receive queue")),
     }
 }
 
@@ -234,8 +234,8 @@ impl RcQp {
         Ok(())
     }
 
-    pub(crate) fn breaker(&self) -> Breaker {
-        self.with(|qp| qp.breaker())
+    pub(crate) fn fail_handle(&self) -> FailHandle {
+        self.with(|qp| qp.fail_handle())
     }
 
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut device::RcQp) -> R) -> R {

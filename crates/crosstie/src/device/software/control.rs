@@ -1,7 +1,8 @@
-//! What devices say to each other while connecting: fixed messages over a Unix socket in the abstract namespace.
+//! The messages that two software devices exchange while connecting, and for operations that a peer cannot perform itself:
+//! fixed-size structures over a Unix socket in the abstract namespace.
 //!
-//! The socket's name is the device's random name, so nothing lies in a file system. Both sides check the other's user before
-//! they believe or give anything: a device serves its own user only.
+//! The socket's name is the device's random name, so nothing is created in a file system. Both ends check the user of the
+//! other process before they trust it or hand anything over: a device serves its own user only.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,19 +10,19 @@ use std::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::link::hex;
 use crate::local::socket::{self, Address};
 
-/// Version of everything that two devices must agree on: these messages and the segment's layout.
+/// Version of everything that two devices must agree on: these messages and the layout of the segment.
 pub(super) const VERSION: u32 = 1;
 
-/// Payload of one message at most; copies on behalf of a peer are cut into such pieces.
+/// Longest payload of one message; longer proxied copies are split.
 pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
 
-/// How long an answer may take. The other side's service never waits for anything, so this is long.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for a reply. The peer's service thread never blocks on a peer, so a missing reply means that it is
+/// stopped or gone.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is asked.
+/// A message from the connecting device.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Request {
@@ -36,15 +37,21 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// First message: `gid` names the sender, `a` is the magic number. The reply carries the segment.
     pub(super) const HELLO: u32 = 1;
-    pub(super) const LINE: u32 = 2;
-    /// No answer.
+    /// Asks for a peer line, for a datagram sender. The reply's `value` is its index.
+    pub(super) const PEER_LINE: u32 = 2;
+    /// Queue pair `qp_num` must go to ERR if it is in epoch `a`. No reply.
     pub(super) const QP_ERROR: u32 = 3;
-    /// No answer.
+    /// As `QP_ERROR`, because its completion queue overran. No reply.
     pub(super) const CQ_OVERRUN: u32 = 4;
+    /// Write the payload of `a` bytes to memory registered in place.
     pub(super) const WRITE: u32 = 5;
+    /// Read `a` bytes of memory registered in place.
     pub(super) const READ: u32 = 6;
+    /// Compare with `a` and swap to `b`. The reply's `value` is the former value.
     pub(super) const COMPARE_SWAP: u32 = 7;
+    /// Add `a`. The reply's `value` is the former value.
     pub(super) const FETCH_ADD: u32 = 8;
 
     pub(super) fn new(kind: u32) -> Request {
@@ -52,7 +59,7 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// The reply of the serving device.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Reply {
@@ -78,12 +85,17 @@ fn address(gid: &[u8; 16]) -> io::Result<Address> {
     Address::new(format!("crosstie-{}", hex(gid)).as_bytes())
 }
 
-/// The socket that a device with this name answers on. Not blocking.
+/// Opens the socket on which the device with this name serves its peers. Non-blocking.
 pub(super) fn listen(gid: &[u8; 16]) -> io::Result<OwnedFd> {
     socket::listen(&address(gid)?)
 }
 
-/// A connection to the device with this name.
+/// Connects to the device with this name.
 pub(super) fn connect(gid: &[u8; 16]) -> io::Result<OwnedFd> {
-    socket::connect(&address(gid)?, PATIENCE)
+    socket::connect(&address(gid)?, REPLY_TIMEOUT)
+}
+
+/// A device's name as text.
+pub(super) fn hex(gid: &[u8; 16]) -> String {
+    gid.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,9 @@
-//! Completion queues, their owner's side.
+//! Completion queues, as their owner polls them.
+//!
+//! The poller reads the ring (`cq_ring.rs`) and turns entries into [`Completion`]s. Entries come from peers, so every field
+//! is checked against the queue pairs that use this queue. Two kinds of entries are markers of the service thread; they make
+//! the poller complete receives that have no entry of their own: those of a queue pair in ERR (`Flush`) and those that a
+//! dead datagram sender had taken (`Reclaim`).
 
 use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use core::time::Duration;
@@ -6,58 +11,63 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::cqring::CqRing;
-use super::layout::{CQES_AT, CqHeader, Cqe, CqeKind, Outcome, QpNum, short_epoch, taker_of_line};
-use super::qp::{QpLocal, Recv, taker};
-use super::recv::SharedQueue;
-use super::setup::{Allocation, Device, Handle, Inner, limit, locked};
+use super::cq_ring::CqRing;
+use super::layout::{
+    CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch,
+    taker_of_peer_line, taker_of_qp,
+};
+use super::qp::{QpShared, RecvSource};
+use super::recv::SharedRecvQueue;
+use super::setup::{Device, DeviceHandle};
+use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 use crate::wait::{self, WaitStrategy};
 
-/// Pauses of the processor after the last entry of a stream.
+/// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
 
-/// What of a completion queue its queue pairs share with it.
+/// The part of a completion queue that its queue pairs share with it.
 #[derive(Debug)]
 pub(super) struct CqShared {
-    pub(super) inner: Arc<Inner>,
+    pub(super) device: Arc<DeviceShared>,
     pub(super) ring: CqRing,
     memory: Allocation,
-    /// None once the poller is gone: queue pairs and queue must not keep each other.
-    changes: Mutex<Option<Vec<Change>>>,
-    /// Counts `changes`, ever.
+    /// Queue pairs that were added or removed, for the poller. `None` once the poller is gone, so that queue pairs and queue
+    /// do not keep each other alive.
+    changes: Mutex<Option<Vec<QpChange>>>,
+    /// Number of changes so far.
     version: AtomicU32,
     producers: Mutex<Vec<Producer>>,
 }
 
-/// Somebody who pushes.
+/// A queue pair whose completions are pushed to this queue.
 #[derive(Debug)]
 struct Producer {
-    qp: Arc<QpLocal>,
-    side: Side,
+    qp: Arc<QpShared>,
+    role: CqRole,
 }
 
-/// For which of its completions a queue pair uses a completion queue.
+/// Which completions of a queue pair a completion queue receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    /// Its own requests: the poster pushes.
+pub(super) enum CqRole {
+    /// Those of its send requests; the poster pushes them.
     Send,
-    /// Its receives: the connected peer pushes, or, for datagrams, anybody.
+    /// Those of its receives; the connected peer pushes them or, for datagrams, any sender.
     Recv,
 }
 
 impl Producer {
-    /// Whether it is outside of a reservation that it began without reckoning with others.
-    fn moved_on(&self) -> bool {
+    /// Whether the producer is outside a reservation that it began as the only producer.
+    fn has_left_reservation(&self) -> bool {
         // Acquire, partner: the Release store in `reservation::clear_claim`.
-        match self.side {
-            Side::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
-            Side::Recv => match self.qp.requester() {
+        match self.role {
+            CqRole::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
+            CqRole::Recv => match self.qp.peer_line() {
                 Some((line, gid)) => {
-                    line.claim.load(Acquire) == reservation::IDLE || !self.qp.inner.peer_connected(&gid)
+                    line.claim.load(Acquire) == reservation::IDLE || !self.qp.device.is_peer_connected(&gid)
                 }
                 None => true,
             },
@@ -65,68 +75,70 @@ impl Producer {
     }
 }
 
-/// News for the poller about queue pairs.
+/// A change that the poller has to learn of.
 #[derive(Debug)]
-enum Change {
-    New(Arc<QpLocal>),
-    /// Gone; nothing of it stands at or behind this position.
-    Gone(Arc<QpLocal>, u64),
+enum QpChange {
+    Added(Arc<QpShared>),
+    /// The queue pair is gone; it has no entry at or behind this position.
+    Removed(Arc<QpShared>, u64),
 }
 
 impl CqShared {
+    /// Offset of the queue in the segment.
     pub(super) fn at(&self) -> u64 {
         self.memory.at
     }
 
-    /// Lets a queue pair's completions in.
-    pub(super) fn enroll(&self, qp: &Arc<QpLocal>, side: Side) {
-        self.change(Change::New(qp.clone()));
+    /// Adds a queue pair whose completions will be pushed here. Waits without limit for a producer that is inside a
+    /// reservation, see `quiescence.rs`.
+    pub(super) fn add_qp(&self, qp: &Arc<QpShared>, role: CqRole) {
+        self.record_change(QpChange::Added(qp.clone()));
         let mut producers = locked(&self.producers);
         let mode = &self.ring.header.mode;
-        if producers.is_empty() && !(side == Side::Recv && qp.is_datagram()) {
+        if producers.is_empty() && !(role == CqRole::Recv && qp.is_datagram()) {
             mode.store(reservation::EXCLUSIVE, Relaxed);
         } else {
-            reservation::switch_to_shared(mode, || producers.iter().all(Producer::moved_on));
+            reservation::switch_to_shared(mode, || producers.iter().all(Producer::has_left_reservation));
         }
-        producers.push(Producer { qp: qp.clone(), side });
+        producers.push(Producer { qp: qp.clone(), role });
     }
 
-    /// Takes a queue pair out. Unless `quiet`, its peer may be stuck in the middle of a push.
-    pub(super) fn dismiss(&self, qp: &Arc<QpLocal>, quiet: bool) {
+    /// Removes a queue pair. If it is not `quiet`, its peer may still be inside a push, so it stays a producer.
+    pub(super) fn remove_qp(&self, qp: &Arc<QpShared>, quiet: bool) {
         if quiet {
             locked(&self.producers).retain(|producer| !Arc::ptr_eq(&producer.qp, qp));
         }
         let head = self.ring.header.head.word.load(Acquire);
-        self.change(Change::Gone(qp.clone(), head));
+        self.record_change(QpChange::Removed(qp.clone(), head));
     }
 
-    fn change(&self, change: Change) {
+    fn record_change(&self, change: QpChange) {
         if let Some(changes) = &mut *locked(&self.changes) {
             changes.push(change);
         }
-        // Release, partner: the Acquire load in `Cq::learn`.
+        // Release, partner: the Acquire loads of `version` in `Cq`.
         self.version.fetch_add(1, Release);
     }
 }
 
 impl Drop for CqShared {
     fn drop(&mut self) {
-        self.inner.free(&self.memory);
+        self.device.free(&self.memory);
     }
 }
 
 impl Device {
     pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
-        let inner = &self.handle.inner;
-        limit("completions", config.depth, inner.attr().max_cqe)?;
+        let device = &self.handle.device;
+        check_limit("completions", config.depth, device.attr().max_cqe)?;
         let depth = config.depth.max(2).next_power_of_two();
-        let memory = inner.allocate(CQES_AT + u64::from(depth) * size_of::<Cqe>() as u64)?;
-        let none = || DeviceError::Exhausted { what: "device memory" };
-        let header: SharedRef<CqHeader> = SharedRef::new(&inner.segment, memory.at).ok_or_else(none)?;
+        let memory = device.allocate(CQES_AT + u64::from(depth) * size_of::<Cqe>() as u64)?;
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
+        let header: SharedRef<CqHeader> = SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
-        let ring = CqRing::new(&inner.segment, memory.at).ok_or_else(none)?;
+        let ring = CqRing::new(&device.segment, memory.at).ok_or_else(no_memory)?;
         let shared = CqShared {
-            inner: inner.clone(),
+            device: device.clone(),
             ring,
             memory,
             changes: Mutex::new(Some(Vec::new())),
@@ -137,10 +149,10 @@ impl Device {
             shared: Arc::new(shared),
             cursor: 0,
             qps: Vec::new(),
-            leaving: VecDeque::new(),
+            removed: VecDeque::new(),
             seen_version: 0,
-            flushing: VecDeque::new(),
-            had_some: false,
+            flushes: VecDeque::new(),
+            last_poll_found_some: false,
             handle: self.handle.clone(),
         })
     }
@@ -153,25 +165,24 @@ pub struct Cq {
     /// The next position to read.
     cursor: u64,
     /// Queue pairs by index.
-    qps: Vec<Option<Arc<QpLocal>>>,
-    /// Queue pairs that are gone but may have entries before a position.
-    leaving: VecDeque<(Arc<QpLocal>, u64)>,
+    qps: Vec<Option<Arc<QpShared>>>,
+    /// Queue pairs that are gone but may still have entries before a position.
+    removed: VecDeque<(Arc<QpShared>, u64)>,
     seen_version: u32,
-    /// Receives to be handed out without an entry of their own.
-    flushing: VecDeque<Flush>,
-    /// Whether the last poll found anything.
-    had_some: bool,
+    /// Receives to be completed that have no entry of their own.
+    flushes: VecDeque<PendingFlush>,
+    last_poll_found_some: bool,
     #[expect(dead_code, reason = "keeps the device open")]
-    handle: Arc<Handle>,
+    handle: Arc<DeviceHandle>,
 }
 
-/// Receives that end without their sender.
+/// Receives that the poller completes because their sender will not.
 #[derive(Debug)]
-enum Flush {
-    /// All that are outstanding in a queue pair's own queue.
-    Own(Arc<QpLocal>),
-    /// One of a shared queue.
-    Shared { queue: Arc<SharedQueue>, slot: u32, qp_num: u32, status: Status },
+enum PendingFlush {
+    /// All outstanding receives of a queue pair's own receive queue.
+    Own(Arc<QpShared>),
+    /// One receive of a shared receive queue.
+    Shared { queue: Arc<SharedRecvQueue>, slot: u32, qp_num: u32, status: Status },
 }
 
 impl Cq {
@@ -180,23 +191,22 @@ impl Cq {
         let mut count = 0;
         let begin = self.cursor;
         while count < max {
-            if !self.flushing.is_empty() {
-                count += self.flush_one(&mut each);
+            if !self.flushes.is_empty() {
+                count += self.complete_one_flush(&mut each);
                 continue;
             }
             let cqe = self.shared.ring.cqes.ring(self.cursor);
-            // Acquire, partner: the Release store in `CqRing::publish`.
-            if cqe.seq.load(Acquire) != self.cursor.wrapping_add(1) {
+            if !cqe.is_published(self.cursor) {
                 break;
             }
-            let (wr, what, how) = (cqe.wr.load(Relaxed), cqe.what.load(Relaxed), cqe.how.load(Relaxed));
+            let (request, subject, result) = cqe.load();
             self.cursor = self.cursor.wrapping_add(1);
             if count > 0 {
-                // A stream: have the line after the next one brought. After a single entry that would only take it
-                // from a producer who has just fetched it for the next.
+                // This is a stream: prefetch the cache line after the next one. After a single entry that would take the
+                // line away from the producer, which has just fetched it for its next entry.
                 prefetch::for_read(self.shared.ring.cqes.ring(self.cursor.wrapping_add(4)));
             }
-            if let Some(completion) = self.interpret(wr, what, how) {
+            if let Some(completion) = self.decode(request, subject, result) {
                 each(&completion);
                 count += 1;
             }
@@ -206,120 +216,136 @@ impl Cq {
             self.shared.ring.header.consumed.word.store(self.cursor, Release);
         }
         if count == 0 {
-            self.idle()?;
-            if self.had_some {
-                // Just caught up with a stream. Looking again at once would take the line from the producer in the middle
-                // of its next entry; an answer to something sent just now takes longer than this anyway.
+            self.check_after_empty_poll()?;
+            if self.last_poll_found_some {
+                // The poller has just caught up with a stream. Polling again at once would take the cache line from the
+                // producer while it writes its next entry. A response to something sent just now takes longer than this
+                // pause anyway.
                 for _ in 0..CATCH_UP_PAUSES {
                     core::hint::spin_loop();
                 }
             }
         }
-        self.had_some = count != 0;
+        self.last_poll_found_some = count != 0;
         Ok(count)
     }
 
-    /// What an empty poll looks at beside the ring.
+    /// Checks for an overrun and for queue pairs that were added or removed.
     #[inline]
-    fn idle(&mut self) -> Result<(), CqError> {
+    fn check_after_empty_poll(&mut self) -> Result<(), CqError> {
         if self.shared.ring.header.overrun.load(Relaxed) != 0 {
             return Err(CqError::Overrun);
         }
-        // Acquire, partner: the Release add in `CqShared::change`.
-        if self.shared.version.load(Acquire) != self.seen_version || !self.leaving.is_empty() {
-            self.learn();
+        // Acquire, partner: the Release add in `CqShared::record_change`.
+        if self.shared.version.load(Acquire) != self.seen_version || !self.removed.is_empty() {
+            self.apply_changes();
         }
         Ok(())
     }
 
+    /// Turns an entry into a completion. `None` for markers, void entries and entries of earlier connections.
     #[inline(always)]
-    fn interpret(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
-        let outcome = Outcome::from_bits(how as u32);
-        let qp_num = what as u32;
+    fn decode(
+        &mut self,
+        request: RequestWord,
+        subject: SubjectWord,
+        result: ResultWord,
+    ) -> Option<Completion> {
+        let tag = result.tag();
+        let qp_num = subject.qp_num();
         let index = QpNum::from_bits(qp_num).index() as usize;
         let qp = match self.qps.get(index) {
             Some(Some(qp)) if qp.num == qp_num => qp,
-            _ if outcome.kind == CqeKind::Void as u8 => return None,
-            _ => return self.interpret_stranger(wr, what, how),
+            _ if tag.is(CqeKind::Void) => return None,
+            _ => return self.decode_of_unknown_qp(request, subject, result),
         };
         // Acquire, partner: the Release store in `qp::destroy`.
-        let stale = outcome.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
-        let (wr_id, imm, src_qp) = if outcome.kind == CqeKind::Send as u8 {
+        let stale = tag.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
+        let (wr_id, imm, src_qp) = if tag.is(CqeKind::Send) {
             if stale {
                 return None;
             }
-            let position = (how >> 32) as u32;
             let done = qp.sq_done.load(Relaxed);
-            let ahead = position.wrapping_add(1).wrapping_sub(done as u32);
+            let ahead = result.send_position().wrapping_add(1).wrapping_sub(done as u32);
             // Release, partner: the Acquire load in `RcQp::check`.
             qp.sq_done.store(done.wrapping_add(ahead.into()), Release);
-            (wr, None, 0)
-        } else if outcome.kind == CqeKind::Recv as u8 {
-            let Recv::Own(queue) = &qp.recv else { return None };
+            (request.wr_id(), None, 0)
+        } else if tag.is(CqeKind::Recv) {
+            let RecvSource::Own(queue) = &qp.recv else { return None };
             if stale {
                 return None;
             }
-            (queue.finish()?, outcome.has_imm.then_some((how >> 32) as u32), (wr >> 32) as u32)
-        } else if outcome.kind == CqeKind::SharedRecv as u8 {
-            let (Recv::Shared(queue) | Recv::Datagram(queue)) = &qp.recv else { return None };
-            let wr_id = queue.finish(wr as u32)?;
+            (queue.complete_next()?, result.imm(), request.src_qp())
+        } else if tag.is(CqeKind::SharedRecv) {
+            let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { return None };
+            let wr_id = queue.complete(request.recv_slot())?;
             if stale {
                 return None;
             }
-            (wr_id, outcome.has_imm.then_some((how >> 32) as u32), (wr >> 32) as u32)
+            (wr_id, result.imm(), request.src_qp())
         } else {
-            if outcome.kind == CqeKind::Flush as u8 && !stale {
+            if tag.is(CqeKind::Flush) && !stale {
                 let qp = qp.clone();
-                self.flush(&qp);
-            } else if outcome.kind == CqeKind::Reclaim as u8 {
+                self.queue_flush(&qp);
+            } else if tag.is(CqeKind::Reclaim) {
                 let qp = qp.clone();
-                self.reclaim(&qp, wr as u32);
+                self.queue_reclaim(&qp, request.peer_line());
             }
             return None;
         };
-        let status = if outcome.status == 0 { Status::Success } else { Status::from_code(outcome.status) };
+        let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
         Some(Completion {
             wr_id,
             status,
-            opcode: opcode(outcome.opcode),
-            byte_len: (what >> 32) as u32,
+            opcode: opcode(tag.opcode),
+            byte_len: subject.byte_len(),
             imm,
             qp_num,
             src_qp,
         })
     }
 
-    /// An entry of a queue pair that is not, or no longer, at its index.
+    /// Decodes an entry of a queue pair that is not, or no longer, in `qps`.
     #[cold]
-    fn interpret_stranger(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
-        let qp_num = what as u32;
-        // Acquire, partner: the Release add in `CqShared::change`.
+    fn decode_of_unknown_qp(
+        &mut self,
+        request: RequestWord,
+        subject: SubjectWord,
+        result: ResultWord,
+    ) -> Option<Completion> {
+        let qp_num = subject.qp_num();
+        // Acquire, partner: the Release add in `CqShared::record_change`.
         if self.shared.version.load(Acquire) != self.seen_version {
-            self.learn();
+            self.apply_changes();
             let index = QpNum::from_bits(qp_num).index() as usize;
             if self.qps.get(index).is_some_and(|qp| qp.as_ref().is_some_and(|qp| qp.num == qp_num)) {
-                return self.interpret_again(wr, what, how);
+                return self.decode_again(request, subject, result);
             }
         }
-        // Of a queue pair that is gone: a shared receive goes back, without a completion.
-        if let Some((qp, _)) = self.leaving.iter().find(|(qp, _)| qp.num == qp_num)
-            && Outcome::from_bits(how as u32).kind == CqeKind::SharedRecv as u8
-            && let Recv::Shared(queue) | Recv::Datagram(queue) = &qp.recv
+        // The queue pair is gone: a receive of a shared queue becomes free again, without a completion.
+        if let Some((qp, _)) = self.removed.iter().find(|(qp, _)| qp.num == qp_num)
+            && result.tag().is(CqeKind::SharedRecv)
+            && let RecvSource::Shared(queue) | RecvSource::Datagram(queue) = &qp.recv
         {
-            queue.finish(wr as u32);
+            queue.complete(request.recv_slot());
         }
         None
     }
 
     #[cold]
     #[inline(never)]
-    fn interpret_again(&mut self, wr: u64, what: u64, how: u64) -> Option<Completion> {
-        self.interpret(wr, what, how)
+    fn decode_again(
+        &mut self,
+        request: RequestWord,
+        subject: SubjectWord,
+        result: ResultWord,
+    ) -> Option<Completion> {
+        self.decode(request, subject, result)
     }
 
-    /// Takes in what was said about queue pairs, and lets go of those that have nothing left here.
+    /// Applies the recorded changes, and forgets removed queue pairs that have no entry left.
     #[cold]
-    fn learn(&mut self) {
+    fn apply_changes(&mut self) {
         let changes = {
             let mut changes = locked(&self.shared.changes);
             self.seen_version = self.shared.version.load(Acquire);
@@ -327,95 +353,90 @@ impl Cq {
         };
         for change in changes {
             match change {
-                Change::New(qp) => {
+                QpChange::Added(qp) => {
                     let index = qp.index() as usize;
                     if self.qps.len() <= index {
                         self.qps.resize(index + 1, None);
                     }
                     self.qps[index] = Some(qp);
                 }
-                Change::Gone(qp, position) => {
+                QpChange::Removed(qp, position) => {
                     let index = qp.index() as usize;
                     if self.qps[index].as_ref().is_some_and(|known| known.num == qp.num) {
                         self.qps[index] = None;
                     }
-                    self.flushing.retain(|flush| !matches!(flush, Flush::Own(own) if own.num == qp.num));
-                    self.leaving.push_back((qp, position));
+                    self.flushes
+                        .retain(|flush| !matches!(flush, PendingFlush::Own(own) if own.num == qp.num));
+                    self.removed.push_back((qp, position));
                 }
             }
         }
-        while self.leaving.front().is_some_and(|(_, position)| self.cursor >= *position) {
-            let Some((qp, _)) = self.leaving.pop_front() else { break };
-            if let Recv::Shared(queue) = &qp.recv
+        while self.removed.front().is_some_and(|(_, position)| self.cursor >= *position) {
+            let Some((qp, _)) = self.removed.pop_front() else { break };
+            if let RecvSource::Shared(queue) = &qp.recv
                 && Arc::ptr_eq(&qp.recv_cq, &self.shared)
             {
-                for slot in queue.taken_by(taker(qp.num)) {
-                    queue.finish(slot);
+                for slot in queue.taken_by(taker_of_qp(qp.num)) {
+                    queue.complete(slot);
                 }
             }
         }
     }
 
-    /// Everything that a queue pair's peer completed has been handed out: the rest is flushed.
+    /// The flush marker of a queue pair was reached: every receive that its peer completed has been handed out. The
+    /// remaining ones are flushed.
     #[cold]
-    fn flush(&mut self, qp: &Arc<QpLocal>) {
-        match &qp.recv {
-            Recv::Own(_) => self.flushing.push_back(Flush::Own(qp.clone())),
-            Recv::Shared(queue) => {
-                for slot in queue.taken_by(taker(qp.num)) {
-                    let queue = queue.clone();
-                    self.flushing.push_back(Flush::Shared {
-                        queue,
-                        slot,
-                        qp_num: qp.num,
-                        status: Status::Flushed,
-                    });
-                }
-            }
-            Recv::Datagram(queue) => {
-                for slot in queue.all_outstanding() {
-                    let queue = queue.clone();
-                    self.flushing.push_back(Flush::Shared {
-                        queue,
-                        slot,
-                        qp_num: qp.num,
-                        status: Status::Flushed,
-                    });
-                }
-            }
+    fn queue_flush(&mut self, qp: &Arc<QpShared>) {
+        let (queue, slots) = match &qp.recv {
+            RecvSource::Own(_) => return self.flushes.push_back(PendingFlush::Own(qp.clone())),
+            RecvSource::Shared(queue) => (queue, queue.taken_by(taker_of_qp(qp.num))),
+            RecvSource::Datagram(queue) => (queue, queue.all_outstanding()),
+        };
+        self.queue_shared_flushes(queue, slots, qp.num, Status::Flushed);
+    }
+
+    /// The reclaim marker of a dead datagram sender was reached: every receive that it completed has been handed out. The
+    /// receives that it took without completing them are returned to the program.
+    #[cold]
+    fn queue_reclaim(&mut self, qp: &Arc<QpShared>, peer_line: u32) {
+        if let RecvSource::Datagram(queue) | RecvSource::Shared(queue) = &qp.recv {
+            let slots = queue.taken_by(taker_of_peer_line(peer_line));
+            self.queue_shared_flushes(queue, slots, qp.num, Status::RemoteAborted);
         }
     }
 
-    /// Everything that a dead datagram sender completed has been handed out: what else it took comes back.
-    #[cold]
-    fn reclaim(&mut self, qp: &Arc<QpLocal>, line: u32) {
-        if let Recv::Datagram(queue) | Recv::Shared(queue) = &qp.recv {
-            for slot in queue.taken_by(taker_of_line(line)) {
-                let (queue, status) = (queue.clone(), Status::RemoteAborted);
-                self.flushing.push_back(Flush::Shared { queue, slot, qp_num: qp.num, status });
-            }
+    fn queue_shared_flushes(
+        &mut self,
+        queue: &Arc<SharedRecvQueue>,
+        slots: Vec<u32>,
+        qp_num: u32,
+        status: Status,
+    ) {
+        for slot in slots {
+            self.flushes.push_back(PendingFlush::Shared { queue: queue.clone(), slot, qp_num, status });
         }
     }
 
+    /// Hands out the completion of one pending flush. Returns how many were handed out: 0 or 1.
     #[cold]
-    fn flush_one(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
-        let (wr_id, qp_num, status, last) = match self.flushing.front() {
-            Some(Flush::Own(qp)) => {
+    fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
+        let (wr_id, qp_num, status, last) = match self.flushes.front() {
+            Some(PendingFlush::Own(qp)) => {
                 let wr_id = match &qp.recv {
-                    Recv::Own(queue) if qp.state() == QpState::Error && !qp.destroyed.load(Acquire) => {
-                        queue.finish()
+                    RecvSource::Own(queue) if qp.state() == QpState::Error && !qp.destroyed.load(Acquire) => {
+                        queue.complete_next()
                     }
                     _ => None,
                 };
                 (wr_id, qp.num, Status::Flushed, wr_id.is_none())
             }
-            Some(Flush::Shared { queue, slot, qp_num, status }) => {
-                (queue.finish(*slot), *qp_num, *status, true)
+            Some(PendingFlush::Shared { queue, slot, qp_num, status }) => {
+                (queue.complete(*slot), *qp_num, *status, true)
             }
             None => return 0,
         };
         if last {
-            self.flushing.pop_front();
+            self.flushes.pop_front();
         }
         let Some(wr_id) = wr_id else { return 0 };
         each(&Completion {
@@ -433,8 +454,10 @@ impl Cq {
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
         let ring = &self.shared.ring;
-        Ok(wait::wait_until(&ring.header.bell, WaitStrategy::Park, deadline, || {
-            !self.flushing.is_empty() || ring.published(self.cursor) || ring.header.overrun.load(Relaxed) != 0
+        Ok(wait::wait_until(&ring.header.parker, WaitStrategy::Park, deadline, || {
+            !self.flushes.is_empty()
+                || ring.is_published(self.cursor)
+                || ring.header.overrun.load(Relaxed) != 0
         }))
     }
 }

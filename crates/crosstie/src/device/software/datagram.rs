@@ -1,44 +1,145 @@
-//! Datagrams: one message to any queue pair, which may have no room for it.
+//! Datagram queue pairs. A datagram goes to any queue pair of any device; it is lost if the receiver has no receive for it.
 
 use std::sync::Arc;
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::control::Request;
-use super::cqring::{CqRing, Entry, Overrun};
-use super::datapath::{Trouble, check_data, check_local};
-use super::layout::{Connection, CqeKind, KIND_UD, LINES_AT, PeerLine, QpNum, short_epoch, taker_of_line};
+use super::cq_ring::{CqRing, NewCqe, Overrun};
+use super::datapath::{check_data, check_local};
+use super::error::ExecuteError;
+use super::layout::{
+    ConnectionWord, CqeKind, KIND_UD, PeerLine, QpNum, RequestWord, peer_line_at, short_epoch,
+    taker_of_peer_line,
+};
 use super::link::Link;
-use super::qp::{QpLocal, UdQp};
-use super::reach::Inside;
-use super::recv::RecvTarget;
+use super::peer_memory::PeerMemory;
+use super::qp::{self, QpShared, RecvSource};
+use super::quiescence::OperationGuard;
+use super::recv::{PeerRecvQueue, PostCursor};
+use super::setup::{DeviceHandle, Pd};
+use super::{Cq, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{
-    Data, DeviceError, Opcode, PostError, QpState, SendOp, SendWr, Status, UdQp as Contract,
+    Data, DeviceAddress, DeviceError, Opcode, PostError, QpConfig, QpState, RecvWr, SendOp, SendWr, Status,
+    UdQp as UdContract,
 };
 use crate::memory::segment::SharedRef;
 
+impl Pd {
+    pub(crate) fn create_ud(
+        &self,
+        pd: u32,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<UdQp, DeviceError> {
+        let shared = qp::create(self, pd, config, send_cq, recv_cq, srq, KIND_UD)?;
+        Ok(UdQp {
+            shared,
+            handle: self.handle.clone(),
+            config: *config,
+            cursor: PostCursor::default(),
+            peers: Vec::new(),
+            sq_posted: 0,
+        })
+    }
+
+    pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
+        Ok(Ah { link: self.handle.device.link(to)?, address: *to })
+    }
+}
+
+/// A resolved device address.
+#[derive(Debug)]
+pub struct Ah {
+    link: Arc<Link>,
+    address: DeviceAddress,
+}
+
+impl Ah {
+    pub(crate) fn address(&self) -> DeviceAddress {
+        self.address
+    }
+}
+
+/// An unreliable datagram queue pair.
+#[derive(Debug)]
+pub struct UdQp {
+    shared: Arc<QpShared>,
+    config: QpConfig,
+    cursor: PostCursor,
+    /// Devices that this queue pair has sent to.
+    peers: Vec<DatagramPeer>,
+    sq_posted: u64,
+    #[expect(dead_code, reason = "keeps the device open")]
+    handle: Arc<DeviceHandle>,
+}
+
 /// A device that this queue pair has sent to.
 #[derive(Debug)]
-pub(super) struct Target {
+struct DatagramPeer {
     link: Arc<Link>,
+    /// The cache line in the peer's segment that was assigned to this sender.
     line: SharedRef<PeerLine>,
     taker: u16,
-    /// The queue pair sent to last.
+    /// The queue pair that the last datagram went to.
     last: Option<Destination>,
 }
 
+/// A private copy of what the receiver's block said. Valid as long as its connection word does not change.
 #[derive(Debug)]
 struct Destination {
     num: u32,
-    connection: Connection,
+    connection: ConnectionWord,
     ring: CqRing,
-    recv: RecvTarget,
+    recv: PeerRecvQueue,
     pd: u32,
     qkey: u32,
 }
 
 impl UdQp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.shared.num
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.shared.state()
+    }
+
+    pub(crate) fn activate(&mut self, qkey: u32) -> Result<(), DeviceError> {
+        if self.state() != QpState::Reset {
+            return Err(self.shared.wrong_state("activating", "RESET"));
+        }
+        self.shared.block.access.store(qkey, Relaxed);
+        self.shared.set_state(QpState::ReadyToSend);
+        // Release, partner: the sender's Acquire load in `DatagramPeer::deliver`.
+        self.shared.block.connection.store(ConnectionWord::ready(self.shared.epoch()).0, Release);
+        Ok(())
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.shared.move_to_error();
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let RecvSource::Datagram(queue) = &self.shared.recv else {
+            return Err(PostError::Invalid("the queue pair uses a shared receive queue: post there"));
+        };
+        let state = self.shared.state();
+        if state == QpState::Reset {
+            return Err(PostError::WrongState(state));
+        }
+        queue.post(&mut self.cursor, wr)?;
+        if state == QpState::Error {
+            self.shared.request_flush();
+        }
+        Ok(())
+    }
+
     pub(crate) fn post(
         &mut self,
         to: &crate::device::Ah,
@@ -49,69 +150,75 @@ impl UdQp {
         let AhProvider::Software(to) = &to.provider else {
             return Err(PostError::Invalid("the address handle belongs to another device"));
         };
-        let state = self.local.state();
+        let state = self.shared.state();
         if state != QpState::ReadyToSend && state != QpState::Error {
             return Err(PostError::WrongState(state));
         }
         let imm = match wr.op {
             SendOp::Send => None,
             SendOp::SendImm(imm) => Some(imm),
-            _ => return Err(PostError::Invalid("datagrams are SEND or SEND+IMM only")),
+            _ => return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM")),
         };
-        let len = check_data(&wr.data, &self.config, self.local.inner.attr().max_datagram.into())?;
-        // Acquire, partner: the Release store in `Cq::poll`.
-        if self.sq_posted - self.local.sq_done.load(Acquire) >= self.config.max_send_wr.into() {
+        let len = check_data(&wr.data, &self.config, self.shared.device.attr().max_datagram.into())?;
+        // Acquire, partner: the Release store in `Cq::decode`.
+        if self.sq_posted - self.shared.sq_done.load(Acquire) >= self.config.max_send_wr.into() {
             return Err(PostError::Full);
         }
-        let target = if to.link.is_dead() { None } else { Some(self.target(&to.link)?) };
+        let peer = if to.link.is_dead() { None } else { Some(self.peer_index(&to.link)?) };
         let position = self.sq_posted;
         self.sq_posted += 1;
-        let local = self.local.clone();
+        let shared = self.shared.clone();
         let status = if state == QpState::Error {
             Status::Flushed
-        } else if let Err(Trouble::Failed { status, .. }) = check_local(local.pd, &wr.op, &wr.data) {
+        } else if let Err(ExecuteError::Failed { status, .. }) = check_local(shared.pd, &wr.op, &wr.data) {
             status
         } else {
-            // Lost datagrams are nobody's failure.
-            if let Some(target) = target {
-                self.targets[target].deliver(&local, qp_num, qkey, &wr.data, len, imm);
+            // The sender of a datagram sees success whether or not it is delivered.
+            if let Some(peer) = peer {
+                self.peers[peer].deliver(&shared, qp_num, qkey, &wr.data, len, imm);
             }
             Status::Success
         };
         if status != Status::Success {
-            local.complete_send(wr.wr_id, Opcode::Unspecified, status, 0, position);
-            local.break_off();
+            shared.complete_send(wr.wr_id, Opcode::Unspecified, status, 0, position);
+            shared.move_to_error();
         } else if wr.signaled {
-            local.complete_send(wr.wr_id, Opcode::Send, status, len, position);
+            shared.complete_send(wr.wr_id, Opcode::Send, status, len, position);
         }
         Ok(())
     }
 
-    fn target(&mut self, link: &Arc<Link>) -> Result<usize, PostError> {
-        if let Some(index) = self.targets.iter().position(|target| Arc::ptr_eq(&target.link, link)) {
+    fn peer_index(&mut self, link: &Arc<Link>) -> Result<usize, PostError> {
+        if let Some(index) = self.peers.iter().position(|peer| Arc::ptr_eq(&peer.link, link)) {
             return Ok(index);
         }
-        self.targets.retain(|target| !target.link.is_dead());
-        self.targets.push(Target::new(link).map_err(|_| PostError::Device(libc::ENOBUFS))?);
-        Ok(self.targets.len() - 1)
+        self.peers.retain(|peer| !peer.link.is_dead());
+        self.peers.push(DatagramPeer::new(link).map_err(|_| PostError::Device(libc::ENOBUFS))?);
+        Ok(self.peers.len() - 1)
     }
 }
 
-impl Target {
-    fn new(link: &Arc<Link>) -> Result<Target, DeviceError> {
-        let index = link.request_line()?;
-        let line = SharedRef::new(&link.segment, LINES_AT + u64::from(index) * size_of::<PeerLine>() as u64)
-            .ok_or(DeviceError::Exhausted { what: "lines for datagram senders at the peer" })?;
-        Ok(Target { link: link.clone(), line, taker: taker_of_line(index), last: None })
+impl Drop for UdQp {
+    fn drop(&mut self) {
+        qp::destroy(&self.shared);
+    }
+}
+
+impl DatagramPeer {
+    fn new(link: &Arc<Link>) -> Result<DatagramPeer, DeviceError> {
+        let index = link.request_peer_line()?;
+        let line = SharedRef::new(&link.segment, peer_line_at(index))
+            .ok_or(DeviceError::Exhausted { what: "datagram senders at the peer" })?;
+        Ok(DatagramPeer { link: link.clone(), line, taker: taker_of_peer_line(index), last: None })
     }
 
-    /// Delivers a datagram, or loses it.
-    fn deliver(&mut self, from: &QpLocal, num: u32, qkey: u32, data: &Data<'_>, len: u32, imm: Option<u32>) {
-        let Target { link, line, taker, last } = self;
-        let inside = Inside::enter(line);
+    /// Delivers a datagram, or drops it.
+    fn deliver(&mut self, from: &QpShared, num: u32, qkey: u32, data: &Data<'_>, len: u32, imm: Option<u32>) {
+        let DatagramPeer { link, line, taker, last } = self;
+        let operation = OperationGuard::begin(line);
         let block = &link.qps[QpNum::from_bits(num).index() as usize];
         // Acquire, partner: the Release store in `UdQp::activate`.
-        let connection = Connection(block.connection.load(Acquire));
+        let connection = ConnectionWord(block.connection.load(Acquire));
         if last.as_ref().is_none_or(|last| last.num != num || last.connection != connection) {
             *last = None;
             if !connection.is_ready()
@@ -121,7 +228,7 @@ impl Target {
                 return;
             }
             let ring = CqRing::new(&link.segment, block.recv_cq.load(Relaxed));
-            let recv = RecvTarget::new(&link.segment, block, *taker);
+            let recv = PeerRecvQueue::new(&link.segment, block, *taker);
             let (Some(ring), Some(recv)) = (ring, recv) else { return };
             let (pd, qkey) = (block.pd.load(Relaxed), block.access.load(Relaxed));
             *last = Some(Destination { num, connection, ring, recv, pd, qkey });
@@ -130,31 +237,33 @@ impl Target {
         if to.qkey != qkey {
             return;
         }
-        let Some(slot) = to.recv.take(block) else { return };
-        let mut grh = [0; Contract::GRH];
+        let Some(taken) = to.recv.take(block) else { return };
+        let mut grh = [0; UdContract::GRH];
         grh[0] = 0x60;
         grh[4..6].copy_from_slice(&(len as u16).to_be_bytes());
-        grh[8..24].copy_from_slice(&from.inner.gid);
+        grh[8..24].copy_from_slice(&from.device.gid);
         grh[24..40].copy_from_slice(&link.gid);
-        let target = super::reach::Target { link, pd: to.pd };
-        let status = target.scatter(to.recv.pieces(slot), &grh, data).err().unwrap_or(Status::Success);
-        let entry = Entry {
+        let memory = PeerMemory { link, pd: to.pd };
+        let status = memory.scatter(to.recv.sges(taken), &grh, data).err().unwrap_or(Status::Success);
+        let completion = NewCqe {
             kind: CqeKind::SharedRecv,
             opcode: if status == Status::Success { Opcode::Recv } else { Opcode::Unspecified },
             status,
-            wr: u64::from(from.num) << 32 | u64::from(slot.slot),
+            request: RequestWord::of_recv(taken.slot, from.num),
             qp_num: num,
-            byte_len: len + Contract::GRH as u32,
-            extra: imm.unwrap_or(0),
+            byte_len: len + UdContract::GRH as u32,
+            detail: imm.unwrap_or(0),
             has_imm: imm.is_some(),
             epoch: short_epoch(connection.epoch()),
         };
-        line.ring.store(block.recv_cq.load(Relaxed), Relaxed);
-        if to.ring.push(&line.claim, &entry) == Err(Overrun) {
-            link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::CQ_OVERRUN) });
+        line.cq_at.store(block.recv_cq.load(Relaxed), Relaxed);
+        if to.ring.push(&line.claim, &completion) == Err(Overrun) {
+            let overrun = Request::new(Request::CQ_OVERRUN);
+            link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..overrun });
         } else if status != Status::Success {
-            link.tell(&Request { qp_num: num, a: connection.epoch(), ..Request::new(Request::QP_ERROR) });
+            let error = Request::new(Request::QP_ERROR);
+            link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..error });
         }
-        drop(inside);
+        drop(operation);
     }
 }

@@ -1,20 +1,23 @@
-//! What lies in a device's segment.
+//! The layout of a device's shared memory segment.
 //!
-//! Every device owns one segment and its peers map it. Each line of 64 bytes has one writer, named here:
+//! Every device owns one segment; its peers map it. Each 64-byte cache line has one writer, except where several are named:
 //!
 //! ```text
-//!  offset      what                          writer
-//!  0           Header                        owner, once
-//!  4 KiB       regions   2^18 x RegionEntry  owner
-//!  +16 MiB     queue pairs 2^14 x QpBlock    line 0, 1: owner; line 2: the connected peer
-//!  +4 MiB      lines     2^12 x PeerLine     each: the peer it was given to (datagram senders)
+//!  offset      content                             writer
+//!  0           Header                              owner, once
+//!  4 KiB       regions       2^18 x RegionEntry    owner
+//!  +16 MiB     queue pairs   2^14 x QpBlock        cache lines 0 and 1: owner; cache line 2: the connected peer
+//!  +4 MiB      peer lines    2^12 x PeerLine       each: the datagram sender it was assigned to
 //!  heap        completion queues: CqHeader, then Cqe[depth]
 //!              receive queues: slots[depth], see RECV_HEAD_WORDS
-//!              shared receive queues: SrqHeader, word[2 depth], slots[depth]
+//!              shared receive queues: SrqHeader, SrqWord[2 depth], slots[depth]
 //!              memory of regions
 //! ```
+//!
+//! Any process that has mapped a segment can write anywhere in it. This module only names the words; whoever reads one
+//! checks it before using it as an index or an offset.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use crosstie_protocol::key::Key;
 
@@ -23,25 +26,35 @@ use crate::wait::Parker;
 
 /// A region's lkey and rkey.
 pub(super) type RegionKey = Key<18>;
-/// A queue pair's number, 24 bits as on a network.
+/// A queue pair's number: 24 bits, as on a network.
 pub(super) type QpNum = Key<14, 24>;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIEDEV\x01");
-pub(super) const MAX_LINES: u32 = 1 << 12;
+pub(super) const MAX_PEER_LINES: u32 = 1 << 12;
 
 pub(super) const REGIONS_AT: u64 = 4096;
 pub(super) const QPS_AT: u64 = REGIONS_AT + RegionKey::INDICES as u64 * size_of::<RegionEntry>() as u64;
-pub(super) const LINES_AT: u64 = QPS_AT + QpNum::INDICES as u64 * size_of::<QpBlock>() as u64;
-pub(super) const HEAP_AT: u64 = LINES_AT + MAX_LINES as u64 * size_of::<PeerLine>() as u64;
+pub(super) const PEER_LINES_AT: u64 = QPS_AT + QpNum::INDICES as u64 * size_of::<QpBlock>() as u64;
+pub(super) const HEAP_AT: u64 = PEER_LINES_AT + MAX_PEER_LINES as u64 * size_of::<PeerLine>() as u64;
 
-/// The first line of a segment.
+/// Offset of the block of the queue pair with this index.
+pub(super) const fn qp_block_at(index: u32) -> u64 {
+    QPS_AT + index as u64 * size_of::<QpBlock>() as u64
+}
+
+/// Offset of the peer line with this index.
+pub(super) const fn peer_line_at(index: u32) -> u64 {
+    PEER_LINES_AT + index as u64 * size_of::<PeerLine>() as u64
+}
+
+/// The first cache line of a segment.
 #[repr(C, align(64))]
 pub(super) struct Header {
     pub(super) magic: AtomicU64,
     pub(super) len: AtomicU64,
 }
 
-/// A region. `key` is stored last when it appears and zeroed first when it goes.
+/// A registered region. The owner stores `key` last when it registers the region, and zeroes it first when it deregisters.
 #[repr(C, align(64))]
 pub(super) struct RegionEntry {
     pub(super) key: AtomicU32,
@@ -51,123 +64,320 @@ pub(super) struct RegionEntry {
     /// First address, in the owner's address space.
     pub(super) addr: AtomicU64,
     pub(super) len: AtomicU64,
-    /// Where it is in the segment, or [`IN_PLACE`].
+    /// Offset of the memory in the segment, or [`IN_PLACE`].
     pub(super) offset: AtomicU64,
 }
 
-/// `RegionEntry::offset` of memory that is not in the segment.
+/// `RegionEntry::offset` of memory that the program allocated itself and that is not in the segment.
 pub(super) const IN_PLACE: u64 = u64::MAX;
 
 /// A queue pair, as its peer sees it.
 #[repr(C, align(64))]
 pub(super) struct QpBlock {
-    /// Connection word, see [`Connection`]; zero while nobody may send here.
+    /// See [`ConnectionWord`]; zero while no peer may send here.
     pub(super) connection: AtomicU64,
     pub(super) qp_num: AtomicU32,
     pub(super) kind: AtomicU32,
     pub(super) pd: AtomicU32,
-    /// RC: what the peer may do. UD: the qkey.
+    /// RC: the operations that the peer may perform. UD: the qkey.
     pub(super) access: AtomicU32,
-    /// RC: the peer's queue pair and the first half of its device's name.
+    /// RC: number of the peer's queue pair.
     pub(super) peer_qp: AtomicU32,
     pub(super) rnr_timer: AtomicU32,
+    /// RC: GID of the peer's device, see [`gid_words`].
     pub(super) peer_gid: [AtomicU64; 2],
-    /// Offset of the [`CqHeader`] for receives.
+    /// Offset of the [`CqHeader`] for receive completions.
     pub(super) recv_cq: AtomicU64,
-    pub(super) line1: OwnerLine,
-    pub(super) requester: PeerLine,
+    pub(super) owner_line: OwnerLine,
+    pub(super) peer_line: PeerLine,
     pub(super) reserved: [AtomicU64; 8],
 }
 
-/// What the owner of a queue pair writes while it runs, and where its receives are.
+/// The cache line of a queue pair that its owner writes while it runs; it also says where the receives are.
 #[repr(C, align(64))]
 pub(super) struct OwnerLine {
-    /// Receives posted, ever.
+    /// Receives posted so far.
     pub(super) posted: AtomicU64,
     /// Offset of the receive slots, or of the [`SrqHeader`].
     pub(super) recv_at: AtomicU64,
     pub(super) recv_depth: AtomicU32,
     pub(super) recv_sges: AtomicU32,
-    /// Whether `recv_at` is a shared queue (1) or the queue pair's own (0).
+    /// 1 if `recv_at` names a shared receive queue, 0 if it names the queue pair's own receive queue.
     pub(super) shared: AtomicU32,
     pub(super) reserved: AtomicU32,
 }
 
-/// What a peer writes while it works on somebody's segment. One writer: that peer.
+/// The cache line that one peer writes while it works on this segment. That peer is its only writer.
 #[repr(C, align(64))]
 pub(super) struct PeerLine {
-    /// Odd while inside an operation.
+    /// Odd while the peer is inside an operation on this segment, see `quiescence.rs`.
     pub(super) busy: AtomicU64,
-    /// Position in the target's completion queue, see [`crate::ring::reservation`].
+    /// Position that the peer is reserving in a completion queue, see [`crate::ring::reservation`].
     pub(super) claim: AtomicU64,
-    /// RC: receives taken, ever.
+    /// RC: receives taken so far.
     pub(super) taken: AtomicU64,
-    /// Datagrams: offset of the completion queue that `claim` is about.
-    pub(super) ring: AtomicU64,
+    /// Datagrams: offset of the completion queue that `claim` refers to.
+    pub(super) cq_at: AtomicU64,
 }
 
-/// `QpBlock::kind`.
+/// `QpBlock::kind` of a reliable connected queue pair.
 pub(super) const KIND_RC: u32 = 1;
-/// `QpBlock::kind`.
+/// `QpBlock::kind` of a datagram queue pair.
 pub(super) const KIND_UD: u32 = 2;
 
-/// The head of a completion queue; entries follow at 256 bytes.
+/// The head of a completion queue; the entries follow at [`CQES_AT`].
 #[repr(C, align(64))]
 pub(super) struct CqHeader {
     /// Next free position. Writers: all producers.
     pub(super) head: CacheLine,
-    /// Positions read. Writer: the owner.
+    /// Positions read so far. Writer: the owner.
     pub(super) consumed: CacheLine,
-    /// Entries, a power of two. Writer: the owner, once.
+    /// Number of entries, a power of two. Writer: the owner, once.
     pub(super) depth: AtomicU32,
-    /// Not zero once a completion was lost. Writer: whoever lost it.
+    /// Nonzero once a completion was lost. Writer: the producer that lost it.
     pub(super) overrun: AtomicU32,
-    /// Whether producers have to reckon with each other. Writer: the owner.
+    /// Whether there is more than one producer, see [`crate::ring::reservation`]. Writer: the owner.
     pub(super) mode: AtomicU64,
     pub(super) reserved: [AtomicU64; 6],
-    /// Where the owner sleeps. Writers: owner, and who wakes it.
-    pub(super) bell: Parker,
+    /// The owner parks here while it waits for completions. Writers: the owner and whoever wakes it.
+    pub(super) parker: Parker,
     pub(super) reserved2: [AtomicU32; 15],
 }
 
-/// A word with a line of its own.
+/// One word alone on a cache line.
 #[repr(C, align(64))]
 pub(super) struct CacheLine {
     pub(super) word: AtomicU64,
 }
 
-/// Where entries start behind a [`CqHeader`].
+/// Offset of the entries behind a [`CqHeader`].
 pub(super) const CQES_AT: u64 = size_of::<CqHeader>() as u64;
 
-/// A completion, two to a line. `seq` is the position plus one once it is published.
+/// A completion queue entry, two to a cache line. The producer that reserved its position writes it.
+///
+/// ```text
+///  word       bits 63..32                                      bits 31..0
+///  sequence   position + 1 once the entry is published         (64 bits)
+///  request    sends: wr_id                                     (64 bits)
+///             receives: sender's queue pair                    receive slot
+///             Reclaim: zero                                    index of the dead sender's peer line
+///  subject    byte_len                                         local queue pair number
+///  result     receives: immediate; sends: queue position       CqeTag
+/// ```
 #[repr(C, align(32))]
 pub(super) struct Cqe {
-    pub(super) seq: AtomicU64,
-    /// Sends: the `wr_id`. Receives: slot in the low half, the sender's queue pair in the high half.
-    pub(super) wr: AtomicU64,
-    /// Queue pair in the low half, `byte_len` in the high half.
-    pub(super) what: AtomicU64,
-    /// [`Outcome`] in the low half; immediate (receives) or queue position (sends) in the high half.
-    pub(super) how: AtomicU64,
+    sequence: AtomicU64,
+    request: AtomicU64,
+    subject: AtomicU64,
+    result: AtomicU64,
 }
 
-/// Words of a receive as a sender sees it: how many pieces, zero, then for each piece its address and
-/// `len | lkey << 32`.
+impl Cqe {
+    /// Whether the entry at `position` has been published.
+    #[inline(always)]
+    pub(super) fn is_published(&self, position: u64) -> bool {
+        // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
+        self.sequence.load(Acquire) == position.wrapping_add(1)
+    }
+
+    /// Makes the entry at `position` readable for the owner of the queue.
+    #[inline(always)]
+    pub(super) fn publish(&self, position: u64) {
+        // Release, partner: the Acquire load in `is_published`.
+        self.sequence.store(position.wrapping_add(1), Release);
+    }
+
+    #[inline(always)]
+    pub(super) fn store(&self, request: RequestWord, subject: SubjectWord, result: ResultWord) {
+        self.request.store(request.0, Relaxed);
+        self.subject.store(subject.0, Relaxed);
+        self.result.store(result.0, Relaxed);
+    }
+
+    /// Makes it an entry that stands for nothing: its producer died before it was published.
+    pub(super) fn store_void(&self) {
+        self.result.store(ResultWord::new(CqeTag::VOID, 0).0, Relaxed);
+    }
+
+    /// The three words of a published entry. A peer wrote them: nothing about them is certain.
+    #[inline(always)]
+    pub(super) fn load(&self) -> (RequestWord, SubjectWord, ResultWord) {
+        (
+            RequestWord(self.request.load(Relaxed)),
+            SubjectWord(self.subject.load(Relaxed)),
+            ResultWord(self.result.load(Relaxed)),
+        )
+    }
+}
+
+/// The request that a [`Cqe`] completes; its [`CqeKind`] says which accessor applies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestWord(u64);
+
+impl RequestWord {
+    #[inline(always)]
+    pub(super) fn of_send(wr_id: u64) -> RequestWord {
+        RequestWord(wr_id)
+    }
+
+    #[inline(always)]
+    pub(super) fn of_recv(slot: u32, src_qp: u32) -> RequestWord {
+        RequestWord(u64::from(src_qp) << 32 | u64::from(slot))
+    }
+
+    pub(super) fn of_reclaim(peer_line: u32) -> RequestWord {
+        RequestWord(peer_line.into())
+    }
+
+    /// Sends: the caller's `wr_id`.
+    #[inline(always)]
+    pub(super) fn wr_id(self) -> u64 {
+        self.0
+    }
+
+    /// Receives: the slot that the sender took.
+    #[inline(always)]
+    pub(super) fn recv_slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Receives: the sender's queue pair.
+    #[inline(always)]
+    pub(super) fn src_qp(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Reclaim: index of the peer line of the sender that died.
+    #[inline(always)]
+    pub(super) fn peer_line(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// The queue pair and the length of a [`Cqe`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SubjectWord(u64);
+
+impl SubjectWord {
+    #[inline(always)]
+    pub(super) fn new(qp_num: u32, byte_len: u32) -> SubjectWord {
+        SubjectWord(u64::from(byte_len) << 32 | u64::from(qp_num))
+    }
+
+    #[inline(always)]
+    pub(super) fn qp_num(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline(always)]
+    pub(super) fn byte_len(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The tag of a [`Cqe`], and an immediate or a queue position.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResultWord(u64);
+
+impl ResultWord {
+    /// `detail` is the immediate (receives) or the position in the send queue (sends).
+    #[inline(always)]
+    pub(super) fn new(tag: CqeTag, detail: u32) -> ResultWord {
+        ResultWord(u64::from(detail) << 32 | u64::from(tag.to_bits()))
+    }
+
+    #[inline(always)]
+    pub(super) fn tag(self) -> CqeTag {
+        CqeTag::from_bits(self.0 as u32)
+    }
+
+    /// Receives: the immediate, if the message carried one.
+    #[inline(always)]
+    pub(super) fn imm(self) -> Option<u32> {
+        self.tag().has_imm.then_some((self.0 >> 32) as u32)
+    }
+
+    /// Sends: low bits of the request's position in the send queue.
+    #[inline(always)]
+    pub(super) fn send_position(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The kind of a [`Cqe`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum CqeKind {
+    /// Stands for nothing: its producer died before it published the entry.
+    Void = 0,
+    /// A send request completed.
+    Send = 1,
+    /// A receive of the queue pair's own receive queue completed.
+    Recv = 2,
+    /// A receive of a shared receive queue completed.
+    SharedRecv = 3,
+    /// Marker: every receive that the queue pair's peer completed has its entry before this one. The poller flushes the
+    /// remaining receives.
+    Flush = 4,
+    /// Marker: every receive that a dead datagram sender completed has its entry before this one. The poller returns the
+    /// receives that the sender had taken without completing them.
+    Reclaim = 5,
+}
+
+/// Kind, opcode, status, immediate flag and connection epoch of a [`Cqe`], packed into 32 bits.
+#[derive(Clone, Copy)]
+pub(super) struct CqeTag {
+    pub(super) kind: u8,
+    pub(super) opcode: u8,
+    pub(super) status: u8,
+    pub(super) has_imm: bool,
+    /// Low bits of the connection's epoch: the poller drops completions of an earlier connection.
+    pub(super) epoch: u8,
+}
+
+impl CqeTag {
+    pub(super) const VOID: CqeTag =
+        CqeTag { kind: CqeKind::Void as u8, opcode: 0, status: 0, has_imm: false, epoch: 0 };
+
+    #[inline(always)]
+    pub(super) fn is(self, kind: CqeKind) -> bool {
+        self.kind == kind as u8
+    }
+
+    #[inline(always)]
+    fn to_bits(self) -> u32 {
+        u32::from_le_bytes([self.kind, self.opcode, self.status, self.epoch << 1 | self.has_imm as u8])
+    }
+
+    #[inline(always)]
+    fn from_bits(bits: u32) -> CqeTag {
+        let [kind, opcode, status, last] = bits.to_le_bytes();
+        CqeTag { kind, opcode, status, has_imm: last & 1 != 0, epoch: last >> 1 }
+    }
+}
+
+/// The part of an epoch that fits into a [`CqeTag`].
+pub(super) fn short_epoch(epoch: u64) -> u8 {
+    epoch as u8 & 0x7F
+}
+
+/// Words at the start of a receive slot: the number of scatter/gather entries, then zero. After them each entry has two
+/// words: its address, and `len | lkey << 32`.
 pub(super) const RECV_HEAD_WORDS: usize = 2;
 
-/// Words between receive slots with room for `sges` pieces: whole lines.
+/// Words from one receive slot to the next if each has room for `sges` entries; slots fill whole cache lines.
 pub(super) const fn recv_stride(sges: u32) -> usize {
     (RECV_HEAD_WORDS + 2 * sges as usize).next_multiple_of(8)
 }
 
-/// The head of a shared receive queue; words follow at 192 bytes, then slots.
+/// The head of a shared receive queue; the [`SrqWord`]s follow at 192 bytes, then the slots.
 #[repr(C, align(64))]
 pub(super) struct SrqHeader {
-    /// Receives posted, ever. Writer: the owner.
+    /// Receives posted so far. Writer: the owner.
     pub(super) posted: CacheLine,
-    /// Receives taken, ever; may lag. Writers: all takers.
+    /// Receives taken so far; may lag behind. Writers: all takers.
     pub(super) taken: CacheLine,
-    /// Slots, a power of two; twice as many words. Writer: the owner, once.
+    /// Number of slots, a power of two; there are twice as many words. Writer: the owner, once.
     pub(super) depth: AtomicU32,
     pub(super) sges: AtomicU32,
     pub(super) pd: AtomicU32,
@@ -175,104 +385,7 @@ pub(super) struct SrqHeader {
     pub(super) reserved2: [AtomicU64; 6],
 }
 
-// SAFETY: atomics and arrays of them only; alignment at most 64.
-unsafe impl Shared for Header {}
-// SAFETY: as above.
-unsafe impl Shared for RegionEntry {}
-// SAFETY: as above.
-unsafe impl Shared for QpBlock {}
-// SAFETY: as above.
-unsafe impl Shared for PeerLine {}
-// SAFETY: as above.
-unsafe impl Shared for CqHeader {}
-// SAFETY: as above.
-unsafe impl Shared for Cqe {}
-// SAFETY: as above.
-unsafe impl Shared for SrqHeader {}
-
-const _: () = {
-    assert!(size_of::<RegionEntry>() == 64);
-    assert!(size_of::<PeerLine>() == 64);
-    assert!(size_of::<QpBlock>() == 256);
-    assert!(core::mem::offset_of!(QpBlock, line1) == 64);
-    assert!(core::mem::offset_of!(QpBlock, requester) == 128);
-    assert!(size_of::<CqHeader>() == 256);
-    assert!(core::mem::offset_of!(CqHeader, bell) == 192);
-    assert!(size_of::<Cqe>() == 32);
-    assert!(size_of::<SrqHeader>() == 192);
-    assert!(HEAP_AT.is_multiple_of(4096));
-};
-
-/// `QpBlock::connection`: whether the peer may send here, and since which reset. Zero: not ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Connection(pub(super) u64);
-
-impl Connection {
-    pub(super) const NOT_READY: Connection = Connection(0);
-
-    /// Ready for the `epoch`-th time.
-    pub(super) fn ready(epoch: u64) -> Connection {
-        Connection(epoch << 1 | 1)
-    }
-
-    pub(super) fn is_ready(self) -> bool {
-        self.0 & 1 == 1
-    }
-
-    pub(super) fn epoch(self) -> u64 {
-        self.0 >> 1
-    }
-}
-
-/// What a [`Cqe`] is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(super) enum CqeKind {
-    /// Nothing: its writer died.
-    Void = 0,
-    /// A send request ended.
-    Send = 1,
-    /// A receive of the queue pair's own queue ended.
-    Recv = 2,
-    /// A receive of a shared queue ended.
-    SharedRecv = 3,
-    /// Everything that the queue pair's peer completed stands before this; flush the rest.
-    Flush = 4,
-    /// Everything that the sender with this line completed stands before this; return what it took.
-    Reclaim = 5,
-}
-
-/// Kind, opcode, status, flag and connection of a [`Cqe`], in 32 bits.
-#[derive(Clone, Copy)]
-pub(super) struct Outcome {
-    pub(super) kind: u8,
-    pub(super) opcode: u8,
-    pub(super) status: u8,
-    pub(super) has_imm: bool,
-    /// Low bits of the connection's epoch: completions of an earlier connection are dropped.
-    pub(super) epoch: u8,
-}
-
-impl Outcome {
-    pub(super) const VOID: Outcome =
-        Outcome { kind: CqeKind::Void as u8, opcode: 0, status: 0, has_imm: false, epoch: 0 };
-
-    pub(super) fn to_bits(self) -> u32 {
-        u32::from_le_bytes([self.kind, self.opcode, self.status, self.epoch << 1 | self.has_imm as u8])
-    }
-
-    pub(super) fn from_bits(bits: u32) -> Outcome {
-        let [kind, opcode, status, last] = bits.to_le_bytes();
-        Outcome { kind, opcode, status, has_imm: last & 1 != 0, epoch: last >> 1 }
-    }
-}
-
-/// What of an epoch fits into an [`Outcome`].
-pub(super) fn short_epoch(epoch: u64) -> u8 {
-    epoch as u8 & 0x7F
-}
-
-/// A word of a shared receive queue: which slot stands at a position and who took it.
+/// One position of a shared receive queue: which slot was posted there, and who took it.
 ///
 /// ```text
 ///  bit 63     62..48    47..32   31..0
@@ -307,14 +420,76 @@ impl SrqWord {
     }
 }
 
-/// `SrqWord::taker` of the queue pair with this index.
-pub(super) fn taker_of_qp(index: u32) -> u16 {
-    index as u16
+/// `SrqWord::taker` of the peer that is connected to queue pair `num`.
+pub(super) fn taker_of_qp(num: u32) -> u16 {
+    QpNum::from_bits(num).index() as u16
 }
 
-/// `SrqWord::taker` of the datagram sender with this line.
-pub(super) fn taker_of_line(line: u32) -> u16 {
-    (QpNum::INDICES + line) as u16
+/// `SrqWord::taker` of the datagram sender with this peer line.
+pub(super) fn taker_of_peer_line(index: u32) -> u16 {
+    (QpNum::INDICES + index) as u16
 }
 
-const _: () = assert!(QpNum::INDICES + MAX_LINES <= 0x8000);
+const _: () = assert!(QpNum::INDICES + MAX_PEER_LINES <= 0x8000);
+
+/// `QpBlock::connection`: whether the peer may send here, and how often the queue pair was connected. Zero: not ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectionWord(pub(super) u64);
+
+impl ConnectionWord {
+    pub(super) const NOT_READY: ConnectionWord = ConnectionWord(0);
+
+    /// Ready in connection number `epoch`.
+    pub(super) fn ready(epoch: u64) -> ConnectionWord {
+        ConnectionWord(epoch << 1 | 1)
+    }
+
+    pub(super) fn is_ready(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    pub(super) fn epoch(self) -> u64 {
+        self.0 >> 1
+    }
+}
+
+/// A GID as the two words of `QpBlock::peer_gid`.
+pub(super) fn gid_words(gid: &[u8; 16]) -> [u64; 2] {
+    let (low, high) = gid.split_at(8);
+    [
+        u64::from_ne_bytes(low.try_into().unwrap_or_default()),
+        u64::from_ne_bytes(high.try_into().unwrap_or_default()),
+    ]
+}
+
+// SAFETY: atomics and arrays of them only; alignment at most 64.
+unsafe impl Shared for Header {}
+// SAFETY: as above.
+unsafe impl Shared for RegionEntry {}
+// SAFETY: as above.
+unsafe impl Shared for QpBlock {}
+// SAFETY: as above.
+unsafe impl Shared for PeerLine {}
+// SAFETY: as above.
+unsafe impl Shared for CqHeader {}
+// SAFETY: as above.
+unsafe impl Shared for Cqe {}
+// SAFETY: as above.
+unsafe impl Shared for SrqHeader {}
+
+const _: () = {
+    assert!(size_of::<RegionEntry>() == 64);
+    assert!(size_of::<PeerLine>() == 64);
+    assert!(size_of::<QpBlock>() == 256);
+    assert!(core::mem::offset_of!(QpBlock, owner_line) == 64);
+    assert!(core::mem::offset_of!(QpBlock, peer_line) == 128);
+    assert!(size_of::<CqHeader>() == 256);
+    assert!(core::mem::offset_of!(CqHeader, parker) == 192);
+    assert!(size_of::<Cqe>() == 32);
+    assert!(core::mem::offset_of!(Cqe, sequence) == 0);
+    assert!(core::mem::offset_of!(Cqe, request) == 8);
+    assert!(core::mem::offset_of!(Cqe, subject) == 16);
+    assert!(core::mem::offset_of!(Cqe, result) == 24);
+    assert!(size_of::<SrqHeader>() == 192);
+    assert!(HEAP_AT.is_multiple_of(4096));
+};

@@ -1,4 +1,4 @@
-//! The way to a peer: its segment, mapped here, and the socket to its service.
+//! The link to a peer device: its segment, mapped into this process, and a socket to its service thread.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -8,29 +8,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::process::Pid;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::layout::{Header, MAGIC, MAX_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey};
+use super::control::{self, MAX_PAYLOAD, Reply, Request, hex};
+use super::layout::{
+    Header, MAGIC, MAX_PEER_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey,
+};
 use crate::device::{DeviceError, Status};
 use crate::local::socket::{self, Peer};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
-/// A peer device. Lasts until the peer is gone or this device is closed.
+/// The link to a peer device. Lasts until the peer is gone or this device is closed.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) gid: [u8; 16],
     pub(super) segment: Arc<Segment>,
     pub(super) regions: SharedSlice<RegionEntry>,
     pub(super) qps: SharedSlice<QpBlock>,
-    /// The peer's process; none where it is this one.
+    /// The peer's process; `None` if it is this process.
     pub(super) pid: Option<Pid>,
-    /// Tells when the peer's process ends, see [`Peer::process`].
+    /// Becomes readable when the peer's process ends, see [`Peer::process`].
     pub(super) process: Option<OwnedFd>,
     dead: AtomicBool,
-    /// Whether the kernel refused to let us at the peer's memory, so that its service has to copy for us.
-    by_proxy: AtomicBool,
+    /// Whether the kernel refused `process_vm_readv` and `process_vm_writev`, so that the peer's service thread has to copy
+    /// for us.
+    use_proxy: AtomicBool,
     socket: Mutex<Socket>,
-    /// The same socket, for watching it.
-    watch: OwnedFd,
+    /// A duplicate of the socket for epoll.
+    watch_fd: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -44,10 +47,12 @@ impl Link {
         let socket = control::connect(&to).map_err(unreachable)?;
         let peer = Peer::of(&socket).map_err(unreachable)?;
         if !peer.is_our_user() {
-            return Err(DeviceError::Refused(format!("it runs as user {}, not ours", peer.uid)));
+            return Err(DeviceError::Refused(format!("it runs as another user, with uid {}", peer.uid)));
         }
         let Some(pid) = peer.pid else {
-            return Err(DeviceError::Refused("it runs in a container whose processes we cannot see".into()));
+            return Err(DeviceError::Refused(
+                "its process is not visible here; it runs in another PID namespace (container)".into(),
+            ));
         };
         let process = peer.process().map_err(unreachable)?;
         let hello = Request { gid: from, a: MAGIC, ..Request::new(Request::HELLO) };
@@ -57,38 +62,39 @@ impl Link {
         match (reply.status, files.pop()) {
             (Reply::OK, Some(file)) => {
                 let segment = Arc::new(Segment::open(file, reply.value).map_err(unreachable)?);
-                let bad = || DeviceError::Refused("its segment makes no sense".into());
-                let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or_else(bad)?;
+                let invalid = || DeviceError::Refused("its segment has an invalid header".into());
+                let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or_else(invalid)?;
                 if header.magic.load(Relaxed) != MAGIC || header.len.load(Relaxed) != reply.value {
-                    return Err(bad());
+                    return Err(invalid());
                 }
-                let watch = socket.try_clone().map_err(unreachable)?;
+                let watch_fd = socket.try_clone().map_err(unreachable)?;
                 Ok(Link {
                     gid: to,
                     regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
-                        .ok_or_else(bad)?,
-                    qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(bad)?,
+                        .ok_or_else(invalid)?,
+                    qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(invalid)?,
                     segment,
                     pid: (!peer.is_this_process()).then_some(pid),
                     process,
                     dead: AtomicBool::new(false),
-                    by_proxy: AtomicBool::new(false),
+                    use_proxy: AtomicBool::new(false),
                     socket: Mutex::new(Socket(socket)),
-                    watch,
+                    watch_fd,
                 })
             }
-            (Reply::OTHER_USER, _) => Err(DeviceError::Refused("it serves another user".into())),
+            (Reply::OTHER_USER, _) => Err(DeviceError::Refused("it serves another user only".into())),
             (Reply::OTHER_VERSION, _) => Err(DeviceError::Refused(format!(
-                "it speaks version {}, we {}",
+                "it uses version {} of the software device, this process uses version {}",
                 reply.version,
                 control::VERSION
             ))),
-            _ => Err(DeviceError::Refused(format!("status {}", reply.status))),
+            _ => Err(DeviceError::Refused(format!("it replied with status {}", reply.status))),
         }
     }
 
-    pub(super) fn watch(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.watch)
+    /// For epoll: readable when a reply arrives and when the peer closes the connection.
+    pub(super) fn watch_fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.watch_fd)
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -99,18 +105,21 @@ impl Link {
         self.dead.store(true, Relaxed);
     }
 
-    /// A line of the peer's segment that is ours to write.
-    pub(super) fn request_line(&self) -> Result<u32, DeviceError> {
-        let reply = self.ask(&Request::new(Request::LINE), &[], &mut []);
+    /// Asks the peer to assign us a peer line in its segment; returns the index.
+    pub(super) fn request_peer_line(&self) -> Result<u32, DeviceError> {
+        let reply = self.call(&Request::new(Request::PEER_LINE), &[], &mut []);
         match reply {
-            Ok(Reply { status: Reply::OK, value, .. }) if value < u64::from(MAX_LINES) => Ok(value as u32),
-            Ok(_) => Err(DeviceError::Exhausted { what: "lines for datagram senders at the peer" }),
+            Ok(Reply { status: Reply::OK, value, .. }) if value < u64::from(MAX_PEER_LINES) => {
+                Ok(value as u32)
+            }
+            Ok(_) => Err(DeviceError::Exhausted { what: "datagram senders at the peer" }),
             Err(e) => Err(DeviceError::Unreachable(e.to_string())),
         }
     }
 
-    /// Tells the peer something that needs no answer. A peer that cannot be told is dying, and its death tells all.
-    pub(super) fn tell(&self, request: &Request) {
+    /// Sends a message that has no reply. If it cannot be sent the peer is going away, and its end breaks the connection
+    /// anyway.
+    pub(super) fn send_notice(&self, request: &Request) {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         if socket::send(&socket.0, request.as_bytes(), &[], &[]).is_err() {
             self.mark_dead();
@@ -132,8 +141,8 @@ impl Link {
     ) -> Result<(), Status> {
         let Some(pid) = self.pid else {
             let remote = core::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
-            // SAFETY: the region is of this very process and registered, so its owner keeps it valid; deregistering
-            // waits for us, because we are marked busy.
+            // SAFETY: the region belongs to this process and is registered, so its owner keeps it valid; deregistration
+            // waits for us, because we are inside an operation (`OperationGuard`).
             unsafe {
                 if write {
                     crate::memory::copy::copy(local, remote, len);
@@ -143,43 +152,43 @@ impl Link {
             }
             return Ok(());
         };
-        if !self.by_proxy.load(Relaxed) {
-            // SAFETY: the caller's promise; the kernel checks the remote side.
+        if !self.use_proxy.load(Relaxed) {
+            // SAFETY: the caller's promise; the kernel checks the remote address.
             match unsafe { process_vm(pid, write, addr, local, len) } {
                 Ok(()) => return Ok(()),
-                Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.by_proxy.store(true, Relaxed),
+                Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.use_proxy.store(true, Relaxed),
                 Err(libc::ESRCH) => return Err(Status::RetryExceeded),
                 Err(_) => return Err(Status::RemoteOperation),
             }
         }
         let mut done = 0;
         while done < len {
-            let piece = (len - done).min(MAX_PAYLOAD);
+            let chunk = (len - done).min(MAX_PAYLOAD);
             let request = Request {
                 key,
                 addr: addr.wrapping_add(done as u64),
-                a: piece as u64,
+                a: chunk as u64,
                 ..Request::new(if write { Request::WRITE } else { Request::READ })
             };
-            let mut bounce = vec![0u8; piece];
+            let mut bounce = vec![0u8; chunk];
             // SAFETY: inside the caller's range; `bounce` is private and long enough.
             let reply = unsafe {
                 if write {
-                    crate::memory::copy::copy(local.add(done), bounce.as_mut_ptr(), piece);
-                    self.ask(&request, &bounce, &mut [])
+                    crate::memory::copy::copy(local.add(done), bounce.as_mut_ptr(), chunk);
+                    self.call(&request, &bounce, &mut [])
                 } else {
-                    let reply = self.ask(&request, &[], &mut bounce);
-                    crate::memory::copy::copy(bounce.as_ptr(), local.add(done), piece);
+                    let reply = self.call(&request, &[], &mut bounce);
+                    crate::memory::copy::copy(bounce.as_ptr(), local.add(done), chunk);
                     reply
                 }
             };
-            proxied(reply)?;
-            done += piece;
+            proxy_result(reply)?;
+            done += chunk;
         }
         Ok(())
     }
 
-    /// An atomic on memory that another process registered in place: its service does it.
+    /// Has the peer's service thread perform an atomic on memory that the peer registered in place.
     pub(super) fn atomic_in_place(
         &self,
         kind: u32,
@@ -188,19 +197,20 @@ impl Link {
         a: u64,
         b: u64,
     ) -> Result<u64, Status> {
-        proxied(self.ask(&Request { key, addr, a, b, ..Request::new(kind) }, &[], &mut []))
+        proxy_result(self.call(&Request { key, addr, a, b, ..Request::new(kind) }, &[], &mut []))
     }
 
-    fn ask(&self, request: &Request, payload: &[u8], answer: &mut [u8]) -> io::Result<Reply> {
+    /// Sends a request and waits for the reply; `response` receives the payload that comes with it.
+    fn call(&self, request: &Request, payload: &[u8], response: &mut [u8]) -> io::Result<Reply> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reply = Reply::new_zeroed();
-        let asked = socket::send(&socket.0, request.as_bytes(), payload, &[])
-            .and_then(|()| socket::receive(&socket.0, reply.as_mut_bytes(), answer));
-        match asked {
-            Ok((got, _)) if reply.status != Reply::OK || got == answer.len() => Ok(reply),
+        let received = socket::send(&socket.0, request.as_bytes(), payload, &[])
+            .and_then(|()| socket::receive(&socket.0, reply.as_mut_bytes(), response));
+        match received {
+            Ok((len, _)) if reply.status != Reply::OK || len == response.len() => Ok(reply),
             Ok(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
             Err(e) => {
-                // Whatever comes later could be taken for the answer to something else.
+                // A late reply would be taken for the reply to a later request, so the link cannot be used any more.
                 self.mark_dead();
                 Err(e)
             }
@@ -208,7 +218,8 @@ impl Link {
     }
 }
 
-fn proxied(reply: io::Result<Reply>) -> Result<u64, Status> {
+/// The result of an operation that the peer's service thread performed.
+fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
     match reply {
         Ok(Reply { status: Reply::OK, value, .. }) => Ok(value),
         Ok(Reply { status: Reply::NO_SUCH_REGION, .. }) => Err(Status::RemoteAccess),
@@ -227,7 +238,7 @@ unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usiz
         let here = libc::iovec { iov_base: unsafe { local.add(done) }.cast(), iov_len: len - done };
         let there = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: len - done };
         let pid = pid.as_raw_nonzero().get();
-        // SAFETY: `here` describes memory that the caller vouches for; the kernel checks `there`.
+        // SAFETY: `here` describes memory that the caller promised to be valid; the kernel checks `there`.
         let moved = unsafe {
             if write {
                 libc::process_vm_writev(pid, &here, 1, &there, 1, 0)
@@ -242,8 +253,4 @@ unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usiz
         }
     }
     Ok(())
-}
-
-pub(super) fn hex(gid: &[u8; 16]) -> String {
-    gid.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,70 +1,71 @@
 //! The software device: RDMA semantics in shared memory, for peers on one machine.
 //!
-//! **The poster's thread does the work.** A WRITE is a look at the target's table of regions and a copy into its mapped
-//! segment; a completion is a store into its completion queue. The target's processor takes no part. The exceptions:
-//! memory registered in place is reached through `process_vm_writev` and, for atomics or where the kernel forbids that, by
-//! the target's service thread; and a request that has to wait (no receive, peer not ready) is retried by a thread here.
+//! **The poster's thread executes the operation.** A WRITE is a lookup in the peer's table of regions and a copy into its
+//! mapped segment; a completion is a store into the peer's completion queue. The peer's CPU takes no part. There are two
+//! exceptions. Memory registered in place is reached with `process_vm_writev`; atomics on it, and all access where the
+//! kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
+//! peer not ready) is retried by a progress thread here.
 //!
-//! **Who may connect.** Every device answers on a Unix socket with a random name in the abstract namespace and hands its
-//! segment, a sealed memfd, to processes of the same user only. Keys and access rights then guard against mistakes, not
-//! against malice: whoever has mapped the segment can write anywhere in it. What it scribbles there can garble messages and
-//! break connections, but every number read from a segment is checked before it is used as an index or an offset here.
+//! ```text
+//!  process A                                         process B
+//!  RcQp::post --- copy ----------------------------> memory of a region      segment of B,
+//!       |-------- take a receive ------------------> receive queue           mapped by both
+//!       '-------- store a completion --------------> completion queue  <---- Cq::poll
+//!  service thread <--- Unix socket: segments, ------> service thread
+//!                      errors, proxied copies
+//! ```
 //!
-//! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals
-//! its pidfd. The survivors' service threads then move its connections to ERR, fill the place it may have reserved in a
-//! completion queue without publishing it (`ring/reservation.rs`), and put a marker behind everything
-//! it did complete; when the poller comes to the marker, it flushes the receives that are left, those of shared queues
-//! that the dead had signed for included. Nothing is left in a file system.
+//! **Who may connect.** Every device listens on a Unix socket with a random name in the abstract namespace. It hands its
+//! segment, a sealed memfd, only to processes of the same user. From then on keys and access rights protect against
+//! mistakes, not against malice: a process that has mapped the segment can write anywhere in it. It can corrupt messages
+//! and break connections that way. It cannot cause an access outside the segment: every number read from a segment is
+//! checked before it is used as an index or an offset.
 //!
-//! A peer that is *stopped* (SIGSTOP) between reserving and publishing holds up the completion queue it was writing to
-//! until it goes on: it is alive, and may yet write.
+//! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals its
+//! pidfd. The service threads of the surviving devices then move its connections to ERR, void the position that it may have
+//! reserved in a completion queue without publishing it (`ring/reservation.rs`), and push a marker behind everything that
+//! it did complete. When the poller reaches the marker, it flushes the remaining receives, including those of shared
+//! receive queues that the dead process had taken. Nothing is left in a file system.
 //!
-//! | file | what |
+//! A peer that is *stopped* (SIGSTOP) between reserving a position and publishing it holds up the completion queue it was
+//! writing to until it continues: it is alive, and may still write. `quiescence.rs` says what else waits for such a peer.
+//!
+//! | file | content |
 //! | --- | --- |
-//! | `layout.rs` | what lies in a segment |
-//! | `setup.rs`, `qp.rs` | opening, domains, regions, queue pairs |
-//! | `datapath.rs`, `datagram.rs`, `reach.rs` | requests; the peer's memory |
-//! | `recv.rs`, `cqring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
-//! | `progress.rs`, `waiting.rs` | requests that wait |
-//! | `link.rs`, `control.rs`, `service.rs` | peers: connecting, dying |
+//! | `layout.rs` | layout of a segment |
+//! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
+//! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
+//! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
+//! | `recv.rs`, `cq_ring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
+//! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
+//! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
+//! | `quiescence.rs` | who may still touch an object that goes away |
 
 mod control;
 mod cq;
-mod cqring;
+mod cq_ring;
 mod datagram;
 mod datapath;
+mod deferred;
+mod error;
 #[cfg(test)]
-mod hostile_tests;
+mod invalid_input_tests;
 mod layout;
 mod link;
+mod peer_memory;
+mod peer_qp;
 mod progress;
 mod qp;
-mod reach;
+mod quiescence;
+mod rc;
 mod recv;
 mod service;
 mod setup;
-mod waiting;
-
-use std::sync::Arc;
+mod srq;
+mod state;
 
 pub use cq::Cq;
-pub use qp::{Ah, Breaker, RcQp, UdQp};
+pub use datagram::{Ah, UdQp};
+pub use rc::{FailHandle, RcQp};
 pub use setup::{Config, Device, Mr, Pd};
-
-use super::{PostError, RecvWr};
-
-/// A shared receive queue.
-#[derive(Debug)]
-pub struct Srq {
-    shared: Arc<recv::SharedQueue>,
-    cursor: recv::PostCursor,
-    #[expect(dead_code, reason = "keeps the device open")]
-    handle: Arc<setup::Handle>,
-}
-
-impl Srq {
-    #[inline]
-    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.shared.post(&mut self.cursor, wr)
-    }
-}
+pub use srq::Srq;

@@ -1,123 +1,198 @@
-//! Requests that have to wait: the peer has no receive, or is not ready.
+//! The progress thread: retries requests whose peer had no receive or was not ready.
 //!
-//! A NIC retries by itself. Here a thread does, started when first needed. A queue pair whose request waits hands its
-//! sending side over to that thread, and gets it back when nothing waits any more; meanwhile its posts queue up behind.
+//! A NIC retries by itself; here a thread does, started when it is first needed. A queue pair whose request is deferred hands
+//! its sending half to this thread, and takes it back when no request is deferred any more. Until then its posts are
+//! appended to the deferred ones.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use super::qp::QpLocal;
-use super::setup::{Inner, locked};
-use super::waiting;
+use super::datapath::{execute, fail_request, opcode};
+use super::deferred::{DeferredData, DeferredSends, NOT_READY_RETRY, retry_deadline};
+use super::error::ExecuteError;
+use super::qp::QpShared;
+use super::state::{DeviceShared, locked};
+use crate::device::{Data, Opcode, QpState, Status, rnr_delay};
 
-/// Queue pairs that wait.
+/// How the rest of the device controls the progress thread.
 #[derive(Debug, Default)]
-pub(super) struct Stalled {
-    list: Mutex<List>,
+pub(super) struct Progress {
+    state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Held while requests are tried; whoever holds it knows that none is.
-    trying: Mutex<()>,
+    /// Held during each attempt: whoever holds it knows that no attempt is running.
+    attempt: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct List {
-    qps: Vec<Arc<QpLocal>>,
-    running: Option<std::thread::JoinHandle<()>>,
+struct ProgressState {
+    /// Queue pairs with deferred requests.
+    qps: Vec<Arc<QpShared>>,
+    thread: Option<JoinHandle<()>>,
     stop: bool,
-    /// Somebody wants everything looked at again.
-    kicked: bool,
+    /// Someone wants all queue pairs to be tried again now.
+    woken: bool,
 }
 
-impl Stalled {
-    /// Puts a queue pair under this thread's care.
-    pub(super) fn add(inner: &Arc<Inner>, qp: &Arc<QpLocal>) {
-        let mut list = locked(&inner.progress.list);
-        if list.stop {
+impl Progress {
+    /// Has the thread retry the deferred requests of a queue pair.
+    pub(super) fn add(device: &Arc<DeviceShared>, qp: &Arc<QpShared>) {
+        let mut state = locked(&device.progress.state);
+        if state.stop {
             return;
         }
-        if !list.qps.iter().any(|known| Arc::ptr_eq(known, qp)) {
-            list.qps.push(qp.clone());
+        if !state.qps.iter().any(|known| Arc::ptr_eq(known, qp)) {
+            state.qps.push(qp.clone());
         }
-        if list.running.is_none() {
-            let inner = inner.clone();
+        if state.thread.is_none() {
+            let device = device.clone();
             let spawned =
-                std::thread::Builder::new().name("crosstie-progress".into()).spawn(move || run(&inner));
+                std::thread::Builder::new().name("crosstie-progress".into()).spawn(move || run(&device));
             match spawned {
-                Ok(thread) => list.running = Some(thread),
-                // Without the thread nothing would ever move: break the connection rather than hang.
+                Ok(thread) => state.thread = Some(thread),
+                // Without the thread the request would hang: break the connection instead.
                 Err(_) => {
-                    qp.break_off();
+                    qp.move_to_error();
                 }
             }
         }
-        list.kicked = true;
-        inner.progress.changed.notify_one();
+        state.woken = true;
+        device.progress.changed.notify_one();
     }
 
-    /// Looks at everything at once, for example because a queue pair went to ERR.
-    pub(super) fn kick(&self) {
-        locked(&self.list).kicked = true;
+    /// Has the thread try all queue pairs now, for example because one went to ERR.
+    pub(super) fn wake(&self) {
+        locked(&self.state).woken = true;
         self.changed.notify_one();
     }
 
-    /// Returns when no request is being tried that began before.
-    pub(super) fn pause(&self) {
-        drop(locked(&self.trying));
+    /// Returns when no attempt that began before this call is running.
+    pub(super) fn wait_for_current_attempt(&self) {
+        drop(locked(&self.attempt));
     }
 
     /// Ends the thread.
     pub(super) fn stop(&self) {
-        let running = {
-            let mut list = locked(&self.list);
-            list.stop = true;
-            list.qps.clear();
-            list.running.take()
+        let thread = {
+            let mut state = locked(&self.state);
+            state.stop = true;
+            state.qps.clear();
+            state.thread.take()
         };
         self.changed.notify_one();
-        if let Some(thread) = running {
-            // A panicked thread has reported itself; closing goes on.
+        if let Some(thread) = thread {
+            // If the thread panicked, its panic message was printed; closing continues.
             thread.join().ok();
         }
     }
 }
 
-fn run(inner: &Arc<Inner>) {
+fn run(device: &Arc<DeviceShared>) {
     loop {
         let qps = {
-            let mut list = locked(&inner.progress.list);
-            if list.stop {
+            let mut state = locked(&device.progress.state);
+            if state.stop {
                 return;
             }
-            list.kicked = false;
-            list.qps.clone()
+            state.woken = false;
+            state.qps.clone()
         };
         let mut next: Option<Instant> = None;
         for qp in &qps {
             let due = {
-                let trying = locked(&inner.progress.trying);
-                let due = waiting::resume(qp);
-                drop(trying);
+                let attempt = locked(&device.progress.attempt);
+                let due = retry(qp);
+                drop(attempt);
                 due
             };
             match due {
                 Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
                 None => {
-                    // Something may have stalled again since: its `add` found the queue pair still listed.
-                    locked(&inner.progress.list)
+                    // A request may have been deferred since: its `add` found the queue pair still in the list.
+                    locked(&device.progress.state)
                         .qps
-                        .retain(|known| !Arc::ptr_eq(known, qp) || qp.is_stalled());
+                        .retain(|known| !Arc::ptr_eq(known, qp) || qp.has_deferred_sends());
                 }
             }
         }
         drop(qps);
-        let list = locked(&inner.progress.list);
-        if list.stop {
+        let state = locked(&device.progress.state);
+        if state.stop {
             return;
         }
-        if list.kicked || (next.is_none() && !list.qps.is_empty()) {
+        if state.woken || (next.is_none() && !state.qps.is_empty()) {
             continue;
         }
-        let left = next.map_or(std::time::Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-        drop(inner.progress.changed.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner));
+        let left = next.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        drop(device.progress.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Tries the deferred requests of a queue pair. Returns when to try again, or `None` if none is left.
+///
+/// Only the progress thread calls this, with the `attempt` lock held: deregistering a region waits for that lock.
+fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
+    let mut deferred = locked(&qp.deferred);
+    let DeferredSends { peer, queue } = &mut *deferred;
+    loop {
+        let peer = peer.as_deref_mut()?;
+        let request = queue.front_mut()?;
+        if qp.state() != QpState::ReadyToSend {
+            // If the peer died, the oldest request was tried and got no acknowledgement; the others were never tried.
+            let mut status = if peer.link.is_dead() { Status::RetryExceeded } else { Status::Flushed };
+            for request in queue.drain(..) {
+                qp.complete_send(request.wr_id, Opcode::Unspecified, status, 0, request.position);
+                status = Status::Flushed;
+            }
+            return None;
+        }
+        let now = Instant::now();
+        if request.due > now {
+            return Some(request.due);
+        }
+        let outcome = if request.is_registered(&qp.device.regions) {
+            let data = match &request.data {
+                DeferredData::Inline(bytes) => Data::Inline(bytes),
+                DeferredData::Regions(sges) => Data::Regions(sges),
+            };
+            execute(peer, qp, &request.op, &data, request.len)
+        } else {
+            Err(ExecuteError::local(Status::LocalProtection))
+        };
+        let failed = match outcome {
+            Ok(()) => {
+                if request.signaled {
+                    let opcode = opcode(&request.op);
+                    qp.complete_send(request.wr_id, opcode, Status::Success, request.len, request.position);
+                }
+                queue.pop_front();
+                // The next request only waited for this one: its time begins now.
+                if let Some(next) = queue.front_mut() {
+                    next.deadline = retry_deadline(&peer.connect);
+                }
+                continue;
+            }
+            Err(ExecuteError::ReceiverNotReady(timer)) => {
+                if peer.connect.rnr_retry == 7 || request.rnr_retries_left > 0 {
+                    request.rnr_retries_left = request.rnr_retries_left.saturating_sub(1);
+                    request.due = now + rnr_delay(timer);
+                    return Some(request.due);
+                }
+                (Status::RnrRetryExceeded, false)
+            }
+            Err(ExecuteError::PeerNotReady) => {
+                let late = request.deadline.is_some_and(|deadline| now >= deadline);
+                if !late && !peer.link.is_dead() {
+                    request.due = now + NOT_READY_RETRY;
+                    return Some(request.due);
+                }
+                (Status::RetryExceeded, false)
+            }
+            Err(ExecuteError::Failed { status, notify_peer }) => (status, notify_peer),
+        };
+        let (status, notify_peer) = failed;
+        let (wr_id, position) = (request.wr_id, request.position);
+        queue.pop_front();
+        fail_request(qp, peer, wr_id, position, status, notify_peer);
     }
 }

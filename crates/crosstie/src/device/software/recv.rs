@@ -1,6 +1,18 @@
-//! Receive queues: a queue pair's own, which one peer takes from in order, and shared ones, which many take from.
+//! Receive queues: a queue pair's own, from which one peer takes in order, and shared ones, from which many peers take.
 //!
-//! The owner keeps `wr_id`s and what is outstanding in private memory; the segment holds only what a sender must see.
+//! The owner keeps the `wr_id`s and the record of what is outstanding in private memory ([`RecvQueue`],
+//! [`SharedRecvQueue`]). The segment holds only what a sender must see; a sender uses it through [`PeerRecvQueue`].
+//!
+//! ```text
+//!  own queue        owner:  slots[posted % depth] = SGEs, posted += 1        (OwnerLine::posted)
+//!                   peer:   takes slots in order, taken += 1                 (PeerLine::taken)
+//!
+//!  shared queue     owner:  free slot = SGEs, words[posted % 2 depth] = slot, posted += 1
+//!                   takers: compare-and-swap their number into the word, then advance `taken`
+//! ```
+//!
+//! A taker of a shared queue records itself in the same compare-and-swap with which it takes. If it dies before it
+//! completes the receive, the owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
     AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -8,35 +20,35 @@ use core::sync::atomic::{
 use std::sync::Arc;
 
 use super::layout::{OwnerLine, QpBlock, RECV_HEAD_WORDS, SrqHeader, SrqWord, recv_stride};
-use super::setup::{Allocation, Inner};
+use super::state::{Allocation, DeviceShared};
 use crate::device::{Access, DeviceError, PostError, RecvWr, Sge};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
-/// Where receives lie in a segment.
+/// The receive slots in a segment.
 #[derive(Clone, Debug)]
-pub(super) struct Slots {
+pub(super) struct RecvSlots {
     words: SharedSlice<AtomicU64>,
     stride: usize,
     max_sge: u32,
 }
 
-/// A piece of a receive, as read from the segment. Not yet checked.
+/// A scatter/gather entry of a receive, as read from the segment. Not yet checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct RecvSge {
     pub(super) addr: u64,
     pub(super) len: u32,
     pub(super) lkey: u32,
 }
 
-impl Slots {
+impl RecvSlots {
     pub(super) fn bytes(depth: u32, max_sge: u32) -> u64 {
         u64::from(depth) * recv_stride(max_sge) as u64 * 8
     }
 
-    pub(super) fn new(segment: &Arc<Segment>, offset: u64, depth: u32, max_sge: u32) -> Option<Slots> {
+    pub(super) fn new(segment: &Arc<Segment>, offset: u64, depth: u32, max_sge: u32) -> Option<RecvSlots> {
         let stride = recv_stride(max_sge);
         let words = SharedSlice::new(segment, offset, (depth as usize).checked_mul(stride)?)?;
-        Some(Slots { words, stride, max_sge })
+        Some(RecvSlots { words, stride, max_sge })
     }
 
     fn write(&self, slot: usize, sges: &[Sge<'_>]) {
@@ -49,18 +61,22 @@ impl Slots {
         }
     }
 
-    pub(super) fn pieces(&self, slot: usize) -> impl Iterator<Item = Piece> {
+    pub(super) fn sges(&self, slot: usize) -> impl Iterator<Item = RecvSge> {
         let at = slot * self.stride;
         let count = (self.words[at].load(Relaxed) as usize).min(self.max_sge as usize);
         (0..count).map(move |i| {
             let word = at + RECV_HEAD_WORDS + 2 * i;
             let len_key = self.words[word + 1].load(Relaxed);
-            Piece { addr: self.words[word].load(Relaxed), len: len_key as u32, lkey: (len_key >> 32) as u32 }
+            RecvSge {
+                addr: self.words[word].load(Relaxed),
+                len: len_key as u32,
+                lkey: (len_key >> 32) as u32,
+            }
         })
     }
 }
 
-/// What can be known to be wrong with a receive before a message meets it. Rights are the message's to find out.
+/// Checks a receive as far as that is possible before a message arrives. Access rights are checked then.
 fn check(wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostError> {
     if wr.sges.len() > max_sge as usize {
         return Err(PostError::TooManySges { count: wr.sges.len(), max: max_sge as usize });
@@ -68,33 +84,37 @@ fn check(wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostError> {
     Ok(())
 }
 
-/// A queue pair's own receive queue, owner's side.
+/// A queue pair's own receive queue, as its owner uses it.
 #[derive(Debug)]
-pub(super) struct OwnQueue {
-    pub(super) slots: Slots,
+pub(super) struct RecvQueue {
+    pub(super) slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
     capacity: u64,
-    /// Receives posted, ever. Writer: the poster.
+    /// Receives posted so far. Writer: the poster.
     pub(super) posted: AtomicU64,
-    /// Receives ended, ever. Writer: the poller.
-    done: AtomicU64,
-    /// Receives before this were dropped by a reset. Writer: the poster.
+    /// Receives completed so far. Writer: the poller.
+    completed: AtomicU64,
+    /// Receives before this position were dropped by a reset. Writer: the poster.
     base: AtomicU64,
     pub(super) memory: Allocation,
 }
 
-impl OwnQueue {
-    pub(super) fn new(inner: &Arc<Inner>, max_wr: u32, max_sge: u32) -> Result<OwnQueue, DeviceError> {
+impl RecvQueue {
+    pub(super) fn new(
+        device: &Arc<DeviceShared>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<RecvQueue, DeviceError> {
         let depth = max_wr.max(1).next_power_of_two();
-        let memory = inner.allocate(Slots::bytes(depth, max_sge))?;
-        let slots = Slots::new(&inner.segment, memory.at, depth, max_sge)
+        let memory = device.allocate(RecvSlots::bytes(depth, max_sge))?;
+        let slots = RecvSlots::new(&device.segment, memory.at, depth, max_sge)
             .ok_or(DeviceError::Exhausted { what: "device memory" })?;
-        Ok(OwnQueue {
+        Ok(RecvQueue {
             slots,
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
             capacity: max_wr.into(),
             posted: AtomicU64::new(0),
-            done: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
             base: AtomicU64::new(0),
             memory,
         })
@@ -112,37 +132,38 @@ impl OwnQueue {
     pub(super) fn post(&self, line: &OwnerLine, wr: &RecvWr<'_>) -> Result<(), PostError> {
         check(wr, self.slots.max_sge)?;
         let posted = self.posted.load(Relaxed);
-        // Acquire, partner: the Release store in `finish`: the slot's `wr_id` has been read.
-        let done = self.done.load(Acquire).max(self.base.load(Relaxed));
-        if posted - done >= self.capacity {
+        // Acquire, partner: the Release store in `complete_next`: the slot's `wr_id` has been read.
+        let completed = self.completed.load(Acquire).max(self.base.load(Relaxed));
+        if posted - completed >= self.capacity {
             return Err(PostError::Full);
         }
         let slot = posted as usize & (self.wr_ids.len() - 1);
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
         self.slots.write(slot, wr.sges);
-        // Release, partner: `flush` below, on the poller's thread.
+        // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
-        // Release, partner: the sender's Acquire load in `RecvTarget::take`. The slot is visible with it, and, through
-        // the sender's completion, the `wr_id` to the poller.
+        // Release, partner: the sender's Acquire load in `PeerRecvQueue::has_recv`. It makes the slot visible to the
+        // sender and, through the sender's completion, the `wr_id` to the poller.
         line.posted.store(posted + 1, Release);
         Ok(())
     }
 
-    /// The next receive ended, as they do: in order. Gives its `wr_id`, if there is one outstanding.
+    /// Completes the oldest outstanding receive (they complete in order) and returns its `wr_id`. `None` if no receive is
+    /// outstanding.
     #[inline]
-    pub(super) fn finish(&self) -> Option<u64> {
-        let done = self.done.load(Relaxed).max(self.base.load(Relaxed));
+    pub(super) fn complete_next(&self) -> Option<u64> {
+        let completed = self.completed.load(Relaxed).max(self.base.load(Relaxed));
         // Acquire, partner: `posted.store` in `post`.
-        if done >= self.posted.load(Acquire) {
+        if completed >= self.posted.load(Acquire) {
             return None;
         }
-        let wr_id = self.wr_ids[done as usize & (self.wr_ids.len() - 1)].load(Relaxed);
+        let wr_id = self.wr_ids[completed as usize & (self.wr_ids.len() - 1)].load(Relaxed);
         // Release, partner: the Acquire load in `post`.
-        self.done.store(done + 1, Release);
+        self.completed.store(completed + 1, Release);
         Some(wr_id)
     }
 
-    /// Drops everything outstanding. Nobody may be taking from the queue. Gives the position to go on from.
+    /// Drops every outstanding receive. No peer may be taking from the queue. Returns the position to continue from.
     pub(super) fn reset(&self) -> u64 {
         let posted = self.posted.load(Relaxed);
         self.base.store(posted, Relaxed);
@@ -150,17 +171,17 @@ impl OwnQueue {
     }
 }
 
-/// A shared receive queue, owner's side. Datagram queue pairs have one of their own.
+/// A shared receive queue, as its owner uses it. Datagram queue pairs without an SRQ have one of their own.
 #[derive(Debug)]
-pub(super) struct SharedQueue {
-    pub(super) inner: Arc<Inner>,
+pub(super) struct SharedRecvQueue {
+    pub(super) device: Arc<DeviceShared>,
     pub(super) header: SharedRef<SrqHeader>,
     words: SharedSlice<AtomicU64>,
-    slots: Slots,
+    slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
-    /// Per slot: 0 free, 1 outstanding. Poster sets, pollers clear.
+    /// Per slot: 0 free, 1 outstanding. The poster sets it, pollers clear it.
     outstanding: Box<[AtomicU8]>,
-    /// Per slot: the position it was posted at.
+    /// Per slot: the position at which it was posted.
     positions: Box<[AtomicU64]>,
     capacity: u32,
     pub(super) memory: Allocation,
@@ -172,24 +193,26 @@ fn srq_slots_at(offset: u64, depth: u32) -> Option<u64> {
     offset.checked_add(SRQ_WORDS_AT + (16 * u64::from(depth)).next_multiple_of(64))
 }
 
-impl SharedQueue {
+impl SharedRecvQueue {
     pub(super) fn new(
-        inner: &Arc<Inner>,
+        device: &Arc<DeviceShared>,
         pd: u32,
         max_wr: u32,
         max_sge: u32,
-    ) -> Result<SharedQueue, DeviceError> {
+    ) -> Result<SharedRecvQueue, DeviceError> {
         let depth = max_wr.max(4).next_power_of_two();
-        let bytes = srq_slots_at(0, depth).map(|at| at + Slots::bytes(depth, max_sge));
-        let none = || DeviceError::Exhausted { what: "device memory" };
-        let memory = inner.allocate(bytes.ok_or_else(none)?)?;
-        let header: SharedRef<SrqHeader> = SharedRef::new(&inner.segment, memory.at).ok_or_else(none)?;
+        let bytes = srq_slots_at(0, depth).map(|at| at + RecvSlots::bytes(depth, max_sge));
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
+        let memory = device.allocate(bytes.ok_or_else(no_memory)?)?;
+        let header: SharedRef<SrqHeader> =
+            SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
         header.sges.store(max_sge, Relaxed);
         header.pd.store(pd, Relaxed);
-        let (words, slots) = shared_parts(&inner.segment, memory.at, depth, max_sge).ok_or_else(none)?;
-        Ok(SharedQueue {
-            inner: inner.clone(),
+        let (words, slots) =
+            words_and_slots(&device.segment, memory.at, depth, max_sge).ok_or_else(no_memory)?;
+        Ok(SharedRecvQueue {
+            device: device.clone(),
             header,
             words,
             slots,
@@ -201,14 +224,13 @@ impl SharedQueue {
         })
     }
 
-    /// `cursor` is the poster's: how many were posted, and where to look for a free slot.
     #[inline]
     pub(super) fn post(&self, cursor: &mut PostCursor, wr: &RecvWr<'_>) -> Result<(), PostError> {
         check(wr, self.slots.max_sge)?;
         let position = cursor.posted;
         let ring = self.words.len() as u64;
         if position >= ring {
-            // The word is about to be written over. It may still be the only record of who took a receive.
+            // This post overwrites a word that may be the only record of who took a receive. Refuse while it is needed.
             let old = SrqWord(self.words.ring(position).load(Relaxed));
             let slot = usize::from(old.slot()) & (self.wr_ids.len() - 1);
             if old.is_at(position - ring)
@@ -225,25 +247,26 @@ impl SharedQueue {
         self.outstanding[slot].store(1, Relaxed);
         self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
         cursor.posted += 1;
-        // Release, partner: the taker's Acquire load in `RecvTarget::take`. Word and slot are visible with it, and,
-        // through the taker's completion, the private parts to the poller.
+        // Release, partner: the taker's Acquire load in `PeerRecvQueue::take`. It makes word and slot visible to the
+        // taker and, through the taker's completion, the private fields to the poller.
         self.header.posted.word.store(position + 1, Release);
         Ok(())
     }
 
     fn free_slot(&self, cursor: &mut PostCursor) -> Option<usize> {
         let mask = self.wr_ids.len() - 1;
-        // One at a time would find a full queue slowly and allow `depth` rather than `capacity`: count first.
-        if cursor.posted - cursor.finished >= u64::from(self.capacity) {
-            cursor.finished =
+        // Count the outstanding receives first: the search below would be slow on a full queue, and would allow `depth`
+        // receives instead of `capacity`.
+        if cursor.posted - cursor.completed >= u64::from(self.capacity) {
+            cursor.completed =
                 cursor.posted - self.outstanding.iter().filter(|o| o.load(Relaxed) != 0).count() as u64;
-            if cursor.posted - cursor.finished >= u64::from(self.capacity) {
+            if cursor.posted - cursor.completed >= u64::from(self.capacity) {
                 return None;
             }
         }
         for step in 0..=mask {
             let slot = (cursor.next + step) & mask;
-            // Acquire, partner: the Release store in `finish`: the slot's parts have been read.
+            // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
             if self.outstanding[slot].load(Acquire) == 0 {
                 cursor.next = slot + 1;
                 return Some(slot);
@@ -252,9 +275,10 @@ impl SharedQueue {
         None
     }
 
-    /// The receive in `slot` ended. Gives its `wr_id`, unless the peer that says so is wrong.
+    /// Completes the receive in `slot` and returns its `wr_id`. `None` if no such receive is outstanding: the slot number
+    /// comes from a peer.
     #[inline]
-    pub(super) fn finish(&self, slot: u32) -> Option<u64> {
+    pub(super) fn complete(&self, slot: u32) -> Option<u64> {
         let flag = self.outstanding.get(slot as usize)?;
         if flag.load(Acquire) == 0 {
             return None;
@@ -265,7 +289,7 @@ impl SharedQueue {
         Some(wr_id)
     }
 
-    /// Slots that `taker` took and did not finish. Right only once everything it finished has been polled.
+    /// Slots that `taker` took and did not complete. Correct only after every completion of that taker has been polled.
     pub(super) fn taken_by(&self, taker: u16) -> Vec<u32> {
         let mut slots: Vec<(u64, u32)> = (0..self.words.len())
             .map(|i| SrqWord(self.words[i].load(Acquire)))
@@ -281,7 +305,7 @@ impl SharedQueue {
         slots.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// Every slot that is outstanding, in the order of posting.
+    /// Every outstanding slot, in the order of posting.
     pub(super) fn all_outstanding(&self) -> Vec<u32> {
         let mut slots: Vec<(u64, u32)> = (0..self.outstanding.len())
             .filter(|&slot| self.outstanding[slot].load(Acquire) != 0)
@@ -292,89 +316,90 @@ impl SharedQueue {
     }
 }
 
-impl Drop for SharedQueue {
+impl Drop for SharedRecvQueue {
     fn drop(&mut self) {
-        self.inner.free(&self.memory);
+        self.device.free(&self.memory);
     }
 }
 
-/// The poster's place in a [`SharedQueue`].
+/// The state of the one thread that posts to a [`SharedRecvQueue`].
 #[derive(Debug, Default)]
 pub(super) struct PostCursor {
     posted: u64,
-    /// At least so many have ended.
-    finished: u64,
+    /// A lower bound on the number of completed receives.
+    completed: u64,
+    /// Where to look for a free slot first.
     next: usize,
 }
 
-fn shared_parts(
+fn words_and_slots(
     segment: &Arc<Segment>,
     offset: u64,
     depth: u32,
     max_sge: u32,
-) -> Option<(SharedSlice<AtomicU64>, Slots)> {
+) -> Option<(SharedSlice<AtomicU64>, RecvSlots)> {
     let words = SharedSlice::new(segment, offset.checked_add(SRQ_WORDS_AT)?, 2 * depth as usize)?;
-    Some((words, Slots::new(segment, srq_slots_at(offset, depth)?, depth, max_sge)?))
+    Some((words, RecvSlots::new(segment, srq_slots_at(offset, depth)?, depth, max_sge)?))
 }
 
-/// A peer's receive queue, sender's side.
+/// A peer's receive queue, as a sender uses it.
 #[derive(Debug)]
-pub(super) enum RecvTarget {
-    /// Only we take from it, in order.
-    Own { slots: Slots, mask: u64, taken: u64, seen_posted: u64 },
-    /// Others take from it, too; we sign what we take.
+pub(super) enum PeerRecvQueue {
+    /// The queue pair's own queue: this sender is the only taker and takes in order.
+    Own { slots: RecvSlots, mask: u64, taken: u64, seen_posted: u64 },
+    /// A shared queue: other senders take from it too, and each records its `taker` number in what it takes.
     Shared {
         header: SharedRef<SrqHeader>,
         words: SharedSlice<AtomicU64>,
-        slots: Slots,
+        slots: RecvSlots,
         taker: u16,
         seen_posted: u64,
     },
 }
 
-/// A receive that was taken.
+/// A receive that a sender has taken.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken {
-    /// What the owner needs to know it by.
+pub(super) struct TakenRecv {
+    /// Identifies the receive to its owner.
     pub(super) slot: u32,
 }
 
-impl RecvTarget {
-    /// The receive queue of the queue pair in `block`, if what is there makes sense.
-    pub(super) fn new(segment: &Arc<Segment>, block: &QpBlock, taker: u16) -> Option<RecvTarget> {
-        let line = &block.line1;
+impl PeerRecvQueue {
+    /// The receive queue of the queue pair in `block`. `None` if the block's values are invalid.
+    pub(super) fn new(segment: &Arc<Segment>, block: &QpBlock, taker: u16) -> Option<PeerRecvQueue> {
+        let line = &block.owner_line;
         let (at, depth) = (line.recv_at.load(Relaxed), line.recv_depth.load(Relaxed));
         let max_sge = line.recv_sges.load(Relaxed);
         if max_sge > 1 << 10 || !depth.is_power_of_two() {
             return None;
         }
         if line.shared.load(Relaxed) == 0 {
-            let slots = Slots::new(segment, at, depth, max_sge)?;
-            let taken = block.requester.taken.load(Relaxed);
-            Some(RecvTarget::Own { slots, mask: u64::from(depth) - 1, taken, seen_posted: taken })
+            let slots = RecvSlots::new(segment, at, depth, max_sge)?;
+            let taken = block.peer_line.taken.load(Relaxed);
+            Some(PeerRecvQueue::Own { slots, mask: u64::from(depth) - 1, taken, seen_posted: taken })
         } else {
             let header: SharedRef<SrqHeader> = SharedRef::new(segment, at)?;
-            let (words, slots) = shared_parts(segment, at, depth, max_sge)?;
-            Some(RecvTarget::Shared { header, words, slots, taker, seen_posted: 0 })
+            let (words, slots) = words_and_slots(segment, at, depth, max_sge)?;
+            Some(PeerRecvQueue::Shared { header, words, slots, taker, seen_posted: 0 })
         }
     }
 
-    /// Whether a receive is there to be taken. For the own queue a `true` stays true.
+    /// Whether there is a receive to take. For an own queue, `true` stays true until this sender takes it.
     #[inline]
-    pub(super) fn ready(&mut self, block: &QpBlock) -> bool {
+    pub(super) fn has_recv(&mut self, block: &QpBlock) -> bool {
         match self {
-            RecvTarget::Own { taken, seen_posted, .. } => {
+            PeerRecvQueue::Own { taken, seen_posted, .. } => {
                 if *taken == *seen_posted {
-                    // Acquire, partner: the Release store in `OwnQueue::post`.
-                    *seen_posted = block.line1.posted.load(Acquire);
+                    // Acquire, partner: the Release store in `RecvQueue::post`.
+                    *seen_posted = block.owner_line.posted.load(Acquire);
                 }
-                // A count that went backwards is nonsense; treat it as empty.
+                // A count that went backwards is invalid; treat the queue as empty.
                 *taken < *seen_posted
             }
-            RecvTarget::Shared { header, seen_posted, .. } => {
+            PeerRecvQueue::Shared { header, seen_posted, .. } => {
                 let taken = header.taken.word.load(Relaxed);
                 if taken >= *seen_posted {
-                    // Acquire, partner: the Release store in `SharedQueue::post`.
+                    // Acquire, partner: the Release store in `SharedRecvQueue::post`.
                     *seen_posted = header.posted.word.load(Acquire);
                 }
                 taken < *seen_posted
@@ -384,19 +409,20 @@ impl RecvTarget {
 
     /// Takes the next receive.
     #[inline]
-    pub(super) fn take(&mut self, block: &QpBlock) -> Option<Taken> {
-        if !self.ready(block) {
+    pub(super) fn take(&mut self, block: &QpBlock) -> Option<TakenRecv> {
+        if !self.has_recv(block) {
             return None;
         }
         match self {
-            RecvTarget::Own { mask, taken, .. } => {
+            PeerRecvQueue::Own { mask, taken, .. } => {
                 let slot = (*taken & *mask) as u32;
                 *taken = taken.wrapping_add(1);
-                block.requester.taken.store(*taken, Relaxed);
-                Some(Taken { slot })
+                block.peer_line.taken.store(*taken, Relaxed);
+                Some(TakenRecv { slot })
             }
-            RecvTarget::Shared { header, words, taker, seen_posted, .. } => {
-                // Others may be ahead of the count; a queue full of nonsense must not keep us here.
+            PeerRecvQueue::Shared { header, words, taker, seen_posted, .. } => {
+                // Other takers may be ahead of `taken`, so several words may have to be skipped. The bound ends the loop
+                // if the queue holds invalid words.
                 for _ in 0..2 * words.len() + 64 {
                     let position = header.taken.word.load(Acquire);
                     if position >= *seen_posted {
@@ -408,7 +434,8 @@ impl RecvTarget {
                     let at = words.ring(position);
                     let word = SrqWord(at.load(Acquire));
                     let advance = || {
-                        // Release, partner: the Acquire load above: who sees the count sees the words behind it taken.
+                        // Release, partner: the Acquire load above: whoever sees the count also sees that the words
+                        // before it are taken.
                         header
                             .taken
                             .word
@@ -416,11 +443,11 @@ impl RecvTarget {
                             .ok();
                     };
                     if word.is_at(position) && !word.is_taken() {
-                        // The taker signs in the same step in which it takes: if it dies now, the owner knows whose
-                        // receive is missing.
+                        // One compare-and-swap takes the receive and records the taker: if this process dies now, the
+                        // owner knows who had the receive.
                         if at.compare_exchange(word.0, word.taken_by(*taker).0, AcqRel, Relaxed).is_ok() {
                             advance();
-                            return Some(Taken { slot: word.slot().into() });
+                            return Some(TakenRecv { slot: word.slot().into() });
                         }
                     } else if word.is_at(position) {
                         advance();
@@ -431,19 +458,19 @@ impl RecvTarget {
         }
     }
 
-    /// The pieces of a taken receive.
-    pub(super) fn pieces(&self, taken: Taken) -> impl Iterator<Item = Piece> {
+    /// The scatter/gather entries of a taken receive.
+    pub(super) fn sges(&self, taken: TakenRecv) -> impl Iterator<Item = RecvSge> {
         let slots = match self {
-            RecvTarget::Own { slots, .. } | RecvTarget::Shared { slots, .. } => slots,
+            PeerRecvQueue::Own { slots, .. } | PeerRecvQueue::Shared { slots, .. } => slots,
         };
         let depth = slots.words.len() / slots.stride;
-        slots.pieces(taken.slot as usize & (depth - 1))
+        slots.sges(taken.slot as usize & (depth - 1))
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self, RecvTarget::Shared { .. })
+        matches!(self, PeerRecvQueue::Shared { .. })
     }
 }
 
-/// The right a receive's memory needs.
+/// The access right that the memory of a receive needs.
 pub(super) const RECV_ACCESS: Access = Access::LOCAL_WRITE;

@@ -1,197 +1,191 @@
-//! The device's thread: lets peers in, notices when they are gone, and cleans up behind them.
+//! The service thread of a device: accepts peers, notices when they are gone, and cleans up after them.
 //!
-//! It never waits for a peer, only for events: whatever cannot be done yet stays on a list and is looked at again.
+//! The thread never blocks on a peer, only on epoll. Cleanup that has to wait for a peer (`quiescence.rs`) stays on a list
+//! and is tried again every millisecond.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::cqring::{CqRing, Entry};
-use super::layout::{CqeKind, IN_PLACE, LINES_AT, MAX_LINES, PeerLine, RegionKey, short_epoch};
+use super::cq_ring::{CqRing, NewCqe};
+use super::layout::{CqeKind, IN_PLACE, MAGIC, PeerLine, RegionKey, RequestWord, peer_line_at, short_epoch};
 use super::link::Link;
-use super::qp::{QpLocal, Recv};
-use super::setup::{Inner, locked};
+use super::qp::{QpShared, RecvSource};
+use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
-use crate::ring::{fence, reservation};
+use crate::ring::reservation;
 
-/// Connections from peers at most; a device has one per peer device.
+/// Limit on connections from peers; a peer device has one.
 const MAX_PEERS: usize = 4096;
-/// How often unfinished business is looked at.
-const RECHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How often pending cleanup is tried again.
+const CLEANUP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// How others reach the thread.
+/// How the rest of the device reaches the service thread.
 #[derive(Debug)]
-pub(super) struct Mailbox {
-    poll: OwnedFd,
-    bell: OwnedFd,
-    flushes: Mutex<Vec<Arc<QpLocal>>>,
+pub(super) struct ServiceHandle {
+    epoll: OwnedFd,
+    /// An eventfd that wakes the thread.
+    wakeup: OwnedFd,
+    /// Queue pairs in ERR whose receives are to be flushed.
+    flush_requests: Mutex<Vec<Arc<QpShared>>>,
+    /// Links whose peers are watched, by the id in their epoll tokens.
     links: Mutex<HashMap<u64, Arc<Link>>>,
     next_id: AtomicU64,
-    /// The claim of whoever holds `healing`.
-    claim: AtomicU64,
-    pub(super) healing: Mutex<()>,
+    /// The claim for markers. Whoever holds `cleanup` writes it.
+    pub(super) claim: AtomicU64,
+    /// Serialises everything that acts in the place of a peer: voiding reservations, pushing markers, breaking a
+    /// connection that a peer means, and the reset of a queue pair.
+    pub(super) cleanup: Mutex<()>,
 }
 
+/// Epoll token of the listening socket.
 const LISTENER: u64 = 0;
-const BELL: u64 = 1;
-/// Tokens above these two are `id << 2 | kind`.
+/// Epoll token of the eventfd.
+const WAKEUP: u64 = 1;
+/// All other tokens are `id << 2 | kind`, with these kinds; ids start at 1.
 const PEER_SOCKET: u64 = 0;
 const PEER_PROCESS: u64 = 1;
 const LINK_SOCKET: u64 = 2;
 const LINK_PROCESS: u64 = 3;
 
-impl Mailbox {
-    /// The mailbox, and the socket that the thread will answer on.
-    pub(super) fn open(gid: &[u8; 16]) -> io::Result<(Mailbox, OwnedFd)> {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+impl ServiceHandle {
+    /// The handle, and the socket on which the thread will accept peers.
+    pub(super) fn open(gid: &[u8; 16]) -> io::Result<(ServiceHandle, OwnedFd)> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let listener = control::listen(gid)?;
-        add(&poll, &bell, BELL)?;
-        add(&poll, &listener, LISTENER)?;
-        let mailbox = Mailbox {
-            poll,
-            bell,
-            flushes: Mutex::default(),
+        add(&epoll, &wakeup, WAKEUP)?;
+        add(&epoll, &listener, LISTENER)?;
+        let handle = ServiceHandle {
+            epoll,
+            wakeup,
+            flush_requests: Mutex::default(),
             links: Mutex::default(),
             next_id: AtomicU64::new(1),
             claim: AtomicU64::new(reservation::IDLE),
-            healing: Mutex::new(()),
+            cleanup: Mutex::new(()),
         };
-        Ok((mailbox, listener))
+        Ok((handle, listener))
     }
 
     pub(super) fn wake(&self) {
-        // The only failure is a counter at its limit, and then the bell is ringing already.
-        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).ok();
+        // The write fails only if the counter is at its limit, and then the eventfd is readable already.
+        rustix::io::write(&self.wakeup, &1u64.to_ne_bytes()).ok();
     }
 
-    /// Has a queue pair's receives flushed.
-    pub(super) fn flush(&self, qp: &Arc<QpLocal>) {
-        locked(&self.flushes).push(qp.clone());
+    /// Asks for the receives of a queue pair in ERR to be flushed.
+    pub(super) fn request_flush(&self, qp: &Arc<QpShared>) {
+        locked(&self.flush_requests).push(qp.clone());
         self.wake();
     }
 
-    /// Has the peer behind a link watched.
+    /// Watches the peer of a link, to notice when it is gone.
     pub(super) fn watch(&self, link: &Arc<Link>) -> io::Result<()> {
         let id = self.next_id.fetch_add(1, Relaxed);
         locked(&self.links).insert(id, link.clone());
-        add(&self.poll, link.watch(), id << 2 | LINK_SOCKET)?;
+        add(&self.epoll, link.watch_fd(), id << 2 | LINK_SOCKET)?;
         match &link.process {
-            Some(process) => add(&self.poll, process, id << 2 | LINK_PROCESS),
+            Some(process) => add(&self.epoll, process, id << 2 | LINK_PROCESS),
             None => Ok(()),
         }
     }
-
-    /// Fills what a dead peer left reserved for this queue pair. False if that could not be told in time.
-    pub(super) fn settle_dead_claim(&self, inner: &Inner, qp: &QpLocal, patience: Duration) -> bool {
-        let begun = Instant::now();
-        loop {
-            match qp.requester() {
-                Some((line, gid)) if !inner.peer_connected(&gid) => {
-                    if heal(inner, &line, &qp.recv_cq.ring) {
-                        return true;
-                    }
-                }
-                _ => return true,
-            }
-            if begun.elapsed() > patience {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-    }
 }
 
-fn add(poll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
-    Ok(epoll::add(poll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
+fn add(epoll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
+    Ok(epoll::add(epoll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
 }
 
-/// A peer that connected to us.
-struct Visitor {
+/// A peer that connected to this device.
+struct InboundPeer {
     socket: OwnedFd,
+    /// The pidfd of its process; `None` if that is this process.
     process: Option<OwnedFd>,
     same_user: bool,
-    /// Known after its first message.
+    /// Known after its HELLO.
     gid: Option<[u8; 16]>,
 }
 
-/// Something that has to wait until a peer moves on.
-enum Unfinished {
-    /// A queue pair in ERR: its peer may be inside an operation that began with this `busy`.
-    Flush { qp: Arc<QpLocal>, busy: Option<u64> },
-    /// A line of a datagram sender that is gone.
-    Line { index: u32 },
+/// Cleanup that may have to wait for a peer.
+enum PendingCleanup {
+    /// Flush the receives of a queue pair in ERR. `seen_busy`: see [`QpShared::peer_has_left`].
+    Flush { qp: Arc<QpShared>, seen_busy: Option<u64> },
+    /// Reclaim the peer line of a datagram sender that is gone.
+    PeerLine { index: u32 },
 }
 
-/// Runs until the device is closed.
-pub(super) fn run(inner: &Arc<Inner>, listener: OwnedFd) {
+/// Runs the service thread until the device is closed.
+pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
     let mut service = Service {
-        inner: inner.clone(),
+        device: device.clone(),
         listener,
         peers: HashMap::new(),
-        unfinished: Vec::new(),
+        pending: Vec::new(),
         payload: vec![0; MAX_PAYLOAD],
     };
     let mut events = Vec::with_capacity(64);
-    while !inner.closing() {
-        let timeout = (!service.unfinished.is_empty()).then_some(RECHECK);
+    while !device.is_closing() {
+        let timeout = (!service.pending.is_empty()).then_some(CLEANUP_INTERVAL);
         events.clear();
-        match epoll::wait(&inner.service.poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref())
-        {
+        match epoll::wait(
+            &device.service.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            timeout.as_ref(),
+        ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // The descriptor is ours and valid; there is nothing sensible left if that is no longer so.
+            // Cannot happen as long as the descriptor is valid, and only this device can close it.
             Err(_) => break,
         }
         for event in &events {
-            service.handle(event.data.u64());
+            service.handle_event(event.data.u64());
         }
-        service.finish();
+        service.run_pending_cleanup();
     }
 }
 
 struct Service {
-    inner: Arc<Inner>,
+    device: Arc<DeviceShared>,
     listener: OwnedFd,
-    peers: HashMap<u64, Visitor>,
-    unfinished: Vec<Unfinished>,
+    /// By the id in their epoll tokens.
+    peers: HashMap<u64, InboundPeer>,
+    pending: Vec<PendingCleanup>,
     payload: Vec<u8>,
 }
 
 impl Service {
-    fn handle(&mut self, token: u64) {
+    fn handle_event(&mut self, token: u64) {
         match token {
-            LISTENER => self.accept(),
-            BELL => {
+            LISTENER => self.accept_peers(),
+            WAKEUP => {
                 let mut count = [0; 8];
-                // Nothing to read means that the bell was answered already.
-                rustix::io::read(&self.inner.service.bell, &mut count).ok();
+                // The read fails if the eventfd was reset already.
+                rustix::io::read(&self.device.service.wakeup, &mut count).ok();
             }
             _ => match token & 3 {
-                PEER_SOCKET => self.serve(token >> 2),
-                PEER_PROCESS => self.peer_gone(token >> 2),
-                _ => self.link_gone(token),
+                PEER_SOCKET => self.serve_peer(token >> 2),
+                PEER_PROCESS => self.remove_peer(token >> 2),
+                _ => self.handle_link_event(token),
             },
         }
     }
 
-    fn accept(&mut self) {
+    fn accept_peers(&mut self) {
         let flags = rustix::net::SocketFlags::CLOEXEC;
         loop {
             let socket = match rustix::net::accept_with(&self.listener, flags) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    // The peer stays in the queue and would wake us at once: wait for descriptors to come free.
+                    // The peer stays in the backlog and would wake us again at once: give descriptors time to be freed.
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
@@ -202,78 +196,92 @@ impl Service {
             }
             let Ok(peer) = Peer::of(&socket) else { continue };
             let Ok(process) = peer.process() else { continue };
-            let id = self.inner.service.next_id.fetch_add(1, Relaxed);
-            let watched =
-                add(&self.inner.service.poll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
-                    Some(process) => add(&self.inner.service.poll, process, id << 2 | PEER_PROCESS),
-                    None => Ok(()),
-                });
+            let id = self.device.service.next_id.fetch_add(1, Relaxed);
+            let epoll = &self.device.service.epoll;
+            let watched = add(epoll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
+                Some(process) => add(epoll, process, id << 2 | PEER_PROCESS),
+                None => Ok(()),
+            });
             if watched.is_ok() {
                 let same_user = peer.is_our_user();
-                self.peers.insert(id, Visitor { socket, process, same_user, gid: None });
+                self.peers.insert(id, InboundPeer { socket, process, same_user, gid: None });
             }
         }
     }
 
-    /// One message of a peer. Whoever speaks nonsense is cut off.
-    fn serve(&mut self, id: u64) {
+    /// Handles one message of a peer. A peer that sends a malformed message is disconnected.
+    fn serve_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut request = Request::new_zeroed();
         let Ok((len, _)) = socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
-            return self.peer_gone(id);
+            return self.remove_peer(id);
         };
         let (reply, keep) = match (peer.gid, request.kind) {
-            (None, Request::HELLO) => self.welcome(id, &request),
+            (None, Request::HELLO) => self.handle_hello(id, &request),
             (None, _) | (Some(_), Request::HELLO) => (Some(Reply::new(Reply::MALFORMED, 0)), false),
-            (Some(gid), kind) => self.answer(gid, kind, &request, len),
+            (Some(gid), kind) => self.handle_request(gid, kind, &request, len),
         };
         let Some(peer) = self.peers.get(&id) else { return };
         if let Some(reply) = reply {
-            let welcome = request.kind == Request::HELLO && reply.status == Reply::OK;
-            let file = welcome.then(|| self.inner.segment.fd());
-            let wants = request.kind == Request::READ && reply.status == Reply::OK;
-            let bytes = if wants { &self.payload[..request.a as usize] } else { &[] };
-            if socket::send(&peer.socket, reply.as_bytes(), bytes, file.as_slice()).is_err() {
-                return self.peer_gone(id);
+            let accepted = request.kind == Request::HELLO && reply.status == Reply::OK;
+            let file = accepted.then(|| self.device.segment.fd());
+            let has_payload = request.kind == Request::READ && reply.status == Reply::OK;
+            let payload = if has_payload { &self.payload[..request.a as usize] } else { &[] };
+            if socket::send(&peer.socket, reply.as_bytes(), payload, file.as_slice()).is_err() {
+                return self.remove_peer(id);
             }
         }
         if !keep {
-            self.peer_gone(id);
+            self.remove_peer(id);
         }
     }
 
-    fn welcome(&mut self, id: u64, hello: &Request) -> (Option<Reply>, bool) {
+    /// Returns the reply, and whether the peer stays connected.
+    fn handle_hello(&mut self, id: u64, hello: &Request) -> (Option<Reply>, bool) {
         let Some(peer) = self.peers.get_mut(&id) else { return (None, false) };
         if !peer.same_user {
             return (Some(Reply::new(Reply::OTHER_USER, 0)), false);
         }
-        if hello.version != control::VERSION || hello.a != super::layout::MAGIC {
+        if hello.version != control::VERSION || hello.a != MAGIC {
             return (Some(Reply::new(Reply::OTHER_VERSION, 0)), false);
         }
         peer.gid = Some(hello.gid);
-        *locked(&self.inner.peers).entry(hello.gid).or_default() += 1;
-        (Some(Reply::new(Reply::OK, self.inner.segment.len())), true)
+        *locked(&self.device.connected_peers).entry(hello.gid).or_default() += 1;
+        (Some(Reply::new(Reply::OK, self.device.segment.len())), true)
     }
 
-    fn answer(&mut self, gid: [u8; 16], kind: u32, request: &Request, len: usize) -> (Option<Reply>, bool) {
+    /// Returns the reply, if the request has one, and whether the peer stays connected.
+    fn handle_request(
+        &mut self,
+        gid: [u8; 16],
+        kind: u32,
+        request: &Request,
+        len: usize,
+    ) -> (Option<Reply>, bool) {
         match kind {
-            Request::LINE => (Some(self.give_line(gid)), true),
+            Request::PEER_LINE => {
+                let reply = match self.device.assign_peer_line(gid) {
+                    Some(index) => Reply::new(Reply::OK, index.into()),
+                    None => Reply::new(Reply::EXHAUSTED, 0),
+                };
+                (Some(reply), true)
+            }
             Request::QP_ERROR | Request::CQ_OVERRUN => {
-                // Only a queue pair's own peer may break it, and only the connection that it means; to datagram queue
-                // pairs anybody is a peer.
-                if let Some(qp) = self.inner.qp(request.qp_num) {
-                    let meant = |qp: &QpLocal| {
+                // Only the peer that a queue pair is connected to may break it, and only in the epoch that it means. Any
+                // peer may break a datagram queue pair.
+                if let Some(qp) = self.device.qp(request.qp_num) {
+                    let is_meant = |qp: &QpShared| {
                         qp.epoch() == request.a && (qp.is_connected_to(&gid) || qp.is_datagram())
                     };
-                    if self.break_if(&qp, meant) {
+                    if self.fail_qp_if(&qp, is_meant) {
                         let overrun = kind == Request::CQ_OVERRUN;
-                        self.inner.emit(if overrun { Event::CqOverrun } else { Event::QpAccess(qp.num) });
+                        self.device.emit(if overrun { Event::CqOverrun } else { Event::QpAccess(qp.num) });
                     }
                 }
                 (None, true)
             }
             Request::WRITE | Request::READ | Request::COMPARE_SWAP | Request::FETCH_ADD => {
-                match self.reach(kind, request, len) {
+                match self.access_in_place(kind, request, len) {
                     Some(value) => (Some(Reply::new(Reply::OK, value)), true),
                     None => (Some(Reply::new(Reply::NO_SUCH_REGION, 0)), true),
                 }
@@ -282,24 +290,9 @@ impl Service {
         }
     }
 
-    fn give_line(&mut self, gid: [u8; 16]) -> Reply {
-        let mut table = locked(&self.inner.line_owners);
-        let free = table.owners.iter().position(Option::is_none);
-        let index = match free {
-            Some(index) => index,
-            None if table.owners.len() < MAX_LINES as usize => {
-                table.owners.push(None);
-                table.owners.len() - 1
-            }
-            None => return Reply::new(Reply::EXHAUSTED, 0),
-        };
-        table.owners[index] = Some(gid);
-        self.inner.lines[index].claim.store(reservation::IDLE, Relaxed);
-        Reply::new(Reply::OK, index as u64)
-    }
-
-    /// An operation on memory in place, for a peer that cannot do it itself.
-    fn reach(&mut self, kind: u32, request: &Request, payload: usize) -> Option<u64> {
+    /// Performs an operation on memory registered in place, for a peer that cannot do it itself. Returns the former value
+    /// of an atomic, or zero; `None` if key, bounds or access are wrong.
+    fn access_in_place(&mut self, kind: u32, request: &Request, payload: usize) -> Option<u64> {
         let len = match kind {
             Request::WRITE | Request::READ => request.a,
             _ => 8,
@@ -307,17 +300,17 @@ impl Service {
         if len > MAX_PAYLOAD as u64 || (kind == Request::WRITE && payload as u64 != len) {
             return None;
         }
-        let entry = &self.inner.regions[RegionKey::from_bits(request.key).index() as usize];
+        let entry = &self.device.regions[RegionKey::from_bits(request.key).index() as usize];
         let access = Access::from_bits_truncate(entry.access.load(Relaxed));
         let needs = match kind {
-            // A receive's memory is written this way too, and needs no more than this.
+            // The memory of a receive is written this way too, and needs no other right.
             Request::WRITE => Access::LOCAL_WRITE,
             Request::READ => Access::REMOTE_READ,
             _ => Access::REMOTE_ATOMIC,
         };
         let offset = request.addr.wrapping_sub(entry.addr.load(Relaxed));
         let size = entry.len.load(Relaxed);
-        // Acquire, partner: the Release store in `Pd::enter`.
+        // Acquire, partner: the Release store in `Pd::register_region`.
         if request.key == 0
             || entry.key.load(Acquire) != request.key
             || entry.offset.load(Relaxed) != IN_PLACE
@@ -328,8 +321,9 @@ impl Service {
             return None;
         }
         let at = core::ptr::with_exposed_provenance_mut::<u8>(request.addr as usize);
-        // SAFETY: the memory is registered here, so its owner keeps it valid; the region cannot go meanwhile, because the
-        // peer that waits for us is marked busy. The payload is as long as `len`, which is at most `MAX_PAYLOAD`.
+        // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits meanwhile, because the
+        // peer that waits for our reply is inside an operation (`OperationGuard`). The payload buffer has room for `len`,
+        // which is at most `MAX_PAYLOAD`.
         unsafe {
             match kind {
                 Request::WRITE => copy(self.payload.as_ptr(), at, len as usize),
@@ -351,16 +345,17 @@ impl Service {
         Some(0)
     }
 
-    /// A peer closed its connection or died: nobody uses its way into our segment any more.
-    fn peer_gone(&mut self, id: u64) {
+    /// A peer closed its connection, died or is disconnected. With its last connection, it counts as no longer working on
+    /// our segment: its queue pairs go to ERR and its peer lines are reclaimed.
+    fn remove_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
         for source in [Some(&peer.socket), peer.process.as_ref()].into_iter().flatten() {
-            // Closing the descriptors, which follows, would do it too.
-            epoll::delete(&self.inner.service.poll, source).ok();
+            // A failure is harmless: closing the descriptors, which follows, removes them from epoll too.
+            epoll::delete(&self.device.service.epoll, source).ok();
         }
         let Some(gid) = peer.gid else { return };
         {
-            let mut peers = locked(&self.inner.peers);
+            let mut peers = locked(&self.device.connected_peers);
             if let Some(count) = peers.get_mut(&gid) {
                 *count -= 1;
                 if *count > 0 {
@@ -369,167 +364,117 @@ impl Service {
             }
             peers.remove(&gid);
         }
-        self.break_all(&gid);
+        self.fail_qps_of(&gid);
         let mut lines = Vec::new();
-        for (index, owner) in locked(&self.inner.line_owners).owners.iter().enumerate() {
+        for (index, owner) in locked(&self.device.peer_line_owners).iter().enumerate() {
             if *owner == Some(gid) {
-                lines.push(Unfinished::Line { index: index as u32 });
+                lines.push(PendingCleanup::PeerLine { index: index as u32 });
             }
         }
-        self.unfinished.extend(lines);
+        self.pending.extend(lines);
     }
 
-    /// A peer that we connected to closed or died.
-    fn link_gone(&mut self, token: u64) {
-        let Some(link) = locked(&self.inner.service.links).get(&(token >> 2)).cloned() else { return };
+    /// Something happened to a peer that we connected to: it closed the connection, died, or sent a reply.
+    fn handle_link_event(&mut self, token: u64) {
+        let Some(link) = locked(&self.device.service.links).get(&(token >> 2)).cloned() else { return };
         if token & 3 == LINK_SOCKET {
-            // Answers to a request arrive here too, and are for whoever asked. Only an end is for us.
+            // Replies arrive here too; the thread that sent the request reads them. Only the end of the stream is ours.
             let mut probe = [0u8; 1];
             let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-            match rustix::net::recv(link.watch(), &mut probe, flags) {
+            match rustix::net::recv(link.watch_fd(), &mut probe, flags) {
                 Ok((_, 0)) => {}
                 Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
                 Err(_) => {}
             }
         }
-        locked(&self.inner.service.links).remove(&(token >> 2));
-        epoll::delete(&self.inner.service.poll, link.watch()).ok();
+        locked(&self.device.service.links).remove(&(token >> 2));
+        epoll::delete(&self.device.service.epoll, link.watch_fd()).ok();
         if let Some(process) = &link.process {
-            epoll::delete(&self.inner.service.poll, process).ok();
+            epoll::delete(&self.device.service.epoll, process).ok();
         }
         link.mark_dead();
-        self.inner.forget_link(&link);
-        self.break_all(&link.gid);
+        self.device.remove_link(&link);
+        self.fail_qps_of(&link.gid);
     }
 
-    fn break_all(&self, gid: &[u8; 16]) {
-        for qp in self.inner.all_qps() {
-            if self.break_if(&qp, |qp| qp.is_connected_to(gid) && qp.state() != QpState::Reset) {
-                self.inner.emit(Event::QpFatal(qp.num));
+    /// Moves every queue pair that is connected to device `gid` to ERR.
+    fn fail_qps_of(&self, gid: &[u8; 16]) {
+        for qp in self.device.all_qps() {
+            if self.fail_qp_if(&qp, |qp| qp.is_connected_to(gid) && qp.state() != QpState::Reset) {
+                self.device.emit(Event::QpFatal(qp.num));
             }
         }
     }
 
-    /// Breaks a queue pair if `meant` holds for the connection it has now. A reset cannot come between.
-    fn break_if(&self, qp: &Arc<QpLocal>, meant: impl FnOnce(&QpLocal) -> bool) -> bool {
-        let _one_at_a_time = locked(&self.inner.service.healing);
-        meant(qp) && qp.break_off()
+    /// Moves a queue pair to ERR if `is_meant` holds for its current connection. The lock keeps a reset from coming
+    /// between the check and the change.
+    fn fail_qp_if(&self, qp: &Arc<QpShared>, is_meant: impl FnOnce(&QpShared) -> bool) -> bool {
+        let _one_at_a_time = locked(&self.device.service.cleanup);
+        is_meant(qp) && qp.move_to_error()
     }
 
-    /// Takes on what was asked for, and does what can be done.
-    fn finish(&mut self) {
-        let asked = std::mem::take(&mut *locked(&self.inner.service.flushes));
-        self.unfinished.extend(asked.into_iter().map(|qp| Unfinished::Flush { qp, busy: None }));
-        let inner = self.inner.clone();
-        self.unfinished.retain_mut(|item| match item {
-            Unfinished::Flush { qp, busy } => !flushed(&inner, qp, busy),
-            Unfinished::Line { index } => !line_cleared(&inner, *index),
+    /// Collects the flush requests and completes whatever cleanup can be completed now.
+    fn run_pending_cleanup(&mut self) {
+        let requested = std::mem::take(&mut *locked(&self.device.service.flush_requests));
+        self.pending.extend(requested.into_iter().map(|qp| PendingCleanup::Flush { qp, seen_busy: None }));
+        let device = self.device.clone();
+        self.pending.retain_mut(|item| match item {
+            PendingCleanup::Flush { qp, seen_busy } => !try_flush(&device, qp, seen_busy),
+            PendingCleanup::PeerLine { index } => !try_reclaim_peer_line(&device, *index),
         });
     }
 }
 
-/// Puts the marker behind everything that the peer completed, if the peer can complete no more.
-fn flushed(inner: &Inner, qp: &Arc<QpLocal>, busy: &mut Option<u64>) -> bool {
+/// Pushes the flush marker of a queue pair in ERR, if its peer can complete no more receives. Returns whether that is done.
+fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, seen_busy: &mut Option<u64>) -> bool {
     if qp.destroyed.load(Acquire) {
         return true;
     }
-    if let Some((line, gid)) = qp.requester() {
-        if inner.peer_connected(&gid) {
-            let seen = *busy.get_or_insert_with(|| {
-                // The peer has seen that the connection is closed, or we see that it is inside.
-                fence::heavy();
-                line.busy.load(Acquire)
-            });
-            // Acquire, partner: the Release store when an operation ends.
-            if seen & 1 == 1 && line.busy.load(Acquire) == seen {
-                return false;
-            }
-        } else if !heal(inner, &line, &qp.recv_cq.ring) {
-            return false;
-        }
+    if !qp.peer_has_left(seen_busy) {
+        return false;
     }
-    let _one_at_a_time = locked(&inner.service.healing);
-    // A reset takes the same lock: from here on the queue pair has no peer that could push beside us.
+    let _one_at_a_time = locked(&device.service.cleanup);
+    // A reset takes the same lock: as long as we hold it, no new peer can push completions of this queue pair.
     if qp.state() != QpState::Error {
         return true;
     }
-    let done = qp.recv_cq.ring.try_push(&inner.service.claim, &qp.flush_marker());
-    if done && matches!(qp.recv, Recv::Shared(_)) {
-        inner.emit(Event::LastReceiveTaken(qp.num));
+    let done = qp.recv_cq.ring.try_push(&device.service.claim, &qp.flush_marker());
+    if done && matches!(qp.recv, RecvSource::Shared(_)) {
+        device.emit(Event::LastWqeReached(qp.num));
     }
     done
 }
 
-/// Returns what a datagram sender that is gone had taken, and its line.
-fn line_cleared(inner: &Inner, index: u32) -> bool {
-    let line: Option<SharedRef<PeerLine>> = SharedRef::new(&inner.segment, LINES_AT + 64 * u64::from(index));
+/// Reclaims the peer line of a datagram sender that is gone, and has the pollers return the receives that it had taken.
+/// Returns whether that is done.
+fn try_reclaim_peer_line(device: &DeviceShared, index: u32) -> bool {
+    let line: Option<SharedRef<PeerLine>> = SharedRef::new(&device.segment, peer_line_at(index));
     let Some(line) = line else { return true };
     if line.claim.load(Relaxed) != reservation::IDLE
-        && let Some(ring) = CqRing::new(&inner.segment, line.ring.load(Relaxed))
-        && !heal(inner, &line, &ring)
+        && let Some(ring) = CqRing::new(&device.segment, line.cq_at.load(Relaxed))
+        && !device.void_abandoned_reservation(&line, &ring)
     {
         return false;
     }
-    for qp in inner.all_qps().into_iter().filter(|qp| qp.is_datagram()) {
-        let entry = Entry {
+    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram()) {
+        let marker = NewCqe {
             kind: CqeKind::Reclaim,
             opcode: Opcode::Unspecified,
             status: Status::RemoteAborted,
-            wr: index.into(),
+            request: RequestWord::of_reclaim(index),
             qp_num: qp.num,
             byte_len: 0,
-            extra: 0,
+            detail: 0,
             has_imm: false,
             epoch: short_epoch(qp.epoch()),
         };
-        let _one_at_a_time = locked(&inner.service.healing);
-        // A marker more than once finds nothing the second time.
-        if !qp.recv_cq.ring.try_push(&inner.service.claim, &entry) {
+        let _one_at_a_time = locked(&device.service.cleanup);
+        // After a failure all markers are pushed again; a second marker finds nothing to return.
+        if !qp.recv_cq.ring.try_push(&device.service.claim, &marker) {
             return false;
         }
     }
     line.claim.store(reservation::IDLE, Relaxed);
-    locked(&inner.line_owners).owners[index as usize] = None;
-    true
-}
-
-/// Fills the place that a dead peer reserved in one of our rings and did not publish. False if that cannot be told yet.
-fn heal(inner: &Inner, dead: &PeerLine, ring: &CqRing) -> bool {
-    let _one_at_a_time = locked(&inner.service.healing);
-    let position = dead.claim.load(Acquire);
-    let header = &*ring.header;
-    let head = header.head.word.load(Acquire);
-    let settled = position == reservation::IDLE
-        || position >= head
-        // Acquire, partner: the Release store in `Cq::poll`. It was read, so it was published.
-        || header.consumed.word.load(Acquire) > position
-        || ring.published(position);
-    if !settled {
-        let qps = inner.all_qps();
-        let mut live: Vec<&AtomicU64> = vec![&inner.service.claim];
-        let requesters: Vec<_> = qps.iter().filter_map(|qp| qp.requester()).collect();
-        for (line, gid) in &requesters {
-            if inner.peer_connected(gid) {
-                live.push(&line.claim);
-            }
-        }
-        live.extend(qps.iter().map(|qp| &qp.send_claim));
-        let lines: Vec<SharedRef<PeerLine>> = locked(&inner.line_owners)
-            .owners
-            .iter()
-            .enumerate()
-            .filter(|(_, owner)| owner.is_some_and(|gid| inner.peer_connected(&gid)))
-            .filter_map(|(index, _)| SharedRef::new(&inner.segment, LINES_AT + 64 * index as u64))
-            .collect();
-        live.extend(lines.iter().map(|line| &line.claim));
-        // Claims in other rings of the same device count as well; an equal number there only makes us look again.
-        if !reservation::is_abandoned(&header.head.word, position, live.into_iter(), || {
-            ring.published(position)
-        }) {
-            return false;
-        }
-        ring.void(position);
-    }
-    dead.claim.store(reservation::IDLE, Relaxed);
+    locked(&device.peer_line_owners)[index as usize] = None;
     true
 }

@@ -62,11 +62,11 @@ impl QpInner {
         }
         for cq in [send_cq, recv_cq] {
             if !Arc::ptr_eq(&cq.inner.device, device) {
-                return Err(DeviceError::Foreign("the completion queue"));
+                return Err(DeviceError::WrongDevice("the completion queue"));
             }
         }
         if srq.is_some_and(|srq| !Arc::ptr_eq(&srq.inner.pd.device, device)) {
-            return Err(DeviceError::Foreign("the shared receive queue"));
+            return Err(DeviceError::WrongDevice("the shared receive queue"));
         }
 
         let domain = ThreadDomain::new(pd);
@@ -277,13 +277,13 @@ impl Drop for QpInner {
 
 /// Moves a queue pair to ERR from any thread. Does not keep it alive.
 #[derive(Clone, Debug)]
-pub(crate) struct Breaker {
+pub(crate) struct FailHandle {
     qp: Weak<QpInner>,
 }
 
-impl Breaker {
-    pub(super) fn new(qp: &Arc<QpInner>) -> Breaker {
-        Breaker { qp: Arc::downgrade(qp) }
+impl FailHandle {
+    pub(super) fn new(qp: &Arc<QpInner>) -> FailHandle {
+        FailHandle { qp: Arc::downgrade(qp) }
     }
 
     pub(crate) fn fail(&self) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_mummy_sys as ffi;
 
-use super::connect::{Breaker, QpInner, Transport};
+use super::connect::{FailHandle, QpInner, Transport};
 use super::cq::Cq;
 use super::random;
 use super::send_ring::SendRing;
@@ -287,8 +287,8 @@ impl RcQp {
         self.sender.post_recv(wr)
     }
 
-    pub(crate) fn breaker(&self) -> Breaker {
-        Breaker::new(&self.sender.inner)
+    pub(crate) fn fail_handle(&self) -> FailHandle {
+        FailHandle::new(&self.sender.inner)
     }
 }
 

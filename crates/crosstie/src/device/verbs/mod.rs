@@ -23,7 +23,7 @@
 //! ```text
 //! Device ◄── Pd ◄── Mr, Srq, Ah          an arrow is an Arc: what it points to outlives its origin
 //!    ▲        ▲
-//!    └── Cq ◄─┴── RcQp, UdQp ◄╌╌ Breaker (weak)
+//!    └── Cq ◄─┴── RcQp, UdQp ◄╌╌ FailHandle (weak)
 //! ```
 
 mod connect;
@@ -35,7 +35,7 @@ mod region;
 mod send_ring;
 mod setup;
 
-pub(crate) use connect::Breaker;
+pub(crate) use connect::FailHandle;
 pub(crate) use cq::Cq;
 pub(crate) use datapath::{RcQp, UdQp};
 pub use discovery::{DeviceInfo, Gid, GidKind, LinkLayer, PortInfo, devices};

@@ -232,7 +232,7 @@ impl Device {
                 k if k == IBV_EVENT_QP_REQ_ERR as u32 || k == IBV_EVENT_QP_ACCESS_ERR as u32 => {
                     Some(Event::QpAccess(qp_num()))
                 }
-                k if k == IBV_EVENT_QP_LAST_WQE_REACHED as u32 => Some(Event::LastReceiveTaken(qp_num())),
+                k if k == IBV_EVENT_QP_LAST_WQE_REACHED as u32 => Some(Event::LastWqeReached(qp_num())),
                 k if k == IBV_EVENT_CQ_ERR as u32 => {
                     // SAFETY: the element is a completion queue of this context, which lives until the event is
                     // acknowledged; its context is the flag that `Cq::new` put there and that outlives it.

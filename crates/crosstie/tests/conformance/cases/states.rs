@@ -244,9 +244,12 @@ fn foreign_queues_are_refused(side: &mut Side) {
     let cq = other.create_cq(&Default::default()).unwrap();
     let srq = other.alloc_pd().unwrap().create_srq(&Default::default()).unwrap();
     let config = QpConfig::default();
-    assert!(matches!(end.pd.create_rc(&config, &cq, &end.cq, None), Err(DeviceError::Foreign(_))));
-    assert!(matches!(end.pd.create_rc(&config, &end.cq, &cq, None), Err(DeviceError::Foreign(_))));
-    assert!(matches!(end.pd.create_rc(&config, &end.cq, &end.cq, Some(&srq)), Err(DeviceError::Foreign(_))));
+    assert!(matches!(end.pd.create_rc(&config, &cq, &end.cq, None), Err(DeviceError::WrongDevice(_))));
+    assert!(matches!(end.pd.create_rc(&config, &end.cq, &cq, None), Err(DeviceError::WrongDevice(_))));
+    assert!(matches!(
+        end.pd.create_rc(&config, &end.cq, &end.cq, Some(&srq)),
+        Err(DeviceError::WrongDevice(_))
+    ));
 }
 
 /// What the device cannot do is refused with the limit in the error, before anything is made.

@@ -1,4 +1,5 @@
-//! Segments full of nonsense and messages out of order: errors at most, never a panic, a hang or a wild access.
+//! Invalid words in a segment and invalid messages on the socket cause errors at most: never a panic, a hang, or an access
+//! outside the segment.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -6,19 +7,19 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
-use super::layout::{HEAP_AT, LINES_AT, QPS_AT, REGIONS_AT};
+use super::layout::{HEAP_AT, PEER_LINES_AT, QPS_AT, REGIONS_AT};
 use crate::device::*;
 use crate::rng::{Random, seed};
 
-fn inner(device: &Device) -> &super::setup::Inner {
+fn shared(device: &Device) -> &super::state::DeviceShared {
     match &device.provider {
-        crate::device::device::Provider::Software(device) => &device.handle.inner,
+        crate::device::device::Provider::Software(device) => &device.handle.device,
         _ => unreachable!("a software device was opened"),
     }
 }
 
-/// Words that are wrong in interesting ways.
-fn nonsense(random: &mut Random) -> u64 {
+/// Words that are likely to be invalid: extreme, small, or random.
+fn invalid_word(random: &mut Random) -> u64 {
     match random.next() % 8 {
         0 => 0,
         1 => u64::MAX,
@@ -31,9 +32,9 @@ fn nonsense(random: &mut Random) -> u64 {
 }
 
 #[test]
-fn scribbled_segments_do_no_harm() {
+fn invalid_words_in_a_segment_cause_errors_at_most() {
     let mut random = Random(seed());
-    // Scribbled `busy` words make objects wait for peers before they go, so each round takes a while.
+    // An invalid `busy` word makes the removal of objects wait for the peer, so each round takes a while.
     for _ in 0..20 {
         let near = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let far = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
@@ -53,12 +54,12 @@ fn scribbled_segments_do_no_harm() {
             b.connect(&a.address(), &quick).unwrap();
             pairs.push((a, b, shared));
         }
-        // The near side is the honest one; the far side's segment is what an enemy writes to, before and meanwhile.
-        let segment = &inner(&far).segment;
+        // The near device is correct. A malicious peer writes to the far device's segment while both work.
+        let segment = &shared(&far).segment;
         let areas = [
             (REGIONS_AT, 256),
             (QPS_AT, 4 * 256),
-            (LINES_AT, 256),
+            (PEER_LINES_AT, 256),
             (HEAP_AT, 4 * 4096),
             (HEAP_AT + 3 * 4096, 8 * 4096),
         ];
@@ -89,11 +90,11 @@ fn scribbled_segments_do_no_harm() {
             for _ in 0..random.next() % 20 {
                 let (at, len) = areas[(random.next() % areas.len() as u64) as usize];
                 let word = segment.bytes(at + random.next() % len / 8 * 8, 8).unwrap();
-                // SAFETY: an aligned word inside the segment, which everybody reaches by atomics.
+                // SAFETY: an aligned word inside the segment, which is accessed with atomics only.
                 unsafe { core::sync::atomic::AtomicU64::from_ptr(word.as_ptr().cast()) }
-                    .store(nonsense(&mut random), core::sync::atomic::Ordering::Relaxed);
+                    .store(invalid_word(&mut random), core::sync::atomic::Ordering::Relaxed);
             }
-            // Overruns and nothing at all are fine; panics and endless loops are not.
+            // An overrun error and an empty poll are both allowed; panics and endless loops are not.
             for cq in [&mut near_cq, &mut far_cq] {
                 let polled = cq.poll(16, |_| {});
                 assert!(polled.is_err() || polled.is_ok_and(|count| count <= 16), "{polled:?}");
@@ -103,7 +104,7 @@ fn scribbled_segments_do_no_harm() {
 }
 
 #[test]
-fn nonsense_on_the_socket_does_no_harm() {
+fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
     let mut random = Random(seed());
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -124,14 +125,14 @@ fn nonsense_on_the_socket_does_no_harm() {
                 version: random.next() as u32,
                 gid: [random.next() as u8; 16],
                 qp_num: a.qp_num(),
-                key: nonsense(&mut random) as u32,
-                addr: nonsense(&mut random),
-                a: nonsense(&mut random),
-                b: nonsense(&mut random),
+                key: invalid_word(&mut random) as u32,
+                addr: invalid_word(&mut random),
+                a: invalid_word(&mut random),
+                b: invalid_word(&mut random),
                 kind: random.next() as u32 % 10,
             };
             if request.kind == Request::READ {
-                request.a = nonsense(&mut random);
+                request.a = invalid_word(&mut random);
             }
             let cut = random.next() as usize % (size_of::<Request>() + 1);
             let bytes = &request.as_bytes()[..if cut.is_multiple_of(3) { cut } else { size_of::<Request>() }];
@@ -141,7 +142,7 @@ fn nonsense_on_the_socket_does_no_harm() {
             }
         }
     }
-    // The honest connection was not touched by any of it: a stranger may not break somebody else's queue pair.
+    // The established connection still works: a peer cannot break a queue pair that is not connected to it.
     assert_eq!((a.state(), b.state()), (QpState::ReadyToSend, QpState::ReadyToSend));
     b.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
     let target = pd.allocate(64, Access::ALL).unwrap();

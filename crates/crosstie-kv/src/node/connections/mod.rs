@@ -1,0 +1,359 @@
+//! A daemon's connections with other nodes, over copyrpc.
+//!
+//! [`Connections`] executes the commands of the control plane, sends requests to other nodes, serves the requests of other
+//! nodes, and takes requests from the delegation ring where the daemon has one. What finds no space waits in a backlog, in
+//! order, and is retried in every pass of the daemon's loop.
+
+mod peer;
+mod pending;
+
+use std::collections::VecDeque;
+
+use crosstie::copyrpc::{self, Context, Endpoint, RecvHandle};
+use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
+use crosstie::{delegation, ipc};
+use zerocopy::IntoBytes;
+
+use super::buffer_pool::BufferPool;
+use super::bytes_server::{route, status_response};
+use super::commands::{ConnectionCommand, ConnectionEvent};
+use super::counters::DaemonActivity;
+use super::origin::{CallOrigin, ForwardOrigin};
+use super::ring::DelegationRing;
+use super::shard_server::ShardServer;
+use super::transport::Transport;
+use crate::wire::{MAX_REQUEST, Status, WordRequest, WordResponse};
+use peer::Peer;
+use pending::PendingRequests;
+
+/// A daemon takes no more requests of other nodes while this many bytes of their byte strings are at other daemons.
+pub(super) const MAX_FORWARDED_BYTES: usize = 4 << 20;
+/// How long a NIC waits for an acknowledgement, seven times: 268 ms, as 4.096 us times a power of two. The control connection
+/// notices the death of a node sooner. A node that merely waits for a core must not be given up.
+const ACK_TIMEOUT: u8 = 16;
+
+/// Connections with some or all other nodes.
+pub(super) struct Connections<R> {
+    context: Context<CallOrigin>,
+    ring: R,
+    endpoint_config: copyrpc::EndpointConfig,
+    /// By rank.
+    peers: Box<[Peer]>,
+    /// Requests of other nodes that other daemons of this node are working on.
+    pending: PendingRequests,
+    /// Responses to other nodes that found no memory to be sent from. Another node waits for each of them.
+    unsent_responses: VecDeque<(RecvHandle<CallOrigin>, Vec<u8>)>,
+    /// Messages in all backlogs.
+    backlogged: usize,
+    /// A buffer for byte-string requests of other nodes. It only grows.
+    scratch: Vec<u8>,
+    buffers: BufferPool,
+}
+
+/// The copyrpc configuration of a daemon in a cluster of `nodes`.
+pub(super) fn config(nodes: u32) -> copyrpc::Config {
+    // A rank that comes back may be connected before its previous endpoint is released.
+    copyrpc::Config { max_endpoints: 2 * nodes as usize, ..copyrpc::Config::default() }
+}
+
+impl<R: DelegationRing> Connections<R> {
+    pub(super) fn open(
+        device: &DeviceSpec,
+        nodes: u32,
+        endpoint_config: copyrpc::EndpointConfig,
+        ring: R,
+    ) -> Result<Connections<R>, DeviceError> {
+        Ok(Connections {
+            context: Context::open(device, &config(nodes))?,
+            ring,
+            endpoint_config,
+            peers: (0..nodes).map(|_| Peer::default()).collect(),
+            pending: PendingRequests::default(),
+            unsent_responses: VecDeque::new(),
+            backlogged: 0,
+            scratch: Vec::new(),
+            buffers: BufferPool::default(),
+        })
+    }
+
+    /// Delivers the responses of other nodes.
+    #[inline]
+    fn poll_responses(&mut self, server: &mut ShardServer) -> usize {
+        let ring = &mut self.ring;
+        self.context.poll(|origin, result| match (origin, result) {
+            (CallOrigin::BytesClient(ticket), Ok(payload)) => server.bytes.reply_payload(ticket, payload),
+            (origin, result) => {
+                let response = match result {
+                    // An empty response means that the other node dropped the request.
+                    Ok(payload) => payload.read().unwrap_or(WordResponse::new(Status::NodeGone, 0)),
+                    Err(_) => WordResponse::new(Status::NodeGone, 0),
+                };
+                server.deliver(origin, &response, ring);
+            }
+        })
+    }
+
+    /// Serves the requests of other nodes.
+    #[inline]
+    fn serve_peers(&mut self, server: &mut ShardServer) -> usize {
+        let mut count = 0;
+        while self.pending.bytes < MAX_FORWARDED_BYTES
+            && let Some(received) = self.context.recv()
+        {
+            count += 1;
+            let Some(request) = received.data().read::<WordRequest>() else {
+                self.serve_peer_bytes(received, server);
+                continue;
+            };
+            let shard = server.shard_map.shard_of_word(request.key);
+            if shard == server.id {
+                let response = server.shard.apply(&request);
+                server.activity.served += 1;
+                server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
+            } else if shard.rank == server.id.rank {
+                let origin = ForwardOrigin::Peer(self.pending.insert(received, 0));
+                server.activity.forwarded_in += 1;
+                if let Err(origin) = server.forwarder.forward(shard.daemon, request, origin) {
+                    self.fail_forwarded(origin);
+                }
+            } else {
+                let response = WordResponse::new(Status::Misrouted, 0);
+                server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
+            }
+        }
+        count
+    }
+
+    /// Serves a request of another node that is not for an 8-byte key.
+    #[cold]
+    fn serve_peer_bytes(&mut self, received: RecvHandle<CallOrigin>, server: &mut ShardServer) {
+        let mut request = std::mem::take(&mut self.scratch);
+        let len = received.data().len();
+        let routed = if len > MAX_REQUEST {
+            Err(Status::Malformed)
+        } else {
+            if request.len() < len {
+                request.resize(len, 0);
+            }
+            received.data().copy_to(&mut request);
+            route(server.id, &server.shard_map, &request[..len])
+        };
+        match routed {
+            Ok((shard, op)) if shard == server.id => {
+                server.activity.served += 1;
+                let limit = received.response_limit() as usize;
+                self.send_response(received, server.bytes.execute(&mut server.shard, &op, limit));
+            }
+            Ok((shard, _)) if shard.rank == server.id.rank => {
+                let request_id = self.pending.insert(received, len);
+                let bytes = self.buffers.copy_of(&request[..len]);
+                server.bytes.forward_request(shard.daemon, request_id, bytes);
+            }
+            other => {
+                let response = status_response(other.err().unwrap_or(Status::Misrouted));
+                server.activity.undelivered += u64::from(received.reply(&response).is_err());
+            }
+        }
+        self.scratch = request;
+    }
+
+    fn fail_forwarded(&mut self, origin: ForwardOrigin) {
+        if let ForwardOrigin::Peer(request_id) = origin {
+            self.reply(request_id, WordResponse::new(Status::NodeGone, 0).as_bytes());
+        }
+    }
+
+    /// Sends the requests that clients wrote into the ring to the nodes that own the keys.
+    #[inline]
+    fn serve_ring(&mut self, server: &mut ShardServer) -> usize {
+        let mut count = 0;
+        // The request is used in place, see `ShardServer::serve_clients`.
+        while let Some((request, ticket)) = self.ring.recv_request() {
+            count += 1;
+            let rank = server.shard_map.shard_of_word(request.key).rank;
+            let failed = if rank == request.rank && rank != server.id.rank {
+                let peer = &mut self.peers[rank as usize];
+                let origin = CallOrigin::Ring(ticket);
+                let sent = peer.send(request, origin, &mut self.backlogged, &mut server.activity);
+                sent.err().map(|origin| (origin, Status::NodeGone))
+            } else {
+                Some((CallOrigin::Ring(ticket), Status::Misrouted))
+            };
+            if let Some((origin, status)) = failed {
+                server.deliver(origin, &WordResponse::new(status, 0), &mut self.ring);
+            }
+        }
+        count
+    }
+
+    /// Sends a response to another node, now or as soon as there is memory for it. If the connection has failed, nobody waits for
+    /// the response, and it is dropped.
+    #[inline]
+    fn send_response(&mut self, request: RecvHandle<CallOrigin>, response: &[u8]) {
+        if let Err((cause, Some(request))) = request.reply(response) {
+            self.handle_unsent_response(cause, request, response);
+        }
+    }
+
+    #[cold]
+    fn handle_unsent_response(
+        &mut self,
+        cause: copyrpc::NotReplied,
+        request: RecvHandle<CallOrigin>,
+        response: &[u8],
+    ) {
+        if cause.is_back_pressure() {
+            self.unsent_responses.push_back((request, self.buffers.copy_of(response)));
+            self.backlogged += 1;
+            return;
+        }
+        // The response is longer than the peer allows. The peer gets the status alone.
+        drop(request.reply(&status_response(Status::Malformed)));
+    }
+
+    /// Retries what found no space.
+    #[cold]
+    fn retry_backlog(&mut self) {
+        for _ in 0..self.unsent_responses.len() {
+            if let Some((request, response)) = self.unsent_responses.pop_front() {
+                self.backlogged -= 1;
+                match request.reply(&response) {
+                    Err((cause, Some(request))) if cause.is_back_pressure() => {
+                        self.unsent_responses.push_back((request, response));
+                        self.backlogged += 1;
+                        continue;
+                    }
+                    Err((cause, Some(request))) => self.handle_unsent_response(cause, request, &response),
+                    Ok(()) | Err((_, None)) => {}
+                }
+                self.buffers.release(response);
+            }
+        }
+        for peer in &mut self.peers {
+            peer.retry_backlog(&mut self.backlogged, &mut self.buffers);
+        }
+    }
+
+    /// Closes the connection with a rank. All requests that were sent to it or wait for it end as [`Status::NodeGone`].
+    fn close(&mut self, rank: u32, server: &mut ShardServer) {
+        for origin in self.peers[rank as usize].close(&mut self.backlogged) {
+            server.deliver(origin, &WordResponse::new(Status::NodeGone, 0), &mut self.ring);
+        }
+    }
+
+    /// The peer, if its connection is still that of `epoch`.
+    fn peer_in_epoch(&mut self, rank: u32, epoch: u64) -> Option<&mut Peer> {
+        self.peers.get_mut(rank as usize).filter(|peer| peer.epoch == epoch)
+    }
+}
+
+impl<R: DelegationRing> Transport for Connections<R> {
+    #[inline]
+    fn poll(&mut self, server: &mut ShardServer) -> usize {
+        let mut count = self.poll_responses(server);
+        count += self.serve_peers(server);
+        if self.backlogged > 0 {
+            self.retry_backlog();
+        }
+        count + self.serve_ring(server)
+    }
+
+    #[inline]
+    fn call(&mut self, rank: u32, request: &WordRequest, origin: CallOrigin, server: &mut ShardServer) {
+        let peer = &mut self.peers[rank as usize];
+        if let Err(origin) = peer.send(request, origin, &mut self.backlogged, &mut server.activity) {
+            server.deliver(origin, &WordResponse::new(Status::NodeGone, 0), &mut self.ring);
+        }
+    }
+
+    fn call_bytes(
+        &mut self,
+        rank: u32,
+        bytes: &[u8],
+        response_limit: usize,
+        ticket: ipc::Ticket,
+        activity: &mut DaemonActivity,
+    ) -> Result<(), (ipc::Ticket, Status)> {
+        activity.sent += 1;
+        let peer = &mut self.peers[rank as usize];
+        peer.send_bytes(bytes, response_limit, ticket, &mut self.backlogged, &mut self.buffers)
+    }
+
+    #[inline]
+    fn reply(&mut self, request_id: u32, response: &[u8]) {
+        if let Some(request) = self.pending.remove(request_id) {
+            self.send_response(request, response);
+        }
+    }
+
+    fn reply_buffer(&mut self, request_id: u32, response: Vec<u8>) {
+        self.reply(request_id, &response);
+        self.buffers.release(response);
+    }
+
+    #[inline]
+    fn in_flight(&self) -> bool {
+        self.backlogged > 0
+            || self.pending.len() > 0
+            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending() > 0))
+    }
+
+    fn execute_command(
+        &mut self,
+        command: ConnectionCommand,
+        server: &mut ShardServer,
+    ) -> Option<ConnectionEvent> {
+        match command {
+            ConnectionCommand::Open { rank, epoch } => {
+                self.close(rank, server);
+                let peer = &mut self.peers[rank as usize];
+                peer.epoch = epoch;
+                match self.context.create_endpoint(&self.endpoint_config) {
+                    Ok(endpoint) => {
+                        let address = endpoint.address();
+                        peer.endpoint = Some(endpoint);
+                        Some(ConnectionEvent::Opened { rank, epoch, address })
+                    }
+                    Err(error) => Some(ConnectionEvent::Failed { rank, epoch, why: error.to_string() }),
+                }
+            }
+            ConnectionCommand::Connect { rank, epoch, address } => {
+                let endpoint = self.peer_in_epoch(rank, epoch)?.endpoint.as_ref()?;
+                let connect = ConnectConfig { timeout: ACK_TIMEOUT, ..ConnectConfig::default() };
+                match endpoint.connect(&address, &connect) {
+                    Ok(()) => Some(ConnectionEvent::Connected { rank, epoch }),
+                    Err(error) => {
+                        self.close(rank, server);
+                        Some(ConnectionEvent::Failed { rank, epoch, why: error.to_string() })
+                    }
+                }
+            }
+            ConnectionCommand::Enable { rank, epoch } => {
+                let peer = self.peer_in_epoch(rank, epoch)?;
+                peer.is_up = peer.endpoint.is_some();
+                Some(ConnectionEvent::Up { rank, epoch })
+            }
+            ConnectionCommand::Close { rank, epoch } => {
+                self.peer_in_epoch(rank, epoch)?;
+                self.close(rank, server);
+                None
+            }
+        }
+    }
+
+    fn check_connections(&mut self, server: &mut ShardServer, mut each: impl FnMut(ConnectionEvent)) {
+        for rank in 0..self.peers.len() {
+            let peer = &self.peers[rank];
+            let epoch = peer.epoch;
+            if let Some(failure) = peer.endpoint.as_ref().and_then(Endpoint::failure) {
+                let rank = rank as u32;
+                self.close(rank, server);
+                each(ConnectionEvent::Failed { rank, epoch, why: failure.to_string() });
+            }
+        }
+    }
+
+    fn counters(&self) -> (copyrpc::Counters, delegation::Counters) {
+        (self.context.counters(), self.ring.counters())
+    }
+}

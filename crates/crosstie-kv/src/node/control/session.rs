@@ -1,0 +1,317 @@
+//! The messages between this node and one other about their connection.
+//!
+//! ```text
+//! both    1 HELLO      incarnation u64 | rank u32 | nodes u32 | daemons u32 | backend u8 | zero [3]
+//! both    2 ADDRESS    the address of the endpoint that the sender's daemon created for the receiver
+//! both    3 READY      empty: the sender's daemon has connected its endpoint with the receiver's
+//! both    4 HEARTBEAT  empty
+//! both    5 REJECT     UTF-8: why the two nodes cannot belong to one cluster; follows a HELLO
+//! ```
+//!
+//! Each message is one frame of an authenticated [`Channel`]. Requests flow when both nodes are ready. If anything fails, the
+//! session ends; the next one starts from HELLO, with new endpoints.
+
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
+use crosstie::copyrpc::EndpointAddress;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+use super::super::commands::ConnectionCommand;
+use crate::Backend;
+
+/// The longest payload of a message, in bytes.
+pub(super) const MAX_FRAME: usize = 1024;
+/// Pauses between two attempts to connect: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Heartbeats of this node without a message of the other after which the other counts as failed. This node counts its own
+/// heartbeats, not time: if this node itself was stopped, that says nothing about the other.
+const MAX_SILENT_HEARTBEATS: u32 = 10;
+
+const HELLO: u8 = 1;
+const ADDRESS: u8 = 2;
+const READY: u8 = 3;
+const HEARTBEAT: u8 = 4;
+const REJECT: u8 = 5;
+
+/// What a node says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Hello {
+    pub(super) incarnation: u64,
+    pub(super) rank: u32,
+    pub(super) nodes: u32,
+    pub(super) daemons: u32,
+    pub(super) backend: Backend,
+    pub(super) reserved: [u8; 3],
+}
+
+impl Hello {
+    /// Compares the configurations of this node and of the node at the address of `rank`. Returns why the two cannot belong to one
+    /// cluster.
+    fn find_mismatch(&self, theirs: &Hello, rank: u32) -> Option<String> {
+        if theirs.rank != rank {
+            Some(format!(
+                "the node at the address of rank {rank} has rank {}: check the list of addresses",
+                theirs.rank
+            ))
+        } else if (theirs.nodes, theirs.daemons, theirs.backend) != (self.nodes, self.daemons, self.backend) {
+            Some(format!(
+                "rank {rank} has {} nodes, {} daemons, {:?}; rank {} has {} nodes, {} daemons, {:?}: \
+                 start all nodes with the same options",
+                theirs.nodes,
+                theirs.daemons,
+                theirs.backend,
+                self.rank,
+                self.nodes,
+                self.daemons,
+                self.backend
+            ))
+        } else {
+            None
+        }
+    }
+}
+
+/// The session of this node with one other.
+pub(super) struct PeerSession {
+    pub(super) rank: u32,
+    /// Counts sessions with this rank.
+    pub(super) epoch: u64,
+    pub(super) channel: Option<Channel>,
+    /// When to connect next, if this node is the one that connects.
+    pub(super) connect_at: Option<Instant>,
+    retry_pause: Duration,
+    /// That of the other node. Set by its HELLO.
+    incarnation: Option<u64>,
+    /// Of the endpoint that this node's daemon created.
+    local_address: Option<EndpointAddress>,
+    /// Of the endpoint that the other node's daemon created.
+    remote_address: Option<EndpointAddress>,
+    is_connecting: bool,
+    is_connected: bool,
+    is_peer_ready: bool,
+    silent_heartbeats: u32,
+}
+
+/// What the control plane has to do next.
+pub(super) enum Action {
+    /// Send a command to the daemon that owns the connection.
+    Command(ConnectionCommand),
+    /// End the session, for this reason.
+    Disconnect(String),
+}
+
+impl PeerSession {
+    pub(super) fn new(rank: u32, connects: bool) -> PeerSession {
+        PeerSession {
+            rank,
+            epoch: 0,
+            channel: None,
+            connect_at: connects.then(Instant::now),
+            retry_pause: FIRST_PAUSE,
+            incarnation: None,
+            local_address: None,
+            remote_address: None,
+            is_connecting: false,
+            is_connected: false,
+            is_peer_ready: false,
+            silent_heartbeats: 0,
+        }
+    }
+
+    /// Begins a new session on a channel that is being connected or was accepted.
+    pub(super) fn begin(&mut self, channel: Channel) {
+        self.reset();
+        self.epoch += 1;
+        self.connect_at = None;
+        self.channel = Some(channel);
+    }
+
+    /// Ends the session. If this node is the one that connects, it does so again after a pause.
+    pub(super) fn end(&mut self, connects: bool) {
+        self.reset();
+        self.channel = None;
+        self.connect_at = connects.then(|| Instant::now() + self.retry_pause);
+        self.retry_pause = (self.retry_pause * 2).min(LONGEST_PAUSE);
+    }
+
+    fn reset(&mut self) {
+        (self.incarnation, self.local_address, self.remote_address) = (None, None, None);
+        (self.is_connecting, self.is_connected, self.is_peer_ready) = (false, false, false);
+        self.silent_heartbeats = 0;
+    }
+
+    /// The other node's incarnation, once its HELLO has arrived.
+    pub(super) fn incarnation(&self) -> Option<u64> {
+        self.incarnation
+    }
+
+    pub(super) fn send_hello(&mut self, hello: &Hello) -> Option<Action> {
+        self.send(HELLO, hello.as_bytes())
+    }
+
+    /// Receives messages until one requires an action, or there are no more.
+    pub(super) fn advance(&mut self, hello: &Hello) -> Option<Action> {
+        loop {
+            let event = match self.channel.as_mut()?.poll_event() {
+                Ok(Some(event)) => event,
+                Ok(None) => return None,
+                Err(ChannelError::Closed) => {
+                    let why = match self.incarnation {
+                        Some(_) => "it ended, or the connection with it was cut",
+                        None => "no node responds at its address",
+                    };
+                    return Some(Action::Disconnect(why.to_owned()));
+                }
+                Err(error) => return Some(Action::Disconnect(error.to_string())),
+            };
+            self.silent_heartbeats = 0;
+            let action = match event {
+                ChannelEvent::Open => self.send_hello(hello),
+                ChannelEvent::Frame { kind, payload } => self.handle_message(kind, &payload, hello),
+                // The control plane handles join requests before a channel belongs to a session.
+                ChannelEvent::JoinRequest { .. } => Some(protocol_violation()),
+            };
+            if action.is_some() {
+                return action;
+            }
+        }
+    }
+
+    fn handle_message(&mut self, kind: u8, payload: &[u8], hello: &Hello) -> Option<Action> {
+        let (rank, epoch) = (self.rank, self.epoch);
+        match kind {
+            HELLO if self.incarnation.is_none() => {
+                let Ok(theirs) = Hello::try_read_from_bytes(payload) else {
+                    return Some(protocol_violation());
+                };
+                if let Some(mismatch) = hello.find_mismatch(&theirs, rank) {
+                    // The session ends whether or not the other node receives the reason.
+                    drop(self.send(REJECT, mismatch.as_bytes()));
+                    return Some(Action::Disconnect(mismatch));
+                }
+                self.incarnation = Some(theirs.incarnation);
+                Some(Action::Command(ConnectionCommand::Open { rank, epoch }))
+            }
+            ADDRESS if self.incarnation.is_some() && self.remote_address.is_none() => {
+                let Ok(address) = EndpointAddress::read_from_bytes(payload) else {
+                    return Some(protocol_violation());
+                };
+                self.remote_address = Some(address);
+                self.connect_endpoint()
+            }
+            READY if self.remote_address.is_some() && !self.is_peer_ready => {
+                self.is_peer_ready = true;
+                self.enable_requests()
+            }
+            HEARTBEAT => None,
+            REJECT => Some(Action::Disconnect(String::from_utf8_lossy(payload).into_owned())),
+            _ => Some(protocol_violation()),
+        }
+    }
+
+    /// The daemon has created its endpoint.
+    pub(super) fn endpoint_opened(&mut self, address: EndpointAddress) -> Option<Action> {
+        self.local_address = Some(address);
+        self.send(ADDRESS, address.as_bytes()).or_else(|| self.connect_endpoint())
+    }
+
+    /// The daemon has connected its endpoint.
+    pub(super) fn endpoint_connected(&mut self) -> Option<Action> {
+        self.is_connected = true;
+        self.send(READY, &[]).or_else(|| self.enable_requests())
+    }
+
+    /// The daemon sends requests.
+    pub(super) fn connection_up(&mut self) {
+        self.retry_pause = FIRST_PAUSE;
+    }
+
+    /// Sends a heartbeat, and counts those since the other node's last message.
+    pub(super) fn heartbeat(&mut self) -> Option<Action> {
+        let channel = self.channel.as_ref()?;
+        self.silent_heartbeats += 1;
+        if self.silent_heartbeats > MAX_SILENT_HEARTBEATS {
+            return Some(Action::Disconnect(
+                "it has sent no heartbeat for 5 s: it is stopped, or its network is down".to_owned(),
+            ));
+        }
+        if channel.is_open() { self.send(HEARTBEAT, &[]) } else { None }
+    }
+
+    /// Has the daemon connect its endpoint, once the addresses of both endpoints are known.
+    fn connect_endpoint(&mut self) -> Option<Action> {
+        let (Some(_), Some(address), false) = (self.local_address, self.remote_address, self.is_connecting)
+        else {
+            return None;
+        };
+        self.is_connecting = true;
+        let (rank, epoch) = (self.rank, self.epoch);
+        Some(Action::Command(ConnectionCommand::Connect { rank, epoch, address }))
+    }
+
+    /// Has the daemon send requests, once both endpoints are connected.
+    fn enable_requests(&mut self) -> Option<Action> {
+        let both = self.is_connected && self.is_peer_ready;
+        both.then_some(Action::Command(ConnectionCommand::Enable { rank: self.rank, epoch: self.epoch }))
+    }
+
+    fn send(&mut self, kind: u8, payload: &[u8]) -> Option<Action> {
+        let payload = &payload[..payload.len().min(MAX_FRAME)];
+        let sent = self.channel.as_mut()?.send(kind, payload);
+        sent.err().map(|error| Action::Disconnect(error.to_string()))
+    }
+}
+
+fn protocol_violation() -> Action {
+    Action::Disconnect("it violated the protocol: run the same release on all nodes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(rank: u32) -> Hello {
+        Hello { incarnation: 7, rank, nodes: 3, daemons: 2, backend: Backend::Meta, reserved: [0; 3] }
+    }
+
+    #[test]
+    fn node_of_another_cluster_is_rejected_with_the_reason() {
+        assert_eq!(hello(0).find_mismatch(&hello(1), 1), None);
+        let reason = |theirs| hello(0).find_mismatch(&theirs, 1).unwrap();
+        assert!(reason(hello(2)).contains("the address of rank 1 has rank 2"));
+        assert!(reason(Hello { daemons: 3, ..hello(1) }).contains("3 daemons"));
+        assert!(reason(Hello { nodes: 4, ..hello(1) }).contains("4 nodes"));
+        assert!(reason(Hello { backend: Backend::Delegation, ..hello(1) }).contains("Delegation"));
+    }
+
+    #[test]
+    fn messages_out_of_order_end_the_session() {
+        let mut session = PeerSession::new(1, false);
+        for kind in [ADDRESS, READY, 77] {
+            let action = session.handle_message(kind, &[], &hello(0));
+            assert!(matches!(action, Some(Action::Disconnect(_))), "{kind}");
+        }
+        let mut receive = |kind, payload: &[u8]| session.handle_message(kind, payload, &hello(0));
+        assert!(matches!(receive(HELLO, &[1, 2]), Some(Action::Disconnect(_))));
+        let open = receive(HELLO, hello(1).as_bytes());
+        assert!(matches!(open, Some(Action::Command(ConnectionCommand::Open { rank: 1, .. }))));
+        assert!(matches!(receive(HELLO, hello(1).as_bytes()), Some(Action::Disconnect(_))));
+        assert!(matches!(receive(READY, &[]), Some(Action::Disconnect(_))));
+    }
+
+    #[test]
+    fn silence_is_counted_in_own_heartbeats() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let secret = crosstie::bootstrap::Secret::random().unwrap();
+        let mut session = PeerSession::new(1, true);
+        assert!(session.heartbeat().is_none(), "there is no session yet");
+        session.begin(Channel::connect(listener.local_addr().unwrap(), 1, 2, &secret, MAX_FRAME).unwrap());
+        for _ in 0..MAX_SILENT_HEARTBEATS {
+            assert!(session.heartbeat().is_none());
+        }
+        assert!(matches!(session.heartbeat(), Some(Action::Disconnect(_))));
+    }
+}

@@ -1,0 +1,56 @@
+//! The delegation ring, into which clients write requests for other nodes.
+//!
+//! Only daemon 0 of a cluster with [`Backend::Delegation`](crate::Backend) has one. The code of daemons without a ring is
+//! compiled with [`NoRing`], so that it does not even check.
+
+use crosstie::delegation;
+
+use crate::wire::{WordRequest, WordResponse};
+
+/// The daemon's end of the ring, if it has one.
+pub(super) trait DelegationRing {
+    /// Takes the next request.
+    fn recv_request(&mut self) -> Option<(&WordRequest, delegation::Ticket)>;
+    /// Sends a response. Returns whether a client is still waiting for it.
+    fn send_response(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool;
+    /// What happened so far.
+    fn counters(&self) -> delegation::Counters;
+}
+
+/// A daemon without a ring.
+pub(super) struct NoRing;
+
+impl DelegationRing for NoRing {
+    #[inline]
+    fn recv_request(&mut self) -> Option<(&WordRequest, delegation::Ticket)> {
+        None
+    }
+
+    fn send_response(&mut self, _: delegation::Ticket, _: &WordResponse) -> bool {
+        false
+    }
+
+    fn counters(&self) -> delegation::Counters {
+        delegation::Counters::default()
+    }
+}
+
+/// The ring of daemon 0.
+pub(super) type RingServer = delegation::Server<WordRequest, WordResponse>;
+
+impl DelegationRing for RingServer {
+    #[inline]
+    fn recv_request(&mut self) -> Option<(&WordRequest, delegation::Ticket)> {
+        let request = self.recv()?;
+        Some((request.message(), request.defer()))
+    }
+
+    #[inline]
+    fn send_response(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool {
+        delegation::Server::reply(self, ticket, response).is_ok()
+    }
+
+    fn counters(&self) -> delegation::Counters {
+        delegation::Server::counters(self)
+    }
+}

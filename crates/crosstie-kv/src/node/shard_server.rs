@@ -1,0 +1,54 @@
+//! What every daemon has: its shard, its services for clients, and its lanes to the other daemons of the node.
+//!
+//! This file delivers responses to whoever sent the request. `serve_words` and `serve_bytes` take requests and decide what
+//! happens with them; what goes to other nodes goes through a [`Transport`](super::transport::Transport).
+
+use crosstie::ipc;
+
+use super::bytes_server::BytesServer;
+use super::counters::DaemonActivity;
+use super::forward::Forwarder;
+use super::origin::CallOrigin;
+use super::ring::DelegationRing;
+use crate::Backend;
+use crate::sharding::{ShardId, ShardMap};
+use crate::store::Shard;
+use crate::wire::{WordRequest, WordResponse};
+
+/// A daemon without its connections to other nodes.
+pub(super) struct ShardServer {
+    /// The shard of this daemon.
+    pub(super) id: ShardId,
+    pub(super) shard_map: ShardMap,
+    pub(super) backend: Backend,
+    pub(super) words: ipc::Server<WordRequest, WordResponse>,
+    pub(super) shard: Shard,
+    pub(super) forwarder: Forwarder,
+    pub(super) bytes: BytesServer,
+    pub(super) activity: DaemonActivity,
+}
+
+impl ShardServer {
+    /// Delivers the response of another node to whoever sent the request.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        origin: CallOrigin,
+        response: &WordResponse,
+        ring: &mut impl DelegationRing,
+    ) {
+        let delivered = match origin {
+            CallOrigin::Ring(ticket) => ring.send_response(ticket, response),
+            CallOrigin::Client(ticket) => self.words.reply(ticket, response).is_ok(),
+            CallOrigin::Daemon(ticket) => self.forwarder.node.reply(ticket, *response).is_ok(),
+            CallOrigin::BytesClient(ticket) => return self.bytes.reply_status(ticket, response.status),
+        };
+        self.activity.undelivered += u64::from(!delivered);
+    }
+
+    /// Sends a response to a client of this daemon.
+    #[cold]
+    pub(super) fn reply_client(&mut self, ticket: ipc::Ticket, response: &WordResponse) {
+        self.activity.undelivered += u64::from(self.words.reply(ticket, response).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! A peer's memory during one operation: looking up the region, checking access, and copying to and from it.
+//!
+//! The caller holds an [`OperationGuard`](super::quiescence::OperationGuard) of that peer, so a region that was found here
+//! cannot be freed before the operation ends.
+
+use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+
+use super::error::ExecuteError;
+use super::layout::{IN_PLACE, RegionKey};
+use super::link::Link;
+use super::recv::{RECV_ACCESS, RecvSge};
+use crate::device::{Access, Data, Status};
+use crate::memory::copy::copy;
+
+/// A location in a peer's memory that was checked for key, bounds and access.
+#[derive(Clone, Copy)]
+pub(super) enum RemotePtr {
+    /// Mapped into this process.
+    Mapped(*mut u8),
+    /// Registered in place by another process; reached with `process_vm_*` or through the peer's service thread.
+    InPlace { addr: u64, key: u32 },
+}
+
+impl RemotePtr {
+    /// The location `offset` bytes further on. It must be inside what was checked.
+    pub(super) fn at(self, offset: usize) -> RemotePtr {
+        match self {
+            RemotePtr::Mapped(at) => RemotePtr::Mapped(at.wrapping_add(offset)),
+            RemotePtr::InPlace { addr, key } => {
+                RemotePtr::InPlace { addr: addr.wrapping_add(offset as u64), key }
+            }
+        }
+    }
+}
+
+/// The memory of a peer in one protection domain.
+pub(super) struct PeerMemory<'a> {
+    pub(super) link: &'a Link,
+    pub(super) pd: u32,
+}
+
+impl PeerMemory<'_> {
+    /// Looks up `addr..addr + len` under `key`. `None` if the region does not exist, is too short, belongs to another
+    /// protection domain, or does not allow `access`.
+    #[inline(always)]
+    fn look_up(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<RemotePtr> {
+        let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
+        // Acquire, partner: the Release store in `Pd::register_region`.
+        if entry.key.load(Acquire) != key || key == 0 {
+            return None;
+        }
+        let offset = addr.wrapping_sub(entry.addr.load(Relaxed));
+        let size = entry.len.load(Relaxed);
+        if offset > size
+            || u64::from(len) > size - offset
+            || entry.pd.load(Relaxed) != self.pd
+            || !Access::from_bits_truncate(entry.access.load(Relaxed)).contains(access)
+        {
+            return None;
+        }
+        match entry.offset.load(Relaxed) {
+            IN_PLACE if self.link.pid.is_none() => {
+                Some(RemotePtr::Mapped(core::ptr::with_exposed_provenance_mut(addr as usize)))
+            }
+            IN_PLACE => Some(RemotePtr::InPlace { addr, key }),
+            start => {
+                let at = self.link.segment.bytes(start.checked_add(offset)?, len.into())?;
+                Some(RemotePtr::Mapped(at.as_ptr()))
+            }
+        }
+    }
+
+    /// The target of a WRITE or the source of a READ.
+    #[inline(always)]
+    pub(super) fn check(
+        &self,
+        key: u32,
+        addr: u64,
+        len: u32,
+        access: Access,
+    ) -> Result<RemotePtr, ExecuteError> {
+        if len == 0 {
+            // As on a NIC, key and address of an empty message are not checked.
+            return Ok(RemotePtr::Mapped(core::ptr::dangling_mut()));
+        }
+        self.look_up(key, addr, len, access).ok_or(ExecuteError::both_ends(Status::RemoteAccess))
+    }
+
+    /// The target of an atomic.
+    pub(super) fn check_atomic(&self, key: u32, addr: u64) -> Result<RemotePtr, ExecuteError> {
+        if !addr.is_multiple_of(8) {
+            return Err(ExecuteError::both_ends(Status::RemoteInvalidRequest));
+        }
+        match self.look_up(key, addr, 8, Access::REMOTE_ATOMIC) {
+            Some(RemotePtr::Mapped(at)) if !at.cast::<u64>().is_aligned() => {
+                Err(ExecuteError::both_ends(Status::RemoteInvalidRequest))
+            }
+            Some(ptr) => Ok(ptr),
+            None => Err(ExecuteError::both_ends(Status::RemoteAccess)),
+        }
+    }
+
+    /// Copies `len` bytes from local memory.
+    ///
+    /// # Safety
+    ///
+    /// `from..from + len` is valid for reads and `to` was checked for `len` bytes.
+    #[inline(always)]
+    unsafe fn copy_to(&self, to: RemotePtr, from: *const u8, len: usize) -> Result<(), Status> {
+        match to {
+            // SAFETY: the caller's promise. If source and target overlap (a loopback connection), the result is some
+            // mixture of the bytes, as on a NIC.
+            RemotePtr::Mapped(to) => unsafe { copy(from, to, len) },
+            // SAFETY: the caller's promise; the local memory is only read.
+            RemotePtr::InPlace { addr, key } => unsafe {
+                self.link.copy_in_place(true, key, addr, from.cast_mut(), len)?;
+            },
+        }
+        Ok(())
+    }
+
+    /// Writes a request's data to `to`.
+    #[inline(always)]
+    pub(super) fn write(&self, to: RemotePtr, data: &Data<'_>) -> Result<(), ExecuteError> {
+        match data {
+            Data::Inline(bytes) => {
+                // SAFETY: the slice is readable; `to` was checked for the whole message.
+                unsafe { self.copy_to(to, bytes.as_ptr(), bytes.len()) }.map_err(ExecuteError::both_ends)
+            }
+            Data::Regions(sges) => {
+                let mut offset = 0;
+                for sge in *sges {
+                    let from = core::ptr::with_exposed_provenance(sge.addr as usize);
+                    // SAFETY: the entry is inside a live region; `to` was checked for the whole message.
+                    unsafe { self.copy_to(to.at(offset), from, sge.len as usize) }
+                        .map_err(ExecuteError::both_ends)?;
+                    offset += sge.len as usize;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads from `from` into the memory that a request names.
+    pub(super) fn read(&self, from: RemotePtr, data: &Data<'_>) -> Result<(), ExecuteError> {
+        let Data::Regions(sges) = data else { return Ok(()) };
+        let mut offset = 0;
+        for sge in *sges {
+            let to = core::ptr::with_exposed_provenance_mut::<u8>(sge.addr as usize);
+            match from.at(offset) {
+                // SAFETY: the entry is inside a live region with local write access; `from` was checked.
+                RemotePtr::Mapped(from) => unsafe { copy(from, to, sge.len as usize) },
+                // SAFETY: as above.
+                RemotePtr::InPlace { addr, key } => unsafe {
+                    self.link
+                        .copy_in_place(false, key, addr, to, sge.len as usize)
+                        .map_err(ExecuteError::both_ends)?;
+                },
+            }
+            offset += sge.len as usize;
+        }
+        Ok(())
+    }
+
+    /// Writes `head` and then a request's data into the scatter/gather entries of a receive. The error is the status with
+    /// which the receive completes.
+    pub(super) fn scatter(
+        &self,
+        mut sges: impl Iterator<Item = RecvSge>,
+        head: &[u8],
+        data: &Data<'_>,
+    ) -> Result<(), Status> {
+        let mut room: Option<(RemotePtr, usize)> = None;
+        let mut write = |mut from: *const u8, mut len: usize| -> Result<(), Status> {
+            while len > 0 {
+                let (to, left) = match room.take() {
+                    Some((to, left)) if left > 0 => (to, left),
+                    _ => {
+                        let sge = sges.next().ok_or(Status::LocalLength)?;
+                        let to = self
+                            .look_up(sge.lkey, sge.addr, sge.len, RECV_ACCESS)
+                            .ok_or(Status::LocalProtection)?;
+                        (to, sge.len as usize)
+                    }
+                };
+                let now = len.min(left);
+                // SAFETY: `from` is inside the source; `to` was checked for `left` bytes.
+                unsafe { self.copy_to(to, from, now)? };
+                room = Some((to.at(now), left - now));
+                from = from.wrapping_add(now);
+                len -= now;
+            }
+            Ok(())
+        };
+        write(head.as_ptr(), head.len())?;
+        match data {
+            Data::Inline(bytes) => write(bytes.as_ptr(), bytes.len()),
+            Data::Regions(sges) => sges.iter().try_for_each(|sge| {
+                write(core::ptr::with_exposed_provenance(sge.addr as usize), sge.len as usize)
+            }),
+        }
+    }
+}
+
+/// Stores the former value of an atomic into the memory that its request names.
+pub(super) fn store_atomic_result(data: &Data<'_>, former: u64) {
+    if let Data::Regions([sge, ..]) = data {
+        let to = core::ptr::with_exposed_provenance_mut(sge.addr as usize);
+        // SAFETY: the entry is 8 bytes (checked when posted) of a live region with local write access.
+        unsafe { copy(former.to_ne_bytes().as_ptr(), to, 8) };
+    }
+}

@@ -1,0 +1,85 @@
+//! The peer's queue pair as a connected sender sees it.
+
+use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+use std::sync::Arc;
+
+use super::cq_ring::CqRing;
+use super::error::ExecuteError;
+use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block_at, taker_of_qp};
+use super::link::Link;
+use super::recv::PeerRecvQueue;
+use crate::device::{Access, ConnectConfig, Status};
+use crate::memory::segment::SharedRef;
+
+/// What the sending half of an RC queue pair needs: the peer's queue pair, attached once it is ready.
+///
+/// It is owned by the poster, or by the progress thread while requests are deferred; never by both.
+#[derive(Debug)]
+pub(super) struct PeerQp {
+    pub(super) link: Arc<Link>,
+    pub(super) num: u32,
+    pub(super) block: SharedRef<QpBlock>,
+    pub(super) attached: Option<AttachedPeer>,
+    pub(super) connect: ConnectConfig,
+}
+
+/// A private copy of what a ready peer's block said. Valid as long as the connection word does not change.
+#[derive(Debug)]
+pub(super) struct AttachedPeer {
+    pub(super) connection: ConnectionWord,
+    pub(super) ring: CqRing,
+    pub(super) recv: PeerRecvQueue,
+    pub(super) pd: u32,
+    pub(super) access: Access,
+    pub(super) rnr_timer: u8,
+    /// Address that the last WRITE+IMM wrote to, for prefetching.
+    pub(super) last_at: usize,
+}
+
+impl PeerQp {
+    pub(super) fn new(link: &Arc<Link>, num: u32, connect: &ConnectConfig) -> Option<PeerQp> {
+        let block = SharedRef::new(&link.segment, qp_block_at(QpNum::from_bits(num).index()))?;
+        Some(PeerQp { link: link.clone(), num, block, attached: None, connect: *connect })
+    }
+
+    /// The epoch of the peer's connection; zero before the first attach.
+    pub(super) fn epoch(&self) -> u64 {
+        self.attached.as_ref().map_or(0, |attached| attached.connection.epoch())
+    }
+}
+
+/// Reads the block of peer queue pair `num`, which must be connected to our queue pair `own_num` of device `own_gid`. The
+/// caller is inside an operation.
+#[cold]
+pub(super) fn attach(
+    link: &Link,
+    block: &QpBlock,
+    num: u32,
+    own_gid: &[u8; 16],
+    own_num: u32,
+) -> Result<AttachedPeer, ExecuteError> {
+    // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
+    let connection = ConnectionWord(block.connection.load(Acquire));
+    let [low, high] = gid_words(own_gid);
+    if !connection.is_ready()
+        || block.qp_num.load(Relaxed) != num
+        || block.kind.load(Relaxed) != KIND_RC
+        || block.peer_qp.load(Relaxed) != own_num
+        || block.peer_gid[0].load(Relaxed) != low
+        || block.peer_gid[1].load(Relaxed) != high
+    {
+        return Err(ExecuteError::PeerNotReady);
+    }
+    let invalid = || ExecuteError::both_ends(Status::BadResponse);
+    let ring = CqRing::new(&link.segment, block.recv_cq.load(Relaxed)).ok_or_else(invalid)?;
+    let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num)).ok_or_else(invalid)?;
+    Ok(AttachedPeer {
+        connection,
+        ring,
+        recv,
+        pd: block.pd.load(Relaxed),
+        access: Access::from_bits_truncate(block.access.load(Relaxed)),
+        rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
+        last_at: 0,
+    })
+}

@@ -1,0 +1,180 @@
+//! Reliable connected queue pairs: states and receives. Send requests are in `datapath.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use super::layout::{ConnectionWord, KIND_RC, gid_words};
+use super::link::Link;
+use super::peer_qp::PeerQp;
+use super::qp::{self, QpShared, RecvSource};
+use super::setup::{DeviceHandle, Pd};
+use super::{Cq, Srq};
+use crate::device::{Access, ConnectConfig, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr};
+use crate::ring::reservation;
+
+impl Pd {
+    pub(crate) fn create_rc(
+        &self,
+        pd: u32,
+        config: &QpConfig,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+    ) -> Result<RcQp, DeviceError> {
+        let shared = qp::create(self, pd, config, send_cq, recv_cq, srq, KIND_RC)?;
+        Ok(RcQp {
+            shared,
+            handle: self.handle.clone(),
+            config: *config,
+            peer: None,
+            link: None,
+            connect: ConnectConfig::default(),
+            sq_posted: 0,
+            sq_base: 0,
+        })
+    }
+}
+
+/// A reliable connected queue pair.
+#[derive(Debug)]
+pub struct RcQp {
+    pub(super) shared: Arc<QpShared>,
+    pub(super) config: QpConfig,
+    /// The sending half. `None` before the first request, and while the progress thread has it in `QpShared::deferred`.
+    pub(super) peer: Option<Box<PeerQp>>,
+    pub(super) link: Option<(Arc<Link>, QpAddress)>,
+    pub(super) connect: ConnectConfig,
+    /// Send requests accepted so far.
+    pub(super) sq_posted: u64,
+    /// Send requests before this position were dropped by a reset.
+    pub(super) sq_base: u64,
+    #[expect(dead_code, reason = "keeps the device open")]
+    handle: Arc<DeviceHandle>,
+}
+
+impl RcQp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.shared.num
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.shared.state()
+    }
+
+    pub(crate) fn address(&self) -> QpAddress {
+        QpAddress { device: self.shared.device.address(), qp_num: self.shared.num, psn: 0 }
+    }
+
+    pub(crate) fn init(&mut self, access: Access) -> Result<(), DeviceError> {
+        if self.state() != QpState::Reset {
+            return Err(self.shared.wrong_state("going to INIT", "RESET"));
+        }
+        self.shared.block.access.store(access.bits(), Relaxed);
+        self.shared.set_state(QpState::Init);
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        peer: &QpAddress,
+        config: &ConnectConfig,
+    ) -> Result<(), DeviceError> {
+        if self.state() != QpState::Init {
+            return Err(self.shared.wrong_state("going to RTR", "INIT"));
+        }
+        let link = self.shared.device.link(&peer.device)?;
+        let shared = &self.shared;
+        let [low, high] = gid_words(&peer.device.gid);
+        shared.block.access.store(config.access.bits(), Relaxed);
+        shared.block.rnr_timer.store(config.min_rnr_timer.into(), Relaxed);
+        shared.block.peer_qp.store(peer.qp_num, Relaxed);
+        shared.block.peer_gid[0].store(low, Relaxed);
+        shared.block.peer_gid[1].store(high, Relaxed);
+        shared.set_peer(Some(peer.device.gid));
+        self.link = Some((link, *peer));
+        shared.set_state(QpState::ReadyToReceive);
+        if shared.state() == QpState::ReadyToReceive {
+            // Release, partner: the peer's Acquire load in `peer_qp::attach`: it sees all stores above.
+            shared.block.connection.store(ConnectionWord::ready(shared.epoch()).0, Release);
+        }
+        // If the peer died after the link was made but before `set_peer`, the service thread did not find this queue pair.
+        if self.link.as_ref().is_some_and(|(link, _)| link.is_dead()) {
+            shared.move_to_error();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_send(&mut self, config: &ConnectConfig) -> Result<(), DeviceError> {
+        if self.state() != QpState::ReadyToReceive {
+            return Err(self.shared.wrong_state("going to RTS", "RTR"));
+        }
+        self.connect = *config;
+        self.shared.set_state(QpState::ReadyToSend);
+        Ok(())
+    }
+
+    pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
+        self.shared.move_to_error();
+        Ok(())
+    }
+
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        let shared = &self.shared;
+        self.peer = None;
+        self.link = None;
+        shared.begin_epoch();
+        if !shared.close_and_quiesce() {
+            shared.move_to_error();
+            return Err(DeviceError::Unreachable(
+                "it does not leave an operation on this queue pair; its process may be stopped".into(),
+            ));
+        }
+        shared.set_peer(None);
+        shared.block.peer_line.claim.store(reservation::IDLE, Relaxed);
+        if let RecvSource::Own(queue) = &shared.recv {
+            shared.block.peer_line.taken.store(queue.reset(), Relaxed);
+        }
+        self.sq_base = self.sq_posted;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let state = self.state();
+        let RecvSource::Own(queue) = &self.shared.recv else {
+            return Err(PostError::Invalid("the queue pair uses a shared receive queue: post there"));
+        };
+        if state == QpState::Reset {
+            return Err(PostError::WrongState(state));
+        }
+        queue.post(&self.shared.block.owner_line, wr)?;
+        if state == QpState::Error {
+            self.shared.request_flush();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fail_handle(&self) -> FailHandle {
+        FailHandle { shared: self.shared.clone() }
+    }
+}
+
+impl Drop for RcQp {
+    fn drop(&mut self) {
+        qp::destroy(&self.shared);
+    }
+}
+
+/// Moves a queue pair to ERR from any thread.
+#[derive(Clone, Debug)]
+pub struct FailHandle {
+    shared: Arc<QpShared>,
+}
+
+impl FailHandle {
+    pub(crate) fn fail(&self) {
+        if !self.shared.destroyed.load(Acquire) {
+            self.shared.move_to_error();
+        }
+    }
+}

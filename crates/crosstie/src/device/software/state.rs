@@ -1,0 +1,323 @@
+//! The state of an open device that its objects and its threads share: the segment, its memory, and the tables of regions,
+//! queue pairs, peers and links.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::key::Key;
+
+use super::layout::{
+    HEAP_AT, Header, MAGIC, MAX_PEER_LINES, PEER_LINES_AT, PeerLine, QpNum, REGIONS_AT, RegionEntry,
+    RegionKey,
+};
+use super::link::Link;
+use super::progress::Progress;
+use super::qp::QpShared;
+use super::service::ServiceHandle;
+use crate::device::{DeviceAddress, DeviceAttr, DeviceError, Event};
+use crate::memory::heap::Heap;
+use crate::memory::segment::{Segment, SharedRef, SharedSlice};
+
+/// Events kept for a program that does not collect them; the oldest are dropped first.
+const MAX_EVENTS: usize = 1024;
+
+/// An open device, as its objects and its threads see it.
+#[derive(Debug)]
+pub(super) struct DeviceShared {
+    pub(super) gid: [u8; 16],
+    attr: DeviceAttr,
+    pub(super) segment: Arc<Segment>,
+    heap: Mutex<Heap>,
+    pub(super) regions: SharedSlice<RegionEntry>,
+    region_keys: Mutex<KeyTable>,
+    qps: Mutex<QpTable>,
+    peer_lines: SharedSlice<PeerLine>,
+    /// By index of the peer line: the device it is assigned to.
+    pub(super) peer_line_owners: Mutex<Vec<Option<[u8; 16]>>>,
+    links: Mutex<HashMap<[u8; 16], Arc<Link>>>,
+    /// Peer devices that have mapped our segment, with the number of connections of each.
+    pub(super) connected_peers: Mutex<HashMap<[u8; 16], usize>>,
+    events: Mutex<VecDeque<Event>>,
+    event_arrived: Condvar,
+    pub(super) service: ServiceHandle,
+    pub(super) progress: Progress,
+    closing: AtomicBool,
+}
+
+/// A range of the segment's heap.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allocation {
+    pub(super) at: u64,
+    pub(super) len: u64,
+}
+
+/// Queue pairs by index.
+#[derive(Debug, Default)]
+struct QpTable {
+    keys: KeyTable,
+    by_index: Vec<Option<Arc<QpShared>>>,
+}
+
+/// Hands out keys. It reuses the index that was returned first, with the next generation of the key.
+#[derive(Debug, Default)]
+struct KeyTable {
+    /// By index: the last key that was handed out.
+    last: Vec<u32>,
+    free: VecDeque<u32>,
+}
+
+impl KeyTable {
+    fn take<const I: u32, const B: u32>(&mut self) -> Option<Key<I, B>> {
+        // Indices that were never used come first, so that a key repeats as late as possible.
+        if (self.last.len() as u32) < Key::<I, B>::INDICES {
+            let key = Key::first(self.last.len() as u32);
+            self.last.push(key.bits());
+            return Some(key);
+        }
+        let index = self.free.pop_front()?;
+        let key = Key::<I, B>::from_bits(self.last[index as usize]).next();
+        self.last[index as usize] = key.bits();
+        Some(key)
+    }
+
+    fn give_back(&mut self, index: u32) {
+        self.free.push_back(index);
+    }
+}
+
+/// Turns an I/O error into a [`DeviceError`]; `what` says what was tried.
+pub(super) fn os(what: &'static str) -> impl Fn(io::Error) -> DeviceError {
+    move |source| DeviceError::Os { what, source }
+}
+
+/// Locks a mutex, also after a panic of another thread: no invariant of this module spans a panic.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks a requested size against a limit.
+pub(super) fn check_limit(what: &'static str, asked: u32, limit: u32) -> Result<(), DeviceError> {
+    if asked > limit {
+        return Err(DeviceError::Limit { what, asked: asked.into(), limit: limit.into() });
+    }
+    Ok(())
+}
+
+impl DeviceShared {
+    /// Initialises the segment of a new device.
+    pub(super) fn new(
+        gid: [u8; 16],
+        segment: Arc<Segment>,
+        service: ServiceHandle,
+    ) -> Result<DeviceShared, DeviceError> {
+        let space = segment.len();
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
+        let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or_else(no_memory)?;
+        header.len.store(space, Relaxed);
+        header.magic.store(MAGIC, Relaxed);
+        Ok(DeviceShared {
+            gid,
+            attr: attributes(),
+            heap: Mutex::new(Heap::new(HEAP_AT, space)),
+            regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
+                .ok_or_else(no_memory)?,
+            region_keys: Mutex::default(),
+            qps: Mutex::default(),
+            peer_lines: SharedSlice::new(&segment, PEER_LINES_AT, MAX_PEER_LINES as usize)
+                .ok_or_else(no_memory)?,
+            peer_line_owners: Mutex::default(),
+            segment,
+            links: Mutex::default(),
+            connected_peers: Mutex::default(),
+            events: Mutex::default(),
+            event_arrived: Condvar::new(),
+            service,
+            progress: Progress::default(),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn address(&self) -> DeviceAddress {
+        DeviceAddress {
+            provider: DeviceAddress::SOFTWARE,
+            link_layer: 0,
+            mtu: 5,
+            reserved: 0,
+            lid: 0,
+            reserved2: 0,
+            gid: self.gid,
+        }
+    }
+
+    pub(super) fn attr(&self) -> &DeviceAttr {
+        &self.attr
+    }
+
+    /// Asks the device's threads to end.
+    pub(super) fn close(&self) {
+        // Release, partner: the Acquire load in `is_closing`.
+        self.closing.store(true, Release);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        // Acquire, partner: the Release store in `close`.
+        self.closing.load(Acquire)
+    }
+
+    // Memory.
+
+    /// Allocates zeroed memory of the segment.
+    pub(super) fn allocate(&self, len: u64) -> Result<Allocation, DeviceError> {
+        match locked(&self.heap).allocate(len) {
+            Some((at, len)) => Ok(Allocation { at, len }),
+            None => Err(DeviceError::Exhausted { what: "device memory" }),
+        }
+    }
+
+    /// Zeroes and frees memory. No peer may still use it, see `quiescence.rs`.
+    pub(super) fn free(&self, memory: &Allocation) {
+        // Memory that could not be zeroed is never handed out again.
+        if self.segment.discard(memory.at, memory.len).is_ok() {
+            locked(&self.heap).free(memory.at, memory.len);
+        }
+    }
+
+    pub(super) fn take_region_key(&self) -> Result<RegionKey, DeviceError> {
+        locked(&self.region_keys).take().ok_or(DeviceError::Exhausted { what: "regions" })
+    }
+
+    pub(super) fn give_back_region_key(&self, key: RegionKey) {
+        locked(&self.region_keys).give_back(key.index());
+    }
+
+    // Events.
+
+    pub(super) fn emit(&self, event: Event) {
+        let mut events = locked(&self.events);
+        if events.len() == MAX_EVENTS {
+            events.pop_front();
+        }
+        events.push_back(event);
+        self.event_arrived.notify_one();
+    }
+
+    pub(super) fn wait_event(&self, timeout: Duration) -> Option<Event> {
+        let deadline = Instant::now() + timeout;
+        let mut events = locked(&self.events);
+        loop {
+            if let Some(event) = events.pop_front() {
+                return Some(event);
+            }
+            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            events = self.event_arrived.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    // Peers.
+
+    /// The link to a peer device; connects to the peer if there is none yet.
+    pub(super) fn link(&self, to: &DeviceAddress) -> Result<Arc<Link>, DeviceError> {
+        if to.provider != DeviceAddress::SOFTWARE {
+            return Err(DeviceError::BadAddress("it is not the address of a software device"));
+        }
+        let mut links = locked(&self.links);
+        if let Some(link) = links.get(&to.gid).filter(|link| !link.is_dead()) {
+            return Ok(link.clone());
+        }
+        let link = Arc::new(Link::connect(self.gid, to.gid)?);
+        self.service.watch(&link).map_err(os("watching the peer's process"))?;
+        links.insert(to.gid, link.clone());
+        Ok(link)
+    }
+
+    pub(super) fn remove_link(&self, link: &Arc<Link>) {
+        let mut links = locked(&self.links);
+        if links.get(&link.gid).is_some_and(|known| Arc::ptr_eq(known, link)) {
+            links.remove(&link.gid);
+        }
+    }
+
+    /// Whether the device with this name is connected to us, so that it may be working on our segment.
+    pub(super) fn is_peer_connected(&self, gid: &[u8; 16]) -> bool {
+        locked(&self.connected_peers).contains_key(gid)
+    }
+
+    /// Assigns a peer line to a datagram sender. `None` if all are in use.
+    pub(super) fn assign_peer_line(&self, gid: [u8; 16]) -> Option<u32> {
+        let mut owners = locked(&self.peer_line_owners);
+        let index = match owners.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if owners.len() < MAX_PEER_LINES as usize => {
+                owners.push(None);
+                owners.len() - 1
+            }
+            None => return None,
+        };
+        owners[index] = Some(gid);
+        self.peer_lines[index].claim.store(crate::ring::reservation::IDLE, Relaxed);
+        Some(index as u32)
+    }
+
+    // Queue pairs.
+
+    pub(super) fn add_qp(
+        &self,
+        make: impl FnOnce(QpNum) -> Result<Arc<QpShared>, DeviceError>,
+    ) -> Result<Arc<QpShared>, DeviceError> {
+        let key = locked(&self.qps).keys.take().ok_or(DeviceError::Exhausted { what: "queue pairs" })?;
+        let made = make(key);
+        let mut table = locked(&self.qps);
+        match made {
+            Ok(qp) => {
+                let index = key.index() as usize;
+                if table.by_index.len() <= index {
+                    table.by_index.resize(index + 1, None);
+                }
+                table.by_index[index] = Some(qp.clone());
+                Ok(qp)
+            }
+            Err(e) => {
+                table.keys.give_back(key.index());
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes a queue pair from the table. Its index is used again only if `reuse`.
+    pub(super) fn remove_qp(&self, num: u32, reuse: bool) {
+        let mut table = locked(&self.qps);
+        let index = QpNum::from_bits(num).index();
+        table.by_index[index as usize] = None;
+        if reuse {
+            table.keys.give_back(index);
+        }
+    }
+
+    pub(super) fn qp(&self, num: u32) -> Option<Arc<QpShared>> {
+        let index = QpNum::from_bits(num).index() as usize;
+        locked(&self.qps).by_index.get(index)?.clone().filter(|qp| qp.num == num)
+    }
+
+    pub(super) fn all_qps(&self) -> Vec<Arc<QpShared>> {
+        locked(&self.qps).by_index.iter().flatten().cloned().collect()
+    }
+}
+
+fn attributes() -> DeviceAttr {
+    DeviceAttr {
+        max_qp_wr: 1 << 14,
+        max_sge: 16,
+        max_cqe: 1 << 20,
+        max_srq_wr: 1 << 15,
+        // The poster copies the bytes either way, so inline data has no other limit than this one.
+        max_inline: 1 << 20,
+        max_message: 1 << 30,
+        max_datagram: 4096,
+        max_qp: QpNum::INDICES,
+        max_mr: RegionKey::INDICES,
+        one_sided: true,
+    }
+}
