@@ -102,7 +102,7 @@ impl SharedRegion {
     }
 }
 
-/// SlotRing for messages, checked once: every index is taken modulo their count.
+/// A ring of slots for messages. Its bounds are checked once; every index is taken modulo the number of slots.
 ///
 /// ```text
 /// slot   0 number | 8 payload | ... | next slot, at the next cache line

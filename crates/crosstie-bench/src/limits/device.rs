@@ -23,7 +23,7 @@ const ENTRY: usize = 64;
 /// Bytes of a payload that a receiver reads: the first cache line.
 pub(crate) const BYTES_READ: usize = 64;
 
-/// Which direction a message goes.
+/// Direction of a message.
 #[derive(Clone, Copy)]
 enum Direction {
     ToFollower,
@@ -91,7 +91,7 @@ impl<'a> PlainDevice<'a> {
         }
     }
 
-    /// Messages one direction, no more than the depth ahead of the receiver.
+    /// Messages in one direction, at most `depth` ahead of the receiver.
     pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut consumed = self.seq;
         let depth = self.depth as u64;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! in place    one ring; a slot holds request k, then response k             number 2k+1, then 2k+2
-//! two rings   a ring requests, a ring back; a place holds message k          number k+1
+//! two rings   one for requests, one for responses; a slot holds message k   number k+1
 //! ```
 //!
 //! A slot is one cache line for payloads up to 56 bytes. The number in it tells that the message is complete: no indices and no
@@ -29,9 +29,9 @@ pub(crate) enum TakeResponses {
 
 /// One side of the exchange of requests and responses.
 pub(crate) trait PlainExchange {
-    /// Caller until the time is over.
+    /// The client: sends requests until the time is over.
     fn lead(&mut self, slice: Duration, take: TakeResponses) -> Result<Throughput, Error>;
-    /// Responder until the last request.
+    /// The server: responds until the last request.
     fn follow(&mut self) -> Result<(), Error>;
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn two_rings_len(payload: usize, slots: usize) -> usize {
     2 * SlotRing::len(slots.next_power_of_two(), payload)
 }
 
-/// A ring of `places`, at least `depth`, each rings.
+/// An exchange over two rings of `slots`, at least `depth`, each.
 pub(crate) fn two_rings<'a>(
     region: &'a SharedRegion,
     offset: usize,
@@ -176,16 +176,16 @@ impl<W: RingLayout, M: AsRef<[u8]> + AsMut<[u8]> + ?Sized> PlainPeer<W, M> {
     fn send_request(&mut self, end: u64) {
         let k = self.requests_sent;
         self.rings.request().put(k, &*self.message);
-        // Release, partner: the Acquire in `follow`. The payload is requests.
+        // Release, partner: the Acquire in `follow`. The payload is complete.
         self.rings.request().number(k).store(W::request_number(k) | end, Release);
         self.requests_sent += 1;
     }
 
-    /// Takes a response if it is requests.
+    /// Takes the next response if it is complete.
     #[inline(always)]
     fn take(&mut self) -> bool {
         let k = self.responses_taken;
-        // Acquire, partner: the Release in `follow`. The payload is requests.
+        // Acquire, partner: the Release in `follow`. The payload is complete.
         if self.rings.response().number(k).load(Acquire) != W::response_number(k) {
             return false;
         }
@@ -237,7 +237,7 @@ impl<W: RingLayout, M: AsRef<[u8]> + AsMut<[u8]> + ?Sized> PlainExchange for Pla
             let end = wait_for_number(self.rings.request().number(k), W::request_number(k), &mut self.spin)?;
             self.rings.request().get(k, black_box(&mut *self.message));
             self.rings.response().put(k, black_box(&*self.message));
-            // Release, partner: the Acquire in `take`. The payload is requests.
+            // Release, partner: the Acquire in `take`. The payload is complete.
             self.rings.response().number(k).store(W::response_number(k), Release);
             self.requests_sent += 1;
             if end {
