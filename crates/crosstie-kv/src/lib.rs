@@ -27,3 +27,12 @@ mod backend;
 mod service_names;
 
 pub use backend::Backend;
+
+/// Compiles and runs the Rust code of the guide with the documentation tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct CrateReadme;
+    #[doc = include_str!("../../../docs/guide/store.md")]
+    struct Store;
+}
