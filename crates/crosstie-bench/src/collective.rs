@@ -1,10 +1,10 @@
-//! How the sides of a benchmark keep step.
+//! Collective operations between the sides of a benchmark: barrier, gather, exchange.
 
 use crosstie::bootstrap::Bootstrap;
 
 use crate::error::Error;
 
-/// Sides that meet between slices. Each tells how it fared; when one has failed, all stop.
+/// The sides of a benchmark. Each operation also carries the error of a side that failed, so that all sides stop.
 pub(crate) struct Collective<'a> {
     job: &'a mut dyn Bootstrap,
 }
@@ -22,7 +22,7 @@ impl<'a> Collective<'a> {
         self.job.rank() == 0
     }
 
-    /// Waits for all sides and gives everybody all results, in the order of ranks.
+    /// Waits for all sides. Every side gets the results of all, in the order of ranks.
     pub(crate) fn gather(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
         let blob = match &mine {
             Ok(blob) => [&[0], blob.as_slice()].concat(),
@@ -38,13 +38,13 @@ impl<'a> Collective<'a> {
         blobs.iter().map(read).collect()
     }
 
-    /// Waits for the other side of two and exchanges results.
+    /// Waits for the other one of two sides and returns its result.
     pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
         let other = usize::from(self.is_leader());
         self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
     }
 
-    /// Waits for everybody; whoever has something keeps it if all have.
+    /// Waits for all sides. Returns this side's own value if all sides succeeded.
     pub(crate) fn agree<T>(&mut self, mine: Result<T, Error>) -> Result<T, Error> {
         let (mine, step) = match mine {
             Ok(mine) => (Some(mine), Ok(())),
@@ -54,7 +54,7 @@ impl<'a> Collective<'a> {
         mine.ok_or(Error::Protocol)
     }
 
-    /// Waits for everybody.
+    /// Waits for all sides.
     pub(crate) fn barrier(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
         self.gather(mine.map(|()| Vec::new())).map(drop)
     }

@@ -1,4 +1,4 @@
-//! Cores for the sides of a benchmark.
+//! Which cores a benchmark uses, and pinning threads to them.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ pub fn allowed() -> Result<Vec<usize>, Error> {
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-/// Two different cores, two hyperthreads of one core if there is nothing else; `None` where there is one.
+/// Two different cores; two hyperthreads of one core if there is only one core. `None` if there is only one hyperthread.
 pub fn pair() -> Result<Option<[usize; 2]>, Error> {
     let allowed = allowed()?;
     let [first, rest @ ..] = allowed.as_slice() else { return Ok(None) };
@@ -22,42 +22,42 @@ pub fn pair() -> Result<Option<[usize; 2]>, Error> {
     Ok(second.map(|second| [*first, *second]))
 }
 
-/// A core for each of `sides`, the second of which keeps its own: the others share the rest where there are not
-/// enough. `None` where there is one core.
+/// A core for each of `sides`. The second, the server, gets a core of its own; the others share the remaining cores if there are
+/// not enough. `None` if there is only one core.
 pub(crate) fn assign(sides: usize) -> Result<Option<Vec<usize>>, Error> {
     let Some([first, second]) = pair()? else { return Ok(None) };
     let mut rest: Vec<usize> = vec![first];
-    let mut twins = Vec::new();
+    let mut second_hyperthreads = Vec::new();
     let mut taken = vec![siblings(first), siblings(second)];
     for cpu in allowed()?.into_iter().filter(|cpu| ![first, second].contains(cpu)) {
         let mine = siblings(cpu);
         if mine.is_some() && taken.contains(&mine) {
-            twins.push(cpu);
+            second_hyperthreads.push(cpu);
         } else {
             taken.push(mine);
             rest.push(cpu);
         }
     }
-    rest.extend(twins);
+    rest.extend(second_hyperthreads);
     let clients = (0..sides.saturating_sub(1)).map(|at| rest[at % rest.len()]);
-    let mut places: Vec<usize> = clients.collect();
-    places.insert(places.len().min(1), second);
-    Ok(Some(places))
+    let mut cores: Vec<usize> = clients.collect();
+    cores.insert(cores.len().min(1), second);
+    Ok(Some(cores))
 }
 
-/// The hyperthreads that share a core with this one, in the kernel's words.
+/// The hyperthreads of the same core, as the kernel lists them.
 fn siblings(cpu: usize) -> Option<String> {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
 }
 
-/// Keeps the calling thread on one core.
-pub(crate) fn pin(cpu: usize) -> Result<(), Error> {
+/// Pins the calling thread to one core.
+pub(crate) fn pin_thread(cpu: usize) -> Result<(), Error> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(Error::os("sched_setaffinity"))
 }
 
-/// Runs `work` on a thread of its own, so that pinning ends with it.
+/// Runs `work` on a new thread, so that its pinning ends with it.
 pub(crate) fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
     std::thread::scope(|scope| join(scope.spawn(work)))

@@ -1,4 +1,4 @@
-//! Why a benchmark failed.
+//! The errors of benchmarks and reports.
 
 use std::path::PathBuf;
 
@@ -11,89 +11,89 @@ use crate::{figures, kv};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The command line asks for something that cannot be.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
-    /// A device or an object on it could not be set up.
+    /// A device, or an object on it, could not be created.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A request was refused.
-    #[error("request refused: {0}")]
+    /// The device refused a work request.
+    #[error("the device refused a work request: {0}")]
     Post(#[from] PostError),
-    /// A completion queue broke.
+    /// A completion queue failed.
     #[error(transparent)]
     Cq(#[from] CqError),
-    /// A range was not inside its region.
+    /// A range was outside of its memory region.
     #[error(transparent)]
     Region(#[from] OutOfRegion),
-    /// A request failed.
-    #[error("a {what} failed: {status}")]
+    /// A work request completed with an error.
+    #[error("a {what} completed with an error: {status}")]
     Request {
-        /// Of which kind.
+        /// Its operation.
         what: &'static str,
-        /// Why.
+        /// Its completion status.
         status: Status,
     },
-    /// What carries requests and responses failed.
+    /// An RPC failed.
     #[error("{what}: {source}")]
     Rpc {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Nothing came for long.
-    #[error("nothing came from the other side for {0} s: it is stopped, or starved of its core")]
+    /// The other side sent nothing for this many seconds.
+    #[error("the other side sent nothing for {0} s: its process is stopped, or does not get its core")]
     NoProgress(u64),
-    /// The two sides lost each other.
+    /// The sides did not find each other, or lost each other.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
-    /// The other side failed, for this reason.
-    #[error("the other side: {0}")]
+    /// The other side failed. The text is its error.
+    #[error("the other side failed: {0}")]
     Peer(String),
-    /// The other side speaks another version.
-    #[error("the other side answered out of protocol: run the same build on both sides")]
+    /// The other side sent something that is not in the protocol.
+    #[error("the other side sent an invalid message: run the same build of crosstie on both sides")]
     Protocol,
-    /// The operating system said no.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
-        /// What it answered.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file of figures could not be read.
+    /// A file of results could not be read.
     #[error(transparent)]
     Figures(#[from] figures::ReadError),
-    /// A file could not be written.
+    /// A file could not be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system answered.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// More than a report shows.
-    #[error("{count} results, and a report shows at most {limit}: make several reports")]
+    /// There are more results than a report shows.
+    #[error("{count} results are too many: a report shows at most {limit}, make several reports")]
     TooManyResults {
-        /// How many there are.
+        /// The number of results.
         count: usize,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
-    /// A file that says what to measure does not.
+    /// A plan file is wrong.
     #[error("{path}: {what}", path = path.display())]
     PlanFile {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         what: String,
     },
-    /// The store's benchmark failed, or ended early.
+    /// The benchmark of the store failed, or ended early.
     #[error(transparent)]
     Kv(kv::Error),
-    /// The figures are there, but some of the data was wrong.
-    #[error("{0} messages carried wrong data: report this as a bug, with the command line")]
+    /// The benchmark ran, but some responses or data were wrong.
+    #[error("{0} messages carried wrong data: report this as a bug, and include the command line")]
     WrongData(u64),
 }
 
@@ -108,19 +108,19 @@ impl From<kv::Error> for Error {
 }
 
 impl Error {
-    /// Whether the command line, or a file that it names, is wrong; otherwise the work failed.
+    /// Whether the command line or a plan file is wrong. Otherwise the benchmark failed.
     pub fn is_usage(&self) -> bool {
         matches!(self, Error::Usage(_) | Error::PlanFile { .. })
     }
 
-    /// Makes one of what the library answered.
+    /// Turns an error of the library into [`Error::Rpc`].
     pub(crate) fn rpc<E: std::error::Error + Send + Sync + 'static>(
         what: &'static str,
     ) -> impl Fn(E) -> Error {
         move |source| Error::Rpc { what, source: source.into() }
     }
 
-    /// Makes one of a system call's answer.
+    /// Turns the errno of a system call into [`Error::Os`].
     pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
         move |errno| Error::Os { what, source: errno.into() }
     }

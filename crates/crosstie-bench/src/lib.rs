@@ -1,9 +1,9 @@
-//! Benchmarks of crosstie, and what they need: workloads, a linearizability checker, figures, and reports.
+//! Benchmarks of crosstie, with their workloads, a linearizability checker, result files and reports.
 //!
 //! - [`device`], [`node`] and [`copyrpc`] measure one device, RPC inside one node, and RPC between two nodes. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run.
-//! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] makes the requests, [`history`] checks that the
-//!   answers are linearizable, [`figures`] holds the results, and [`report`] draws them as one HTML page.
+//! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
+//!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
 //!
 //! Programs that use the store depend on `crosstie-kv`, which has none of this.
 
@@ -18,6 +18,7 @@ pub mod figures;
 pub mod history;
 pub mod kv;
 mod limits;
+mod median;
 pub mod node;
 pub mod output;
 mod pair;
@@ -34,7 +35,7 @@ pub mod workload;
 
 pub use error::Error;
 
-/// Whether this process is the other side of a benchmark that its parent runs.
+/// Whether another process of the same benchmark has started this one.
 pub fn is_child() -> bool {
     std::env::var_os(shared_region::VARIABLE).is_some() || std::env::var_os(kv::command::CHILD).is_some()
 }

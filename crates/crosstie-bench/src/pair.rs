@@ -1,4 +1,4 @@
-//! Where the two sides of a benchmark are: two threads, two processes, or wherever a launcher put them.
+//! Runs the two sides of a benchmark: on two threads, in two processes, or as two ranks of a launcher.
 
 use std::ffi::OsString;
 
@@ -13,34 +13,34 @@ use super::spin_wait::SpinWait;
 use super::summary::Summary;
 use crate::error::Error;
 
-/// A benchmark with two sides.
+/// A benchmark between two sides.
 pub(crate) struct Pair<'a> {
-    /// As the command line writes it.
+    /// Its name on the command line.
     pub(crate) bench: &'static str,
     pub(crate) devices: &'a Devices,
-    /// Whether to put the sides into processes of their own, and the command line of the second.
+    /// Whether each side is a separate process, and the command line of the second one.
     pub(crate) processes: bool,
     pub(crate) command_line: Vec<OsString>,
-    /// Bytes of memory that both share, if they are on one machine.
+    /// Bytes of the memory that both sides share if they are on one machine.
     pub(crate) region: usize,
 }
 
-/// One of them.
+/// One side.
 pub(crate) struct PairMember<'a> {
     pub(crate) collective: Collective<'a>,
-    /// 0 leads.
+    /// Rank 0 leads.
     pub(crate) rank: usize,
-    /// `None` where the sides were started by others, on two machines perhaps.
+    /// `None` if a launcher has started the sides: they may be on two machines.
     pub(crate) region: Option<&'a SharedRegion>,
     device: Option<Result<Device, Error>>,
     pub(crate) processes: bool,
-    /// A core for each side, where they are on one machine that has two.
+    /// One core for each side, if both are on one machine with at least two cores.
     pub(crate) cores: Option<[usize; 2]>,
     pub(crate) spin: SpinWait,
 }
 
 impl Pair<'_> {
-    /// Has both sides take part, and reports where this process leads.
+    /// Runs both sides. Returns the summary in the process that leads.
     pub(crate) fn run(
         &self,
         run_member: impl Fn(PairMember<'_>) -> Result<Option<Summary>, Error> + Sync,
@@ -66,13 +66,13 @@ impl Pair<'_> {
                 Ok(summary)
             }
             size => Err(Error::Usage(format!(
-                "bench {} has two sides, but this job has {size} ranks: start 2",
+                "bench {} needs 2 ranks, but this job has {size}: start 2",
                 self.bench
             ))),
         }
     }
 
-    /// Both sides in this process, on one device if they name the same.
+    /// Runs both sides in this process. They share one device if both name the same.
     fn in_threads(
         &self,
         region: &SharedRegion,
@@ -93,7 +93,7 @@ impl Pair<'_> {
                 run_member(self.member(&mut leader, Some(region), Some(first), false)?)
             });
             let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What the follower has to complain of, the leader has heard.
+            // The leader has already received the error of the follower.
             summary.and_then(|summary| followed.map(|_| summary))
         })
     }
@@ -107,24 +107,24 @@ impl Pair<'_> {
     ) -> Result<PairMember<'a>, Error> {
         let collective = Collective::new(job);
         let rank = collective.rank();
-        // Sides that share no memory were started by others, who know where they should run.
+        // If the sides share no memory, a launcher has started them and has chosen their cores.
         let cores = if region.is_some() { cores::pair()? } else { None };
         let spin = SpinWait::new(cores.is_some() || region.is_none());
-        // Before pinning: threads of the device may run anywhere.
+        // Opens the device before pinning, so that the device's own threads are not pinned.
         let device = device.map_or_else(|| Device::open(&self.devices.both()[rank]), Ok).map_err(Error::from);
         Ok(PairMember { collective, rank, region, device: Some(device), processes, cores, spin })
     }
 }
 
 impl PairMember<'_> {
-    /// The device of this side, once.
+    /// The device of this side. It can be taken once.
     pub(crate) fn device(&mut self) -> Result<Device, Error> {
         self.device.take().unwrap_or(Err(Error::Protocol))
     }
 
-    /// Keeps this side on its core, once the other is ready too.
+    /// Pins this side to its core, then waits until the other side is pinned too.
     pub(crate) fn pin(&mut self) -> Result<(), Error> {
-        let pinned = self.cores.map_or(Ok(()), |cores| cores::pin(cores[self.rank]));
+        let pinned = self.cores.map_or(Ok(()), |cores| cores::pin_thread(cores[self.rank]));
         self.collective.barrier(pinned)
     }
 }

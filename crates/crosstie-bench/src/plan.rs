@@ -1,4 +1,4 @@
-//! What every plan of a measurement has: how long it takes, and on which devices.
+//! Options that several benchmarks have: how long to measure, and the devices of the two sides.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,9 +8,9 @@ use crosstie::device::DeviceSpec;
 
 use crate::error::Error;
 
-/// The longest run.
+/// The longest measurement.
 const MAX_SECONDS: f64 = 3600.0;
-/// Our slice; the limits are measured between two of them.
+/// Length of a slice. Slices of the benchmark alternate with slices of the limits.
 const SLICE: Duration = Duration::from_millis(25);
 
 /// How long to measure.
@@ -18,7 +18,7 @@ const SLICE: Duration = Duration::from_millis(25);
 pub(crate) struct MeasureTime(Duration);
 
 impl MeasureTime {
-    /// As `--duration` has it.
+    /// From the seconds of `--duration`.
     pub(crate) fn new(seconds: f64) -> Result<MeasureTime, Error> {
         if seconds > 0.0 && seconds <= MAX_SECONDS {
             return Ok(MeasureTime(Duration::from_secs_f64(seconds)));
@@ -26,24 +26,24 @@ impl MeasureTime {
         Err(Error::Usage(format!("--duration {seconds}: give seconds above 0, up to {MAX_SECONDS}")))
     }
 
-    /// How many slices, of which length.
+    /// Number and length of the slices.
     pub(crate) fn slices(&self) -> (u32, Duration) {
         let count = (self.0.as_secs_f64() / SLICE.as_secs_f64()).round().max(1.0) as u32;
         (count, self.0 / count)
     }
 
-    /// The words of a command line that say this.
+    /// The option as arguments of a command line.
     pub(crate) fn to_args(&self) -> [OsString; 2] {
         ["--duration".into(), self.0.as_secs_f64().to_string().into()]
     }
 }
 
-/// The device of each of two sides. Shown once where they are alike.
+/// The devices of the two sides. If they are equal, the text shows one.
 #[derive(Clone, Debug)]
 pub(crate) struct Devices([DeviceSpec; 2]);
 
 impl Devices {
-    /// As `--device` has them: one, or one for each side.
+    /// From `--device`: one for both sides, or one for each side.
     pub(crate) fn new(specs: &[DeviceSpec]) -> Result<Devices, Error> {
         match specs {
             [one] => Ok(Devices([one.clone(), one.clone()])),
@@ -55,12 +55,12 @@ impl Devices {
         }
     }
 
-    /// That of the leading side, and that of the other.
+    /// The device of the leading side, and that of the other side.
     pub(crate) fn both(&self) -> &[DeviceSpec; 2] {
         &self.0
     }
 
-    /// The words of a command line that say this.
+    /// The option as arguments of a command line.
     pub(crate) fn to_args(&self) -> [OsString; 2] {
         ["--device".into(), self.to_string().into()]
     }

@@ -1,10 +1,10 @@
-//! A bar on standard error, when that is a terminal.
+//! A progress bar on standard error, if that is a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 
 const WIDTH: u64 = 30;
 
-/// A bar that goes away when it is dropped.
+/// A progress bar. Dropping it erases it.
 pub(crate) struct Progress {
     what: String,
     total: u64,
@@ -24,7 +24,7 @@ impl Progress {
         }
     }
 
-    /// A terminal that went away is no reason to stop measuring.
+    /// Writes to the terminal. If that fails the bar is no longer shown; the benchmark goes on.
     fn write(&mut self, text: &str) {
         let written = stderr().write_all(text.as_bytes()).and_then(|()| stderr().flush());
         self.shown = written.is_ok();

@@ -1,7 +1,7 @@
-//! Memory that both sides of a benchmark map, for the plain code that measures what the machine allows.
+//! Shared memory that both sides of a benchmark map, for the plain code that measures what the machine allows.
 //!
-//! This is the only file of the program with `unsafe` beside the registration of memory in place
-//! (`docs/decisions/plain-shared-memory.md`). It promises bounds; who touches what when is up to `limits/`.
+//! This file and the registration of memory in place (`device/connection.rs`) are the only ones of the crate with `unsafe`
+//! (`docs/decisions/plain-shared-memory.md`). It checks bounds. `limits/` decides which side accesses which bytes when.
 
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::Error;
 
-/// Names the descriptor of the parent's region in a child's environment.
+/// Environment variable of a child process with the file descriptor of its parent's region.
 pub(crate) const VARIABLE: &str = "CROSSTIE_BENCH_ARENA";
 
 /// A shared mapping, zeroed when new.
@@ -25,14 +25,14 @@ pub(crate) struct SharedRegion {
     file: File,
 }
 
-// SAFETY: `start` points to a mapping of its own that any thread may touch; `word` gives atomics, and the contracts of
-// `put` and `get` are about bytes, not threads.
+// SAFETY: `start` points to a mapping that only this value owns and that any thread may access. `word` returns atomics. `put` and
+// `get` copy bytes; their contracts do not depend on the thread.
 unsafe impl Send for SharedRegion {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
-    /// A new one, which processes started from here inherit.
+    /// Creates a region. Child processes inherit its descriptor.
     pub(crate) fn create(len: usize) -> Result<SharedRegion, Error> {
         let file = File::from(
             memfd_create("crosstie-bench", MemfdFlags::empty()).map_err(Error::os("memfd_create"))?,
@@ -41,7 +41,7 @@ impl SharedRegion {
         SharedRegion::map(file, len)
     }
 
-    /// The one that a parent process left in the environment.
+    /// Maps the region whose descriptor the parent process put into the environment; `None` if there is none.
     pub(crate) fn inherited(len: usize) -> Result<Option<SharedRegion>, Error> {
         let Some(fd) = std::env::var(VARIABLE).ok().and_then(|text| text.parse::<u32>().ok()) else {
             return Ok(None);
@@ -53,7 +53,7 @@ impl SharedRegion {
     }
 
     fn map(file: File, len: usize) -> Result<SharedRegion, Error> {
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing else is there.
+        // SAFETY: a new mapping at an address that the kernel chooses, so it overlaps nothing.
         let start = unsafe {
             mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
         };
@@ -61,29 +61,29 @@ impl SharedRegion {
         Ok(SharedRegion { start: start.ok_or(Error::Protocol)?, len, file })
     }
 
-    /// What to put into [`VARIABLE`] for a child.
+    /// The value of [`VARIABLE`] for a child process.
     pub(crate) fn descriptor(&self) -> String {
         self.file.as_raw_fd().to_string()
     }
 
-    /// The word at `offset`, a multiple of 8.
+    /// The 8-byte word at `offset`, a multiple of 8.
     #[inline]
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset <= self.len - 8);
-        // SAFETY: inside the mapping, which is aligned to a page and lives as long as `self`. Only atomics and the
-        // byte copies of a disciplined protocol touch it.
+        // SAFETY: the assertion keeps the word inside the mapping, which is page-aligned and lives as long as `self`. Other code accesses
+        // the mapping by atomics, or by copies that the protocols of `limits/` keep apart from this word.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
-    /// Copies bytes in. The caller's protocol keeps everybody else away from them.
+    /// Copies bytes in. The caller's protocol must keep all other threads away from them meanwhile.
     #[inline]
     pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset <= self.len && bytes.len() <= self.len - offset);
-        // SAFETY: inside the mapping; `bytes` is a Rust slice and so no part of it.
+        // SAFETY: the assertion keeps the range inside the mapping. `bytes` is a Rust slice, so it does not overlap the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len()) };
     }
 
-    /// Copies bytes out. The caller's protocol keeps writers away from them.
+    /// Copies bytes out. The caller's protocol must keep writers away from them meanwhile.
     #[inline]
     pub(crate) fn get(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset <= self.len && bytes.len() <= self.len - offset);
@@ -91,21 +91,21 @@ impl SharedRegion {
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Cuts `count` places (a power of two) from `offset` on, a multiple of 64, each for a number and `payload` bytes.
+    /// A ring of `count` slots (a power of two) at `offset`, a multiple of 64. Each slot holds a number and `payload` bytes.
     pub(crate) fn slot_ring(&self, offset: usize, count: usize, payload: usize) -> SlotRing<'_> {
         let stride = SlotRing::stride(payload);
         assert!(offset.is_multiple_of(64) && count.is_power_of_two());
         assert!(offset <= self.len && SlotRing::len(count, payload) <= self.len - offset);
-        // SAFETY: inside the mapping, by the line above.
+        // SAFETY: the assertions above keep the ring inside the mapping.
         let start = unsafe { self.start.add(offset) };
         SlotRing { start, mask: count as u64 - 1, stride, payload, region: PhantomData }
     }
 }
 
-/// SlotRing for messages, checked once: every index is taken modulo their count.
+/// A ring of slots for messages. Its bounds are checked once; every index is taken modulo the number of slots.
 ///
 /// ```text
-/// place   0 number | 8 payload | ... | the next place, from a new line
+/// slot   0 number | 8 payload | ... | next slot, at the next cache line
 /// ```
 pub(crate) struct SlotRing<'a> {
     start: NonNull<u8>,
@@ -116,7 +116,7 @@ pub(crate) struct SlotRing<'a> {
 }
 
 impl SlotRing<'_> {
-    /// How much of an region they take.
+    /// Bytes that a ring takes.
     pub(crate) fn len(count: usize, payload: usize) -> usize {
         count * SlotRing::stride(payload)
     }
@@ -125,23 +125,23 @@ impl SlotRing<'_> {
         (8 + payload).next_multiple_of(64)
     }
 
-    /// The number of a place.
+    /// The number of a slot.
     #[inline(always)]
     pub(crate) fn number(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: `at` stays inside the region, whose life `'a` bounds ours, and is aligned to a line.
+        // SAFETY: `at` stays inside the region, which outlives `'a`, and is aligned to a cache line.
         unsafe { AtomicU64::from_ptr(self.at(index).as_ptr().cast()) }
     }
 
-    /// Copies a payload in. The caller's protocol keeps everybody else away from it.
+    /// Copies a payload in. The caller's protocol must keep all other threads away from the slot meanwhile.
     #[inline(always)]
     pub(crate) fn put<M: AsRef<[u8]> + ?Sized>(&self, index: u64, message: &M) {
         let bytes = message.as_ref();
         assert!(bytes.len() <= self.payload);
-        // SAFETY: behind the number a place has room for the payload; `bytes` is a Rust slice and so no part of it.
+        // SAFETY: a slot has room for the payload after its number. `bytes` is a Rust slice, so it does not overlap the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(index).add(8).as_ptr(), bytes.len()) };
     }
 
-    /// Copies a payload out. The caller's protocol keeps writers away from it.
+    /// Copies a payload out. The caller's protocol must keep writers away from the slot meanwhile.
     #[inline(always)]
     pub(crate) fn get<M: AsMut<[u8]> + ?Sized>(&self, index: u64, message: &mut M) {
         let bytes = message.as_mut();
@@ -152,14 +152,14 @@ impl SlotRing<'_> {
 
     #[inline(always)]
     fn at(&self, index: u64) -> NonNull<u8> {
-        // SAFETY: the masked index is below the count of places, which `SharedRegion::places` found to be inside the mapping.
+        // SAFETY: the masked index is below the number of slots, and `SharedRegion::slot_ring` checked that all slots are inside the mapping.
         unsafe { self.start.add((index & self.mask) as usize * self.stride) }
     }
 }
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no reference into it outlives `self`.
+        // SAFETY: this value owns the mapping, and no reference into it outlives `self`.
         if let Err(errno) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {
             eprintln!("crosstie: unmapping the memory for the limits: {errno}");
         }

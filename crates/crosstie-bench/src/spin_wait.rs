@@ -1,17 +1,17 @@
-//! Spinning that ends.
+//! Spinning with a timeout.
 
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// How long nothing may happen.
-const LIMIT: Duration = Duration::from_secs(5);
-/// What one turn of giving way counts for at most: a side that was itself kept from running has not waited.
-const TURN: Duration = Duration::from_millis(10);
+/// A wait without progress for this long fails.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// One yield counts at most this much towards the timeout: a side that did not get its core was not waiting for the other.
+const MAX_YIELD: Duration = Duration::from_millis(10);
 
-/// Counts idle turns of a spinning loop: gives the core away now and then, and ends the wait when it is hopeless.
+/// Counts the idle rounds of a spinning loop. It yields the core every so many rounds, and fails after a timeout.
 ///
-/// The turns between are free of system calls; two sides that have a core each never get so far.
+/// Rounds without a yield make no system call. Two sides with a core each rarely reach a yield.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinWait {
     idle: u32,
@@ -21,50 +21,50 @@ pub(crate) struct SpinWait {
 }
 
 impl SpinWait {
-    /// For sides that have a core each, or share one.
+    /// `own_core`: the calling side does not share its core with another side.
     pub(crate) fn new(own_core: bool) -> SpinWait {
         let yield_every = if own_core { 1 << 14 } else { 1 << 5 };
         SpinWait { idle: 0, yield_every, last: None, waited: Duration::ZERO }
     }
 
-    /// Something came.
+    /// Progress was made: starts counting again.
     #[inline]
     pub(crate) fn reset(&mut self) {
         self.idle = 0;
     }
 
-    /// Nothing came. Says whether it gave the core away, which is when to look for reasons.
+    /// Counts an idle round. Returns whether it yielded the core: then the caller can afford to check for errors.
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<bool, Error> {
         self.idle += 1;
-        if self.idle.is_multiple_of(self.yield_every) { self.give_way() } else { Ok(false) }
+        if self.idle.is_multiple_of(self.yield_every) { self.yield_core() } else { Ok(false) }
     }
 
-    /// Slept for a moment, and nothing came.
+    /// Counts a short sleep after which there was still no progress.
     #[cold]
-    pub(crate) fn slept(&mut self) -> Result<(), Error> {
+    pub(crate) fn count_sleep(&mut self) -> Result<(), Error> {
         let first = self.idle == 0;
-        self.waited(first)
+        self.add_wait(first)
     }
 
     #[cold]
-    fn give_way(&mut self) -> Result<bool, Error> {
+    fn yield_core(&mut self) -> Result<bool, Error> {
         let first = self.idle == self.yield_every;
-        self.waited(first)?;
+        self.add_wait(first)?;
         std::thread::yield_now();
         Ok(true)
     }
 
-    /// Adds up how long nothing came; `first` says that something came before.
-    fn waited(&mut self, first: bool) -> Result<(), Error> {
+    /// Adds to the time without progress. `first`: the first time since the last progress.
+    fn add_wait(&mut self, first: bool) -> Result<(), Error> {
         let now = Instant::now();
         let turn = self.last.filter(|_| !first).map_or(Duration::ZERO, |last| now - last);
         self.last = Some(now);
-        self.waited = if first { Duration::ZERO } else { self.waited + turn.min(TURN) };
-        if self.waited > LIMIT {
-            return Err(Error::NoProgress(LIMIT.as_secs()));
+        self.waited = if first { Duration::ZERO } else { self.waited + turn.min(MAX_YIELD) };
+        if self.waited > TIMEOUT {
+            return Err(Error::NoProgress(TIMEOUT.as_secs()));
         }
-        // Anything but the first, and never zero again.
+        // Not the value of a first yield, and not zero until the next reset.
         self.idle = 2 * self.yield_every;
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! What a benchmark found, for scripts and for people.
+//! The result of a benchmark of devices or RPC: as JSON and as a table.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
 
 use crosstie::telemetry::Histogram;
 use serde::Serialize;
 
 use crate::table;
+use crate::units::scaled;
 
-/// From this payload on, bytes per second are of interest.
+/// From this payload in bytes on, the result includes bytes per second.
 pub(crate) const LARGE: usize = 4096;
 
-/// What a benchmark measured, as it was asked. Fields that a benchmark does not know are `None` and left out.
+/// What was measured: the options of the benchmark. Options that a benchmark does not have are `None` and not in the JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Setup {
     pub(crate) bench: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Setup {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) op: Option<&'static str>,
     pub(crate) payload: usize,
-    /// Bytes of a response, where they are not as many.
+    /// Bytes of a response, if they differ from those of a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) response: Option<usize>,
     pub(crate) queue_depth: usize,
@@ -32,13 +32,13 @@ pub(crate) struct Setup {
     pub(crate) waiting: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registered_in_place: Option<bool>,
-    /// Of each side: the leading one, the other, then further clients.
+    /// The cores of the leading side, of the other side, and of further clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<Vec<usize>>,
 }
 
 impl Setup {
-    /// In words; `apart` says whether the sides are on machines of their own.
+    /// A line of text that describes the setup. `apart`: the two sides may be on different machines.
     fn title(&self, apart: bool) -> String {
         let sides = if self.processes { "processes" } else { "threads" };
         let cores = match self.cores.as_deref() {
@@ -47,7 +47,7 @@ impl Setup {
                 let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
                 format!("on cores {}", cores.join(", "))
             }
-            None if apart => "where their launcher put them".into(),
+            None if apart => "placed by their launcher".into(),
             None => "on one core".into(),
         };
         let sides = match self.clients {
@@ -56,7 +56,8 @@ impl Setup {
         };
         let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
         let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
-        let response = self.response.map_or_else(String::new, |response| format!(" and {response} B back"));
+        let response =
+            self.response.map_or_else(String::new, |response| format!(" with {response} B responses"));
         let endpoints = match self.endpoints {
             None => String::new(),
             Some(1) => ", one endpoint".into(),
@@ -72,7 +73,7 @@ impl Setup {
     }
 }
 
-/// Everything a benchmark found.
+/// Everything that a benchmark measured.
 pub(crate) struct Measurements<'a> {
     pub(crate) ops: u64,
     pub(crate) seconds: f64,
@@ -80,26 +81,26 @@ pub(crate) struct Measurements<'a> {
     pub(crate) latency: &'a Histogram,
     pub(crate) errors: u64,
     pub(crate) counters: BTreeMap<String, u64>,
-    /// The same exchange with one SEND per message, where that was measured.
+    /// Throughput of the same RPCs with one SEND per message, if it was measured.
     pub(crate) sends_ops_per_s: Option<f64>,
     pub(crate) limits: Limits,
 }
 
-/// What the machine allows; `None` where it was not measured.
+/// What the machine allows; a limit that was not measured is `None`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Limits {
-    /// One cache line there and back.
+    /// Round trip of one cache line.
     pub(crate) cache_line_ns: Option<f64>,
-    /// The exchange that ours is compared to.
+    /// Throughput of the plain code that the result is compared with.
     pub(crate) ops_per_s: Option<f64>,
     pub(crate) in_place_ops_per_s: Option<f64>,
     pub(crate) two_rings_ops_per_s: Option<f64>,
-    /// memcpy of the same payload.
+    /// Copies per second by memcpy of the same payload.
     pub(crate) copies_per_s: Option<f64>,
 }
 
-/// The JSON object. Limits are absent where the two sides are on different machines, ratios where ours is not what the
-/// limit measures.
+/// The JSON object that `--json` prints. Limits are absent if the two sides are on different machines. Ratios are absent if the
+/// limit measures something else than the benchmark.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     #[serde(flatten)]
@@ -148,7 +149,7 @@ impl Summary {
         let bytes = |ops: f64| Some(ops * setup.payload as f64).filter(|_| setup.payload >= LARGE);
         let bytes_per_s = bytes(ops_per_s);
         let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
-        // The limits have one asking side.
+        // The limits are measured with one client.
         let alike = setup.clients.is_none_or(|clients| clients == 1);
         let ratio =
             |ours: f64, limit: Option<f64>| limit.filter(|_| alike).map(|limit| round(ours / limit, 1e4));
@@ -177,7 +178,7 @@ impl Summary {
         }
     }
 
-    /// For people: our measurements beside the machine's.
+    /// The result as a table: crosstie beside the limits of the machine.
     pub fn table(&self) -> String {
         let mut rows = vec![[String::new(), "crosstie".into(), "limit".into(), "ratio".into()]];
         let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
@@ -197,8 +198,8 @@ impl Summary {
             rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
         }
         for (name, limit) in [
-            ("plain, in place", self.limit_in_place_ops_per_s),
-            ("plain, two rings", self.limit_two_rings_ops_per_s),
+            ("plain code, in place", self.limit_in_place_ops_per_s),
+            ("plain code, two rings", self.limit_two_rings_ops_per_s),
         ] {
             rows.extend(limit.map(|limit| [name.into(), "-".into(), scaled(limit), "-".into()]));
         }
@@ -213,7 +214,7 @@ impl Summary {
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
             "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
-             limit: the plainest code for the same exchange; for p50, one cache line there and back; for bytes, memcpy\n",
+             limit: minimal code for the same operations; for p50, the round trip of one cache line; for bytes, memcpy\n",
             self.setup.title(self.limit_ns.is_none()),
             table::figures(&rows),
             self.ops,
@@ -224,41 +225,10 @@ impl Summary {
     }
 }
 
-/// Of what travels in batches.
+/// Average number of messages in a batch.
 fn messages_per_batch(counters: &BTreeMap<String, u64>) -> Option<f64> {
     let (batched, batches) = (*counters.get("batched")?, *counters.get("batches")?);
     (batches > 0).then(|| round(batched as f64 / batches as f64, 100.0))
-}
-
-/// The middle one; `None` of none.
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
-/// A figure with three digits and a unit.
-fn scaled(figure: f64) -> String {
-    struct Scaled(f64);
-    impl Display for Scaled {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let (figure, unit) = match self.0 {
-                x if x >= 1e9 => (x / 1e9, "G"),
-                x if x >= 1e6 => (x / 1e6, "M"),
-                x if x >= 1e3 => (x / 1e3, "k"),
-                x => (x, ""),
-            };
-            let digits = if figure >= 99.95 {
-                0
-            } else if figure >= 9.995 {
-                1
-            } else {
-                2
-            };
-            write!(f, "{figure:.digits$} {unit}")
-        }
-    }
-    Scaled(figure).to_string().trim_end().to_owned()
 }
 
 fn round(figure: f64, steps: f64) -> f64 {

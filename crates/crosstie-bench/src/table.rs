@@ -1,28 +1,31 @@
-//! Tables for people.
+//! Text tables with aligned columns.
 
 use std::fmt::Display;
 
-/// Columns of equal width, all to the left.
-pub fn left<const N: usize, T: Display>(rows: &[[T; N]]) -> String {
+/// A table whose columns are all left-aligned. Every row has as many cells as the first.
+pub fn left<T: Display>(rows: &[impl AsRef<[T]>]) -> String {
     aligned(rows, |_| true)
 }
 
-/// Columns of equal width, the first to the left and figures to the right.
-pub fn figures<const N: usize, T: Display>(rows: &[[T; N]]) -> String {
+/// A table whose first column is left-aligned and whose other columns, the figures, are right-aligned.
+pub fn figures<T: Display>(rows: &[impl AsRef<[T]>]) -> String {
     aligned(rows, |column| column == 0)
 }
 
-fn aligned<const N: usize, T: Display>(rows: &[[T; N]], to_the_left: impl Fn(usize) -> bool) -> String {
-    let cells: Vec<[String; N]> =
-        rows.iter().map(|row| std::array::from_fn(|at| row[at].to_string())).collect();
-    let width = |at: usize| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
+fn aligned<T: Display>(rows: &[impl AsRef<[T]>], is_left: impl Fn(usize) -> bool) -> String {
+    let cells: Vec<Vec<String>> =
+        rows.iter().map(|row| row.as_ref().iter().map(T::to_string).collect()).collect();
+    let columns = cells.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| {
+        cells.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in &cells {
         let mut line = String::new();
-        for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if at == 0 { "" } else { "  " };
-            let cell = if to_the_left(at) { format!("{cell:width$}") } else { format!("{cell:>width$}") };
+            let cell = if is_left(at) { format!("{cell:width$}") } else { format!("{cell:>width$}") };
             line.push_str(gap);
             line.push_str(&cell);
         }

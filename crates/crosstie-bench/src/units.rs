@@ -1,9 +1,9 @@
-//! Figures as people read them: rounded, with a unit.
+//! Formats figures for people: rounded, with a unit.
 
-/// What stands for a figure that is not there.
+/// Shown in place of a figure that is missing.
 pub const NONE: &str = "–";
 
-/// Three digits and a unit of a thousand.
+/// A figure with three digits and a suffix k, M or G.
 pub fn scaled(figure: f64) -> String {
     if !figure.is_finite() {
         return NONE.into();
@@ -17,7 +17,7 @@ pub fn scaled(figure: f64) -> String {
     format!("{}{unit}", digits(figure))
 }
 
-/// Nanoseconds with three digits, in the unit that suits them.
+/// A time with three digits, in ns, µs, ms or s.
 pub fn time(ns: u64) -> String {
     let figure = ns as f64;
     let (figure, unit) = match ns {
@@ -45,18 +45,18 @@ pub fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{} {}", digits(figure), units[unit]) }
 }
 
-/// A share from 0 to 1.
+/// A share from 0 to 1, in percent.
 pub fn percent(share: f64) -> String {
     let share = (share * 1e6).round() / 1e4;
     format!("{share} %")
 }
 
-/// A ratio.
+/// A ratio, such as `1.50 ×`.
 pub fn times(ratio: f64) -> String {
     format!("{ratio:.2} ×")
 }
 
-/// A whole number with its thousands apart.
+/// A whole number with its digits in groups of three.
 pub fn whole(number: u64) -> String {
     let plain = number.to_string();
     let mut text = String::new();

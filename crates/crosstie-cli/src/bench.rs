@@ -1,4 +1,4 @@
-//! `crosstie bench NAME`: one measurement each. The measurements are [`crosstie_bench`]'s.
+//! `crosstie bench NAME`: runs one benchmark of [`crosstie_bench`] and prints its result.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,58 +13,58 @@ use crate::signals;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Operations of one connected queue pair.
+    /// Operations of one connected queue pair: WRITE, READ, SEND, atomics.
     Device(device::Arguments),
-    /// Calls through shared memory, each client with a lane of its own.
+    /// RPC through shared memory, with a separate lane for each client.
     Ipc(node::Arguments),
-    /// Calls through shared memory, all clients through one ring.
+    /// RPC through shared memory, with one ring that all clients share.
     Delegation(node::Arguments),
-    /// Calls between the threads of one process.
+    /// RPC between the threads of one process.
     Flux(node::Arguments),
-    /// Calls between nodes, many to a WRITE with immediate.
+    /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
-    /// The key-value store: a cluster of nodes and their clients.
+    /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
-    /// For the store's benchmark: one of its clients, as a process.
+    /// For `bench kv --processes`: run one client as a process.
     #[command(hide = true)]
     KvClient,
 }
 
-/// `crosstie` without a command.
+/// `crosstie` without a command: the demo.
 pub(crate) fn demo() -> Result<(), Error> {
-    Ok(kv::demo(interrupt()?.as_ref())?)
+    Ok(kv::demo(interrupt_flag()?.as_ref())?)
 }
 
 /// `crosstie bench NAME`.
 pub(crate) fn run(command: &Command) -> Result<(), Error> {
     let (kind, arguments) = match command {
         Command::Device(arguments) => {
-            return tell(device::run(&device::Plan::new(arguments)?)?, arguments.json);
+            return print_summary(device::run(&device::Plan::new(arguments)?)?, arguments.json);
         }
         Command::Copyrpc(arguments) => {
-            return tell(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
+            return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
         }
-        Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt()?.as_ref())?),
+        Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
-            // The first signal is ignored: the client's node ends it, so that the last operations are counted.
-            interrupt()?;
+            // The first signal does not end a client: its node does, so that the last operations are counted.
+            interrupt_flag()?;
             return Ok(kv::client()?);
         }
         Command::Ipc(arguments) => (node::Kind::Ipc, arguments),
         Command::Delegation(arguments) => (node::Kind::Delegation, arguments),
         Command::Flux(arguments) => (node::Kind::Flux, arguments),
     };
-    tell(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
+    print_summary(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
 }
 
-/// The report, where this process leads.
-fn tell(summary: Option<Summary>, as_json: bool) -> Result<(), Error> {
+/// Prints the result, if this process is the leading rank.
+fn print_summary(summary: Option<Summary>, as_json: bool) -> Result<(), Error> {
     let Some(summary) = summary else { return Ok(()) };
     crate::print(&if as_json { crate::json(&summary)? } else { summary.table() })?;
     if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
 }
 
-/// A flag that SIGINT and SIGTERM set.
-fn interrupt() -> Result<Arc<AtomicBool>, Error> {
-    signals::ask_to_end().map_err(|source| Error::Os { what: "catching signals", source })
+/// Installs the signal handlers and returns the flag that the first SIGINT or SIGTERM sets.
+fn interrupt_flag() -> Result<Arc<AtomicBool>, Error> {
+    signals::install().map_err(|source| Error::Os { what: "installing signal handlers", source })
 }

@@ -1,4 +1,4 @@
-//! Why a command failed, and the exit status that says so.
+//! Why a command failed, and its exit status.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,67 +7,71 @@ use std::process::ExitCode;
 use crosstie::bootstrap;
 use crosstie_kv::{client, node};
 
-/// Why a command failed. Printed as one line.
+/// Why a command failed. The program prints it as one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The command line asks for something that cannot be.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
     /// A benchmark or a report failed.
     #[error(transparent)]
     Bench(#[from] crosstie_bench::Error),
-    /// The ranks lost each other.
+    /// The ranks of the job did not find each other, or lost each other.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
-    /// The operating system said no.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
         /// What was tried.
         what: &'static str,
-        /// What it answered.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file could not be written.
+    /// A file could not be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system answered.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Not even the software device works.
-    #[error("the software device does not work here: the table says why")]
+    /// The software device does not work.
+    #[error(
+        "the software device does not work on this machine: see \"software device\" in the table for the reason"
+    )]
     NoSoftwareDevice,
-    /// A node of the store does not start.
+    /// A node of the store did not start.
     #[error(transparent)]
     Node(#[from] node::StartError),
-    /// A node of the store ended by itself.
+    /// A thread of a node of the store has panicked.
     #[error(transparent)]
     Panicked(#[from] node::Panicked),
-    /// A node of the store has nowhere to listen.
-    #[error("listening at {address}, this rank's entry of --nodes: {source}")]
+    /// A node of the store cannot listen at its address.
+    #[error("cannot listen at {address}, this rank's entry of --nodes: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system answered.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// There is no node of the store to ask.
+    /// No node of the store has this name.
     #[error(
         "no live node of this user has the name {0:?} on this machine: start it with `crosstie kv serve --name {0}`"
     )]
     NoNode(String),
-    /// A node of the store does not let us in.
+    /// The node of the store did not accept this client.
     #[error(transparent)]
     Attach(client::AttachError),
-    /// The store did not do what was asked.
+    /// The store did not complete the operation.
     #[error(transparent)]
     Store(#[from] client::Error),
     /// The store has no such key.
-    #[error("no such key: `crosstie kv put` makes one")]
+    #[error("no such key: create it with `crosstie kv put`")]
     NoSuchKey,
-    /// A compare-and-swap found another value.
-    #[error("the key has another value than the expected one, nothing has changed: see `crosstie kv get`")]
+    /// The key has another value than the compare-and-swap expected.
+    #[error(
+        "the key does not have the expected value, so it was not changed: read it with `crosstie kv get`"
+    )]
     OtherValue,
 }
 

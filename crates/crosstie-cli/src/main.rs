@@ -1,6 +1,6 @@
-//! The program `crosstie`: what this machine offers, and how fast it is.
+//! The program `crosstie`: commands only. Benchmarks and reports are in `crosstie-bench`, the store is in `crosstie-kv`.
 //!
-//! Exit status: 0 done, 1 the work failed, 2 the command line is wrong. Errors are one line on standard error.
+//! Exit status: 0 success, 1 the command failed, 2 the command line is wrong. An error is one line on standard error.
 
 mod bench;
 mod doctor;
@@ -16,9 +16,10 @@ use crosstie_bench::output;
 
 use error::Error;
 
-/// Communication by remote memory access: RDMA NICs, Soft-RoCE, or shared memory.
+/// RPC and a key-value store over RDMA writes: on RDMA NICs, Soft-RoCE, or shared memory.
 ///
-/// Without a command: the store's benchmark on two nodes of this machine, both backends in turns, with a table and a report.
+/// Without a command it benchmarks the key-value store on two nodes of this machine, alternating the Meta and Delegation
+/// backends, prints a table and writes a report.
 #[derive(Debug, Parser)]
 #[command(name = "crosstie", version)]
 struct CommandLine {
@@ -28,29 +29,29 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What this machine offers, what is missing, and the command that mends it.
+    /// Check what this machine offers, what is missing, and how to fix it.
     Doctor {
         /// Print one JSON object instead of a table.
         #[arg(long)]
         json: bool,
-        /// For the doctor's own child: read a word of the parent's memory.
+        /// For the child process of doctor: read a word from the parent's memory.
         #[arg(long, hide = true, value_name = "ADDRESS")]
         read_parent: Option<usize>,
     },
-    /// One measurement, beside what the machine itself allows.
+    /// Run one benchmark; its result is compared with what the machine allows.
     #[command(subcommand, arg_required_else_help = false)]
     Bench(bench::Command),
-    /// The key-value store: run a node of it, and ask one.
+    /// The key-value store: run a node, or send requests to one.
     #[command(subcommand, arg_required_else_help = false)]
     Kv(kv::Command),
-    /// Results of `bench kv --json` as one HTML page with plots, readable without a network.
+    /// Draw results of `bench kv --json` as one HTML page with plots; it needs no network.
     Report(report::Arguments),
 }
 
 fn main() -> ExitCode {
     let command = match CommandLine::try_parse() {
         Ok(line) => line.command,
-        Err(error) => return answer(&error),
+        Err(error) => return print_usage(&error),
     };
     let done = match command {
         None => bench::demo(),
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // What a child has to complain of, its parent hears and tells.
+            // A child process sends its error to its parent, which prints it.
             if !crosstie_bench::is_child() {
                 eprintln!("crosstie: {error}");
             }
@@ -82,19 +83,19 @@ fn print(text: &str) -> Result<(), Error> {
     Ok(output::print(text)?)
 }
 
-/// Help as it is; what is wrong with a command line as one line.
-fn answer(error: &clap::Error) -> ExitCode {
+/// Prints help as it is, and a usage error as one line.
+fn print_usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         return print(&error.render().to_string()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let text = error.render().to_string();
-    let told: Vec<&str> = text
+    let lines: Vec<&str> = text
         .lines()
         .map(|line| line.trim().trim_start_matches("error: "))
         .filter(|line| {
             !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information")
         })
         .collect();
-    eprintln!("crosstie: {} (try --help)", told.join(" "));
+    eprintln!("crosstie: {} (try --help)", lines.join(" "));
     ExitCode::from(2)
 }

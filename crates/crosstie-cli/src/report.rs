@@ -6,13 +6,13 @@ use crosstie_bench::{figures, report};
 
 use crate::error::Error;
 
-/// Draw figures of `bench kv --json` as one HTML page.
+/// Draw results of `bench kv --json` as one HTML page.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Files with one result of `crosstie bench kv --json`, or an array of them.
+    /// Files with one result of `crosstie bench kv --json`, or with an array of results.
     #[arg(required = true, value_name = "FILE.json")]
     files: Vec<PathBuf>,
-    /// The page to write. It needs no other file and no network.
+    /// The page to write. It contains everything it needs.
     #[arg(short, long, value_name = "FILE.html")]
     output: PathBuf,
 }
@@ -23,7 +23,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     for path in &arguments.files {
         if output.is_some() && output == path.canonicalize().ok() {
             let path = path.display();
-            return Err(Error::Usage(format!("{path} has the figures: give --output another name")));
+            return Err(Error::Usage(format!(
+                "--output {path} would overwrite the results in it: give another name"
+            )));
         }
         results.extend(figures::read(path).map_err(crosstie_bench::Error::from)?);
     }

@@ -1,7 +1,7 @@
-//! What SIGINT and SIGTERM do: the first asks for an end, one that comes later ends the program at once.
+//! SIGINT and SIGTERM: the first one asks the program to end, a later one ends it at once.
 //!
-//! Whoever sends one often sends it twice, without meaning it: `timeout` to its child and to the group, mpirun what the terminal
-//! has sent already. So what follows within [`ECHO`] is the same wish.
+//! The same request often arrives as two signals: `timeout` signals its child and the process group, and mpirun forwards what the
+//! terminal has already sent. So signals within [`SAME_REQUEST`] of the first count as one request.
 
 use std::io;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::exit;
 
-/// How long after a signal another one says nothing new.
-const ECHO: Duration = Duration::from_millis(500);
+/// Signals within this time of the first belong to the same request.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 
-/// A flag that the first signal sets. Later ones end the program, with the usual status of a program that a signal ended.
-pub(crate) fn ask_to_end() -> io::Result<Arc<AtomicBool>> {
-    let wanted = Arc::new(AtomicBool::new(false));
+/// Installs the handlers and returns the flag that the first signal sets. A later signal ends the program with status 128 + signal.
+pub(crate) fn install() -> io::Result<Arc<AtomicBool>> {
+    let requested = Arc::new(AtomicBool::new(false));
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let flag = wanted.clone();
+    let flag = requested.clone();
     let listen = move || {
         let mut first = None;
         for signal in signals.forever() {
-            if first.get_or_insert_with(Instant::now).elapsed() > ECHO {
+            if first.get_or_insert_with(Instant::now).elapsed() > SAME_REQUEST {
                 exit(128 + signal);
             }
             flag.store(true, Relaxed);
         }
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(listen)?;
-    Ok(wanted)
+    Ok(requested)
 }

@@ -1,10 +1,17 @@
-//! Keys: an index into a table with a generation, so that a key of something that is gone opens nothing.
+//! Keys: a table index with a generation, so that the key of a removed entry does not match its successor.
 
-/// A key of `INDEX_BITS` bits of index below a generation, in 32 bits.
+/// A key of `BITS` bits: the index in the lower `INDEX_BITS` bits, and the generation above it.
 ///
-/// The generation is never zero, so that no key is zero and a zeroed table entry matches none. After
-/// `2^(32 - INDEX_BITS) - 1` reuses of one index a key repeats; tables hand out the least recently used index first,
-/// which puts that as far away as it can be.
+/// ```text
+///  BITS          INDEX_BITS            0
+/// +----------------+-------------------+
+/// |   generation   |       index       |
+/// +----------------+-------------------+
+/// ```
+///
+/// The generation is never zero, so no key is zero, and a zeroed table entry matches no key. A key repeats after
+/// `2^(BITS - INDEX_BITS) - 1` reuses of its index. Tables hand out the least recently used index first, which makes this
+/// take as long as possible.
 ///
 /// ```
 /// use crosstie_protocol::key::Key;
@@ -19,26 +26,26 @@
 pub struct Key<const INDEX_BITS: u32, const BITS: u32 = 32>(u32);
 
 impl<const INDEX_BITS: u32, const BITS: u32> Key<INDEX_BITS, BITS> {
-    /// How many indices there are.
+    /// The number of indices.
     pub const INDICES: u32 = 1 << INDEX_BITS;
     const GENERATIONS: u32 = 1 << (BITS - INDEX_BITS);
 
-    /// The first key of an index. Indices beyond [`Key::INDICES`] lose their upper bits.
+    /// The first key of an index. Upper bits of an index beyond [`Key::INDICES`] are cut off.
     pub const fn first(index: u32) -> Self {
         Key((1 << INDEX_BITS) | (index & (Self::INDICES - 1)))
     }
 
-    /// The key with these bits, from wherever they came.
+    /// The key with these bits, which may come from an untrusted peer.
     pub const fn from_bits(bits: u32) -> Self {
         Key(bits)
     }
 
-    /// The bits to hand out.
+    /// The key as an integer.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Which table entry it is for. Always below [`Key::INDICES`].
+    /// The index of the table entry. Always below [`Key::INDICES`].
     pub const fn index(self) -> u32 {
         self.0 & (Self::INDICES - 1)
     }
@@ -56,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generations_wrap_without_zero_and_stay_in_their_bits() {
+    fn generation_wraps_without_zero_and_stays_in_its_bits() {
         let first = Key::<4, 8>::first(5);
         let mut key = first;
         for _ in 0..15 {

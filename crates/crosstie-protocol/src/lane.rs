@@ -1,31 +1,31 @@
-//! The word in front of every slot of a lane: whose turn the slot is, for which call, and how long the message is.
+//! The word in front of each slot of a lane: which side owns the slot, for which call, and how long the message is.
 //!
-//! A lane is a few slots that a caller and a callee use in turn: the caller writes a request into a slot, the callee the
-//! response into the same slot. The request's word also names the slot of the caller's next call, so that the callee
-//! knows where to look although answers free the slots in any order.
+//! A lane is an array of slots that a caller and a callee use alternately: the caller writes a request into a slot, and the
+//! callee writes the response into the same slot. The word of a request also names the slot of the caller's next request:
+//! responses free the slots in any order, so the callee could not know it otherwise.
 //!
 //! ```text
-//!  63          33   32      31      21  20       0
-//! +--------------+--------+-----------+----------+
-//! | call number  | answer | next slot |  length  |
-//! +--------------+--------+-----------+----------+
+//!  63          33    32      31      21  20       0
+//! +--------------+----------+-----------+----------+
+//! | call number  | response | next slot |  length  |
+//! +--------------+----------+-----------+----------+
 //! ```
 
-/// Longest message that a word can describe.
+/// Longest message, in bytes.
 pub const MAX_LEN: usize = (1 << LEN_BITS) - 1;
 /// Most slots of a lane.
 pub const MAX_SLOTS: usize = 1 << 11;
 
 const LEN_BITS: u32 = 21;
 const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
-const ANSWER: u32 = 1;
+const RESPONSE: u32 = 1;
 
-/// Counts calls of a lane in 31 bits. Never zero, so zeroed memory is no call.
+/// The number of a call within its lane, in 31 bits. Never zero, so zeroed memory is not a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallNumber(u32);
 
 impl CallNumber {
-    /// The number of a lane's first call.
+    /// The number of the first call of a lane.
     pub const FIRST: CallNumber = CallNumber(1);
 
     /// The number of the call after this one.
@@ -43,12 +43,12 @@ impl CallNumber {
     }
 }
 
-/// A request's word, taken apart.
+/// What the word of a request says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Bytes.
+    /// The length in bytes.
     pub len: usize,
-    /// Where the caller's next request will be. Unchecked: as a peer wrote it.
+    /// The slot of the caller's next request. Not validated: a peer wrote it.
     pub next: usize,
 }
 
@@ -68,14 +68,14 @@ pub const fn request_word(call: CallNumber, request: RequestHeader) -> u64 {
     (call.0 as u64) << 33 | (request.next as u64) << LEN_BITS | request.len as u64
 }
 
-/// The word of an answer.
+/// The word of a response.
 #[inline]
 pub const fn response_word(call: CallNumber, len: usize) -> u64 {
     debug_assert!(len <= MAX_LEN);
-    ((call.0 << 1 | ANSWER) as u64) << 32 | len as u64
+    ((call.0 << 1 | RESPONSE) as u64) << 32 | len as u64
 }
 
-/// What a word says, if it is the request of this call. The length may be anything up to 2^21 - 1.
+/// The header of the request, if the word is the request of this call. The length may be any value up to 2^21 - 1.
 #[inline]
 pub const fn parse_request(word: u64, call: CallNumber) -> Option<RequestHeader> {
     if (word >> 32) as u32 != call.0 << 1 {
@@ -85,25 +85,25 @@ pub const fn parse_request(word: u64, call: CallNumber) -> Option<RequestHeader>
     Some(RequestHeader { len: (low & LEN_MASK) as usize, next: (low >> LEN_BITS) as usize })
 }
 
-/// The answer's length, if the word is the answer to this call. It may be anything up to 2^21 - 1.
+/// The length of the response, if the word is the response to this call. It may be any value up to 2^21 - 1.
 #[inline]
 pub const fn parse_response(word: u64, call: CallNumber) -> Option<usize> {
-    if (word >> 32) as u32 != call.0 << 1 | ANSWER {
+    if (word >> 32) as u32 != call.0 << 1 | RESPONSE {
         return None;
     }
     Some((word as u32 & LEN_MASK) as usize)
 }
 
-/// What a word says, of whichever call.
+/// Which side owns a slot, and for which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotOwner {
-    /// The callee's: the request of this call is in the slot.
+    /// The callee: the slot holds the request of this call.
     Callee(CallNumber),
-    /// The caller's: the answer to this call, of so many bytes, is in the slot.
+    /// The caller: the slot holds the response to this call, with this many bytes.
     Caller(CallNumber, usize),
 }
 
-/// Whose turn it is. A word of zeros reads as a request.
+/// The owner of a slot with this word. A word of zeros reads as a request.
 ///
 /// ```
 /// use crosstie_protocol::lane::{self, CallNumber, SlotOwner};
@@ -112,7 +112,7 @@ pub enum SlotOwner {
 #[inline]
 pub const fn slot_owner(word: u64) -> SlotOwner {
     let call = CallNumber((word >> 33) as u32);
-    if (word >> 32) as u32 & ANSWER == 0 {
+    if (word >> 32) as u32 & RESPONSE == 0 {
         SlotOwner::Callee(call)
     } else {
         SlotOwner::Caller(call, (word as u32 & LEN_MASK) as usize)
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extremes_come_back() {
+    fn words_keep_extreme_values() {
         let last = CallNumber(u32::MAX >> 1);
         for call in [CallNumber::FIRST, last, last.next()] {
             for len in [0, 1, 56, MAX_LEN] {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_no_call() {
+    fn zero_word_is_no_call() {
         assert_eq!(parse_request(0, CallNumber::FIRST), None);
         assert_eq!(parse_response(0, CallNumber::FIRST), None);
     }

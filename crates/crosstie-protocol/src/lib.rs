@@ -1,8 +1,11 @@
-//! The rules of Crosstie as plain state machines.
+//! The protocols of Crosstie as deterministic state machines: no clock, no I/O, no `unsafe`.
 //!
-//! Everything here is deterministic: no clock, no I/O, no `unsafe`, and no memory of its own beyond tables that are
-//! allocated once, when a state machine is made. The `crosstie` crate runs these rules on devices; tests and models run
-//! them on nothing at all.
+//! A state machine allocates its tables once, when it is created, and nothing after that. The `crosstie` crate runs the
+//! protocols on devices; tests and models run them without any device.
+//!
+//! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`lane`]: the word in front of each slot of a lane.
+//! - [`key`]: table keys with a generation.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,18 @@
-//! Communication by remote memory access: on RDMA NICs, on Soft-RoCE, or, with nothing installed, on a software device in
-//! shared memory.
+//! Communication by remote memory access (RDMA): on RDMA NICs, on Soft-RoCE, or, without any installation, on a software
+//! device in shared memory.
 //!
-//! Start with [`device`]: it explains the contract that everything else stands on. [`bootstrap`] gets the processes of a
-//! job to know each other, [`telemetry`] counts and times. [`copyrpc`] carries calls between nodes. On one machine, without any device, [`ipc`] and [`delegation`] carry
-//! calls between processes, and [`flux`] between threads.
+//! | module | what it does |
+//! | --- | --- |
+//! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
+//! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
+//! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
+//! | [`flux`] | RPC between the threads of one process |
+//! | [`bootstrap`] | connects the processes of a job: local processes, TCP rendezvous, MPI |
+//! | [`telemetry`] | counters and histograms |
+//!
+//! `ipc`, `delegation` and `flux` need no device. [`WaitStrategy`] says how they wait, and [`wait_any`] waits for several
+//! connections at once.
 
 pub mod bootstrap;
 pub mod copyrpc;

@@ -1,12 +1,12 @@
-//! What may travel through shared memory: plain data, checked on arrival.
+//! Messages through shared memory: plain data, which the receiver copies out and validates.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// A message of [`ipc`](crate::ipc) or [`delegation`](crate::delegation).
 ///
 /// Implemented for every type of fixed size that derives zerocopy's [`TryFromBytes`], [`IntoBytes`], [`Immutable`] and
-/// [`KnownLayout`] (enums included: a tag that is none is caught), and for `[u8]`: any bytes, up to the limit that the
-/// server was created with.
+/// [`KnownLayout`]. This includes enums: an invalid tag is detected. Also implemented for `[u8]`: byte strings up to the
+/// limit that the server was created with.
 ///
 /// ```
 /// use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -28,30 +28,31 @@ impl<M: sealed::Message + ?Sized> Message for M {}
 pub(crate) mod sealed {
     use super::*;
 
-    /// What is in a slot, copied out and checked.
+    /// How a message is copied out of a slot and validated.
     pub trait Message {
-        /// Where messages arrive.
+        /// The buffer that a message is copied into.
         type Inbox: Send;
-        /// The size, if it is fixed.
+        /// The size in bytes, if it is fixed.
         const SIZE: Option<usize>;
 
+        /// Creates a buffer for messages of at most `limit` bytes.
         fn inbox(limit: usize) -> Self::Inbox;
-        /// Takes in a message of `len` bytes, which `read` copies into the place that it is given. False if the length or
-        /// the bytes make no message.
+        /// Receives a message of `len` bytes: `read` copies it into the slice that it is given. False if the length or the
+        /// bytes are invalid.
         fn receive(inbox: &mut Self::Inbox, len: usize, read: impl FnOnce(&mut [u8])) -> bool;
         /// The message of `len` bytes that was received last.
         fn received(inbox: &Self::Inbox, len: usize) -> Option<&Self>;
         fn bytes(&self) -> &[u8];
     }
 
-    /// The last message, and where the bytes of large ones arrive.
+    /// The last message, and the buffer for the bytes of large ones.
     #[derive(Debug)]
     pub struct Typed<T> {
         value: Option<T>,
         bytes: Box<[u8]>,
     }
 
-    /// Messages up to a cache line go through registers.
+    /// Largest message that is copied through registers instead of the buffer: one cache line.
     const SMALL: usize = 64;
 
     impl<T: TryFromBytes + IntoBytes + Immutable + KnownLayout + Send> Message for T {
@@ -127,12 +128,12 @@ mod tests {
     }
 
     fn deliver<M: Message + ?Sized>(inbox: &mut M::Inbox, bytes: &[u8]) -> Option<Vec<u8>> {
-        let good = M::receive(inbox, bytes.len(), |place| place.copy_from_slice(bytes));
+        let good = M::receive(inbox, bytes.len(), |buffer| buffer.copy_from_slice(bytes));
         M::received(inbox, bytes.len()).filter(|_| good).map(|message| message.bytes().to_vec())
     }
 
     #[test]
-    fn large_types_arrive_whole() {
+    fn large_types_are_received_completely() {
         let large: [u64; 40] = core::array::from_fn(|i| i as u64 * 3);
         let mut inbox = <[u64; 40]>::inbox(0);
         assert_eq!(deliver::<[u64; 40]>(&mut inbox, large.as_bytes()), Some(large.as_bytes().to_vec()));
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_and_tags_are_no_messages() {
+    fn wrong_lengths_and_tags_are_rejected() {
         let mut inbox = Verb::inbox(0);
         assert_eq!(deliver::<Verb>(&mut inbox, &[Verb::Put as u8]), Some(vec![2]));
         assert_eq!(deliver::<Verb>(&mut inbox, &[3]), None);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_end_at_the_limit() {
+    fn byte_strings_above_the_limit_are_rejected() {
         let mut inbox = <[u8]>::inbox(4);
         assert_eq!(deliver::<[u8]>(&mut inbox, b"four"), Some(b"four".to_vec()));
         assert_eq!(deliver::<[u8]>(&mut inbox, b""), Some(vec![]));

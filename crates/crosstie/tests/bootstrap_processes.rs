@@ -248,8 +248,8 @@ fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     let begun = Instant::now();
     let own = std::thread::spawn(move || (job.barrier(), job.barrier()));
     victim.kill();
-    let gone = Err(Error::RankDisconnected { rank: 3 });
-    assert_eq!(own.join().expect("no panic"), (gone.clone(), gone));
+    let disconnected = Err(Error::RankDisconnected { rank: 3 });
+    assert_eq!(own.join().expect("no panic"), (disconnected.clone(), disconnected));
     waiting
         .iter_mut()
         .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 3 })"));

@@ -108,8 +108,8 @@ fn exchange_bulk(pair: &Pair, rounds: u32, buffer: &mut [u8], regions: &mut Vec<
             answered += pair.client.poll(|attached, answer| {
                 assert!(attached == round && answer.is_ok_and(|bytes| bytes.len() == LONG_REQUEST.len()));
             });
-            while let Some(finished) = pair.client.take_finished() {
-                regions.push(finished.region);
+            while let Some(completion) = pair.client.take_raw_completion() {
+                regions.push(completion.region);
             }
             pair.server.poll(|_, _| ());
             while let Some(request) = pair.server.recv() {

@@ -62,13 +62,13 @@ fn requests_taken_ahead_are_all_handed_out() {
         let (mut shown, mut handed) = (Vec::new(), Vec::new());
         for _ in 0..20 {
             let before = shown.len();
-            let found = server.poll_ahead(|request| {
+            let found = server.poll_with_prefetch(|request| {
                 shown.push(*request);
                 Some(&memory)
             });
             assert_eq!(found, shown.len() - before);
             // Until they are handed out, nothing else is taken.
-            assert_eq!(server.poll_ahead(|_| -> Option<&u64> { unreachable!() }), found);
+            assert_eq!(server.poll_with_prefetch(|_| -> Option<&u64> { unreachable!() }), found);
             while let Some(request) = server.recv() {
                 handed.push(*request.message());
                 let message = *request.message();
@@ -92,7 +92,7 @@ fn requests_taken_ahead_are_all_handed_out() {
     let mut leaver = clients.remove(1);
     leaver.call(&1, 1).unwrap();
     clients[1].call(&2, 2).unwrap();
-    while server.poll_ahead(|_| Some(&memory)) < 2 {}
+    while server.poll_with_prefetch(|_| Some(&memory)) < 2 {}
     drop(leaver);
     while server.clients() > 2 {
         server.poll();

@@ -28,8 +28,9 @@ use super::pair::{Pair, PairMember};
 use super::progress::Progress;
 use super::shared_region::SharedRegion;
 use super::spin_wait::SpinWait;
-use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
+use crate::median::median;
 
 /// Measures, and reports where this process leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {

@@ -1,4 +1,4 @@
-//! One side of the measured connection: its device, its queues, its memory.
+//! One side of the measured connection: its queue pair, completion queues and memory.
 
 use crosstie::device::{
     Access, ConnectConfig, Cq, CqConfig, Device, Mr, Pd, QpAddress, QpConfig, RcQp, RecvWr, RemoteAddr,
@@ -12,10 +12,10 @@ use super::sender::{Sender, SignalPolicy};
 use crate::error::Error;
 use crate::spin_wait::SpinWait;
 
-/// What every byte is that a READ finds.
+/// The value of every byte in the memory that READs read.
 pub(super) const PATTERN: u8 = 0x5A;
 
-/// What one side tells the other.
+/// What one side must know about the other to connect and to address its memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct PeerInfo {
@@ -25,13 +25,13 @@ pub(super) struct PeerInfo {
 }
 
 impl PeerInfo {
-    /// A slot of that side.
+    /// The address of a slot of that side.
     #[inline]
     pub(super) fn slot(&self, payload: usize, slot: usize) -> RemoteAddr {
         self.slots.at((slot * stride(payload)) as u64)
     }
 
-    /// Where that side wants to be told how many messages are consumed.
+    /// The WRITE that tells that side how many messages were consumed.
     #[inline]
     pub(super) fn consumed(&self) -> SendOp {
         SendOp::Write(self.control.at(0))
@@ -41,8 +41,8 @@ impl PeerInfo {
 /// One side.
 ///
 /// ```text
-/// slots    what the other side aims at: one for each message in flight, or, for SEND, for each receive; each from a new line
-/// source   (in `sender`) where requests take their bytes from, or READs and atomics put them: the same shape
+/// slots    target of the other side's operations: one per message in flight, or per receive for SEND; each at a cache line
+/// source   (in `sender`) bytes of outgoing requests, or destination of READs and atomics; same layout as slots
 /// control  the number of messages that the other side has consumed
 /// ```
 pub(super) struct Connection {
@@ -52,15 +52,15 @@ pub(super) struct Connection {
     pub(super) qp: RcQp,
     pub(super) sender: Sender,
     pub(super) recv_cq: Cq,
-    /// Receives posted, each with a slot of its own.
+    /// Number of posted receives; each has its own slot.
     pub(super) receives: usize,
     pub(super) slots: Mr,
     control: Mr,
-    /// Keeps what was registered in place; dropped after `slots`.
+    /// The memory that was registered in place. Field order: dropped after `slots`.
     _in_place: Option<Vec<u64>>,
     peer: Option<PeerInfo>,
     pub(super) spin: SpinWait,
-    /// Messages whose data was wrong.
+    /// Number of messages with wrong data.
     pub(super) errors: u64,
     _pd: Pd,
 }
@@ -73,12 +73,12 @@ impl Connection {
         plan.check(device)?;
         let Plan { op, payload, depth, .. } = *plan;
         let pd = device.alloc_pd()?;
-        // Receives in stock, as anybody would have who expects messages; large ones only as many as there can be.
+        // Small messages: many posted receives, as a usual program has. Large ones: only as many as can be in flight.
         let receives = if payload <= 4096 { POSTED_RECEIVES.max(depth + 1) } else { depth + 1 };
-        let places = if op == Op::Send { receives } else { depth + 1 };
+        let slot_count = if op == Op::Send { receives } else { depth + 1 };
         let signals = SignalPolicy::new(depth);
         let config = QpConfig {
-            max_send_wr: signals.queue(),
+            max_send_wr: signals.queue_len(),
             max_recv_wr: receives as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -88,17 +88,17 @@ impl Connection {
         let recv_cq = device.create_cq(&CqConfig { depth: config.max_recv_wr + 1 })?;
         let mut qp = pd.create_rc(&config, &cq, &recv_cq, None)?;
         qp.init(Access::ALL)?;
-        let memory = places * stride(payload);
+        let memory = slot_count * stride(payload);
         let mut in_place = plan.in_place.then(|| vec![0u64; memory / 8]);
         #[allow(unsafe_code, reason = "registers memory in place")]
         let slots = match &mut in_place {
-            // SAFETY: the vector is kept beside the region and outlives it (field order), its memory never moves, and
-            // nothing reads or writes it but through the region.
+            // SAFETY: the vector is a field of the same struct and is dropped after the region (field order). Its memory never moves, and
+            // only the region is used to read or write it.
             Some(words) => unsafe { pd.register(words.as_mut_ptr().cast(), memory, Access::ALL)? },
             None => pd.allocate(memory, Access::ALL)?,
         };
         let source = pd.allocate(memory, Access::ALL)?;
-        // Touches every page, so that no slice pays for that, and gives READs something to find.
+        // Touches every page before the first slice, and fills the memory that READs read.
         source.write(0, &vec![1; memory])?;
         slots.write(0, &vec![if op == Op::Read { PATTERN } else { 0 }; memory])?;
         let inline = plan.is_inline(device).then_some([1; 220]);
@@ -128,12 +128,12 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What the other side needs to know.
+    /// What the other side must know about this one.
     pub(super) fn peer_info(&self) -> PeerInfo {
         PeerInfo { address: self.qp.address(), slots: self.slots.remote(), control: self.control.remote() }
     }
 
-    /// Connects to the side whose info this is.
+    /// Connects to the side that sent this info.
     pub(super) fn connect(&mut self, info: &[u8]) -> Result<(), Error> {
         let info = PeerInfo::read_from_bytes(info).map_err(|_| Error::Protocol)?;
         self.qp.connect(&info.address, &ConnectConfig::default())?;
@@ -146,7 +146,7 @@ impl Connection {
         self.peer.ok_or(Error::Protocol)
     }
 
-    /// Posts a receive; a SEND lands in the slot.
+    /// Posts a receive; for SEND it receives into the slot.
     #[inline]
     pub(super) fn post_receive(&mut self, slot: usize) -> Result<(), Error> {
         self.sender.counters.receives += 1;
@@ -161,7 +161,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How many messages the other side says it has consumed.
+    /// The number of messages that the other side has consumed, as it last wrote it.
     #[inline]
     pub(super) fn consumed(&self) -> Result<u64, Error> {
         let mut word = 0u64;
@@ -170,7 +170,7 @@ impl Connection {
     }
 }
 
-/// Whether a slot of this memory begins with the number `seq`; its first line is read in any case.
+/// Whether a slot begins with the number `seq`. Always reads the first cache line of the slot.
 #[inline]
 pub(super) fn slot_holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> Result<bool, Error> {
     let mut line = [0u64; 8];
@@ -179,7 +179,7 @@ pub(super) fn slot_holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> 
     Ok(seen < 8 || line[0] == seq)
 }
 
-/// From one slot to the next.
+/// Distance between two slots in bytes.
 #[inline]
 pub(super) fn stride(payload: usize) -> usize {
     payload.max(1).next_multiple_of(64)

@@ -22,10 +22,11 @@ use super::collective::Collective;
 use super::limits::{CacheLinePingPong, Memcpy, PlainDevice, Throughput};
 use super::pair::{Pair, PairMember};
 use super::progress::Progress;
-use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
+use crate::median::median;
 
-/// Measures, and reports where this process leads.
+/// Runs the benchmark. Returns the summary in the process that leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     let sides = Pair {
         bench: "device",
@@ -42,13 +43,13 @@ pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
 struct Measured {
     latency: Histogram,
     ours: Vec<Throughput>,
-    /// As [`CacheLinePingPong::lead`] records them.
+    /// Times that [`CacheLinePingPong::lead`] recorded.
     cache_line_times: Histogram,
     plain: Vec<Throughput>,
     memcpy: Vec<Throughput>,
 }
 
-/// One side, from its device to the summary.
+/// Runs one side, from opening its device to the summary.
 fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>, Error> {
     let PairMember { region, processes, cores, spin, .. } = member;
     let opened = member.device().and_then(|device| Connection::new(plan, &device, spin));
@@ -70,11 +71,19 @@ fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>
     let mut measured = Measured::default();
     for at in 0..=count {
         if at == 1 {
-            // What came before was to warm up.
+            // The first slice was the warm-up.
             measured = Measured::default();
             traffic.connection.sender.counters = Counters::default();
         }
-        round(plan, slice, &mut collective, &mut traffic, plain.as_mut(), memcpy.as_mut(), &mut measured)?;
+        run_slices(
+            plan,
+            slice,
+            &mut collective,
+            &mut traffic,
+            plain.as_mut(),
+            memcpy.as_mut(),
+            &mut measured,
+        )?;
         progress.show(u64::from(at));
     }
     drop(progress);
@@ -93,8 +102,8 @@ fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>
     Ok(Some(summarize(plan, processes, cores, &measured, both, traffic.connection.errors + errors)))
 }
 
-/// One slice of everything.
-fn round(
+/// Runs one slice of the device and one of each limit.
+fn run_slices(
     plan: &Plan,
     slice: Duration,
     collective: &mut Collective<'_>,
@@ -180,7 +189,7 @@ fn summarize(
     Summary::new(setup, &measurements)
 }
 
-/// What is measured, in words.
+/// Text of the progress bar.
 pub(crate) fn describe(plan: &Plan) -> String {
     format!("{} {} B depth {}", plan.op.name(), plan.payload, plan.depth)
 }

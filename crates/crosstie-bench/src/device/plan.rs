@@ -1,4 +1,4 @@
-//! What to measure.
+//! The options of `bench device`.
 
 use std::ffi::OsString;
 
@@ -8,9 +8,9 @@ use crosstie::device::{Device, DeviceSpec};
 use crate::error::Error;
 use crate::plan::{Devices, MeasureTime};
 
-/// One side's memory for messages is no larger than this.
+/// Limit of the memory for messages of one side.
 const MAX_MEMORY: u64 = 1 << 30;
-/// Requests up to this long carry their bytes inline where the device can.
+/// Requests up to this length are inline, if the device can.
 const INLINE: u32 = 220;
 
 /// `crosstie bench device`: operations of one connected queue pair.
@@ -19,7 +19,7 @@ pub struct Arguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Seconds to measure; the limits of the machine, measured in between, take about as long again.
+    /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
     /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
@@ -31,13 +31,13 @@ pub struct Arguments {
     /// Bytes per operation; 8 for cas and faa, otherwise 32 unless given.
     #[arg(long, value_name = "BYTES")]
     pub(crate) payload: Option<u64>,
-    /// Operations in flight. At 1, write-imm and send play ping-pong; beyond, they stream one way.
+    /// Operations in flight. With 1, write-imm and send make round trips; with more, they stream in one direction.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queue_depth: u32,
-    /// Put the two sides into two processes rather than two threads.
+    /// Run the two sides as two processes, not as two threads.
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Aim at memory that was registered in place rather than allocated by the library.
+    /// Use target memory that was registered in place, not allocated by the library.
     #[arg(long)]
     pub(crate) registered_in_place: bool,
 }
@@ -45,7 +45,7 @@ pub struct Arguments {
 /// An operation of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
-    /// WRITE: the other side learns nothing of it.
+    /// WRITE: one-sided, the other side does not notice it.
     Write,
     /// WRITE with immediate data: completes a receive at the other side.
     WriteImm,
@@ -60,7 +60,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// As the command line writes it.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Op::Write => "write",
@@ -72,13 +72,13 @@ impl Op {
         }
     }
 
-    /// Whether the other side has to take part.
+    /// Whether the other side must post receives for it.
     pub(crate) fn is_received(self) -> bool {
         matches!(self, Op::WriteImm | Op::Send)
     }
 }
 
-/// A measurement that makes sense, as far as that is known without the device.
+/// Checked options; [`Plan::check`] also checks them against the device.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) op: Op,
@@ -122,13 +122,13 @@ impl Plan {
         })
     }
 
-    /// Refuses what the device cannot do.
+    /// Checks that the device supports the options.
     pub(crate) fn check(&self, device: &Device) -> Result<(), Error> {
         let attr = device.attr();
         let deepest = (attr.max_qp_wr.min(attr.max_cqe) / 2) as usize;
         if self.depth > deepest {
             return Err(Error::Usage(format!(
-                "--queue-depth {}: this device has at most {deepest}",
+                "--queue-depth {}: this device supports at most {deepest}",
                 self.depth
             )));
         }
@@ -141,7 +141,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether requests carry their bytes themselves.
+    /// Whether requests are inline.
     pub(crate) fn is_inline(&self, device: &Device) -> bool {
         matches!(self.op, Op::Write | Op::WriteImm | Op::Send)
             && self.payload <= Plan::max_inline(device) as usize
@@ -151,12 +151,12 @@ impl Plan {
         INLINE.min(device.attr().max_inline)
     }
 
-    /// Round trips, one at a time, rather than a stream.
+    /// Whether it makes round trips, one at a time, and not a stream.
     pub(crate) fn is_ping_pong(&self) -> bool {
         self.op.is_received() && self.depth == 1
     }
 
-    /// The command line that measures this.
+    /// The same options as a command line, for the second process.
     pub(crate) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", "device", "--op", self.op.name()].map(OsString::from).into();
         line.extend(self.devices.to_args());

@@ -1,4 +1,4 @@
-//! What a side posts: bytes, signals and their count.
+//! The sending half of a side: posts work requests, chooses which are signaled, and waits for their completions.
 
 use crosstie::device::{Cq, Data, Mr, PostError, SendOp, SendWr};
 use crosstie::telemetry::Counters;
@@ -8,23 +8,23 @@ use super::plan::Op;
 use crate::error::Error;
 use crate::spin_wait::SpinWait;
 
-/// Unsignaled requests in a row, at least.
+/// Requests per signaled request, at least.
 const SIGNAL_EVERY: usize = 32;
 
-/// The sending half of a side, apart from the queue pair, which may be busy with a batch.
+/// The sending half of a side. The queue pair is separate, because a batch may borrow it meanwhile.
 pub(super) struct Sender {
     pub(super) op: Op,
     pub(super) payload: usize,
-    /// Where requests take their bytes from, or READs and atomics put them.
+    /// Bytes of outgoing requests, or the destination of READs and atomics.
     pub(super) source: Mr,
-    /// Bytes of requests that carry them.
+    /// The bytes of inline requests.
     pub(super) inline: Option<[u8; 220]>,
     pub(super) cq: Cq,
     pub(super) counters: Counters,
     pub(super) signals: SignalPolicy,
 }
 
-/// Decides which requests are signaled, where nobody waits for a particular one.
+/// Decides which requests are signaled when nobody waits for a particular one.
 pub(super) struct SignalPolicy {
     every: usize,
     unsignaled: usize,
@@ -36,9 +36,9 @@ impl SignalPolicy {
         SignalPolicy { every: (depth / 2).max(SIGNAL_EVERY), unsignaled: 0, outstanding: 0 }
     }
 
-    /// A send queue so long that it is never full: a batch is at most twice `every`, and before it at most one
-    /// signal, and what came after it, is outstanding.
-    pub(super) fn queue(&self) -> u32 {
+    /// A length of the send queue that is never exceeded: a batch has at most twice `every` requests, and before it at most one signaled
+    /// request and those after it are outstanding.
+    pub(super) fn queue_len(&self) -> u32 {
         4 * self.every as u32
     }
 
@@ -55,7 +55,7 @@ impl SignalPolicy {
 }
 
 impl Sender {
-    /// A message, signaled now and then.
+    /// Posts one message; every so many are signaled.
     #[inline]
     pub(super) fn message(
         &mut self,
@@ -68,7 +68,7 @@ impl Sender {
         self.operation(seq, slot, op, signaled, post)
     }
 
-    /// A word for the other side's control memory, signaled now and then.
+    /// Posts a WRITE of one word to the other side's control memory; every so many are signaled.
     #[inline]
     pub(super) fn word(
         &mut self,
@@ -83,7 +83,7 @@ impl Sender {
         Ok(post(&SendWr { signaled, ..SendWr::new(word, op, Data::Inline(&bytes)) })?)
     }
 
-    /// One operation with the bytes of a slot, numbered in its first bytes.
+    /// Posts one operation with the bytes of a slot. The first 8 bytes are the sequence number.
     #[inline]
     pub(super) fn operation(
         &mut self,
@@ -111,13 +111,13 @@ impl Sender {
         Ok(post(&wr)?)
     }
 
-    /// Before a batch: makes sure that the queue has room for it.
+    /// Waits until the send queue has room for a batch.
     #[inline]
     pub(super) fn make_room(&mut self, spin: &mut SpinWait) -> Result<(), Error> {
         if self.signals.outstanding < 2 { Ok(()) } else { self.wait_for_completions(1, spin) }
     }
 
-    /// Waits until no more than `left` signals are outstanding.
+    /// Waits until at most `left` signaled requests are outstanding.
     pub(super) fn wait_for_completions(&mut self, left: usize, spin: &mut SpinWait) -> Result<(), Error> {
         while self.signals.outstanding > left {
             let mut failed = None;

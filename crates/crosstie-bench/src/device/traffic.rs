@@ -1,8 +1,8 @@
 //! The measured loops: what a user of the library would write.
 //!
-//! The leading side has the clock and ends a slice by marking its last message; the following side answers or receives
-//! until it sees the mark. A sender never overruns: at depth `n` it is at most `n` messages ahead of what the receiver said
-//! it has consumed, and the receiver says so only after it has posted the receives anew.
+//! The leading side reads the clock and ends a slice by a flag in its last message. The following side responds or receives until it
+//! sees the flag. A sender never overruns the receiver: at depth `n` it is at most `n` messages ahead of the number of messages that
+//! the receiver has reported as consumed, and the receiver reports a message only after it has reposted its receive.
 
 use std::time::{Duration, Instant};
 
@@ -14,22 +14,22 @@ use super::plan::Op;
 use crate::error::Error;
 use crate::limits::Throughput;
 
-/// In the immediate of a slice's last message.
+/// Flag in the immediate of the last message of a slice.
 const END: u32 = 1 << 31;
-/// Completions to take in one poll.
+/// Most completions of one poll.
 const POLL: usize = 32;
 
-/// A side with its place in the sequence of messages.
+/// A connection with the sequence numbers of its messages.
 pub(super) struct Traffic {
     pub(super) connection: Connection,
     /// Messages sent and received so far.
     sent: u64,
     received: u64,
-    /// The slots of the next message to send, of the next to receive, and of the next receive to post anew.
+    /// The slots of the next message to send, of the next to receive, and of the next receive to repost.
     send_slot: usize,
     recv_slot: usize,
     post_slot: usize,
-    /// Receives that messages have used and that are not posted anew.
+    /// Receives that messages have consumed and that are not reposted yet.
     used_receives: usize,
 }
 
@@ -57,7 +57,7 @@ impl Traffic {
         loop {
             let over = last - begin >= slice;
             self.send_one(over)?;
-            // While the answer is on its way.
+            // Reposts while the response is on its way.
             self.repost_receives()?;
             while self.receive(1)?.is_none() {}
             let now = Instant::now();
@@ -82,8 +82,8 @@ impl Traffic {
         }
     }
 
-    /// Messages one way. Latencies are those of one message in flight at a time, from its post to the sight of its
-    /// acknowledgement: reading the clock for every message would cost more than the message.
+    /// Messages in one direction. Only one message in flight at a time is timed, from its post until the sender sees that it was
+    /// consumed: reading the clock for every message would cost more than the message.
     pub(super) fn lead_stream(
         &mut self,
         slice: Duration,
@@ -96,38 +96,38 @@ impl Traffic {
             let over = sampled_at - begin >= slice;
             let room = self.connection.depth as u64 - (self.sent - consumed);
             if room > 0 {
-                // The mark goes alone, so that nothing follows it.
+                // The last message is posted alone, so that nothing follows it.
                 self.send_batch(if over { 1 } else { room }, over)?;
                 if over {
                     break;
                 }
             }
-            consumed = self.await_consumed(consumed + 1)?;
+            consumed = self.wait_for_consumed(consumed + 1)?;
             if consumed > sampled {
                 let now = Instant::now();
                 latency.record((now - sampled_at).as_nanos() as u64);
                 (sampled, sampled_at) = (self.sent, now);
             }
         }
-        self.await_consumed(self.sent)?;
+        self.wait_for_consumed(self.sent)?;
         let time = begin.elapsed();
         self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
         Ok(Throughput { operations: self.sent - first, time })
     }
 
-    /// The other side of [`Traffic::lead_stream`]: tells every quarter of the depth what it has consumed.
+    /// The other side of [`Traffic::lead_stream`]: reports the number of consumed messages every quarter of the depth.
     pub(super) fn follow_stream(&mut self) -> Result<(), Error> {
         let quarter = (self.connection.depth as u64 / 4).max(1);
         let consumed = self.connection.peer()?.consumed();
-        let mut told = self.received;
+        let mut reported = self.received;
         loop {
             let Some(over) = self.receive(POLL)? else { continue };
             self.repost_receives()?;
-            if over || self.received - told >= quarter {
-                told = self.received;
+            if over || self.received - reported >= quarter {
+                reported = self.received;
                 let Connection { sender, qp, spin, .. } = &mut self.connection;
                 sender.make_room(spin)?;
-                sender.word(told, consumed, |wr| qp.post(wr))?;
+                sender.word(reported, consumed, |wr| qp.post(wr))?;
             }
             if over {
                 return self.connection.sender.wait_for_completions(0, &mut self.connection.spin);
@@ -135,7 +135,7 @@ impl Traffic {
         }
     }
 
-    /// WRITE, READ and atomics: half of the depth is posted at a time, its last request signaled.
+    /// WRITE, READ and atomics: posts half of the depth at a time and signals the last request.
     pub(super) fn lead_one_sided(
         &mut self,
         slice: Duration,
@@ -206,7 +206,7 @@ impl Traffic {
         })
     }
 
-    /// Looks at what a READ or an atomic brought.
+    /// Checks what a READ or an atomic returned.
     #[inline]
     fn verify_result(&mut self, seq: u64) -> Result<(), Error> {
         let Connection { op, payload, depth, sender, errors, .. } = &mut self.connection;
@@ -234,7 +234,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Posts messages and tells the device once.
+    /// Posts messages as one batch, with one doorbell.
     #[inline]
     fn send_batch(&mut self, count: u64, over: bool) -> Result<(), Error> {
         let peer = self.connection.peer()?;
@@ -253,11 +253,11 @@ impl Traffic {
         })
     }
 
-    /// Takes what has arrived, up to `max` messages. `None` if nothing was there; otherwise whether the last message of the slice was among it.
+    /// Polls for up to `max` received messages. `None` if there are none; otherwise whether the last message of the slice was among them.
     #[inline]
     fn receive(&mut self, max: usize) -> Result<Option<bool>, Error> {
         let Connection { recv_cq, slots, payload, op, receives, depth, .. } = &mut self.connection;
-        let places = if *op == Op::Send { *receives } else { *depth };
+        let slot_count = if *op == Op::Send { *receives } else { *depth };
         let (received, slot) = (&mut self.received, &mut self.recv_slot);
         let (mut over, mut failed, mut wrong) = (false, None, 0);
         let count = recv_cq.poll(max, |c| {
@@ -265,7 +265,7 @@ impl Traffic {
                 failed = Some(c.status);
                 return;
             }
-            let held = slot_holds(slots, *payload, step(slot, places), *received);
+            let held = slot_holds(slots, *payload, step(slot, slot_count), *received);
             wrong += u64::from(!held.unwrap_or(false) || c.byte_len as usize != *payload);
             over = is_end(c);
             *received += 1;
@@ -284,7 +284,7 @@ impl Traffic {
         Ok(Some(over))
     }
 
-    /// Posts the receives anew that messages have used.
+    /// Reposts the receives that messages have consumed.
     #[inline]
     fn repost_receives(&mut self) -> Result<(), Error> {
         while self.used_receives > 0 {
@@ -295,31 +295,31 @@ impl Traffic {
         Ok(())
     }
 
-    /// Waits until the other side has consumed at least `count` messages, and says how many.
+    /// Waits until the other side has consumed at least `count` messages, and returns how many.
     #[inline]
-    fn await_consumed(&mut self, count: u64) -> Result<u64, Error> {
+    fn wait_for_consumed(&mut self, count: u64) -> Result<u64, Error> {
         loop {
             let consumed = self.connection.consumed()?;
             if consumed >= count {
                 self.connection.spin.reset();
                 return Ok(consumed.min(self.sent));
             }
-            let gave_way = self.connection.spin.idle()?;
-            if gave_way && self.connection.qp.state() == QpState::Error {
+            let has_yielded = self.connection.spin.idle()?;
+            if has_yielded && self.connection.qp.state() == QpState::Error {
                 return Err(Error::Request { what: self.connection.op.name(), status: Status::Flushed });
             }
         }
     }
 }
 
-/// The request for message `seq`.
+/// The operation that sends message `seq`.
 #[inline]
 fn message(peer: &PeerInfo, op: Op, payload: usize, slot: usize, seq: u64, over: bool) -> SendOp {
-    let mark = if over { END } else { 0 };
+    let flag = if over { END } else { 0 };
     match op {
         Op::Send if over => SendOp::SendImm(END),
         Op::Send => SendOp::Send,
-        _ => SendOp::WriteImm(peer.slot(payload, slot), (seq as u32 & !END) | mark),
+        _ => SendOp::WriteImm(peer.slot(payload, slot), (seq as u32 & !END) | flag),
     }
 }
 
@@ -327,7 +327,7 @@ fn is_end(completion: &Completion) -> bool {
     completion.imm.is_some_and(|imm| imm & END != 0)
 }
 
-/// Steps a slot forward and says where it was.
+/// Advances a slot index and returns its old value.
 #[inline]
 fn step(slot: &mut usize, count: usize) -> usize {
     let at = *slot;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::topology::{self, Topology};
 use super::{Error, Plan};
+use crate::median::median;
 use crate::workload::Pattern;
 use crosstie_kv::sharding::ShardMap;
 
@@ -36,7 +37,7 @@ pub(super) struct PlainLimit {
     tables: Vec<Table>,
     depth: usize,
     slice: Duration,
-    found: Vec<f64>,
+    measured: Vec<f64>,
 }
 
 impl PlainLimit {
@@ -60,7 +61,7 @@ impl PlainLimit {
             tables: keys.iter().map(|keys| Table::new(keys)).collect(),
             depth: plan.queue_depth as usize,
             slice: plan.run_length().min(SLICE) / 2,
-            found: Vec::new(),
+            measured: Vec::new(),
         }))
     }
 
@@ -68,15 +69,13 @@ impl PlainLimit {
     pub(super) fn measure(&mut self) -> Result<(), Error> {
         let rates = [false, true].map(|all| self.run(all));
         let [one, all] = rates;
-        self.found.push(one?.max(all?));
+        self.measured.push(one?.max(all?));
         Ok(())
     }
 
     /// Operations per second, the median of the slices.
     pub(super) fn per_second(&self) -> Option<f64> {
-        let mut found = self.found.clone();
-        found.sort_by(f64::total_cmp);
-        found.get(found.len() / 2).copied()
+        median(self.measured.iter().copied())
     }
 
     fn run(&mut self, all: bool) -> Result<f64, Error> {

@@ -13,6 +13,7 @@ use super::topology::{self, Topology};
 use super::worker::Tally;
 use super::{Error, Plan, gather};
 use crate::figures::{self, Figures, LoopKind, Rank, Run};
+use crate::median::median;
 use crosstie_kv::Backend;
 use crosstie_kv::node::Node;
 
@@ -259,11 +260,7 @@ pub(super) fn figures(
         let ops = sum(|local| local.ops);
         runs = vec![Run { ops, seconds: longest, ops_per_s: rate(ops, longest) }];
     }
-    let mut rates: Vec<f64> = runs.iter().map(|run| run.ops_per_s).collect();
-    rates.sort_by(f64::total_cmp);
-    let middle = rates.len() / 2;
-    let median =
-        if rates.len().is_multiple_of(2) { (rates[middle - 1] + rates[middle]) / 2.0 } else { rates[middle] };
+    let median = median(runs.iter().map(|run| run.ops_per_s)).unwrap_or(0.0);
     let quantile = |q| latency.quantile(q).unwrap_or(0);
     let max = all.iter().map(|local| local.max).max().unwrap_or(0);
     let sizes = counted.batch_sizes.iter().enumerate().filter(|(_, count)| **count > 0);

@@ -1,46 +1,46 @@
-//! One cache line there and back.
+//! The round trip of one cache line between two cores.
 
 use core::sync::atomic::Ordering::Release;
 use std::time::{Duration, Instant};
 
 use crosstie::telemetry::Histogram;
 
-use super::{END, await_number};
+use super::{END, wait_for_number};
 use crate::error::Error;
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
 
 const LINE: usize = 0;
 
-/// One side of a ping-pong of one word, each side spinning on it.
+/// One side of a ping-pong with one word; each side spins on it.
 pub(crate) struct CacheLinePingPong<'a> {
     region: &'a SharedRegion,
     spin: SpinWait,
-    /// Turns so far, both sides' counted.
-    turns: u64,
+    /// Messages so far, those of both sides.
+    messages: u64,
 }
 
 impl<'a> CacheLinePingPong<'a> {
-    /// Turns that [`CacheLinePingPong::lead`] times together.
-    const TOGETHER: u64 = 64;
+    /// Round trips that [`CacheLinePingPong::lead`] times together.
+    const PER_SAMPLE: u64 = 64;
 
     pub(crate) fn new(region: &'a SharedRegion, spin: SpinWait) -> CacheLinePingPong<'a> {
-        CacheLinePingPong { region, spin, turns: 0 }
+        CacheLinePingPong { region, spin, messages: 0 }
     }
 
-    /// One cache line back and forth; records how long every [`CacheLinePingPong::TOGETHER`] turns took.
+    /// Makes round trips for `slice`; records the time of every [`CacheLinePingPong::PER_SAMPLE`] round trips.
     pub(crate) fn lead(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
         let begin = Instant::now();
         let mut last = begin;
         loop {
-            for _ in 0..Self::TOGETHER {
-                self.turn(0)?;
+            for _ in 0..Self::PER_SAMPLE {
+                self.round_trip(0)?;
             }
             let now = Instant::now();
             times.record((now - last).as_nanos() as u64);
             last = now;
             if now - begin >= slice {
-                return self.turn(END);
+                return self.round_trip(END);
             }
         }
     }
@@ -48,26 +48,26 @@ impl<'a> CacheLinePingPong<'a> {
     /// The other side of [`CacheLinePingPong::lead`].
     pub(crate) fn follow(&mut self) -> Result<(), Error> {
         loop {
-            self.turns += 2;
-            let end = await_number(self.region.word(LINE), self.turns - 1, &mut self.spin)?;
-            // Release, partner: the Acquire in `turn`.
-            self.region.word(LINE).store(self.turns, Release);
+            self.messages += 2;
+            let end = wait_for_number(self.region.word(LINE), self.messages - 1, &mut self.spin)?;
+            // Release, partner: the Acquire in `round_trip`.
+            self.region.word(LINE).store(self.messages, Release);
             if end {
                 return Ok(());
             }
         }
     }
 
-    /// Nanoseconds of one turn, from what [`CacheLinePingPong::lead`] recorded.
+    /// Median of one round trip in nanoseconds, from what [`CacheLinePingPong::lead`] recorded.
     pub(crate) fn median(times: &Histogram) -> Option<f64> {
-        times.quantile(0.5).map(|ns| ns as f64 / Self::TOGETHER as f64)
+        times.quantile(0.5).map(|ns| ns as f64 / Self::PER_SAMPLE as f64)
     }
 
     #[inline]
-    fn turn(&mut self, end: u64) -> Result<(), Error> {
-        self.turns += 2;
+    fn round_trip(&mut self, end: u64) -> Result<(), Error> {
+        self.messages += 2;
         // Release, partner: the Acquire in `follow`.
-        self.region.word(LINE).store((self.turns - 1) | end, Release);
-        await_number(self.region.word(LINE), self.turns, &mut self.spin).map(drop)
+        self.region.word(LINE).store((self.messages - 1) | end, Release);
+        wait_for_number(self.region.word(LINE), self.messages, &mut self.spin).map(drop)
     }
 }

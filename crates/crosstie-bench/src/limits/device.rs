@@ -1,16 +1,17 @@
-//! What `bench device` is measured against: payload, a completion entry, a count of what was consumed.
+//! The limit of `bench device`: a payload, a completion entry, and a count of consumed messages.
 //!
 //! ```text
-//! region   256 consumed | 384 word | 4096 there: entries, payloads | back: entries, payloads
+//! region   256 consumed | 384 word | 4096 to the follower: entries, payloads | to the leader: entries, payloads
 //! ```
 //!
-//! An entry is a line with the number of its message, published after the payload, as a completion is.
+//! An entry is a cache line with the number of its message. The sender publishes it after the payload, as a device does with a
+//! completion.
 
 use core::hint::black_box;
 use core::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use super::{END, RINGS, Throughput, await_number};
+use super::{END, RINGS, Throughput, wait_for_number};
 use crate::error::Error;
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
@@ -19,10 +20,10 @@ const CONSUMED: usize = 256;
 const WORD: usize = 384;
 const ENTRY: usize = 64;
 
-/// What a receiver reads of a payload: its first line.
-pub(crate) const LOOKED_AT: usize = 64;
+/// Bytes of a payload that a receiver reads: the first cache line.
+pub(crate) const BYTES_READ: usize = 64;
 
-/// Which direction a message goes.
+/// Direction of a message.
 #[derive(Clone, Copy)]
 enum Direction {
     ToFollower,
@@ -35,16 +36,16 @@ pub(crate) struct PlainDevice<'a> {
     payload: usize,
     depth: usize,
     spin: SpinWait,
-    /// Turns between looks at the clock.
-    per_look: u64,
-    /// Messages so far, and the place of the next one.
+    /// Operations between two reads of the clock.
+    per_clock_read: u64,
+    /// Messages so far, and the slot of the next one.
     seq: u64,
     slot: usize,
     message: Vec<u8>,
 }
 
 impl<'a> PlainDevice<'a> {
-    /// How much memory it takes.
+    /// Bytes of the region that it takes.
     pub(crate) fn region_len(payload: usize, depth: usize) -> usize {
         RINGS + 2 * depth * (ENTRY + stride(payload))
     }
@@ -55,13 +56,22 @@ impl<'a> PlainDevice<'a> {
         depth: usize,
         spin: SpinWait,
     ) -> PlainDevice<'a> {
-        let per_look = if payload < 4096 { 64 } else { 1 };
-        PlainDevice { region, payload, depth, spin, per_look, seq: 0, slot: 0, message: vec![1; payload] }
+        let per_clock_read = if payload < 4096 { 64 } else { 1 };
+        PlainDevice {
+            region,
+            payload,
+            depth,
+            spin,
+            per_clock_read,
+            seq: 0,
+            slot: 0,
+            message: vec![1; payload],
+        }
     }
 
-    /// A message there, a message back.
+    /// Round trips: one message to the follower, one back.
     pub(crate) fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        self.turns(self.per_look, slice, |plain, end| {
+        self.repeat(self.per_clock_read, slice, |plain, end| {
             plain.seq += 1;
             plain.send(Direction::ToFollower, end);
             plain.receive(Direction::ToLeader)?;
@@ -81,13 +91,13 @@ impl<'a> PlainDevice<'a> {
         }
     }
 
-    /// Messages one direction, no more than the depth ahead of the receiver.
+    /// Messages in one direction, at most `depth` ahead of the receiver.
     pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut consumed = self.seq;
         let depth = self.depth as u64;
-        let throughput = self.turns(self.per_look, slice, |plain, end| {
+        let throughput = self.repeat(self.per_clock_read, slice, |plain, end| {
             while plain.seq - consumed >= depth {
-                // Acquire, partner: the Release in `follow_stream`. The places are free.
+                // Acquire, partner: the Release in `follow_stream`. The slots are free.
                 consumed = plain.region.word(CONSUMED).load(Acquire);
                 plain.spin.idle()?;
             }
@@ -97,22 +107,22 @@ impl<'a> PlainDevice<'a> {
             plain.advance();
             Ok(())
         })?;
-        await_number(self.region.word(CONSUMED), self.seq, &mut self.spin)?;
+        wait_for_number(self.region.word(CONSUMED), self.seq, &mut self.spin)?;
         Ok(throughput)
     }
 
-    /// The other side of [`PlainDevice::lead_stream`]: tells every quarter of the depth what it has consumed.
+    /// The other side of [`PlainDevice::lead_stream`]: publishes the number of consumed messages every quarter of the depth.
     pub(crate) fn follow_stream(&mut self) -> Result<(), Error> {
         let quarter = (self.depth as u64 / 4).max(1);
-        let mut told = self.seq;
+        let mut published = self.seq;
         loop {
             self.seq += 1;
             let end = self.receive(Direction::ToFollower)?;
             self.advance();
-            if end || self.seq - told >= quarter {
-                told = self.seq;
+            if end || self.seq - published >= quarter {
+                published = self.seq;
                 // Release, partner: the Acquire in `lead_stream`.
-                self.region.word(CONSUMED).store(told, Release);
+                self.region.word(CONSUMED).store(published, Release);
             }
             if end {
                 return Ok(());
@@ -120,9 +130,9 @@ impl<'a> PlainDevice<'a> {
         }
     }
 
-    /// Bytes into memory that the other side maps.
+    /// Copies bytes into memory that the other side maps.
     pub(crate) fn write(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        self.turns(self.per_look, slice, |plain, _| {
+        self.repeat(self.per_clock_read, slice, |plain, _| {
             plain.seq += 1;
             plain.region.put(plain.payload_at(Direction::ToFollower), plain.numbered());
             plain.advance();
@@ -130,9 +140,9 @@ impl<'a> PlainDevice<'a> {
         })
     }
 
-    /// Bytes out of memory that the other side maps.
+    /// Copies bytes out of memory that the other side maps.
     pub(crate) fn read(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        self.turns(self.per_look, slice, |plain, _| {
+        self.repeat(self.per_clock_read, slice, |plain, _| {
             plain.region.get(plain.payload_at(Direction::ToFollower), &mut plain.message);
             black_box(&mut plain.message);
             plain.advance();
@@ -143,7 +153,7 @@ impl<'a> PlainDevice<'a> {
     /// Compare-and-swap on a word that the other side maps.
     pub(crate) fn compare_swap(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut value = self.region.word(WORD).load(Acquire);
-        self.turns(self.per_look, slice, |plain, _| {
+        self.repeat(self.per_clock_read, slice, |plain, _| {
             if plain.region.word(WORD).compare_exchange(value, value + 1, SeqCst, SeqCst).is_ok() {
                 value += 1;
             }
@@ -153,31 +163,31 @@ impl<'a> PlainDevice<'a> {
 
     /// Fetch-and-add on a word that the other side maps.
     pub(crate) fn fetch_add(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        self.turns(self.per_look, slice, |plain, _| {
+        self.repeat(self.per_clock_read, slice, |plain, _| {
             black_box(plain.region.word(WORD).fetch_add(1, SeqCst));
             Ok(())
         })
     }
 
-    /// Makes turns until the time is over; the last one is marked.
+    /// Repeats `operation` until the time is over; the last one gets the flag [`END`].
     #[inline(always)]
-    fn turns(
+    fn repeat(
         &mut self,
-        per_look: u64,
+        per_clock_read: u64,
         slice: Duration,
-        mut turn: impl FnMut(&mut Self, u64) -> Result<(), Error>,
+        mut operation: impl FnMut(&mut Self, u64) -> Result<(), Error>,
     ) -> Result<Throughput, Error> {
         let begin = Instant::now();
-        let mut turns = 0;
+        let mut operations = 0;
         loop {
-            for _ in 0..per_look {
-                turn(self, 0)?;
+            for _ in 0..per_clock_read {
+                operation(self, 0)?;
             }
-            turns += per_look;
+            operations += per_clock_read;
             let time = begin.elapsed();
             if time >= slice {
-                turn(self, END)?;
-                return Ok(Throughput { operations: turns, time });
+                operation(self, END)?;
+                return Ok(Throughput { operations, time });
             }
         }
     }
@@ -185,16 +195,16 @@ impl<'a> PlainDevice<'a> {
     #[inline]
     fn send(&mut self, direction: Direction, end: u64) {
         self.region.put(self.payload_at(direction), self.numbered());
-        // Release, partner: the Acquire in `await_number`. The payload is there.
+        // Release, partner: the Acquire in `wait_for_number`. The payload is complete.
         self.region.word(self.entry_at(direction)).store(self.seq | end, Release);
     }
 
-    /// Whether it was the last message.
+    /// Receives a message. Returns whether it was the last one.
     #[inline]
     fn receive(&mut self, direction: Direction) -> Result<bool, Error> {
-        let end = await_number(self.region.word(self.entry_at(direction)), self.seq, &mut self.spin)?;
-        let mut seen = [0; LOOKED_AT];
-        let seen = &mut seen[..self.payload.min(LOOKED_AT)];
+        let end = wait_for_number(self.region.word(self.entry_at(direction)), self.seq, &mut self.spin)?;
+        let mut seen = [0; BYTES_READ];
+        let seen = &mut seen[..self.payload.min(BYTES_READ)];
         self.region.get(self.payload_at(direction), seen);
         black_box(seen);
         Ok(end)

@@ -1,46 +1,46 @@
-//! What `bench ipc`, `bench delegation` and `bench flux` are measured against: requests and responses in a closed loop.
+//! The limit of `bench ipc`, `bench delegation` and `bench flux`: requests and responses in a closed loop.
 //!
 //! ```text
-//! in place    one ring; a place holds request k, then response k          number 2k+1, then 2k+2
-//! two rings   a ring requests, a ring back; a place holds message k          number k+1
+//! in place    one ring; a slot holds request k, then response k             number 2k+1, then 2k+2
+//! two rings   one for requests, one for responses; a slot holds message k   number k+1
 //! ```
 //!
-//! A place is a line for payloads up to 56 bytes. The number in it is the flag: no indices, no counts, nothing else is
-//! shared. Each side copies the payload in and out. The asking side has up to `depth` requests in flight and takes
-//! responses in their order, one at a time or all that are there ([`TakeResponses`]), before it asks anew. Which is faster depends on depth and machine, so
-//! both are measured. No hints to the processor (a `prefetchw` of a place two ahead would give two rings up to a third more
-//! at great depths): that is a feature.
+//! A slot is one cache line for payloads up to 56 bytes. The number in it tells that the message is complete: no indices and no
+//! counts are shared. Each side copies the payload in and out. The client has up to `depth` requests in flight. It takes responses in
+//! their order, one at a time or all that are there ([`TakeResponses`]), before it sends the next request. Which is faster depends on
+//! depth and machine, so both are measured. There are deliberately no hints to the processor (a `prefetchw` two slots ahead would give
+//! two rings up to a third more at great depths).
 
 use core::hint::black_box;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
-use super::{END, Throughput, await_number};
+use super::{END, Throughput, wait_for_number};
 use crate::error::Error;
 use crate::shared_region::{SharedRegion, SlotRing};
 use crate::spin_wait::SpinWait;
 
-/// How many responses the asking side takes before it asks anew.
+/// How many responses the client takes before it sends the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakeResponses {
     One,
     All,
 }
 
-/// One side of a plain exchange.
+/// One side of the exchange of requests and responses.
 pub(crate) trait PlainExchange {
-    /// Caller until the time is over.
+    /// The client: sends requests until the time is over.
     fn lead(&mut self, slice: Duration, take: TakeResponses) -> Result<Throughput, Error>;
-    /// Responder until the last request.
+    /// The server: responds until the last request.
     fn follow(&mut self) -> Result<(), Error>;
 }
 
-/// How much of an region [`in_place`] takes.
+/// Bytes of a region that [`in_place`] takes.
 pub(crate) fn in_place_len(payload: usize, depth: usize) -> usize {
     SlotRing::len(depth.next_power_of_two(), payload)
 }
 
-/// A ring of `depth` places, request and response in the same.
+/// An exchange over one ring of `depth` slots: the response is in the slot of its request.
 pub(crate) fn in_place<'a>(
     region: &'a SharedRegion,
     offset: usize,
@@ -52,27 +52,27 @@ pub(crate) fn in_place<'a>(
     sized(InPlace { ring }, payload, depth, spin)
 }
 
-/// How much of an region [`two_rings`] take.
-pub(crate) fn two_rings_len(payload: usize, places: usize) -> usize {
-    2 * SlotRing::len(places.next_power_of_two(), payload)
+/// Bytes of a region that [`two_rings`] takes.
+pub(crate) fn two_rings_len(payload: usize, slots: usize) -> usize {
+    2 * SlotRing::len(slots.next_power_of_two(), payload)
 }
 
-/// A ring of `places`, at least `depth`, each rings.
+/// An exchange over two rings of `slots`, at least `depth`, each.
 pub(crate) fn two_rings<'a>(
     region: &'a SharedRegion,
     offset: usize,
     payload: usize,
     depth: usize,
-    places: usize,
+    slots: usize,
     spin: SpinWait,
 ) -> Box<dyn PlainExchange + 'a> {
-    let count = places.max(depth).next_power_of_two();
+    let count = slots.max(depth).next_power_of_two();
     let requests = region.slot_ring(offset, count, payload);
     let responses = region.slot_ring(offset + SlotRing::len(count, payload), count, payload);
     sized(TwoRings { requests, responses }, payload, depth, spin)
 }
 
-/// Gives usual payloads a length that the compiler knows, as anybody would who writes it by hand.
+/// Gives usual payloads a length that the compiler knows, as hand-written code would.
 fn sized<'a, W: RingLayout + 'a>(
     rings: W,
     payload: usize,
@@ -90,7 +90,7 @@ fn sized<'a, W: RingLayout + 'a>(
     }
 }
 
-/// Where request and response `k` are, and by which number one knows them.
+/// The rings of request and response `k`, and the numbers that mark them as complete.
 trait RingLayout {
     fn request(&self) -> &SlotRing<'_>;
     fn request_number(k: u64) -> u64;
@@ -145,50 +145,58 @@ impl RingLayout for TwoRings<'_> {
     }
 }
 
-/// A side and its place in the sequence.
+/// One side, with its sequence numbers.
 struct PlainPeer<W, M: ?Sized> {
     rings: W,
     message: Box<M>,
     depth: u64,
     spin: SpinWait,
-    /// Exchanges between looks at the clock.
-    per_look: u64,
-    /// Requests sent or received, and responses received.
-    asked: u64,
-    answered: u64,
+    /// Requests between two reads of the clock.
+    per_clock_read: u64,
+    /// Requests sent (or received, on the server), and responses received.
+    requests_sent: u64,
+    responses_taken: u64,
 }
 
 impl<W: RingLayout, M: AsRef<[u8]> + AsMut<[u8]> + ?Sized> PlainPeer<W, M> {
     fn new(rings: W, message: Box<M>, depth: usize, spin: SpinWait) -> Self {
-        let per_look = if (*message).as_ref().len() < 4096 { 64 } else { 1 };
-        PlainPeer { rings, message, depth: depth as u64, spin, per_look, asked: 0, answered: 0 }
+        let per_clock_read = if (*message).as_ref().len() < 4096 { 64 } else { 1 };
+        PlainPeer {
+            rings,
+            message,
+            depth: depth as u64,
+            spin,
+            per_clock_read,
+            requests_sent: 0,
+            responses_taken: 0,
+        }
     }
 
     #[inline(always)]
-    fn ask(&mut self, end: u64) {
-        let k = self.asked;
+    fn send_request(&mut self, end: u64) {
+        let k = self.requests_sent;
         self.rings.request().put(k, &*self.message);
-        // Release, partner: the Acquire in `follow`. The payload is requests.
+        // Release, partner: the Acquire in `follow`. The payload is complete.
         self.rings.request().number(k).store(W::request_number(k) | end, Release);
-        self.asked += 1;
+        self.requests_sent += 1;
     }
 
-    /// Takes a response if it is requests.
+    /// Takes the next response if it is complete.
     #[inline(always)]
     fn take(&mut self) -> bool {
-        let k = self.answered;
-        // Acquire, partner: the Release in `follow`. The payload is requests.
+        let k = self.responses_taken;
+        // Acquire, partner: the Release in `follow`. The payload is complete.
         if self.rings.response().number(k).load(Acquire) != W::response_number(k) {
             return false;
         }
         self.rings.response().get(k, black_box(&mut *self.message));
-        self.answered += 1;
+        self.responses_taken += 1;
         true
     }
 
-    /// Waits for a response and takes it.
+    /// Waits for the next response and takes it.
     #[inline(always)]
-    fn await_one(&mut self) -> Result<(), Error> {
+    fn wait_for_one(&mut self) -> Result<(), Error> {
         while !self.take() {
             self.spin.idle()?;
         }
@@ -199,41 +207,41 @@ impl<W: RingLayout, M: AsRef<[u8]> + AsMut<[u8]> + ?Sized> PlainPeer<W, M> {
 
 impl<W: RingLayout, M: AsRef<[u8]> + AsMut<[u8]> + ?Sized> PlainExchange for PlainPeer<W, M> {
     fn lead(&mut self, slice: Duration, take: TakeResponses) -> Result<Throughput, Error> {
-        let (begin, first) = (Instant::now(), self.asked);
-        let mut looked = first;
+        let (begin, first) = (Instant::now(), self.requests_sent);
+        let mut checked_at = first;
         loop {
-            while self.asked - self.answered < self.depth {
-                self.ask(0);
+            while self.requests_sent - self.responses_taken < self.depth {
+                self.send_request(0);
             }
-            self.await_one()?;
-            while take == TakeResponses::All && self.answered < self.asked && self.take() {}
-            if self.asked - looked >= self.per_look {
-                looked = self.asked;
+            self.wait_for_one()?;
+            while take == TakeResponses::All && self.responses_taken < self.requests_sent && self.take() {}
+            if self.requests_sent - checked_at >= self.per_clock_read {
+                checked_at = self.requests_sent;
                 if begin.elapsed() >= slice {
                     break;
                 }
             }
         }
-        while self.answered < self.asked {
-            self.await_one()?;
+        while self.responses_taken < self.requests_sent {
+            self.wait_for_one()?;
         }
-        let throughput = Throughput { operations: self.asked - first, time: begin.elapsed() };
-        self.ask(END);
-        self.await_one()?;
+        let throughput = Throughput { operations: self.requests_sent - first, time: begin.elapsed() };
+        self.send_request(END);
+        self.wait_for_one()?;
         Ok(throughput)
     }
 
     fn follow(&mut self) -> Result<(), Error> {
         loop {
-            let k = self.asked;
-            let end = await_number(self.rings.request().number(k), W::request_number(k), &mut self.spin)?;
+            let k = self.requests_sent;
+            let end = wait_for_number(self.rings.request().number(k), W::request_number(k), &mut self.spin)?;
             self.rings.request().get(k, black_box(&mut *self.message));
             self.rings.response().put(k, black_box(&*self.message));
-            // Release, partner: the Acquire in `take`. The payload is requests.
+            // Release, partner: the Acquire in `take`. The payload is complete.
             self.rings.response().number(k).store(W::response_number(k), Release);
-            self.asked += 1;
+            self.requests_sent += 1;
             if end {
-                self.answered = self.asked;
+                self.responses_taken = self.requests_sent;
                 return Ok(());
             }
         }

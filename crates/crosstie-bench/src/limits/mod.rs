@@ -1,18 +1,18 @@
-//! What the machine itself allows: the plainest code that makes the same exchange between the same two cores.
+//! What the machine allows: minimal code that exchanges the same messages between the same two cores.
 //!
-//! No checks, no rights, no errors, no death of a peer, one sender, one receiver: what a reader would write to embarrass
-//! the library. Both sides call the function of the same name in the same order; the leading side ends a slice when its
-//! time is over. Words only ever grow, so slices follow each other without a reset.
+//! This code has no checks, no access rights, no errors and no handling of a dead peer; there is one sender and one receiver. It is
+//! the fastest that a reader could write by hand. Both sides call matching functions in the same order (`lead_*` and `follow_*`); the
+//! leading side ends a slice when its time is over. Sequence numbers only grow, so the next slice needs no reset.
 //!
-//! | what | against |
+//! | limit | compared with |
 //! | --- | --- |
-//! | [`CacheLinePingPong`] | everything: one cache line there and back |
+//! | [`CacheLinePingPong`] | everything: the round trip of one cache line |
 //! | [`PlainDevice`] | `bench device` |
-//! | [`in_place`], [`two_rings`] | `bench ipc`, `bench delegation`, `bench flux` |
+//! | [`in_place`], [`two_rings`] | `bench ipc`, `bench delegation`, `bench flux`; `two_rings` also `bench copyrpc` |
 //! | [`Memcpy`] | large payloads |
 //!
 //! ```text
-//! region   0 line | 256-384 device | 512-640 gate of the clients | 4096 rings
+//! region   0 cache line | 256-384 device | 512-640 slice barrier of the clients | 4096 rings
 //! ```
 
 mod cache_line;
@@ -30,13 +30,13 @@ pub(crate) use exchange::{PlainExchange, TakeResponses, in_place, in_place_len, 
 use super::spin_wait::SpinWait;
 use crate::error::Error;
 
-/// Where rings begin; single words come before.
+/// Offset of the rings in the region; single words come before.
 pub(crate) const RINGS: usize = 4096;
 
-/// Marks the number of the last message of a slice.
+/// Flag in the number of the last message of a slice.
 const END: u64 = 1 << 63;
 
-/// How often, in how long.
+/// Operations, and the time that they took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throughput {
     pub(crate) operations: u64,
@@ -49,11 +49,11 @@ impl Throughput {
     }
 }
 
-/// Spins until a word has this number, and says whether it is marked as the last one.
+/// Spins until a word has this number. Returns whether it has the flag of the last message.
 #[inline(always)]
-fn await_number(word: &AtomicU64, number: u64, spin: &mut SpinWait) -> Result<bool, Error> {
+fn wait_for_number(word: &AtomicU64, number: u64, spin: &mut SpinWait) -> Result<bool, Error> {
     loop {
-        // Acquire, partner: the Release store of the other side's number.
+        // Acquire, partner: the Release store of the number by the other side.
         let found = word.load(Acquire);
         if found & !END == number {
             spin.reset();
@@ -63,7 +63,7 @@ fn await_number(word: &AtomicU64, number: u64, spin: &mut SpinWait) -> Result<bo
     }
 }
 
-/// Copies `payload` bytes at a time inside this process, around as many buffers as there are messages in flight.
+/// memcpy inside this process: copies `payload` bytes at a time, cycling through as many buffers as messages in flight.
 pub(crate) struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,

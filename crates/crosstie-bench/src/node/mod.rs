@@ -37,8 +37,9 @@ use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponse
 use super::progress::Progress;
 use super::shared_region::{self, SharedRegion};
 use super::spin_wait::SpinWait;
-use super::summary::{self, LARGE, Measurements, Setup, Summary, median};
+use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
+use crate::median::median;
 
 /// The rank that answers.
 const SERVER: usize = 1;
@@ -159,7 +160,7 @@ fn run_rank<T: Transport>(
 
     // Before pinning: threads of the library may run anywhere.
     let mut role = open(plan, transport, &mut collective, spin)?;
-    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin(cores[rank]));
+    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin_thread(cores[rank]));
     collective.barrier(pinned)?;
 
     let mut slices = SliceRunner::new(plan, region, spin, &collective);

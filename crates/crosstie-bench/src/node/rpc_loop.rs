@@ -69,7 +69,7 @@ impl Idle {
             return self.spin.idle().map(drop);
         }
         nap(NAP)?;
-        self.spin.slept()
+        self.spin.count_sleep()
     }
 }
 

@@ -1,31 +1,31 @@
-//! What results have in common, what varies among them, and how the backends compare where all else is equal.
+//! Groups results that differ in the backend only, finds what varies between the groups, and compares the backends.
 
 use crate::figures::{Figures, LoopKind};
 use crosstie_kv::Backend;
 
-use crate::summary::median;
+use crate::median::median;
 use crate::units;
 
-/// Runs of one result that differ by more than this factor are worth a warning.
+/// A result is worth a warning if its fastest run is more than this many times its slowest.
 const SPREAD: f64 = 1.5;
 
-/// Something that was asked of a result.
+/// One parameter of a result.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fact {
-    /// What it is called.
+    /// Its name.
     pub(crate) name: &'static str,
-    /// Its value in words, for example `2 nodes`.
+    /// Its value with its unit, for example `2 nodes`.
     pub(crate) words: String,
-    /// Its value alone.
+    /// Its value without the unit.
     pub(crate) value: String,
-    /// Its value where it can be an axis.
+    /// Its value as a number, if it can be the axis of a plot.
     pub(crate) number: Option<f64>,
 }
 
 /// How many [`facts`] there are.
 pub(crate) const FACTS: usize = 14;
 
-/// All that must be equal for two results to be comparable, what people ask for first at the front.
+/// All parameters that must be equal for two results to be comparable, the most important ones first.
 pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
     let Figures { nodes, daemons, clients, queue_depth, keys, value_bytes, zipf, read_ratio, .. } = *figures;
     let count = |name, count: u32, one: &str, many: &str| Fact {
@@ -83,7 +83,7 @@ pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
                 units::percent(share),
                 share,
             ),
-            None => word("local share", "as keys fall".into()),
+            None => word("local share", "as the keys are distributed".into()),
         },
         word("device", figures.device.clone()),
         word("launcher", figures.launcher.clone()),
@@ -91,21 +91,21 @@ pub(crate) fn facts(figures: &Figures) -> [Fact; FACTS] {
     ]
 }
 
-/// Results that differ by backend at most; at least one.
+/// Results with equal parameters: they differ in the backend at most. There is at least one.
 pub(crate) struct Group<'a> {
-    /// What tells it from the other groups, or what it is where it is the only one.
+    /// The parameters that differ from the other groups; the size of the cluster if it is the only group.
     pub(crate) label: String,
-    /// Whether it is the only one, so that its label says nothing.
+    /// Whether it is the only group, so that plots need no label.
     pub(crate) alone: bool,
     pub(crate) facts: [Fact; FACTS],
-    /// Meta first.
+    /// Those of Meta first.
     pub(crate) results: Vec<&'a Figures>,
 }
 
-/// All results, sorted out.
+/// All results in groups.
 pub(crate) struct Comparison<'a> {
     pub(crate) groups: Vec<Group<'a>>,
-    /// Whether the groups differ in a fact.
+    /// For each fact, whether the groups differ in it.
     pub(crate) varies: [bool; FACTS],
 }
 
@@ -142,14 +142,14 @@ impl<'a> Comparison<'a> {
         Comparison { groups, varies }
     }
 
-    /// The result with the most operations per second, and its group.
+    /// The result with the highest throughput, and its group.
     pub(crate) fn best(&self) -> Option<(&Group<'a>, &'a Figures)> {
         let all =
             self.groups.iter().flat_map(|group| group.results.iter().map(move |figures| (group, *figures)));
         all.max_by(|(_, one), (_, other)| one.ops_per_s.total_cmp(&other.ops_per_s))
     }
 
-    /// Facts in which groups differ and which can be an axis, by index, and the groups along it with all else equal.
+    /// The facts that can be the axis of a plot because groups differ in them, with the groups along each axis.
     pub(crate) fn axes(&self) -> Vec<Axis<'_, 'a>> {
         let mut axes = Vec::new();
         for at in (0..FACTS).filter(|at| self.varies[*at]) {
@@ -158,7 +158,7 @@ impl<'a> Comparison<'a> {
                 let Some(number) = group.facts[at].number else { continue };
                 let mut others = self.varies;
                 others[at] = false;
-                let rest = words(&group.facts, &others);
+                let rest = describe(&group.facts, &others);
                 match lines.iter_mut().find(|(label, _)| *label == rest) {
                     Some((_, points)) => points.push((number, group)),
                     None => lines.push((rest, vec![(number, group)])),
@@ -177,35 +177,38 @@ impl<'a> Comparison<'a> {
         axes
     }
 
-    /// What a reader must know before believing a figure: severe things first.
+    /// What a reader must know about the quality of the results, the severe warnings first.
     pub(crate) fn warnings(&self) -> Vec<Warning> {
         let (mut severe, mut mild) = (Vec::new(), Vec::new());
         for (group, figures) in
             self.groups.iter().flat_map(|group| group.results.iter().map(move |each| (group, each)))
         {
             let who = format!("{}, {}", figures.backend.name(), group.label);
-            let mut say =
+            let mut add =
                 |what: String| severe.push(Warning { severe: true, text: format!("{who}: {what}") });
             if figures.errors > 0 {
-                say(format!("{} of {} operations had a wrong answer or none.", figures.errors, figures.ops));
+                add(format!(
+                    "{} of {} operations got a wrong response or none.",
+                    figures.errors, figures.ops
+                ));
             }
             if figures.node_gone > 0 {
-                say(format!(
+                add(format!(
                     "{} of {} operations ended because a node was gone.",
                     figures.node_gone, figures.ops
                 ));
             }
             if figures.interrupted {
-                say("interrupted; the figures are those until then.".into());
+                add("interrupted: the figures cover the time until then.".into());
             }
             let spread = highest(figures) / lowest(figures);
             if spread > SPREAD {
                 let what = if spread.is_finite() {
                     format!(
-                        "the fastest run was {spread:.2} times the slowest; repeat it on a quiet machine."
+                        "the fastest run was {spread:.2} times the slowest: repeat it on an idle machine."
                     )
                 } else {
-                    "a run got nothing done.".into()
+                    "one run completed no operation.".into()
                 };
                 mild.push(Warning { severe: false, text: format!("{who}: {what}") });
             }
@@ -223,19 +226,39 @@ pub(crate) struct Warning {
 
 /// See [`Comparison::axes`].
 pub(crate) struct Axis<'c, 'a> {
-    /// Which fact.
+    /// Index of the fact.
     pub(crate) at: usize,
     pub(crate) name: &'static str,
-    /// What all points of a panel share, and the points in order.
+    /// For each plot: what all its points share, and the points in ascending order.
     pub(crate) panels: Vec<(String, Vec<(f64, &'c Group<'a>)>)>,
 }
 
-/// Delegation beside Meta.
+/// The throughput of Delegation divided by that of Meta.
 pub(crate) struct Ratio {
-    /// Of the medians.
+    /// The ratio of the medians.
     pub(crate) ratio: f64,
-    /// Of the first runs, the second runs and so on; empty where they cannot be paired.
+    /// The ratio of the first runs, of the second runs and so on; empty if the runs cannot be paired.
     pub(crate) by_run: Vec<f64>,
+    /// Whether the results show a difference between the backends, see [`shows_difference`].
+    pub(crate) is_difference: bool,
+}
+
+/// Ratios of the medians this close to 1 are never a difference.
+const MIN_DIFFERENCE: f64 = 0.02;
+
+/// Whether runs of two backends show a difference: the same backend was faster in every pair of runs. Runs that cannot be paired
+/// must not overlap: the slowest run of one is faster than the fastest of the other. A ratio of the medians within 2 % of 1 is no
+/// difference in any case.
+fn shows_difference(ratio: f64, by_run: &[f64], metas: &[f64], delegations: &[f64]) -> bool {
+    if (ratio - 1.0).abs() <= MIN_DIFFERENCE {
+        return false;
+    }
+    if !by_run.is_empty() {
+        return by_run.iter().all(|ratio| *ratio > 1.0) || by_run.iter().all(|ratio| *ratio < 1.0);
+    }
+    let min = |rates: &[f64]| rates.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = |rates: &[f64]| rates.iter().copied().fold(0.0, f64::max);
+    min(delegations) > max(metas) || min(metas) > max(delegations)
 }
 
 impl Group<'_> {
@@ -243,20 +266,21 @@ impl Group<'_> {
         self.results.iter().copied().filter(move |figures| figures.backend == backend)
     }
 
-    /// `None` unless both backends were measured, and Meta did something.
+    /// Compares the backends; `None` unless both were measured and Meta completed operations.
     pub(crate) fn ratio(&self) -> Option<Ratio> {
-        let middle = |backend| median(self.of(backend).map(|figures| figures.ops_per_s));
-        let ratio = middle(Backend::Delegation)? / middle(Backend::Meta)?;
+        let median_of = |backend| median(self.of(backend).map(|figures| figures.ops_per_s));
+        let ratio = median_of(Backend::Delegation)? / median_of(Backend::Meta)?;
         let pool = |backend| -> Vec<f64> { self.of(backend).flat_map(runs).collect() };
         let (metas, delegations) = (pool(Backend::Meta), pool(Backend::Delegation));
         let paired = metas.len() == delegations.len() && metas.len() > 1;
         let by_run = delegations.iter().zip(&metas).map(|(delegation, meta)| delegation / meta);
-        let by_run = by_run.filter(|ratio| paired && ratio.is_finite()).collect();
-        Some(Ratio { ratio, by_run }).filter(|ratio| ratio.ratio.is_finite())
+        let by_run: Vec<f64> = by_run.filter(|ratio| paired && ratio.is_finite()).collect();
+        let is_difference = shows_difference(ratio, &by_run, &metas, &delegations);
+        ratio.is_finite().then_some(Ratio { ratio, by_run, is_difference })
     }
 }
 
-/// Operations per second of every run; the total where runs were not kept.
+/// Operations per second of every run; the median if the runs were not kept.
 pub(crate) fn runs(figures: &Figures) -> Vec<f64> {
     if figures.runs.is_empty() {
         vec![figures.ops_per_s]
@@ -265,30 +289,60 @@ pub(crate) fn runs(figures: &Figures) -> Vec<f64> {
     }
 }
 
-/// The fastest run.
+/// Operations per second of the fastest run.
 pub(crate) fn highest(figures: &Figures) -> f64 {
     runs(figures).into_iter().fold(0.0, f64::max)
 }
 
-/// The slowest run.
+/// Operations per second of the slowest run.
 pub(crate) fn lowest(figures: &Figures) -> f64 {
     runs(figures).into_iter().fold(f64::INFINITY, f64::min)
 }
 
-/// Messages that a WRITE carried on average.
+/// Average number of messages in one WRITE.
 pub(crate) fn per_write(figures: &Figures) -> Option<f64> {
     let (batched, batches) = (*figures.counters.get("batched")?, *figures.counters.get("batches")?);
     (batches > 0).then(|| batched as f64 / batches as f64)
 }
 
-/// The chosen facts; the first four, which say how large it all was, where none is.
+/// The chosen facts as text; if none is chosen, the first four, which give the size of the cluster.
 fn label(facts: &[Fact; FACTS], chosen: &[bool; FACTS]) -> String {
     let first: [bool; FACTS] = std::array::from_fn(|at| at < 4);
-    words(facts, if chosen.contains(&true) { chosen } else { &first })
+    describe(facts, if chosen.contains(&true) { chosen } else { &first })
 }
 
-/// The chosen facts.
-fn words(facts: &[Fact; FACTS], chosen: &[bool; FACTS]) -> String {
+/// The chosen facts as text.
+fn describe(facts: &[Fact; FACTS], chosen: &[bool; FACTS]) -> String {
     let chosen = facts.iter().zip(chosen).filter(|(_, chosen)| **chosen);
     chosen.map(|(fact, _)| fact.words.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shows_difference;
+
+    #[test]
+    fn a_difference_is_shown_only_if_every_pair_of_runs_agrees() {
+        let is_difference =
+            |ratio, by_run: &[f64]| shows_difference(ratio, by_run, &[1.0, 1.0, 1.0], &[1.0, 1.0, 1.0]);
+        assert!(is_difference(1.5, &[1.5, 1.4, 2.0]));
+        assert!(is_difference(0.7, &[0.7, 0.9, 0.6]));
+        // One run says otherwise: 1 is inside the range of the ratios.
+        assert!(!is_difference(1.5, &[1.5, 0.99, 2.0]));
+        assert!(!is_difference(0.7, &[0.7, 1.01, 0.6]));
+        assert!(!is_difference(1.5, &[1.5, 1.0]));
+        // Consistent but small.
+        assert!(!is_difference(1.01, &[1.01, 1.02, 1.005]));
+    }
+
+    #[test]
+    fn runs_that_cannot_be_paired_must_not_overlap() {
+        let is_difference =
+            |metas: &[f64], delegations: &[f64]| shows_difference(1.5, &[], metas, delegations);
+        assert!(is_difference(&[1.0, 1.1], &[1.5, 1.6, 1.2]));
+        assert!(is_difference(&[1.5, 1.6, 1.2], &[1.0, 1.1]));
+        assert!(!is_difference(&[1.0, 1.3], &[1.5, 1.6, 1.2]));
+        // One run each.
+        assert!(is_difference(&[1.0], &[1.5]));
+    }
 }

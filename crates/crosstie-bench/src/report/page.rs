@@ -1,18 +1,18 @@
-//! The page: what was found, first in one sentence, then in plots with their tables, then in every detail.
+//! The page: one sentence with the result, then plots with their tables, then all details.
 
 use std::collections::BTreeSet;
 
 use crate::figures::Figures;
 use crosstie_kv::Backend;
 
-use super::compare::{Comparison, Group, highest, lowest, per_write, runs};
+use super::compare::{Comparison, Group, Ratio, highest, lowest, per_write, runs};
 use super::html::{Cell, chip, escape, table};
 use super::{charts, compare};
 use crate::units::{NONE, bytes, scaled, seconds, time, times, whole};
 
-/// Panels of one kind at most: a page of more is not read. Tables have everything.
+/// Limit of plots of one kind: a page with more is not readable. The tables have all results.
 const PANELS: usize = 24;
-/// Warnings told one by one at most.
+/// Limit of warnings that are shown one by one.
 const WARNINGS: usize = 20;
 const STYLE: &str = include_str!("style.css");
 
@@ -46,15 +46,22 @@ fn headline(comparison: &Comparison<'_>) -> String {
     let Some((group, best)) = comparison.best() else {
         return "<header><h1>Nothing was measured</h1><p>There are no results to show.</p></header>\n".into();
     };
-    let ratios: Vec<f64> =
-        comparison.groups.iter().filter_map(Group::ratio).map(|ratio| ratio.ratio).collect();
+    let ratios: Vec<Ratio> = comparison.groups.iter().filter_map(Group::ratio).collect();
     let title = match ratios.as_slice() {
         [] => format!("{} operations per second with {}", scaled(best.ops_per_s), best.backend.name()),
-        [ratio] => versus(*ratio),
+        [ratio] => compare_backends(ratio),
+        ratios if ratios.iter().all(|ratio| !ratio.is_difference) => {
+            format!("No difference seen between Delegation and Meta in {} configurations", ratios.len())
+        }
         _ => {
-            let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = ratios.iter().copied().fold(0.0, f64::max);
-            format!("Delegation makes {low:.2} to {high:.2} times the operations of Meta")
+            let each = || ratios.iter().map(|ratio| ratio.ratio);
+            let (low, high) = (each().fold(f64::INFINITY, f64::min), each().fold(0.0, f64::max));
+            let equal = ratios.iter().filter(|ratio| !ratio.is_difference).count();
+            let equal = match equal {
+                0 => String::new(),
+                equal => format!("; no difference seen in {equal} of {} configurations", ratios.len()),
+            };
+            format!("Delegation makes {low:.2} to {high:.2} times the operations of Meta{equal}")
         }
     };
     let mut tiles = vec![tile(
@@ -71,7 +78,12 @@ fn headline(comparison: &Comparison<'_>) -> String {
         } else {
             format!("run by run: {}{more}", each.join(", "))
         };
-        tiles.push(tile("Delegation / Meta, same setting", &times(ratio.ratio), &runs, false));
+        if ratio.is_difference {
+            tiles.push(tile("Delegation / Meta, same setting", &times(ratio.ratio), &runs, false));
+        } else {
+            let words = format!("{} of the medians; {runs}", times(ratio.ratio));
+            tiles.push(tile("Delegation / Meta, same setting", "no difference seen", &words, false));
+        }
     }
     tiles.push(tile(
         "Median latency",
@@ -88,7 +100,8 @@ fn headline(comparison: &Comparison<'_>) -> String {
     let sum =
         |count: fn(&Figures) -> u64| all().fold(0u64, |sum, figures| sum.saturating_add(count(figures)));
     let (ops, errors, gone) = (sum(|each| each.ops), sum(|each| each.errors), sum(|each| each.node_gone));
-    let gone_words = if gone > 0 { format!(", {} found a node gone", whole(gone)) } else { String::new() };
+    let gone_words =
+        if gone > 0 { format!(", {} ended because a node was gone", whole(gone)) } else { String::new() };
     tiles.push(tile(
         "Errors",
         &whole(errors),
@@ -113,12 +126,12 @@ fn headline(comparison: &Comparison<'_>) -> String {
     )
 }
 
-fn versus(ratio: f64) -> String {
-    match ratio {
-        r if (0.98..=1.02).contains(&r) => "Delegation and Meta are equally fast".into(),
+fn compare_backends(ratio: &Ratio) -> String {
+    match ratio.ratio {
+        _ if !ratio.is_difference => "No difference seen between Delegation and Meta".into(),
         r if r > 1.0 => format!("Delegation makes {r:.2} times the operations of Meta"),
         r if r > 0.0 => format!("Meta makes {:.2} times the operations of Delegation", 1.0 / r),
-        _ => "Delegation did not get through an operation".into(),
+        _ => "Delegation completed no operation".into(),
     }
 }
 
@@ -197,9 +210,9 @@ fn throughput(comparison: &Comparison<'_>) -> String {
     )
 }
 
-/// A list of figures, with its middle left out where it is long.
+/// A list of figures; the middle of a long list is left out.
 fn shortened(figures: &[String]) -> String {
-    // A figure stays on one line with its unit.
+    // Keeps a figure and its unit on one line.
     let figures: Vec<String> = figures.iter().map(|figure| figure.replace(' ', "\u{a0}")).collect();
     match figures.as_slice() {
         [first, .., last] if figures.len() > 12 => format!("{first} … {last} ({} in all)", figures.len()),
@@ -233,7 +246,7 @@ fn latency(comparison: &Comparison<'_>) -> String {
     } else {
         String::new()
     };
-    let plain = "From issuing an operation to the client seeing its answer; in an open loop, from its intended start.";
+    let plain = "From sending a request until the client sees the response; in an open loop, from the intended start.";
     section(
         "Latency",
         plain,
@@ -262,7 +275,7 @@ fn batches(comparison: &Comparison<'_>) -> String {
             Cell::Figure(most),
         ]
     });
-    let plain = "How many messages between nodes went with one WRITE. More of them share its cost.";
+    let plain = "How many messages between nodes one WRITE carries. Messages in one WRITE share its cost.";
     section("Batch size", plain, &arranged(comparison, &panels, &table("Batches", &heads, &rows)))
 }
 
@@ -278,7 +291,7 @@ fn scaling(comparison: &Comparison<'_>) -> String {
         return String::new();
     }
     let shown: String = all.iter().take(PANELS).map(String::as_str).collect();
-    let plain = "Each line changes one thing and keeps the rest. Small dots are single runs.";
+    let plain = "Each plot varies one parameter and keeps the others fixed. Small dots are single runs.";
     section(
         "Scaling",
         plain,
@@ -311,11 +324,11 @@ fn configuration(comparison: &Comparison<'_>) -> String {
         .collect();
     let threads =
         |figures: &Figures| figures.client_threads.map_or_else(String::new, |count| count.to_string());
-    facts.push(("threads for a node's clients", of_all(threads)));
+    facts.push(("client threads per node", of_all(threads)));
     facts.push(("cores", of_all(|figures| figures.cores.clone())));
     facts.push(("seed", of_all(|figures| figures.seed.to_string())));
     facts.push((
-        "one cache line there and back",
+        "round trip of one cache line",
         of_all(|figures| {
             figures.limit_ns.filter(|ns| ns.is_finite()).map_or_else(String::new, |ns| format!("{ns:.0} ns"))
         }),
@@ -407,7 +420,7 @@ fn details(comparison: &Comparison<'_>) -> String {
     section("Every result", "", &html)
 }
 
-/// The heads of [`rows`].
+/// The column heads of [`rows`].
 fn names(comparison: &Comparison<'_>) -> Vec<String> {
     let mut names = vec!["backend".to_owned()];
     if let Some(group) = comparison.groups.first() {
@@ -417,7 +430,7 @@ fn names(comparison: &Comparison<'_>) -> Vec<String> {
     names
 }
 
-/// A row for each result: its backend, what varies, and `more`.
+/// One row per result: its backend, the parameters that vary, and the cells of `more`.
 fn rows(comparison: &Comparison<'_>, more: impl Fn(&Figures) -> Vec<Cell>) -> Vec<Vec<Cell>> {
     let mut rows = Vec::new();
     for group in &comparison.groups {
@@ -433,7 +446,7 @@ fn rows(comparison: &Comparison<'_>, more: impl Fn(&Figures) -> Vec<Cell>) -> Ve
     rows
 }
 
-/// A panel for each group that has one.
+/// A plot for each group that has the data for it.
 fn panels(
     comparison: &Comparison<'_>,
     prefix: &str,
@@ -444,7 +457,7 @@ fn panels(
     drawn.collect()
 }
 
-/// A single panel has its table beside it; several have it below.
+/// Puts the table beside a single plot, or below several.
 fn arranged(comparison: &Comparison<'_>, panels: &[String], table: &str) -> String {
     let legend = legend(comparison);
     match panels {
@@ -464,7 +477,7 @@ fn left_out(panels: usize) -> String {
     }
 }
 
-/// Of the backends that were measured.
+/// The legend: the backends that were measured.
 fn legend(comparison: &Comparison<'_>) -> String {
     let measured =
         |backend: &Backend| comparison.groups.iter().any(|group| group.of(*backend).next().is_some());

@@ -8,7 +8,7 @@ use roxmltree::{Document, ParsingOptions};
 
 use super::compare::Comparison;
 use super::{page::page, table, write};
-use crate::summary::median;
+use crate::median::median;
 
 fn result(backend: Backend, nodes: u32, rates: &[f64]) -> Figures {
     let run = |rate: &f64| Run { ops: *rate as u64, seconds: 1.0, ops_per_s: *rate };
@@ -155,7 +155,7 @@ fn trouble_is_told() {
     let (html, text) = (page(&two), table(&two));
     checked(&html);
     for words in
-        ["7 of 4500000 operations had", "11 of 2800000 operations ended", "interrupted", "6.43 times"]
+        ["7 of 4500000 operations got", "11 of 2800000 operations ended", "interrupted", "6.43 times"]
     {
         assert!(html.contains(words) && text.contains(words), "{words}: {text}");
     }

@@ -5,52 +5,43 @@ use crate::figures::Figures;
 use crate::table;
 use crate::units::{NONE, scaled, time};
 
-/// All results for a terminal: a row for each, how the backends compare, and what a reader must know before believing it.
+/// All results for a terminal: a row for each, how the backends compare, and warnings. Columns that no result fills are left out.
 pub fn table(results: &[Figures]) -> String {
-    let names = [
-        "backend",
-        "nodes",
-        "daemons",
-        "clients",
-        "depth",
-        "ops/s",
-        "lowest",
-        "highest",
-        "of limit",
-        "p50",
-        "p99",
-        "p99.9",
-        "max",
-        "per WRITE",
-        "errors",
-    ];
-    let mut rows = vec![names.map(str::to_owned)];
     let comparison = Comparison::new(results);
-    for figures in comparison.groups.iter().flat_map(|group| &group.results) {
-        rows.push([
-            figures.backend.name().into(),
-            figures.nodes.to_string(),
-            figures.daemons.to_string(),
-            figures.clients.to_string(),
-            figures.queue_depth.to_string(),
-            scaled(figures.ops_per_s),
-            scaled(lowest(figures)),
-            scaled(highest(figures)),
-            figures.ratio_to_limit.map_or_else(|| NONE.into(), |ratio| format!("{ratio:.2}")),
-            time(figures.p50_ns),
-            time(figures.p99_ns),
-            time(figures.p999_ns),
-            time(figures.max_ns),
-            per_write(figures).map_or_else(|| NONE.into(), |mean| format!("{mean:.1}")),
-            figures.errors.to_string(),
-        ]);
+    let sorted: Vec<&Figures> =
+        comparison.groups.iter().flat_map(|group| group.results.iter().copied()).collect();
+    let columns: [(&str, fn(&Figures) -> Option<String>); 15] = [
+        ("backend", |figures| Some(figures.backend.name().into())),
+        ("nodes", |figures| Some(figures.nodes.to_string())),
+        ("daemons", |figures| Some(figures.daemons.to_string())),
+        ("clients", |figures| Some(figures.clients.to_string())),
+        ("depth", |figures| Some(figures.queue_depth.to_string())),
+        ("ops/s", |figures| Some(scaled(figures.ops_per_s))),
+        ("lowest", |figures| Some(scaled(lowest(figures)))),
+        ("highest", |figures| Some(scaled(highest(figures)))),
+        ("of limit", |figures| figures.ratio_to_limit.map(|ratio| format!("{ratio:.2}"))),
+        ("p50", |figures| Some(time(figures.p50_ns))),
+        ("p99", |figures| Some(time(figures.p99_ns))),
+        ("p99.9", |figures| Some(time(figures.p999_ns))),
+        ("max", |figures| Some(time(figures.max_ns))),
+        ("per WRITE", |figures| per_write(figures).map(|mean| format!("{mean:.1}"))),
+        ("errors", |figures| Some(figures.errors.to_string())),
+    ];
+    let is_filled = |cell: fn(&Figures) -> Option<String>| {
+        sorted.is_empty() || sorted.iter().any(|figures| cell(figures).is_some())
+    };
+    let columns: Vec<_> = columns.into_iter().filter(|(_, cell)| is_filled(*cell)).collect();
+    let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| (*name).to_owned()).collect()];
+    for figures in &sorted {
+        rows.push(columns.iter().map(|(_, cell)| cell(figures).unwrap_or_else(|| NONE.into())).collect());
     }
     let mut text = table::figures(&rows);
     for group in &comparison.groups {
         let Some(ratio) = group.ratio() else { continue };
         let runs: Vec<String> = ratio.by_run.iter().map(|ratio| format!("{ratio:.2}")).collect();
         let runs = if runs.is_empty() { String::new() } else { format!(" (runs: {})", runs.join(" ")) };
-        text += &format!("\nDelegation / Meta, {}: {:.2}{runs}", group.label, ratio.ratio);
+        let verdict = if ratio.is_difference { "" } else { ", no difference seen" };
+        text += &format!("\nDelegation / Meta, {}: {:.2}{runs}{verdict}", group.label, ratio.ratio);
     }
     for warning in comparison.warnings() {
         text += &format!("\nwarning: {}", warning.text);
@@ -58,6 +49,6 @@ pub fn table(results: &[Figures]) -> String {
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    // Texts of a file may hold anything, and this goes to a terminal.
+    // Texts come from files, which may contain control characters.
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }

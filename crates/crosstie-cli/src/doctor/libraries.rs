@@ -1,4 +1,4 @@
-//! Programs and libraries of others.
+//! MPI and NCCL, and the search for shared libraries.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::Finding;
 
-/// Where the dynamic linker of the common distributions looks, and where NVIDIA installs.
+/// Where the dynamic linkers of common distributions look, and where NVIDIA installs its libraries.
 const FOLDERS: [&str; 10] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -31,16 +31,19 @@ fn mpi() -> Finding {
     let Ok(version) = version else {
         return Finding::missing(NAME, "no mpirun on PATH")
             .needed_for(PURPOSE)
-            .mend("sudo apt-get install openmpi-bin libopenmpi-dev");
+            .fix("sudo apt-get install openmpi-bin libopenmpi-dev");
     };
     let text = String::from_utf8_lossy(&version.stdout).into_owned();
     let found = text.lines().next().unwrap_or("mpirun of unknown version").trim().to_owned();
     if cfg!(feature = "mpi") {
         return Finding::ok(NAME, found);
     }
-    Finding::limited(NAME, format!("{found}; this build takes ranks from mpirun's variables, not MPI itself"))
-        .needed_for(PURPOSE)
-        .mend("sudo apt-get install libopenmpi-dev libclang-dev, then cargo build --release --features mpi")
+    Finding::limited(
+        NAME,
+        format!("{found}; this build reads the rank from mpirun's variables and does not use MPI itself"),
+    )
+    .needed_for(PURPOSE)
+    .fix("sudo apt-get install libopenmpi-dev libclang-dev, then cargo build --release --features mpi")
 }
 
 fn nccl() -> Finding {
@@ -49,11 +52,11 @@ fn nccl() -> Finding {
         Some(path) => Finding::ok(NAME, path.display().to_string()),
         None => Finding::missing(NAME, "libnccl.so.2 not found")
             .needed_for("collectives between GPUs")
-            .mend("sudo apt-get install libnccl2 (from NVIDIA's package repository)"),
+            .fix("sudo apt-get install libnccl2 (from NVIDIA's package repository)"),
     }
 }
 
-/// The file of a shared library.
+/// The path of a shared library, if it is installed.
 pub(super) fn find(name: &str) -> Option<PathBuf> {
     let chosen = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let chosen = env::split_paths(&chosen).filter(|folder| folder.is_absolute());

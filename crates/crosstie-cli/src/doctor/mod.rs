@@ -1,7 +1,7 @@
-//! `crosstie doctor`: what this machine offers, what is missing, and the command that mends it.
+//! `crosstie doctor`: what this machine offers, what is missing, and the command that fixes it.
 //!
-//! Every finding comes from trying or looking, not from guessing. Only a software device that does not work is a failure:
-//! everything else has something to fall back on, or is needed for one purpose.
+//! Each check tries the feature or reads the system's state. Only a software device that does not work is a failure: every other
+//! finding has a fallback, or matters for one purpose only.
 
 mod libraries;
 mod process_vm;
@@ -9,43 +9,43 @@ mod rdma;
 mod software;
 mod system;
 
+use crosstie_bench::table;
 use serde::Serialize;
 
 use crate::error::Error;
-use crosstie_bench::table;
 
 pub(crate) use process_vm::read_parent;
 
-/// How good a finding is.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// Nothing to do.
+    /// Works.
     Ok,
     /// Works, but not as well as it could.
     Limited,
-    /// Not there.
+    /// Not available.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     name: &'static str,
     state: State,
-    /// What there is.
+    /// What was found.
     found: String,
-    /// What it is needed for, where it is not there.
+    /// What it is needed for; set if it is missing or limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     needed_for: Option<&'static str>,
-    /// The command that mends it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mend: Option<String>,
+    /// The command that fixes it. Its name in the JSON is older than the field's.
+    #[serde(rename = "mend", skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
 }
 
 impl Finding {
     fn ok(name: &'static str, found: impl Into<String>) -> Finding {
-        Finding { name, state: State::Ok, found: found.into(), needed_for: None, mend: None }
+        Finding { name, state: State::Ok, found: found.into(), needed_for: None, fix: None }
     }
 
     fn limited(name: &'static str, found: impl Into<String>) -> Finding {
@@ -60,12 +60,12 @@ impl Finding {
         Finding { needed_for: Some(purpose), ..self }
     }
 
-    fn mend(self, command: impl Into<String>) -> Finding {
-        Finding { mend: Some(command.into()), ..self }
+    fn fix(self, command: impl Into<String>) -> Finding {
+        Finding { fix: Some(command.into()), ..self }
     }
 }
 
-/// The JSON object.
+/// The JSON object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Findings {
     version: &'static str,
@@ -73,7 +73,7 @@ struct Findings {
     findings: Vec<Finding>,
 }
 
-/// Looks, prints, and fails where nothing would work.
+/// Runs all checks and prints them. Fails if not even the software device works.
 pub(crate) fn run(json: bool) -> Result<(), Error> {
     let software = software::device();
     let usable = software.state != State::Missing;
@@ -91,13 +91,13 @@ impl Findings {
     fn table(&self) -> String {
         let rows: Vec<[&str; 3]> = self.findings.iter().map(|finding| finding.row()).collect();
         let mut text = table::left(&rows);
-        let mends: Vec<&Finding> = self.findings.iter().filter(|finding| finding.mend.is_some()).collect();
-        if !mends.is_empty() {
-            text.push_str("\nTo mend:\n");
+        let fixable: Vec<&Finding> = self.findings.iter().filter(|finding| finding.fix.is_some()).collect();
+        if !fixable.is_empty() {
+            text.push_str("\nTo fix:\n");
         }
-        for Finding { name, needed_for, mend, .. } in mends {
+        for Finding { name, needed_for, fix, .. } in fixable {
             let purpose = needed_for.map(|purpose| format!(" (for {purpose})")).unwrap_or_default();
-            text.push_str(&format!("  {name}{purpose}:\n    {}\n", mend.as_deref().unwrap_or_default()));
+            text.push_str(&format!("  {name}{purpose}:\n    {}\n", fix.as_deref().unwrap_or_default()));
         }
         text
     }

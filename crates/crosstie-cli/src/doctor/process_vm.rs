@@ -1,6 +1,7 @@
-//! Whether one process may reach another's memory: tried by a child on its parent.
+//! Whether one process may read another's memory (`process_vm_readv`): a child tries to read its parent's.
 //!
-//! That way round, because the kernel's usual restriction (Yama) lets a parent reach its children but nobody else.
+//! The child reads the parent and not the other way round, because the usual restriction (Yama) allows a parent to read its
+//! children, but nothing else.
 
 use core::hint::black_box;
 use std::fs;
@@ -11,7 +12,7 @@ use super::Finding;
 
 const NAME: &str = "process_vm access";
 const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
-/// What the child finds at the address it is given.
+/// The value that the child must find at the address that it is given.
 const TOKEN: u64 = 0x6372_6f73_7374_6965;
 
 pub(super) fn access() -> Finding {
@@ -31,7 +32,7 @@ pub(super) fn access() -> Finding {
     };
     let output = match child {
         Ok(output) => output,
-        Err(error) => return limited(format!("could not be tried: {error}")),
+        Err(error) => return limited(format!("could not be checked: {error}")),
     };
     match String::from_utf8_lossy(&output.stdout).trim().parse::<i32>() {
         Ok(0) => Finding::ok(NAME, "works: a child read its parent's memory"),
@@ -40,28 +41,28 @@ pub(super) fn access() -> Finding {
             let scope = fs::read_to_string(YAMA).ok();
             match scope.as_deref().map(str::trim) {
                 Some(scope @ ("1" | "2")) => limited(format!("{refusal}: {YAMA} is {scope}"))
-                    .mend("sudo sysctl kernel.yama.ptrace_scope=0"),
-                Some("3") => limited(format!("{refusal}: {YAMA} is 3")).mend(
+                    .fix("sudo sysctl kernel.yama.ptrace_scope=0"),
+                Some("3") => limited(format!("{refusal}: {YAMA} is 3")).fix(
                     "remove kernel.yama.ptrace_scope=3 from /etc/sysctl.conf and /etc/sysctl.d, then reboot",
                 ),
                 _ if errno == rustix::io::Errno::NOSYS.raw_os_error() => limited(format!("{refusal}"))
-                    .mend("use a kernel with CONFIG_CROSS_MEMORY_ATTACH"),
+                    .fix("use a kernel with CONFIG_CROSS_MEMORY_ATTACH"),
                 _ => limited(format!("{refusal}"))
-                    .mend("in a container: start it with --cap-add=SYS_PTRACE, or a seccomp profile that lets process_vm_readv through"),
+                    .fix("in a container: start it with --cap-add=SYS_PTRACE, or a seccomp profile that lets process_vm_readv through"),
             }
         }
-        Err(_) => limited(format!("could not be tried: the child ended with {}", output.status)),
+        Err(_) => limited(format!("could not be checked: the child ended with {}", output.status)),
     }
 }
 
-/// The child: reads a token of its parent, and prints 0 or the errno.
+/// The child's part: reads the token from its parent's memory. Returns 0, or the errno, as text.
 pub(crate) fn read_parent(address: usize) -> String {
     let mut token = 0u64;
     let Some(parent) = rustix::process::getppid() else { return "3\n".into() };
     let here = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: size_of::<u64>() };
     let there =
         libc::iovec { iov_base: core::ptr::without_provenance_mut(address), iov_len: size_of::<u64>() };
-    // SAFETY: `here` is a local of its very length; the kernel checks `there`, which is memory of another process.
+    // SAFETY: `here` describes a local variable with its exact length. The kernel checks `there`, an address in another process.
     let moved = unsafe { libc::process_vm_readv(parent.as_raw_nonzero().get(), &here, 1, &there, 1, 0) };
     let errno = match moved {
         8 if token == TOKEN => 0,

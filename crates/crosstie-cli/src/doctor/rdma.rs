@@ -1,4 +1,4 @@
-//! RDMA devices: this build, the library, the devices, and Soft-RoCE to make one.
+//! RDMA: whether this build has verbs, libibverbs, the devices, and Soft-RoCE.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn build() -> Finding {
     }
     Finding::missing(NAME, "no")
         .needed_for(PURPOSE)
-        .mend("sudo apt-get install cmake libclang-dev, then cargo build --release --features verbs")
+        .fix("sudo apt-get install cmake libclang-dev, then cargo build --release --features verbs")
 }
 
 fn libibverbs() -> Finding {
@@ -28,7 +28,7 @@ fn libibverbs() -> Finding {
         Some(path) => Finding::ok(NAME, path.display().to_string()),
         None => Finding::missing(NAME, "not found")
             .needed_for(PURPOSE)
-            .mend("sudo apt-get install libibverbs1 ibverbs-providers"),
+            .fix("sudo apt-get install libibverbs1 ibverbs-providers"),
     }
 }
 
@@ -61,7 +61,7 @@ fn describe(device: &crosstie::device::verbs::DeviceInfo) -> String {
     }
 }
 
-/// Without verbs in the build, the kernel's list of names is all there is.
+/// A build without verbs lists the names that the kernel shows in sysfs.
 #[cfg(not(feature = "verbs"))]
 fn devices() -> Finding {
     const NAME: &str = "RDMA devices";
@@ -70,8 +70,8 @@ fn devices() -> Finding {
 }
 
 fn none(name: &'static str) -> Finding {
-    Finding::missing(name, "none").needed_for(PURPOSE).mend(format!(
-        "plug in a NIC, or make one of plain Ethernet: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev {}",
+    Finding::missing(name, "none").needed_for(PURPOSE).fix(format!(
+        "install an RDMA NIC, or create a Soft-RoCE device on an Ethernet interface: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev {}",
         network_interface()
     ))
 }
@@ -88,16 +88,16 @@ fn soft_roce() -> Finding {
     let load =
         format!("sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev {}", network_interface());
     if known {
-        return Finding::limited(NAME, "the kernel module is there, not loaded")
+        return Finding::limited(NAME, "the kernel module is available but not loaded")
             .needed_for("RDMA over plain Ethernet")
-            .mend(load);
+            .fix(load);
     }
     Finding::missing(NAME, "the running kernel has no such module")
         .needed_for("RDMA over plain Ethernet")
-        .mend("boot a distribution's kernel (Debian: linux-image-amd64), or try it in a guest: cargo xtask vm -- rdma link")
+        .fix("boot a distribution's kernel (Debian: linux-image-amd64), or try it in a guest: cargo xtask vm -- rdma link")
 }
 
-/// The first interface that leads somewhere.
+/// The first network interface other than loopback.
 fn network_interface() -> String {
     let names = names_in("/sys/class/net");
     names.into_iter().find(|name| name != "lo").unwrap_or_else(|| "eth0".into())

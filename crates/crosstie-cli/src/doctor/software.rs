@@ -1,4 +1,4 @@
-//! The software device: opened and used.
+//! The software device: opens one and makes a WRITE with immediate.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(super) fn device() -> Finding {
         Ok(()) => Finding::ok(NAME, "works: opened one and made a WRITE with immediate (memfd, membarrier)"),
         Err(error) => Finding::missing(NAME, error.to_string())
             .needed_for("everything without an RDMA NIC")
-            .mend("use Linux 4.16 or later, and let memfd_create, membarrier and Unix sockets through seccomp filters"),
+            .fix("use Linux 4.16 or later, and let memfd_create, membarrier and Unix sockets through seccomp filters"),
     }
 }
 

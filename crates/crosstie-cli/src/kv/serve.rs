@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
-    let signals = signals::ask_to_end().map_err(|source| Error::Os { what: "signal handlers", source })?;
+    let signals = signals::install().map_err(|source| Error::Os { what: "signal handlers", source })?;
     let node = start(arguments)?;
     print_line(&ready_line(arguments, node.config()));
     let mut monitor = PeerMonitor::new(node.peers());

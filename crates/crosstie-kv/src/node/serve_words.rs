@@ -16,7 +16,7 @@ impl ShardServer {
         let shard = &self.shard;
         let found = match shard.words_fit_in_cache() {
             true => self.words.poll(),
-            false => self.words.poll_ahead(|request| shard.home_slot(request.key)),
+            false => self.words.poll_with_prefetch(|request| shard.home_slot(request.key)),
         };
         if found == 0 {
             return 0;

@@ -1,219 +1,48 @@
-//! Both halves of one side of a connection.
+//! Both halves of one side of a connection, and the calls that it has pending.
 
 use super::bulk::BULK_RESPONSE_SIZE;
-use super::pending::{CallId, Pending};
-use super::receiver::{Held, Receiver};
-use super::sender::{METADATA, Sender};
-use super::violation::{Refusal, ReplyError, TermsError, Violation};
+use super::flow::{FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
+use super::message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
+use super::pending_calls::{CallId, PendingCalls};
+use super::receiver::{HeldSpace, Receiver};
+use super::sender::Sender;
+use super::violation::{FlowParamsError, Refusal, ReplyError, Violation};
 use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header, RESPONSE_FLAG, padded_size};
-use super::{Emit, MAX_PENDING, MAX_RING, MIN_RING, RingBytes};
-
-/// What two sides know of each other before the first batch, seen from one of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// Bytes of this side's receive ring.
-    pub ring: u64,
-    /// Bytes of the peer's receive ring.
-    pub peer_ring: u64,
-    /// The most response credit that this side grants.
-    pub credit_limit: u64,
-    /// The most response credit that the peer grants, as it says.
-    pub peer_credit_limit: u64,
-    /// Calls of this side that can be pending.
-    pub pending_calls: usize,
-}
-
-/// The least credit limit: one empty response and the metadata before it.
-const MIN_CREDIT: u64 = wire::internal_allowance(0);
-
-impl Terms {
-    fn check(&self) -> Result<(), TermsError> {
-        for size in [self.ring, self.peer_ring] {
-            if !size.is_power_of_two() || !(MIN_RING..=MAX_RING).contains(&size) {
-                return Err(TermsError::RingSize { size });
-            }
-        }
-        for limit in [self.credit_limit, self.peer_credit_limit] {
-            if limit < MIN_CREDIT {
-                return Err(TermsError::CreditLimit { limit });
-            }
-        }
-        if !(1..=MAX_PENDING).contains(&self.pending_calls) {
-            return Err(TermsError::PendingCalls { calls: self.pending_calls });
-        }
-        Ok(())
-    }
-}
-
-/// Credit that the side with this limit grants to a side with a ring of this size: at most a quarter of the ring that its
-/// responses go to, so that half of the ring is left for calls. Both sides compute it of the same two numbers.
-fn agreed_credit(granter_limit: u64, ring: u64) -> u64 {
-    granter_limit.min(ring / 4) & !(ALIGNMENT - 1)
-}
 
 /// One side of a connection: calls and replies go out, requests and responses come in.
 ///
-/// `U` is whatever the caller attaches to a call and wants back with the response. See the [module](super) for the
-/// order in which the methods are used.
+/// `U` is what the caller attaches to a call and gets back with the response. The [module](super) shows the order in
+/// which the methods are used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint<U> {
     sender: Sender,
     receiver: Receiver,
-    pending: Pending<U>,
+    pending: PendingCalls<U>,
     /// Credit that the peer has granted and no call has used.
     balance: u64,
-    /// Credit that calls have used whose response has not come.
+    /// Credit of calls whose response has not arrived.
     spent: u64,
-    /// The most that the peer grants: `balance + spent` after any batch.
+    /// The most that the peer grants. `balance + spent` is at most this after every batch.
     peer_limit: u64,
     /// A call was refused for lack of credit since the last grant.
     credit_starved: bool,
-    /// Longest payloads, computed once.
-    longest_request: u32,
-    longest_response: u32,
-}
-
-/// Where a message goes. The caller writes the header to `offset` of its staging ring and the payload behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the batch is sent with whatever is at this place"]
-pub struct Placed {
-    /// Of the header. The payload follows.
-    pub offset: usize,
-    /// What to write there.
-    pub header: Header,
-}
-
-impl Placed {
-    /// Where the payload goes.
-    pub fn payload_offset(&self) -> usize {
-        self.offset + HEADER_SIZE
-    }
-}
-
-/// A message that came.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the ring fills up with messages that are never released"]
-pub enum Arrival<U> {
-    /// The peer calls.
-    Request(Request),
-    /// The peer answers.
-    Response(Response<U>),
-}
-
-/// A call of the peer. Its place in the ring and the answer to it are two obligations, in any order.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the peer waits for the reply, and the ring for its place"]
-pub struct Request {
-    /// Offset of the payload in the receive ring.
-    pub offset: usize,
-    /// Bytes of payload.
-    pub len: usize,
-    /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
-    pub bulk: bool,
-    /// For [`Endpoint::release`].
-    pub held: Held,
-    /// For [`Endpoint::reply`].
-    pub owed: Owed,
-}
-
-/// The answer to a call of this side.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the ring fills up with messages that are never released"]
-pub struct Response<U> {
-    /// Which call it was. No longer pending.
-    pub call: u32,
-    /// What was attached to the call; `None` if the call was abandoned.
-    pub user: Option<U>,
-    /// Offset of the payload in the receive ring.
-    pub offset: usize,
-    /// Bytes of payload.
-    pub len: usize,
-    /// Whether the payload is a length, see [`decode_bulk_response`](super::decode_bulk_response).
-    pub bulk: bool,
-    /// For [`Endpoint::release`].
-    pub held: Held,
-}
-
-/// A reply that is owed to the peer. Credit is reserved for it, so writing it cannot fail for lack of room.
-#[derive(Debug, PartialEq, Eq, Hash)]
-#[must_use = "the peer waits for the reply"]
-pub struct Owed {
-    call_id: u32,
-    blocks: u32,
-}
-
-impl Owed {
-    /// The longest payload that the caller allowed.
-    pub fn max_len(&self) -> u64 {
-        wire::longest_response(self.allowance())
-    }
-
-    /// The call as the peer names it.
-    pub fn call_id(&self) -> u32 {
-        self.call_id
-    }
-
-    fn allowance(&self) -> u64 {
-        u64::from(self.blocks) * ALIGNMENT
-    }
-}
-
-/// What a rollback undid.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Undone<U> {
-    /// A call that was never sent. `None`: it was abandoned before.
-    Call(Option<U>),
-    /// A reply that was never sent, and is owed again.
-    Reply(Owed),
-}
-
-/// Positions in the peer's ring, counted from the connection's beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// What was placed.
-    pub placed: u64,
-    /// Written and posted.
-    pub posted: u64,
-    /// Released by the peer.
-    pub released: u64,
-}
-
-/// Figures of the flow control, for counters and checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ledger {
-    /// Bytes written to the peer's ring, or about to be, that the peer has not released as far as is known.
-    pub in_flight: u64,
-    /// R: credit granted to the peer whose response has not been written.
-    pub reserved: u64,
-    /// C: bytes of the peer's ring.
-    pub capacity: u64,
-    /// Bytes of a posted skip whose reply was rolled back; zero unless [`Endpoint::rollback`] is used.
-    pub lent: u64,
-    /// Credit left for calls.
-    pub balance: u64,
-    /// Calls that wait for their response.
-    pub pending: usize,
-}
-
-impl Ledger {
-    /// The invariant of the protocol: `in_flight + 2R <= C`.
-    pub fn holds(&self) -> bool {
-        self.in_flight + 2 * self.reserved <= self.capacity + self.lent && self.in_flight <= self.capacity
-    }
+    /// The longest payloads, computed once.
+    max_request_len: u32,
+    max_response_len: u32,
 }
 
 impl<U> Endpoint<U> {
-    /// An endpoint with these terms. The peer's endpoint is made with the same numbers, crosswise.
-    pub fn new(terms: &Terms) -> Result<Self, TermsError> {
-        terms.check()?;
-        let sender = Sender::new(terms.peer_ring, agreed_credit(terms.credit_limit, terms.peer_ring));
-        let peer_limit = agreed_credit(terms.peer_credit_limit, terms.ring);
+    /// Creates an endpoint. The peer's endpoint is created with the same numbers, own and peer's exchanged.
+    pub fn new(params: &FlowParams) -> Result<Self, FlowParamsError> {
+        params.check()?;
+        let sender = Sender::new(params.peer_ring, agreed_credit(params.credit_limit, params.peer_ring));
+        let peer_limit = agreed_credit(params.peer_credit_limit, params.ring);
         Ok(Endpoint {
-            longest_request: (sender.longest_request() - HEADER_SIZE as u64) as u32,
-            longest_response: wire::longest_response(peer_limit) as u32,
+            max_request_len: (sender.max_request_size() - HEADER_SIZE as u64) as u32,
+            max_response_len: wire::max_response_len(peer_limit) as u32,
             sender,
-            receiver: Receiver::new(terms.ring),
-            pending: Pending::new(terms.pending_calls),
+            receiver: Receiver::new(params.ring),
+            pending: PendingCalls::new(params.pending_calls),
             balance: peer_limit,
             spent: 0,
             peer_limit,
@@ -221,31 +50,36 @@ impl<U> Endpoint<U> {
         })
     }
 
-    /// The longest request payload that this connection carries.
-    pub fn longest_request(&self) -> u32 {
-        self.longest_request
+    /// The longest request payload that this connection carries in its rings.
+    pub fn max_request_len(&self) -> u32 {
+        self.max_request_len
     }
 
     /// The longest response that a call can allow.
-    pub fn longest_response(&self) -> u32 {
-        self.longest_response
+    pub fn max_response_len(&self) -> u32 {
+        self.max_response_len
     }
 
-    /// Places a request of `len` bytes whose response may have `response_len` bytes. A refusal hands `user` back and
-    /// has changed nothing.
+    /// Places a request of `len` bytes whose response may have `response_len` bytes. A refused call changes nothing and
+    /// returns `user`.
     #[inline]
-    pub fn call(&mut self, len: u32, response_len: u32, user: U) -> Result<(CallId, Placed), (Refusal, U)> {
+    pub fn call(
+        &mut self,
+        len: u32,
+        response_len: u32,
+        user: U,
+    ) -> Result<(CallId, Placement), (Refusal, U)> {
         self.call_with(0, len, response_len, user)
     }
 
-    /// As [`Endpoint::call`], for a request whose `len` bytes in the ring are a descriptor.
+    /// Like [`Endpoint::call`], for a request whose `len` bytes in the ring are a bulk descriptor.
     #[cold]
     pub fn call_bulk(
         &mut self,
         len: u32,
         response_len: u32,
         user: U,
-    ) -> Result<(CallId, Placed), (Refusal, U)> {
+    ) -> Result<(CallId, Placement), (Refusal, U)> {
         self.call_with(wire::BULK_FLAG, len, response_len, user)
     }
 
@@ -256,8 +90,8 @@ impl<U> Endpoint<U> {
         len: u32,
         response_len: u32,
         user: U,
-    ) -> Result<(CallId, Placed), (Refusal, U)> {
-        if let Err(refusal) = self.admit(len, response_len) {
+    ) -> Result<(CallId, Placement), (Refusal, U)> {
+        if let Err(refusal) = self.check_call(len, response_len) {
             return Err((refusal, user));
         }
         let allowance = wire::internal_allowance(response_len);
@@ -269,86 +103,68 @@ impl<U> Endpoint<U> {
         Ok((call, self.place(len, header)))
     }
 
-    /// Places the reply to a request. It can be too long, but never lack room. A failure hands `owed` back and has changed
-    /// nothing.
+    /// Places the reply to a request. The reply can be too long, but there is always room for it. A failure changes nothing and
+    /// returns the token.
     #[inline]
-    pub fn reply(&mut self, owed: Owed, len: u32) -> Result<Placed, (ReplyError, Owed)> {
-        self.reply_with(0, owed, len)
+    pub fn reply(&mut self, token: ReplyToken, len: u32) -> Result<Placement, (ReplyError, ReplyToken)> {
+        self.reply_with(0, token, len)
     }
 
-    /// As [`Endpoint::reply`], for a response that was written to where its request said. It always has room.
+    /// Like [`Endpoint::reply`], for a response that was written to the buffer which its request named. There is always room.
     #[cold]
-    pub fn reply_bulk(&mut self, owed: Owed) -> Result<Placed, (ReplyError, Owed)> {
-        self.reply_with(wire::BULK_FLAG, owed, BULK_RESPONSE_SIZE as u32)
+    pub fn reply_bulk(&mut self, token: ReplyToken) -> Result<Placement, (ReplyError, ReplyToken)> {
+        self.reply_with(wire::BULK_FLAG, token, BULK_RESPONSE_SIZE as u32)
     }
 
     #[inline(always)]
-    fn reply_with(&mut self, flag: u32, owed: Owed, len: u32) -> Result<Placed, (ReplyError, Owed)> {
-        if u64::from(len) > owed.max_len() && !reopened!(self.sender, LongReplies) {
-            return Err((ReplyError::TooLong { len, max: owed.max_len() }, owed));
+    fn reply_with(
+        &mut self,
+        flag: u32,
+        token: ReplyToken,
+        len: u32,
+    ) -> Result<Placement, (ReplyError, ReplyToken)> {
+        if u64::from(len) > token.max_len() && !rule_broken!(self.sender, LongReplies) {
+            return Err((ReplyError::TooLong { len, max: token.max_len() }, token));
         }
-        let header =
-            Header { call_id: owed.call_id | RESPONSE_FLAG, piggyback: owed.blocks, payload_len: len | flag };
-        if !self.sender.owes(owed.allowance()) {
-            return Err((ReplyError::NotOwed, owed));
+        let header = Header {
+            call_id: token.call_id | RESPONSE_FLAG,
+            piggyback: token.blocks,
+            payload_len: len | flag,
+        };
+        if !self.sender.expects_response(token.allowance()) {
+            return Err((ReplyError::NotExpected, token));
         }
-        // Placed first: what the ring's end seals is granted by the books before this reply, as the peer will read it.
-        let placed = self.place(len, header);
-        self.sender.unreserve(owed.allowance());
-        Ok(placed)
+        // Place before unreserving: a batch that the end of the ring seals here precedes this reply. Its grant must count
+        // the reservation of this reply, because the peer reads that batch first.
+        let placement = self.place(len, header);
+        self.sender.unreserve(token.allowance());
+        Ok(placement)
     }
 
-    /// The next thing to post, if any: the caller writes `metadata` to `offset` of its staging ring, posts `len` bytes from
-    /// there to the same offset of the peer's ring with `imm`, and says so by [`Endpoint::posted`]. Until then it gets
-    /// the same thing again.
+    /// The next WRITE to post, if any. The caller writes `metadata` to `offset` of its staging ring, posts `len` bytes from
+    /// there to the same offset of the peer's ring with `imm`, and calls [`Endpoint::write_posted`]. Until then this method
+    /// returns the same WRITE again.
     #[inline]
-    pub fn emit(&mut self) -> Option<Emit> {
+    pub fn next_write(&mut self) -> Option<RingWrite> {
         let consumer = self.receiver.consumer();
-        let wanting = self.credit_starved && self.balance + self.spent < self.peer_limit;
-        self.sender.emit(consumer, wanting)
+        let lacks_credit = self.credit_starved && self.balance + self.spent < self.peer_limit;
+        self.sender.next_write(consumer, lacks_credit)
     }
 
-    /// What [`Endpoint::emit`] gave has been posted.
+    /// Notes that the result of [`Endpoint::next_write`] was posted.
     #[inline]
-    pub fn posted(&mut self) {
-        self.sender.posted();
+    pub fn write_posted(&mut self) {
+        self.sender.write_posted();
     }
 
-    /// Undoes whatever has not been posted, as if it had never been called: positions and credits are given back.
-    /// `staging` is where the messages were written. Where a failed post can be tried again, calling
-    /// [`Endpoint::emit`] again later is simpler and loses nothing.
-    pub fn rollback<B: RingBytes + ?Sized>(&mut self, staging: &B, mut undone: impl FnMut(Undone<U>)) {
-        let Endpoint { sender, pending, balance, spent, .. } = self;
-        let (mask, mut owed_again) = (sender.capacity() - 1, 0);
-        let keeps_credit = reopened!(sender, RollbackKeepsCredit);
-        sender.rollback(|start, messages| {
-            let mut position = start + METADATA;
-            for _ in 0..messages {
-                let header = Header::decode(&staging.load((position & mask) as usize));
-                position += padded_size(header.ring_len());
-                let allowance = u64::from(header.piggyback) * ALIGNMENT;
-                if header.is_response() {
-                    owed_again += allowance;
-                    let call_id = header.call_id & !RESPONSE_FLAG;
-                    undone(Undone::Reply(Owed { call_id, blocks: header.piggyback }));
-                } else if pending.blocks(header.call_id) == Some(header.piggyback) {
-                    *balance += if keeps_credit { 0 } else { allowance };
-                    *spent -= allowance;
-                    undone(Undone::Call(pending.remove(header.call_id)));
-                }
-            }
-        });
-        sender.reserve_again(owed_again);
-    }
-
-    /// A batch was announced by `imm`: takes its metadata. The messages follow from [`Endpoint::next`], until it
-    /// gives `None`.
+    /// Accepts the batch that the immediate `imm` announced: checks and applies its metadata. Its messages then come from
+    /// [`Endpoint::next_message`], until that returns `None`.
     #[inline]
-    pub fn arrive<B: RingBytes + ?Sized>(&mut self, imm: u32, ring: &B) -> Result<(), Violation> {
-        let metadata = self.receiver.arrive(imm, ring)?;
-        self.sender.learn_piggyback(metadata.consumer_pos)?;
+    pub fn accept_batch<B: RingBytes + ?Sized>(&mut self, imm: u32, ring: &B) -> Result<(), Violation> {
+        let metadata = self.receiver.accept_batch(imm, ring)?;
+        self.sender.learn_from_batch(metadata.consumer_pos)?;
         let granted = self.balance + self.spent;
-        // Responses of this batch give back part of what is spent; only its end tells.
+        // Responses in this batch return part of `spent`. So the exact check has to wait for the end of the batch.
         if metadata.credit_grant > self.peer_limit {
             return Err(Violation::GrantOverLimit {
                 granted: granted.saturating_add(metadata.credit_grant),
@@ -357,135 +173,135 @@ impl<U> Endpoint<U> {
         }
         self.balance += metadata.credit_grant;
         self.credit_starved &= metadata.credit_grant == 0;
-        self.check_end()
+        self.check_batch_end()
     }
 
-    /// The next message of the batch that arrived.
-    // Always: a result of this size would go through memory, twice per call.
+    /// The next message of the batch that was accepted last.
+    // Always inline: a result of this size would otherwise go through memory, twice per call.
     #[inline(always)]
-    pub fn next<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Result<Option<Arrival<U>>, Violation> {
-        let Some((header, held)) = self.receiver.next(ring)? else { return Ok(None) };
-        let (offset, len) = (self.receiver.payload_offset(&held), header.ring_len() as usize);
+    pub fn next_message<B: RingBytes + ?Sized>(
+        &mut self,
+        ring: &B,
+    ) -> Result<Option<ReceivedMessage<U>>, Violation> {
+        let Some((header, space)) = self.receiver.next_message(ring)? else { return Ok(None) };
+        let (offset, len) = (self.receiver.payload_offset(&space), header.ring_len() as usize);
         let bulk = header.is_bulk();
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
-        let arrival = if header.is_response() {
+        let message = if header.is_response() {
             let call = header.call_id & !RESPONSE_FLAG;
             let taken = self.pending.blocks(call).ok_or(Violation::UnknownCall { call_id: call })?;
             if header.piggyback != taken {
                 return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
             }
-            let allowed = wire::longest_response(allowance);
+            let allowed = wire::max_response_len(allowance);
             if len as u64 > allowed {
                 return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
             }
             self.spent -= allowance;
-            self.check_end()?;
-            // Only now: a caller that was taken out of the table before a violation is found would never hear of it.
+            self.check_batch_end()?;
+            // Remove the call only after all checks. A call that was removed before a violation was found would never be
+            // reported to its caller.
             let user = self.pending.remove(call);
-            Arrival::Response(Response { call, user, offset, len, bulk, held })
+            ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk, space })
         } else {
             if allowance < MIN_CREDIT {
                 return Err(Violation::AllowanceTooSmall { blocks: header.piggyback });
             }
             self.sender.spend(allowance)?;
-            let owed = Owed { call_id: header.call_id, blocks: header.piggyback };
-            self.check_end()?;
-            Arrival::Request(Request { offset, len, bulk, held, owed })
+            let reply_token = ReplyToken { call_id: header.call_id, blocks: header.piggyback };
+            self.check_batch_end()?;
+            ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, space, reply_token })
         };
-        Ok(Some(arrival))
+        Ok(Some(message))
     }
 
-    /// The application is done with a message. `false`: the message is not of this endpoint.
+    /// Releases the ring space of a message that the application no longer needs. Returns `false` if this endpoint does not hold
+    /// that space.
     #[inline]
-    pub fn release(&mut self, held: Held) -> bool {
-        self.receiver.release(held)
+    pub fn release(&mut self, space: HeldSpace) -> bool {
+        self.receiver.release(space)
     }
 
-    /// The consumer position, for the word that the peer can READ. To be published whenever it moves.
+    /// The consumer position, for the word that the peer can READ. The caller publishes it whenever it moves.
     #[inline]
-    pub fn consumer(&mut self) -> u64 {
+    pub fn consumer_position(&mut self) -> u64 {
         self.receiver.consumer()
     }
 
-    /// Whether the payload of the next message that is placed may travel by itself, see [`Endpoint::detach`]. Not while
-    /// anything waits to be posted but the batch under construction.
+    /// Whether the payload of the next message may be posted as a WRITE of its own, see [`Endpoint::payload_sent_directly`]. It
+    /// may not while a sealed batch waits to be posted.
     #[inline]
-    pub fn can_detach(&self) -> bool {
-        self.sender.is_clear()
+    pub fn can_send_payload_directly(&self) -> bool {
+        self.sender.has_no_sealed_write()
     }
 
-    /// The payload of the message that was placed last does not go to the staging ring: it was posted as a WRITE of its
-    /// own, to the same offset of the peer's ring. The batch ends with the message's header.
+    /// Notes that the payload of the message that was placed last is not in the staging ring: it was posted as a WRITE of its
+    /// own, to the same offset of the peer's ring. The batch ends with the header of that message.
     ///
-    /// Only if [`Endpoint::can_detach`] said so before the message was placed.
-    pub fn detach(&mut self, placed: &Placed) {
+    /// Only if [`Endpoint::can_send_payload_directly`] was true before the message was placed.
+    pub fn payload_sent_directly(&mut self, placement: &Placement) {
         let Endpoint { sender, receiver, .. } = self;
-        sender.seal_without(padded_size(placed.header.ring_len()) - HEADER_SIZE as u64, receiver.consumer());
+        let tail = padded_size(placement.header.ring_len()) - HEADER_SIZE as u64;
+        sender.seal_without_tail(tail, receiver.consumer());
     }
 
-    /// Whether to post a READ of the peer's consumer position. Asked at every poll.
+    /// Whether to post a READ of the peer's consumer position. The caller asks at every poll.
     #[inline]
-    pub fn wants_read(&self) -> bool {
-        self.sender.wants_read()
+    pub fn needs_position_read(&self) -> bool {
+        self.sender.needs_position_read()
     }
 
-    /// The READ was posted. No other is wanted until it ends.
-    pub fn read_posted(&mut self) {
-        self.sender.read_posted();
+    /// Notes that the READ was posted. No other is needed until it is done.
+    pub fn position_read_posted(&mut self) {
+        self.sender.position_read_posted();
     }
 
-    /// The READ brought this word. An old one moves nothing back.
-    pub fn read_done(&mut self, word: u64) -> Result<(), Violation> {
-        self.sender.learn_read(word)
+    /// Applies the word that the READ returned. An old word changes nothing.
+    pub fn position_read_done(&mut self, word: u64) -> Result<(), Violation> {
+        self.sender.learn_from_read(word)
     }
 
-    /// The READ could not be posted, or failed without breaking the connection.
-    pub fn read_failed(&mut self) {
-        self.sender.read_failed();
-    }
-
-    /// The caller no longer waits: what it attached comes back, now. The response is still expected, because its credit
-    /// is. `None`: not pending, or abandoned before.
+    /// Abandons a call: returns what the caller attached to it, now. The endpoint still expects the response, because the
+    /// response returns the credit. `None`: the call is not pending, or was abandoned before.
     pub fn abandon(&mut self, call: CallId) -> Option<U> {
         self.pending.abandon(call)
     }
 
-    /// The connection is lost: what was attached to all pending calls comes back.
+    /// Abandons all pending calls, because the connection is lost: returns what was attached to them.
     pub fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
         self.pending.abandon_all()
     }
 
-    /// Messages that were placed and not sealed into a batch yet.
+    /// Messages in the open batch: placed, and not sealed yet.
     #[inline]
-    pub fn unsent_messages(&self) -> u32 {
-        self.sender.open_messages()
+    pub fn open_batch_messages(&self) -> u32 {
+        self.sender.open_batch_messages()
     }
 
-    /// How far the peer's ring was written, and how far the peer has released it, as far as is known.
+    /// How far the peer's ring was written, and how far the peer has released it, as far as this side knows.
     #[inline]
     pub fn progress(&self) -> Progress {
         self.sender.progress()
     }
 
-    /// The books.
-    pub fn ledger(&self) -> Ledger {
-        Ledger {
+    /// The figures of the flow control.
+    pub fn flow_state(&self) -> FlowState {
+        FlowState {
             in_flight: self.sender.in_flight(),
             reserved: self.sender.reserved(),
             capacity: self.sender.capacity(),
-            lent: self.sender.lent(),
             balance: self.balance,
             pending: self.pending.len(),
         }
     }
 
     #[inline(always)]
-    fn admit(&mut self, len: u32, response_len: u32) -> Result<(), Refusal> {
-        if len > self.longest_request {
-            return Err(Refusal::TooLong { len, max: self.longest_request });
+    fn check_call(&mut self, len: u32, response_len: u32) -> Result<(), Refusal> {
+        if len > self.max_request_len {
+            return Err(Refusal::TooLong { len, max: self.max_request_len });
         }
-        if response_len > self.longest_response {
-            return Err(Refusal::AllowanceTooLong { len: response_len, max: self.longest_response });
+        if response_len > self.max_response_len {
+            return Err(Refusal::AllowanceTooLong { len: response_len, max: self.max_response_len });
         }
         if self.pending.is_full() {
             return Err(Refusal::TooManyCalls);
@@ -494,26 +310,26 @@ impl<U> Endpoint<U> {
             self.credit_starved = true;
             return Err(Refusal::NoCredit);
         }
-        if !self.sender.admits(padded_size(len)) {
+        if !self.sender.has_room(padded_size(len)) {
             return Err(Refusal::RingFull);
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn place(&mut self, len: u32, header: Header) -> Placed {
+    fn place(&mut self, len: u32, header: Header) -> Placement {
         let Endpoint { sender, receiver, .. } = self;
         let position = sender.place(padded_size(len), || receiver.consumer());
-        Placed { offset: sender.offset(position) as usize, header }
+        Placement { offset: sender.offset(position) as usize, header }
     }
 
-    /// Checks the batch if it has been parsed to its end.
+    /// Checks the grants if the current batch has been parsed to its end.
     #[inline]
-    fn check_end(&self) -> Result<(), Violation> {
+    fn check_batch_end(&self) -> Result<(), Violation> {
         if self.receiver.batch_ended() { self.check_grants() } else { Ok(()) }
     }
 
-    /// The peer's reservation after its batch, as this side sees it, is exactly what it has granted.
+    /// After a batch, what the peer has granted and not got back must be within the peer's own limit.
     #[inline]
     fn check_grants(&self) -> Result<(), Violation> {
         let granted = self.balance + self.spent;
@@ -525,36 +341,24 @@ impl<U> Endpoint<U> {
 }
 
 #[cfg(test)]
-impl Owed {
-    pub(super) fn duplicate(&self) -> Owed {
-        Owed { call_id: self.call_id, blocks: self.blocks }
-    }
-}
-
-#[cfg(test)]
 impl<U> Endpoint<U> {
-    pub(super) fn reopen(&mut self, trap: Option<super::tests::Trap>, terms: &Terms) {
-        self.sender.trap = trap;
-        self.receiver.trap = trap;
-        if reopened!(self.sender, CreditOfOwnRing) {
-            let limit = agreed_credit(terms.peer_credit_limit, terms.peer_ring);
+    /// Turns one rule off.
+    pub(super) fn break_rule(&mut self, rule: Option<super::tests::BrokenRule>, params: &FlowParams) {
+        self.sender.broken_rule = rule;
+        self.receiver.broken_rule = rule;
+        if rule_broken!(self.sender, CreditOfPeerRing) {
+            let limit = agreed_credit(params.peer_credit_limit, params.peer_ring);
             (self.balance, self.peer_limit) = (limit, limit);
-            self.longest_response = wire::longest_response(limit) as u32;
+            self.max_response_len = wire::max_response_len(limit) as u32;
         }
     }
 
-    pub(super) fn attached(&self, call: u32) -> Option<U>
-    where
-        U: Clone,
-    {
-        self.pending.attached(call)
-    }
-
-    pub(super) fn one_generation(&mut self) {
+    /// Lets call ids repeat at once, so that the states of a model repeat.
+    pub(super) fn use_one_generation(&mut self) {
         self.pending.one_generation = true;
     }
 
-    /// For models: positions of what this side sends `sent` bytes earlier, of what it receives `received` bytes.
+    /// For models: moves the positions of what this side sends `sent` bytes back, and of what it receives `received` bytes.
     pub(super) fn rebase(&mut self, sent: u64, received: u64) {
         self.sender.rebase(sent, received);
         self.receiver.rebase(received);

@@ -1,14 +1,23 @@
-//! The consuming half: what has arrived, what of it the application still holds, and how far the ring is free again.
+//! The receiving half of an endpoint: what has arrived, which messages the application still holds, and how far the ring is
+//! free again.
+//!
+//! ```text
+//!          consumer              cursor        received
+//!              |                    |              |
+//!  ------------+--------------------+--------------+------------> position (u64, never goes back)
+//!   free for   | parsed; some of it | announced,   |
+//!   the peer   | is still held      | not parsed   |
+//! ```
 //!
 //! Promises:
-//! - Nothing is read that was not announced, and nothing outside the ring, whatever the bytes say.
+//! - It reads only bytes that the peer announced, and only inside the ring, whatever the bytes say.
 //! - The consumer position stops at the oldest message that has not been released. Messages are released in any
-//!   order; each that is held is one bit in a map of the ring, so releasing is one store and nothing is allocated.
+//!   order. Each held message is one bit in a bitmap of the ring, so a release is one store and allocates nothing.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
-use super::RingBytes;
+use super::message::RingBytes;
 use super::violation::Violation;
 use super::wire::{
     self, ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, HEADER_SIZE, Header, WRAP_MESSAGE_COUNT,
@@ -19,25 +28,25 @@ const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Receiver {
     capacity: u64,
-    /// Everything announced so far.
+    /// End of what the peer has announced.
     received: u64,
-    /// Everything parsed so far. Equal to `received` between batches.
+    /// End of what was parsed. Equal to `received` between batches.
     cursor: u64,
     /// Messages of the current batch that have not been parsed.
     messages_left: u32,
-    /// Everything released so far, up to the oldest held message; brought up to date by `consumer`.
+    /// Everything before this was released. The method `consumer` brings it up to date.
     consumer: u64,
-    /// One bit for each block of the ring: a held message starts there. Bits stand only for positions in
-    /// `consumer..cursor`, which is at most one ring.
+    /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..cursor` have bits
+    /// set; that range is at most one ring long.
     held: Box<[u64]>,
     #[cfg(test)]
-    pub(super) trap: Option<super::tests::Trap>,
+    pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
 
-/// A message's place in the receive ring. The ring has the place again when it is released.
+/// The space that a received message occupies in the receive ring, until it is released.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the ring fills up with messages that are never released"]
-pub struct Held {
+pub struct HeldSpace {
     position: u64,
 }
 
@@ -52,13 +61,13 @@ impl Receiver {
             consumer: 0,
             held: vec![0; words].into_boxed_slice(),
             #[cfg(test)]
-            trap: None,
+            broken_rule: None,
         }
     }
 
-    /// A batch was announced. Gives its metadata; its messages come from `next`.
+    /// Accepts the batch that `imm` announced, and returns its metadata. Its messages come from `next_message`.
     #[inline]
-    pub(super) fn arrive<B: RingBytes + ?Sized>(
+    pub(super) fn accept_batch<B: RingBytes + ?Sized>(
         &mut self,
         imm: u32,
         ring: &B,
@@ -88,9 +97,9 @@ impl Receiver {
         if offset + delta != self.capacity {
             return Err(Violation::BadWrap { offset, delta });
         }
-        // The announced delta is the skip. To take it from the offset behind the marker skips a whole ring when the
-        // marker is in the last block.
-        let skip = if reopened!(self, SkipFromOffset) {
+        // The announced delta is the skip. A skip that is computed from the offset behind the marker would be a whole ring
+        // when the marker is in the last block.
+        let skip = if rule_broken!(self, SkipFromOffset) {
             METADATA + self.capacity - self.offset(self.received + METADATA)
         } else {
             delta
@@ -100,12 +109,12 @@ impl Receiver {
         Ok(metadata)
     }
 
-    /// The next message of the batch: where its header is, and the header. It is held until it is released.
+    /// The next message of the batch: its header and its ring space, which is held until it is released.
     #[inline(always)]
-    pub(super) fn next<B: RingBytes + ?Sized>(
+    pub(super) fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
-    ) -> Result<Option<(Header, Held)>, Violation> {
+    ) -> Result<Option<(Header, HeldSpace)>, Violation> {
         let left = self.received - self.cursor;
         if self.messages_left == 0 {
             return if left == 0 { Ok(None) } else { Err(Violation::TrailingBytes { unused: left }) };
@@ -117,16 +126,17 @@ impl Receiver {
         let header = Header::decode(&ring.load(self.offset(position) as usize));
         let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
-            // The bit of a bulk message makes it too long for any ring, so nobody else is asked for it.
+            // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here, and do
+            // not pay for the check.
             needs = bulk_size(header, left)?;
         }
         self.cursor += needs;
         self.messages_left -= 1;
         let (word, bit) = self.bit(position);
-        if !reopened!(self, CreditOnParse) {
+        if !rule_broken!(self, ReleaseOnParse) {
             self.held[word] |= bit;
         }
-        Ok(Some((header, Held { position })))
+        Ok(Some((header, HeldSpace { position })))
     }
 
     /// Whether the current batch has been parsed to its end.
@@ -135,22 +145,22 @@ impl Receiver {
         self.messages_left == 0 && self.cursor == self.received
     }
 
-    /// Where in the ring the payload of a held message starts.
+    /// Offset of a held message's payload.
     #[inline]
-    pub(super) fn payload_offset(&self, held: &Held) -> usize {
-        self.offset(held.position) as usize + HEADER_SIZE
+    pub(super) fn payload_offset(&self, space: &HeldSpace) -> usize {
+        self.offset(space.position) as usize + HEADER_SIZE
     }
 
-    /// Gives a message's place back. `false`: it is not held here.
+    /// Releases the space of a message. Returns `false` if it is not held.
     #[inline]
-    pub(super) fn release(&mut self, held: Held) -> bool {
-        let (word, bit) = self.bit(held.position);
+    pub(super) fn release(&mut self, space: HeldSpace) -> bool {
+        let (word, bit) = self.bit(space.position);
         let was = self.held[word] & bit != 0;
         self.held[word] &= !bit;
         was
     }
 
-    /// Everything before this position has been released.
+    /// The consumer position: everything before it was released.
     #[inline]
     pub(super) fn consumer(&mut self) -> u64 {
         let blocks = self.capacity / ALIGNMENT;
@@ -180,7 +190,7 @@ impl Receiver {
     }
 }
 
-/// Bytes that a message takes which is a bulk message, or too long.
+/// The size of a message whose `payload_len` exceeds the batch: either the message has the bulk flag, or it is too long.
 #[cold]
 #[inline(never)]
 fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
@@ -198,12 +208,12 @@ impl Receiver {
 }
 
 #[cfg(test)]
-impl Held {
+impl HeldSpace {
     pub(super) fn rebase(&mut self, back: u64) {
         self.position -= back;
     }
 
-    pub(super) fn duplicate(&self) -> Held {
-        Held { position: self.position }
+    pub(super) fn duplicate(&self) -> HeldSpace {
+        HeldSpace { position: self.position }
     }
 }

@@ -1,21 +1,21 @@
-//! What the bytes mean: message header, flow metadata, immediate, connect information.
+//! The wire format: message header, flow metadata, immediate, connect information.
 //!
-//! Promise: decoding is total. Any bytes give a value or a [`Violation`], never a panic; whatever depends on the state
-//! of a connection (does the length fit, is the call known) is for the receiver to check.
-//! `docs/wire-format.md` has the pictures.
+//! Promise: decoding is total. Any bytes decode to a value or to a [`Violation`], never to a panic. What depends on the
+//! state of a connection (does the length fit, is the call known) is checked by the receiver, not here.
+//! `docs/wire-format.md` draws the bytes.
 
 use super::violation::Violation;
 
-/// Every message, every batch and every position is a multiple of this many bytes.
+/// The size of every message, the size of every batch and every position are multiples of this many bytes.
 pub const ALIGNMENT: u64 = 32;
-/// Bytes of a message's header.
+/// Bytes of a message header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of the flow metadata in front of a batch.
 pub const FLOW_METADATA_SIZE: usize = 32;
 /// The bit of a call id that makes a message a response.
 pub const RESPONSE_FLAG: u32 = 0x8000_0000;
-/// The bit of a payload length that makes a message a bulk message: its payload is a descriptor. No payload in a ring is so
-/// long that it needs the bit.
+/// The bit of a payload length that makes a message a bulk message: its payload is a descriptor. No payload in a ring is
+/// long enough to need this bit.
 pub const BULK_FLAG: u32 = 0x8000_0000;
 /// The message count that makes a batch a wrap marker.
 pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
@@ -26,7 +26,7 @@ const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 const CONNECT_MAGIC: [u8; 4] = *b"xRPC";
 const CONNECT_VERSION: u32 = 2;
 
-/// Bytes that a message with this payload takes in a ring: header, payload, and padding to [`ALIGNMENT`].
+/// Bytes that a message with this payload occupies in a ring: header, payload, and padding to [`ALIGNMENT`].
 ///
 /// ```
 /// use crosstie_protocol::copyrpc::wire::padded_size;
@@ -37,17 +37,17 @@ pub const fn padded_size(payload_len: u32) -> u64 {
     (payload_len as u64 + HEADER_SIZE as u64 + (ALIGNMENT - 1)) & !(ALIGNMENT - 1)
 }
 
-/// Credit that a call consumes so that a response of up to `response_len` bytes always finds room: the padded response
-/// and the metadata of a batch of its own. Twice this much is kept free in the ring, because the response may have
-/// to skip the ring's end first, and skips less than it needs itself.
+/// Credit that a call consumes so that there is always room for a response of up to `response_len` bytes: the padded
+/// response and the metadata of a batch of its own. Twice this much is kept free in the ring, because the response may have
+/// to skip the end of the ring first, and it skips less than it needs itself.
 #[inline]
 pub const fn internal_allowance(response_len: u32) -> u64 {
     padded_size(response_len) + METADATA
 }
 
-/// The longest response that an internal allowance admits.
+/// The longest response payload for an internal allowance.
 #[inline]
-pub(crate) const fn longest_response(internal: u64) -> u64 {
+pub(crate) const fn max_response_len(internal: u64) -> u64 {
     internal.saturating_sub(METADATA + HEADER_SIZE as u64)
 }
 
@@ -57,7 +57,7 @@ pub const fn encode_imm(delta: u64) -> u32 {
     (delta / ALIGNMENT) as u32
 }
 
-/// The bytes that an immediate announces.
+/// The number of bytes that an immediate announces.
 #[inline]
 pub const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
@@ -66,17 +66,17 @@ pub const fn decode_imm(imm: u32) -> u64 {
 /// The 12 bytes in front of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// The caller's key, with [`RESPONSE_FLAG`] in a response.
+    /// The caller's call id, with [`RESPONSE_FLAG`] in a response.
     pub call_id: u32,
-    /// The internal allowance of the call's response, in blocks of [`ALIGNMENT`] bytes: taken by the request, given
-    /// back by the response.
+    /// The internal allowance of the call's response, in blocks of [`ALIGNMENT`] bytes. The request takes it and the response
+    /// returns it.
     pub piggyback: u32,
     /// Bytes of payload, with [`BULK_FLAG`] in a bulk message.
     pub payload_len: u32,
 }
 
 impl Header {
-    /// The header as bytes.
+    /// Encodes the header.
     #[inline]
     pub const fn encode(&self) -> [u8; HEADER_SIZE] {
         let ([a, b, c, d], [e, f, g, h], [i, j, k, l]) =
@@ -84,7 +84,7 @@ impl Header {
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
-    /// The header in these bytes. Nothing in it is believed yet.
+    /// Decodes a header. Its fields are not checked yet.
     #[inline]
     pub const fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
@@ -95,13 +95,13 @@ impl Header {
         }
     }
 
-    /// Whether it is a response.
+    /// Whether the message is a response.
     #[inline]
     pub const fn is_response(&self) -> bool {
         self.call_id & RESPONSE_FLAG != 0
     }
 
-    /// Whether it is a bulk message.
+    /// Whether the message is a bulk message.
     #[inline]
     pub const fn is_bulk(&self) -> bool {
         self.payload_len & BULK_FLAG != 0
@@ -117,7 +117,7 @@ impl Header {
 /// The 32 bytes in front of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowMetadata {
-    /// Absolute position up to which the writer has consumed its own receive ring. Repeating it does no harm.
+    /// Absolute position up to which the writer has consumed its own receive ring. Applying it twice changes nothing.
     pub consumer_pos: u64,
     /// Bytes of response credit that the reader gains.
     pub credit_grant: u64,
@@ -126,7 +126,7 @@ pub struct FlowMetadata {
 }
 
 impl FlowMetadata {
-    /// The metadata as bytes; the padding is zero.
+    /// Encodes the metadata. The padding is zero.
     #[inline]
     pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut bytes = [0; FLOW_METADATA_SIZE];
@@ -136,13 +136,13 @@ impl FlowMetadata {
         bytes
     }
 
-    /// The metadata in these bytes, if its padding is zero and its numbers are multiples of [`ALIGNMENT`].
+    /// Decodes metadata. Its padding must be zero and its numbers multiples of [`ALIGNMENT`].
     #[inline]
     pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, Violation> {
-        let consumer_pos = u64::from_le_bytes(part(bytes, 0));
-        let credit_grant = u64::from_le_bytes(part(bytes, 8));
-        let message_count = u32::from_le_bytes(part(bytes, 16));
-        let padding: [u8; 12] = part(bytes, 20);
+        let consumer_pos = u64::from_le_bytes(bytes_at(bytes, 0));
+        let credit_grant = u64::from_le_bytes(bytes_at(bytes, 8));
+        let message_count = u32::from_le_bytes(bytes_at(bytes, 16));
+        let padding: [u8; 12] = bytes_at(bytes, 20);
         if padding != [0; 12] {
             return Err(Violation::Padding);
         }
@@ -156,7 +156,7 @@ impl FlowMetadata {
     }
 }
 
-/// What each side tells the other before the first batch, beside the address of its queue pair.
+/// What each side sends to the other before the first batch, in addition to the address of its queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectInfo {
     /// Remote address of the receive ring.
@@ -165,19 +165,19 @@ pub struct ConnectInfo {
     pub ring_size: u64,
     /// Remote address of the consumer position: eight bytes, little-endian, for an RDMA READ.
     pub consumer_addr: u64,
-    /// The most response credit that this side will ever have granted and not got back. Both sides start from the
-    /// smaller of this and a quarter of the *other* side's ring.
+    /// The most response credit that this side will ever have granted and not got back. At the start it grants this much, or a
+    /// quarter of the *other* side's ring if that is less.
     pub credit_limit: u64,
-    /// Key to write the ring.
+    /// Remote key for writes to the ring.
     pub ring_rkey: u32,
-    /// Key to read the consumer position.
+    /// Remote key for reads of the consumer position.
     pub consumer_rkey: u32,
-    /// The longest bulk payload that this side takes and gives; zero: none.
+    /// The longest bulk payload that this side accepts and sends; zero if it supports none.
     pub bulk_limit: u64,
 }
 
 impl ConnectInfo {
-    /// The information as bytes.
+    /// Encodes the information.
     pub fn encode(&self) -> [u8; CONNECT_INFO_SIZE] {
         let mut bytes = [0; CONNECT_INFO_SIZE];
         bytes[..4].copy_from_slice(&CONNECT_MAGIC);
@@ -192,31 +192,31 @@ impl ConnectInfo {
         bytes
     }
 
-    /// The information in these bytes, if they are of this protocol and version. Sizes are checked where an endpoint
-    /// is made of them.
+    /// Decodes the information, if the bytes are of this protocol and version. Sizes are checked when an endpoint is created
+    /// from them.
     pub fn decode(bytes: &[u8; CONNECT_INFO_SIZE]) -> Result<Self, Violation> {
-        if part(bytes, 0) != CONNECT_MAGIC {
+        if bytes_at(bytes, 0) != CONNECT_MAGIC {
             return Err(Violation::NotCopyrpc);
         }
-        let version = u32::from_le_bytes(part(bytes, 4));
+        let version = u32::from_le_bytes(bytes_at(bytes, 4));
         if version != CONNECT_VERSION {
             return Err(Violation::Version { theirs: version, ours: CONNECT_VERSION });
         }
         Ok(ConnectInfo {
-            ring_addr: u64::from_le_bytes(part(bytes, 8)),
-            ring_size: u64::from_le_bytes(part(bytes, 16)),
-            consumer_addr: u64::from_le_bytes(part(bytes, 24)),
-            credit_limit: u64::from_le_bytes(part(bytes, 32)),
-            ring_rkey: u32::from_le_bytes(part(bytes, 40)),
-            consumer_rkey: u32::from_le_bytes(part(bytes, 44)),
-            bulk_limit: u64::from_le_bytes(part(bytes, 48)),
+            ring_addr: u64::from_le_bytes(bytes_at(bytes, 8)),
+            ring_size: u64::from_le_bytes(bytes_at(bytes, 16)),
+            consumer_addr: u64::from_le_bytes(bytes_at(bytes, 24)),
+            credit_limit: u64::from_le_bytes(bytes_at(bytes, 32)),
+            ring_rkey: u32::from_le_bytes(bytes_at(bytes, 40)),
+            consumer_rkey: u32::from_le_bytes(bytes_at(bytes, 44)),
+            bulk_limit: u64::from_le_bytes(bytes_at(bytes, 48)),
         })
     }
 }
 
-/// `N` bytes from `at`. The sizes of this module are constants, so the bounds checks vanish.
+/// `N` bytes from `at`. All sizes in this module are constants, so the compiler removes the bounds checks.
 #[inline(always)]
-fn part<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
+fn bytes_at<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
     core::array::from_fn(|i| bytes[at + i])
 }
 
@@ -225,18 +225,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_the_design() {
+    fn sizes_match_the_wire_format() {
         assert_eq!([0, 20, 21, 52].map(padded_size), [32, 32, 64, 64]);
         assert_eq!(padded_size(u32::MAX), (1 << 32) + 32);
         assert_eq!([0, 20, 21].map(internal_allowance), [64, 64, 96]);
-        assert_eq!(longest_response(64), 20);
-        assert_eq!(longest_response(96), 52);
+        assert_eq!(max_response_len(64), 20);
+        assert_eq!(max_response_len(96), 52);
         assert_eq!(decode_imm(encode_imm(4096)), 4096);
         assert_eq!(decode_imm(u32::MAX), 32 * u64::from(u32::MAX));
     }
 
     #[test]
-    fn layouts_are_pinned() {
+    fn layouts_do_not_change() {
         let header = Header { call_id: 0x8001_0002, piggyback: 3, payload_len: 0x0405 };
         assert_eq!(header.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 5, 4, 0, 0]);
         assert_eq!(Header::decode(&header.encode()), header);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_that_no_sender_writes_is_refused() {
+    fn invalid_metadata_is_a_violation() {
         let good = FlowMetadata { consumer_pos: 64, credit_grant: 64, message_count: 0 }.encode();
         let with = |at: usize| {
             let mut bytes = good;

@@ -42,7 +42,7 @@ pub enum Error {
         theirs: u32,
     },
     /// Ranks did not join, or did not call an operation that others had called, within the timeout.
-    #[error("{} did not {} within {waited:?}{}: check that every rank is running", Ranks(ranks), Expected(*during), Note(note))]
+    #[error("{} {} within {waited:?}{}: check that every rank is running", Ranks(ranks), Failure(*during), Note(note))]
     RankMissing {
         /// The missing ranks.
         ranks: Vec<u32>,
@@ -234,14 +234,14 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
-/// Prints what a missing rank was expected to do.
-struct Expected(Operation);
+/// Prints what a missing rank did not do.
+struct Failure(Operation);
 
-impl fmt::Display for Expected {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Operation::Join => f.write_str("join"),
-            operation => write!(f, "call {operation}"),
+            Operation::Join => f.write_str("did not join"),
+            operation => write!(f, "did not call {operation}"),
         }
     }
 }

@@ -197,7 +197,7 @@ impl JobBuilder {
                 }
             }
             Err(error) => {
-                // Sending fails only when the receiver is gone; then nobody needs the error.
+                // Sending fails only when the receiver was dropped: then the caller no longer waits for the result.
                 drop(report.send(Err(error)));
             }
         })?;

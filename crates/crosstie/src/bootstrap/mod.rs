@@ -26,12 +26,13 @@
 //! - Blobs arrive unchanged, or the call fails. They are authenticated, not encrypted.
 //! - No bytes from the network cause a panic, a hang or unbounded memory use.
 //!
-//! The files import each other in one direction only, from the top of this list to the bottom:
+//! The files import each other in one direction only: from the top of this list to the bottom, and within a row from left
+//! to right:
 //!
 //! ```text
 //! mod                          from_env
 //! environment                  which job the environment variables describe
-//! local  tcp  mpi              the implementations          channel (between two processes)
+//! local  tcp  mpi  single_rank the implementations          channel (between two processes)
 //! member  children             a rank's side of a job, the processes that rank 0 spawned
 //! coordinator/                 rank 0's thread: accepts ranks, runs the collective operations
 //! job  abort                   the trait, the error that ends a job on the wire

@@ -8,7 +8,7 @@
 //!   against someone who can cut or flood it. Such an attacker can make the job fail, within the times stated below.
 //!
 //! Anyone may connect to the port. A peer that is silent, sends other bytes, or proves a wrong secret is disconnected after
-//! at most [`HANDSHAKE_TIMEOUT`] and delays nobody. The listener stays open while rank 0 is in the job, so that a second
+//! at most [`HANDSHAKE_TIMEOUT`] and does not delay the ranks. The listener stays open while rank 0 is in the job, so that a second
 //! process with the same rank is told about it.
 //!
 //! The times: the coordinator reports a rank that never joins [`Limits::join_timeout`] after rank 0 began to listen; a

@@ -1,4 +1,4 @@
-//! When calls are given up.
+//! The deadlines of a connection's calls, earliest first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,13 +7,16 @@ use std::time::Instant;
 use crosstie_protocol::copyrpc::CallId;
 use crosstie_protocol::key::Key;
 
-/// The deadlines of a connection's calls.
+/// A heap of deadlines, and for each call index the serial number of its current deadline.
 ///
-/// A call that is answered leaves its deadline behind, and ids of calls come round: a deadline counts only as long as its
-/// serial number is the last one at the call's index. So those that count are as many as calls can be pending.
+/// A call that is answered leaves its deadline in the heap, and call ids repeat after a while. So a deadline in the heap is valid
+/// only if its serial number is the current one of its call index. The heap is cleaned when it has twice as many entries
+/// as calls can be pending.
 #[derive(Default)]
 pub(super) struct Deadlines {
+    /// Deadline, serial number, call index.
     heap: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    /// By call index: the current serial number and its call.
     calls: Vec<(u64, Option<CallId>)>,
     serial: u64,
 }
@@ -37,21 +40,21 @@ impl Deadlines {
         self.heap.push(Reverse((deadline, self.serial, Self::index(call) as u32)));
     }
 
-    /// A call without a deadline begins.
+    /// Notes that a call without a deadline begins, so that an old deadline at its index is no longer valid.
     #[inline]
-    pub(super) fn without(&mut self, call: CallId) {
+    pub(super) fn clear(&mut self, call: CallId) {
         if !self.calls.is_empty() {
             self.calls[Self::index(call)] = (0, None);
         }
     }
 
-    /// Whether there is none, not even one of a call that was answered.
+    /// Whether the heap is empty. It may hold deadlines of calls that were answered.
     pub(super) fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 
-    /// A call whose time was over at `now`.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<CallId> {
+    /// Removes a call whose deadline has passed at `now`.
+    pub(super) fn pop_expired(&mut self, now: Instant) -> Option<CallId> {
         loop {
             let Reverse((deadline, serial, index)) = *self.heap.peek()?;
             if deadline > now {
@@ -70,23 +73,23 @@ impl Deadlines {
 mod tests {
     use std::time::Duration;
 
-    use crosstie_protocol::copyrpc::{Endpoint, Terms};
+    use crosstie_protocol::copyrpc::{Endpoint, FlowParams};
 
     use super::*;
 
-    /// Calls that are answered long before their time leave no more behind than calls can be pending, twice.
+    /// Calls that are answered long before their deadline leave at most twice as many entries as calls can be pending.
     #[test]
-    fn they_take_bounded_memory() {
+    fn deadlines_of_answered_calls_take_bounded_memory() {
         const CALLS: usize = 8;
         let (ring, credit) = (4096, 1024);
-        let terms = Terms {
+        let params = FlowParams {
             ring,
             peer_ring: ring,
             credit_limit: credit,
             peer_credit_limit: credit,
             pending_calls: CALLS,
         };
-        let mut protocol = Endpoint::new(&terms).unwrap();
+        let mut protocol = Endpoint::new(&params).unwrap();
         let calls: Vec<CallId> = (0..CALLS).map(|_| protocol.call(0, 0, ()).unwrap().0).collect();
         let (mut deadlines, begin) = (Deadlines::default(), Instant::now());
         for number in 0..10_000 {
@@ -94,9 +97,9 @@ mod tests {
             deadlines.push(calls[number as usize % CALLS], later, CALLS);
             assert!(deadlines.heap.len() <= 2 * CALLS, "{} after {number} calls", deadlines.heap.len());
         }
-        // Only the last of each counts.
+        // Only the last deadline of each call is valid.
         let end = begin + Duration::from_secs(20_000);
-        assert_eq!(std::iter::from_fn(|| deadlines.pop(end)).count(), CALLS);
+        assert_eq!(std::iter::from_fn(|| deadlines.pop_expired(end)).count(), CALLS);
         assert!(deadlines.is_empty());
     }
 }

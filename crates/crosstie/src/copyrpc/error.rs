@@ -1,70 +1,72 @@
-//! What can go wrong.
+//! Errors of contexts and endpoints.
 
-use crosstie_protocol::copyrpc::{TermsError, Violation};
+use crosstie_protocol::copyrpc::{FlowParamsError, Violation};
 
 use crate::device::{CqError, DeviceError, Mr, OutOfRegion, PostError, Status};
 
-/// Why a connection could not be made.
+/// Why an endpoint could not be connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The device refused.
+    /// The device returned an error.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The peer's address is none, or of another protocol or version.
-    #[error("the peer's address: {0}")]
+    /// The peer's address is invalid, or of another protocol or version.
+    #[error("invalid address of the peer: {0}")]
     Address(Violation),
-    /// The sizes of the two sides do not go together.
+    /// The sizes of the two sides are invalid.
     #[error(transparent)]
-    Terms(#[from] TermsError),
-    /// It is connected already, or was.
-    #[error("the endpoint is connected already: create another one")]
+    Params(#[from] FlowParamsError),
+    /// The endpoint is connected, or was connected before.
+    #[error("the endpoint was connected before: create a new one")]
     Connected,
 }
 
-/// Why a connection is over. Everything that was pending on it ends with this.
+/// Why a connection has ended. Everything that was pending on it ends with this cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A request of ours failed: the peer died, or the way to it.
+    /// A work request failed: the peer died, or the network to it failed.
     #[error("the connection broke: {0}")]
     Broken(Status),
-    /// The device refused a request for good.
-    #[error("the device refused a request: {0}")]
+    /// The device refused a work request permanently.
+    #[error("the device refused a work request: {0}")]
     Refused(PostError),
-    /// The peer broke the rules.
-    #[error("the peer broke the protocol: {0}")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the protocol: {0}")]
     Violation(Violation),
-    /// A completion queue failed, and with it everything that uses it.
+    /// A completion queue failed, and with it every connection that uses it.
     #[error("the completion queue failed: {0}")]
     Queue(CqError),
-    /// Closed by this side.
-    #[error("the endpoint was closed here")]
+    /// This side closed the endpoint.
+    #[error("this side closed the endpoint")]
     Closed,
-    /// The device has no memory for a bulk request of the peer, and none will come back.
-    #[error("the device has no memory for a bulk request: give it more, or configure less bulk memory")]
+    /// The device has no memory for a bulk request of the peer, and none is in use that could become free.
+    #[error(
+        "the device has no memory for a bulk request: give it more memory, or configure less bulk memory"
+    )]
     NoMemory,
 }
 
-/// How a call ended without an answer.
+/// Why a call ended without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallFailed {
-    /// The connection is over.
+    /// The connection has ended.
     #[error(transparent)]
     Connection(#[from] Failure),
-    /// The time that the caller gave it is over. An answer that comes later is dropped.
-    #[error("no answer in the time that the call was given")]
+    /// The deadline of the call has passed. A response that arrives later is dropped.
+    #[error("no response before the deadline of the call")]
     TimedOut,
 }
 
-/// Why a call was not made. What was attached to it comes back; nothing has changed.
+/// A call was not made. Nothing has changed, and what was attached to the call is returned.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct CallError<U> {
-    /// Why.
+    /// Why the call was not made.
     pub cause: NotCalled,
-    /// What was attached.
+    /// What was attached to the call.
     pub user: U,
 }
 
@@ -72,25 +74,25 @@ pub struct CallError<U> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotCalled {
-    /// The peer's ring, its credit or the table of calls is used up for now: poll, then try again.
+    /// There is no room for now (poll, then try again), or the call can never fit.
     #[error(transparent)]
     Refused(#[from] crosstie_protocol::copyrpc::Refusal),
-    /// The request or the response is longer than any message can be.
-    #[error("{0} bytes are longer than any message")]
+    /// The request or the allowed response is longer than any message can be.
+    #[error("{0} bytes are longer than any message can be")]
     TooLong(usize),
-    /// The device has no memory for the payload, and none will come back.
-    #[error("the device has no memory for the payload: give it more, or configure less bulk memory")]
+    /// The device has no memory for the payload, and none is in use that could become free.
+    #[error("the device has no memory for the payload: give it more memory, or configure less bulk memory")]
     NoMemory,
-    /// Not connected yet.
-    #[error("the endpoint is not connected yet")]
+    /// The endpoint is not connected yet.
+    #[error("the endpoint is not connected: connect it first")]
     NotConnected,
-    /// The connection is over.
+    /// The connection has ended.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
 impl NotCalled {
-    /// Whether polling may help.
+    /// Whether the call may succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
         use crosstie_protocol::copyrpc::Refusal;
         matches!(
@@ -102,71 +104,71 @@ impl NotCalled {
     }
 }
 
-/// Why an answer was not given.
+/// Why a reply was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReplied {
-    /// Longer than the caller allowed; the request can still be answered.
-    #[error("the answer has {len} bytes, the caller allowed {max}")]
+    /// The response is longer than the caller allowed. A shorter one can still be sent.
+    #[error("the response has {len} bytes, but the caller allowed {max}")]
     TooLong {
-        /// Bytes of the answer.
+        /// Bytes of the response.
         len: usize,
-        /// Bytes at most.
+        /// The most that the caller allowed.
         max: u64,
     },
-    /// The memory for long answers is in use for now; poll, and answer again.
-    #[error("the bulk memory for answers is in use: poll and answer again")]
+    /// The bulk memory for responses is in use for now: poll and reply again.
+    #[error("the bulk memory for responses is in use: poll and reply again")]
     NoBulkMemory,
-    /// The device has no memory for a long answer; the request can still be answered with less.
-    #[error("the device has no memory for the answer: give it more, or configure less bulk memory")]
+    /// The device has no memory for a long response. A shorter one can still be sent.
+    #[error("the device has no memory for the response: give it more memory, or configure less bulk memory")]
     NoMemory,
-    /// The connection is over; nobody waits.
+    /// The connection has ended, so nobody waits for the response.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
 impl NotReplied {
-    /// Whether polling may help.
+    /// Whether the reply may succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, NotReplied::NoBulkMemory)
     }
 }
 
-/// Why a READ or WRITE was not begun. The region comes back; nothing has happened.
+/// A READ or WRITE was not posted. Nothing has changed, and the region is returned.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct RawError {
-    /// Why.
+    /// Why the operation was not posted.
     pub cause: NotPosted,
-    /// As given.
+    /// The region of the operation.
     pub region: Mr,
-    /// As given.
+    /// The token of the operation.
     pub token: u64,
 }
 
-/// Why a READ or WRITE was not begun.
+/// Why a READ or WRITE was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotPosted {
-    /// As many are under way as there can be: poll, then try again.
-    #[error("as many operations are under way as there can be: poll and try again")]
+    /// The most operations are under way already: poll, then try again.
+    #[error("the limit of operations under way is reached: poll and try again")]
     Full,
     /// The range is not inside the region.
     #[error(transparent)]
     Range(OutOfRegion),
-    /// The device refused it.
+    /// The device refused the operation.
     #[error("the device refused the operation: {0}")]
     Refused(PostError),
-    /// Not connected yet.
-    #[error("the endpoint is not connected yet")]
+    /// The endpoint is not connected yet.
+    #[error("the endpoint is not connected: connect it first")]
     NotConnected,
-    /// The connection is over.
+    /// The connection has ended.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
 impl NotPosted {
-    /// Whether polling may help.
+    /// Whether the operation may succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, NotPosted::Full)
     }

@@ -1,61 +1,61 @@
-//! Bytes that a peer wrote.
+//! The payload of a received message.
 
 use zerocopy::{IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::device::Mr;
 
-/// A message in the receive ring.
+/// The payload of a message, in the receive ring or in bulk memory.
 ///
-/// A peer that broke the rules could still write there. So its bytes are copied out, never borrowed.
+/// A peer that violates the protocol could still write there. So the bytes are copied out, never borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'r> {
-    ring: &'r Mr,
+    memory: &'r Mr,
     offset: usize,
     len: usize,
 }
 
 impl<'r> Payload<'r> {
-    /// `offset..offset + len` is inside the ring.
-    pub(super) fn new(ring: &'r Mr, offset: usize, len: usize) -> Payload<'r> {
-        debug_assert!(offset + len <= ring.len());
-        Payload { ring, offset, len }
+    /// `offset..offset + len` must be inside the memory.
+    pub(super) fn new(memory: &'r Mr, offset: usize, len: usize) -> Payload<'r> {
+        debug_assert!(offset + len <= memory.len());
+        Payload { memory, offset, len }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the payload is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies as much as fits into `to`; says how much that was.
+    /// Copies as much as fits into `to`. Returns the number of bytes copied.
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let len = self.len.min(to.len());
-        let copied = self.ring.read(self.offset, &mut to[..len]);
+        let copied = self.memory.read(self.offset, &mut to[..len]);
         debug_assert!(copied.is_ok());
         len
     }
 
-    /// A copy.
+    /// Copies the payload into a new vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
         self.copy_to(&mut bytes);
         bytes
     }
 
-    /// The message as a value, if it has the length and the bytes of one.
+    /// Reads the payload as a value of type `T`. `None` if its length or its bytes are not valid for `T`.
     #[inline]
     pub fn read<T: TryFromBytes + KnownLayout>(&self) -> Option<T> {
         if self.len != size_of::<T>() {
             return None;
         }
-        // Through a buffer of words for small ones, so that they stay in registers or on the stack.
+        // Small values go through a buffer of words, so that they stay in registers or on the stack.
         let mut words = [0u64; 16];
         match words.as_mut_bytes().get_mut(..size_of::<T>()) {
             Some(small) => {

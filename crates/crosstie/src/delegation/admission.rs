@@ -1,4 +1,7 @@
-//! Letting clients in and out: what the watcher's thread does.
+//! Admitting and removing clients: what the watcher thread does.
+//!
+//! A client gets an index, which selects its response slots and its area in the segment, and a key: the index with a
+//! generation. Indices are reused, keys are not, so requests and replies of an earlier client are recognised.
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::collections::{HashMap, VecDeque};
@@ -6,198 +9,206 @@ use std::sync::{Mutex, PoisonError};
 
 use zerocopy::IntoBytes;
 
-use super::layout::{ClientKey, Map, Welcome};
+use super::layout::{AcceptReply, ClientKey, SharedRing};
 use super::lease;
 use crate::local::listener::{Admission, ClientHandler, ClientId};
 use crate::local_rpc::hello::{Hello, Refusal};
 use crate::ring::{fence, reservation};
 
-/// What the watcher's thread and the server share. None of it is in the segment: clients cannot write it.
+/// What the watcher thread and the server's thread share. None of it is in the segment: clients cannot write it.
 #[derive(Debug)]
 pub(super) struct ClientRegistry {
-    map: Map,
-    greeting: Hello,
-    places: Box<[Place]>,
-    /// Key of the client whom an answer is being written to, see [`lease`].
-    pub(super) answering: Apart<AtomicU64>,
-    pub(super) arrived: AtomicU64,
-    /// Clients that are gone; everything that they wrote is visible to whoever sees them counted.
-    pub(super) left: AtomicU64,
-    register: Mutex<Register>,
+    ring: SharedRing,
+    hello: Hello,
+    slots: Box<[ClientSlot]>,
+    /// Key of the client that the server is writing a response to, see [`lease`].
+    pub(super) replying_to: CachePadded<AtomicU64>,
+    pub(super) connects: AtomicU64,
+    /// Clients that were removed. A thread that sees a removal counted sees everything that the client wrote.
+    pub(super) disconnects: AtomicU64,
+    membership: Mutex<Membership>,
 }
 
-/// On cache lines of its own, two of them, which processors fetch together: nobody else's work shares them by chance.
+/// Aligned to two cache lines, which processors prefetch as a pair, so that nothing else shares them.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(128))]
-pub(super) struct Apart<T>(pub(super) T);
+pub(super) struct CachePadded<T>(pub(super) T);
 
+/// What is known about a client index.
 #[derive(Debug)]
-pub(super) struct Place {
-    /// Key of the client that has it, see [`lease`].
+pub(super) struct ClientSlot {
+    /// Key of the client that has the index, see [`lease`].
     pub(super) holder: AtomicU64,
-    client: AtomicU64,
+    /// Its [`ClientId`].
+    id: AtomicU64,
 }
 
+/// Which clients are connected. Only the watcher thread uses it.
 #[derive(Debug)]
-struct Register {
-    /// Keys to give out; the one whose index was used longest ago first.
+struct Membership {
+    /// Keys to give out; the one whose index was used longest ago comes first.
     free: VecDeque<ClientKey>,
-    present: HashMap<ClientId, ClientKey>,
-    /// What the ring's mode is. The copy in the segment is for clients.
+    connected: HashMap<ClientId, ClientKey>,
+    /// The mode of the ring. The copy in the segment is for the clients.
     mode: u64,
-    /// The claim of the only client, when the mode became SHARED; until it has moved on.
-    awaited: Option<(ClientKey, u64)>,
+    /// The claim that the only client had when the mode became SHARED, until that client has left `reserve`.
+    pending_claim: Option<(ClientKey, u64)>,
 }
 
 impl ClientRegistry {
-    pub(super) fn new(map: Map, greeting: Hello) -> ClientRegistry {
-        let indices = 0..map.shape.max_clients;
-        let place = |_| Place { holder: AtomicU64::new(lease::NOBODY), client: AtomicU64::new(0) };
-        let register = Register {
+    pub(super) fn new(ring: SharedRing, hello: Hello) -> ClientRegistry {
+        let indices = 0..ring.layout.max_clients;
+        let slot = |_| ClientSlot { holder: AtomicU64::new(lease::NO_CLIENT), id: AtomicU64::new(0) };
+        let membership = Membership {
             free: indices.clone().map(ClientKey::first).collect(),
-            present: HashMap::new(),
+            connected: HashMap::new(),
             mode: reservation::SHARED,
-            awaited: None,
+            pending_claim: None,
         };
         ClientRegistry {
-            places: indices.map(place).collect(),
-            map,
-            greeting,
-            answering: Apart(AtomicU64::new(lease::NOBODY)),
-            arrived: AtomicU64::new(0),
-            left: AtomicU64::new(0),
-            register: Mutex::new(register),
+            slots: indices.map(slot).collect(),
+            ring,
+            hello,
+            replying_to: CachePadded(AtomicU64::new(lease::NO_CLIENT)),
+            connects: AtomicU64::new(0),
+            disconnects: AtomicU64::new(0),
+            membership: Mutex::new(membership),
         }
     }
 
     #[inline]
-    pub(super) fn place(&self, index: usize) -> Option<&Place> {
-        self.places.get(index)
+    pub(super) fn slot(&self, index: usize) -> Option<&ClientSlot> {
+        self.slots.get(index)
     }
 
     /// The claims of all clients that may still run.
     pub(super) fn live_claims(&self) -> impl Iterator<Item = &AtomicU64> {
-        self.places.iter().enumerate().filter_map(|(index, place)| {
-            // Acquire, partner: the Release store in `lease::end`: who is no holder any more has written all it will.
-            let live = place.holder.load(Acquire) != lease::NOBODY;
-            live.then(|| &self.map.clients[index].claim)
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            // Acquire, partner: the Release store in `lease::end`. A client that is not a holder any more has made its last
+            // write.
+            let live = slot.holder.load(Acquire) != lease::NO_CLIENT;
+            live.then(|| &self.ring.clients[index].claim)
         })
     }
 
-    /// The client behind a key, if it is there.
-    pub(super) fn client(&self, key: ClientKey) -> Option<ClientId> {
-        let place = self.place(key.index() as usize)?;
-        let holds = || place.holder.load(Acquire) == u64::from(key.bits());
-        // Acquire, partner: the Release store of `client` in `admit`. The second look makes sure that it is this holder's.
-        let client = holds().then(|| place.client.load(Acquire))?;
-        holds().then_some(ClientId(client))
+    /// The id of the client with this key, if it is connected.
+    pub(super) fn client_id(&self, key: ClientKey) -> Option<ClientId> {
+        let slot = self.slot(key.index() as usize)?;
+        let holds = || slot.holder.load(Acquire) == u64::from(key.bits());
+        // Acquire, partner: the Release store of `id` in `admit`. The second check makes sure that it is this holder's id.
+        let id = holds().then(|| slot.id.load(Acquire))?;
+        holds().then_some(ClientId(id))
     }
 
-    /// Makes the ring ready for one more client than there are now. False: not yet.
+    /// Prepares the ring for one more client. False: not possible yet.
     ///
-    /// A client that is stopped within the few instructions of a reservation, and alone, keeps others out until it goes
-    /// on: what it will store into `head` then would undo their reservations. They hear that nobody answers.
-    fn make_way(&self, register: &mut Register) -> bool {
-        let top = &self.map.top;
-        if register.present.is_empty() {
-            register.awaited = None;
-            self.set_sole(register);
+    /// While the only client is stopped within the few instructions of a reservation, no other client can be admitted: when
+    /// it continues, it stores into `head`, which would undo the reservations of others. Clients that try to connect in the
+    /// meantime time out.
+    fn prepare_for_another_client(&self, membership: &mut Membership) -> bool {
+        let header = &self.ring.header;
+        if membership.connected.is_empty() {
+            membership.pending_claim = None;
+            self.set_exclusive(membership);
             return true;
         }
-        if register.mode == reservation::EXCLUSIVE {
-            // As `reservation::switch_to_shared`, which waits: the only client may be about to reserve without compare-and-swap.
-            top.mode.store(reservation::SHARED, Relaxed);
+        if membership.mode == reservation::EXCLUSIVE {
+            // As `reservation::switch_to_shared`, but without waiting: the only client may be about to reserve without
+            // compare-and-swap.
+            header.mode.store(reservation::SHARED, Relaxed);
             fence::heavy();
-            register.mode = reservation::SHARED;
-            register.awaited = register.present.values().next().map(|key| (*key, self.claim(*key)));
+            membership.mode = reservation::SHARED;
+            membership.pending_claim =
+                membership.connected.values().next().map(|key| (*key, self.claim_of(*key)));
         }
-        let Some((key, claim)) = register.awaited else { return true };
-        // A reservation is over when the claim changed, or the head passed it. What comes after it sees the new mode.
+        let Some((key, claim)) = membership.pending_claim else { return true };
+        // A reservation has ended if the claim has changed or `head` has passed it. Later reservations see the new mode.
         // Acquire, partner: the Release stores in `reservation`.
-        let moved_on =
-            claim == reservation::IDLE || self.claim(key) != claim || top.head.load(Acquire) > claim;
-        if moved_on {
-            register.awaited = None;
+        let has_left_reserve =
+            claim == reservation::IDLE || self.claim_of(key) != claim || header.head.load(Acquire) > claim;
+        if has_left_reserve {
+            membership.pending_claim = None;
         }
-        moved_on
+        has_left_reserve
     }
 
-    fn claim(&self, key: ClientKey) -> u64 {
+    fn claim_of(&self, key: ClientKey) -> u64 {
         // Acquire, partner: the Release store in `reservation::clear_claim`.
-        self.map.clients[key.index() as usize].claim.load(Acquire)
+        self.ring.clients[key.index() as usize].claim.load(Acquire)
     }
 
-    /// Lets the only client do without compare-and-swap. Nobody else may be reserving.
+    /// Lets the only client reserve without compare-and-swap. Nobody else may be reserving.
     ///
-    /// The last of the others is gone, so its reservations happened before. The one that is left may have read `head`
-    /// before them; when it finds this mode it reads `head` again, and the Release makes it see theirs.
-    fn set_sole(&self, register: &mut Register) {
-        register.mode = reservation::EXCLUSIVE;
+    /// The last of the other clients is gone, so its reservations happened before. The remaining client may have read
+    /// `head` before them. When it finds this mode it reads `head` again, and the Release makes the reservations visible.
+    fn set_exclusive(&self, membership: &mut Membership) {
+        membership.mode = reservation::EXCLUSIVE;
         // Release, partner: the Acquire load of the mode in `reservation::reserve`.
-        self.map.top.mode.store(reservation::EXCLUSIVE, Release);
+        self.ring.header.mode.store(reservation::EXCLUSIVE, Release);
     }
 
-    fn register(&self) -> std::sync::MutexGuard<'_, Register> {
-        // Used by the watcher's thread only, and no statement leaves it half done.
-        self.register.lock().unwrap_or_else(PoisonError::into_inner)
+    fn membership(&self) -> std::sync::MutexGuard<'_, Membership> {
+        // No update leaves it inconsistent if it panics.
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ClientHandler for ClientRegistry {
     fn admit(&self, client: ClientId, hello: &[u8]) -> Admission {
-        if let Some(refusal) = self.greeting.refusal_for(hello) {
+        if let Some(refusal) = self.hello.refusal_for(hello) {
             return refusal.into();
         }
-        let mut register = self.register();
-        let Some(&key) = register.free.front() else {
-            return Refusal::full(self.places.len()).into();
+        let mut membership = self.membership();
+        let Some(&key) = membership.free.front() else {
+            return Refusal::full(self.slots.len()).into();
         };
-        let file = match self.map.segment.fd().try_clone_to_owned() {
+        let file = match self.ring.segment.fd().try_clone_to_owned() {
             Ok(file) => file,
             Err(error) => return Refusal::system(&error).into(),
         };
-        if !self.make_way(&mut register) {
+        if !self.prepare_for_another_client(&mut membership) {
             return Admission::RetryLater;
         }
-        register.free.pop_front();
-        register.present.insert(client, key);
+        membership.free.pop_front();
+        membership.connected.insert(client, key);
         let index = key.index() as usize;
-        for slot in 0..self.map.resp_depth {
-            // Nobody answers into them: the last holder's lease has ended. Its successor finds no old answers.
-            self.map.response(index, slot).word().store(0, Relaxed);
+        for slot in 0..self.ring.resp_depth {
+            // Nobody writes responses there, because the lease of the last holder has ended. So the new client finds no
+            // old responses.
+            self.ring.response(index, slot).word().store(0, Relaxed);
         }
-        self.map.clients[index].claim.store(reservation::IDLE, Relaxed);
-        // Release, partner: the Acquire load in `client`.
-        self.places[index].client.store(client.0, Release);
-        // Release, partner: the Acquire load in `lease::answer`. Whoever sees this client's requests sees it, too: they
-        // come after the welcome.
-        self.places[index].holder.store(key.bits().into(), Release);
-        let arrived = self.arrived.fetch_add(1, Relaxed) + 1;
-        self.map.top.next_client_id.store(arrived as u32, Relaxed);
-        let welcome = Welcome { shape: self.map.shape, key: key.bits() };
-        Admission::Accept { reply: welcome.as_bytes().to_vec(), files: vec![file] }
+        self.ring.clients[index].claim.store(reservation::IDLE, Relaxed);
+        // Release, partner: the Acquire load in `client_id`.
+        self.slots[index].id.store(client.0, Release);
+        // Release, partner: the Acquire load in `lease::begin_reply`. A thread that sees requests of this client sees this
+        // store, too: the client writes them after it was accepted.
+        self.slots[index].holder.store(key.bits().into(), Release);
+        let connects = self.connects.fetch_add(1, Relaxed) + 1;
+        self.ring.header.next_client_id.store(connects as u32, Relaxed);
+        let reply = AcceptReply { layout: self.ring.layout, key: key.bits() };
+        Admission::Accept { reply: reply.as_bytes().to_vec(), files: vec![file] }
     }
 
     fn remove(&self, client: ClientId) -> bool {
-        let mut register = self.register();
-        let Some(&key) = register.present.get(&client) else { return true };
+        let mut membership = self.membership();
+        let Some(&key) = membership.connected.get(&client) else { return true };
         let index = key.index() as usize;
-        if !lease::end(&self.answering.0, &self.places[index].holder, key.bits().into()) {
+        if !lease::end(&self.replying_to.0, &self.slots[index].holder, key.bits().into()) {
             return false;
         }
-        // What it still has in the ring is known by its generation to be of somebody who is gone; a place that it
-        // reserved and did not fill is found by the server to be nobody's.
-        register.present.remove(&client);
-        register.free.push_back(key.next());
-        if register.awaited.is_some_and(|(awaited, _)| awaited == key) {
-            register.awaited = None;
+        // The server recognises requests that the client has left in the ring by the generation of the key. It finds and
+        // skips a position that the client reserved and did not fill.
+        membership.connected.remove(&client);
+        membership.free.push_back(key.next());
+        if membership.pending_claim.is_some_and(|(pending, _)| pending == key) {
+            membership.pending_claim = None;
         }
-        if register.present.len() == 1 {
-            self.set_sole(&mut register);
+        if membership.connected.len() == 1 {
+            self.set_exclusive(&mut membership);
         }
-        // Release, partner: the Acquire load in `Core::found_by_search`.
-        self.left.fetch_add(1, Release);
-        self.map.top.parker.wake();
+        // Release, partner: the Acquire load in `Core::skip_holes_if_due`.
+        self.disconnects.fetch_add(1, Release);
+        self.ring.header.parker.wake();
         true
     }
 }

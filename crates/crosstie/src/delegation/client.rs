@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client: a [`Caller`] whose transport is the ring that all clients share.
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::io;
@@ -8,7 +8,7 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
 
 use super::layout::{
-    ClientKey, MAGIC, Map, RESPONSE_PAYLOAD_AT, ResponseKey, Slot, VERSION, Welcome, commit_word,
+    AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, SharedRing, Slot, VERSION, commit_word,
 };
 use crate::local::connection::Connection;
 use crate::local_rpc::caller::Caller;
@@ -19,22 +19,22 @@ use crate::ring::call_table::StartedCall;
 use crate::ring::reservation;
 use crate::wait::Parker;
 
-/// How far ahead of the request that is written its successors' lines are fetched, if we are the only client: that many
-/// are on their way while the caller goes on. Far enough from where the server looks.
-const REQUESTS_AHEAD: u64 = 8;
+/// How many positions after the request that it writes a client prefetches, if it is the only client. Far enough from the
+/// position that the server checks.
+const PREFETCH_DISTANCE: u64 = 8;
 
-/// Calls a server. `Token` is whatever the caller wants to have back with each answer. See the [module](super), and [`Caller`]
-/// for what it does.
+/// Calls a server. `Token` is any value that the program wants to get back with the response to a call. See [`Caller`] for
+/// the methods, and the [module](super) for the promises.
 pub type Client<Req, Resp, Token = ()> = Caller<RingTransport, Req, Resp, Token>;
 
-/// The connection.
+/// The mapped ring, and the parts of it that belong to this client.
 pub struct RingTransport {
-    pub(super) map: Map,
+    pub(super) ring: SharedRing,
     connection: Connection,
     key: ClientKey,
     claim: SharedRef<AtomicU64>,
     parker: SharedRef<Parker>,
-    /// What `tail` was when last looked at: it is read again only when this says full.
+    /// The last value of `tail` that was read. `tail` is read again only when the ring seems full.
     seen_tail: u64,
 }
 
@@ -43,28 +43,29 @@ impl Transport for RingTransport {
     const MAGIC: u64 = MAGIC;
     const VERSION: u32 = VERSION;
     const EXPECTED_ONLY_CHECKS: u32 = 32;
-    /// A position in the ring. Everybody else's requests queue behind it.
+    /// A position in the ring. The requests of all other clients queue up behind it.
     type Reservation = u64;
 
     fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<RingTransport>> {
-        let (Ok(Welcome { shape, key }), Ok([file])) =
-            (Welcome::read_from_bytes(reply), <[_; 1]>::try_from(files))
+        let (Ok(AcceptReply { layout, key }), Ok([file])) =
+            (AcceptReply::read_from_bytes(reply), <[_; 1]>::try_from(files))
         else {
             return Ok(None);
         };
         let key = ClientKey::from_bits(key);
-        let Some(map) = Map::open(file, shape)? else { return Ok(None) };
-        let lines = if key.index() < shape.max_clients { map.lines_of(key) } else { None };
-        let Some((claim, parker)) = lines else { return Ok(None) };
+        let Some(ring) = SharedRing::open(file, layout)? else { return Ok(None) };
+        let own = if key.index() < layout.max_clients { ring.client_area(key) } else { None };
+        let Some((claim, parker)) = own else { return Ok(None) };
         connection.notify_when_closed(parker.clone());
-        Ok(Some(RingTransport { claim, parker, seen_tail: map.top.tail.load(Acquire), map, connection, key }))
+        let seen_tail = ring.header.tail.load(Acquire);
+        Ok(Some(RingTransport { claim, parker, seen_tail, ring, connection, key }))
     }
 
     fn limits(&self) -> Limits {
         Limits {
-            queue_depth: self.map.shape.queue_depth as usize,
-            request_limit: self.map.shape.request_limit as usize,
-            response_limit: self.map.shape.response_limit as usize,
+            queue_depth: self.ring.layout.queue_depth as usize,
+            request_limit: self.ring.layout.request_limit as usize,
+            response_limit: self.ring.layout.response_limit as usize,
         }
     }
 
@@ -80,46 +81,46 @@ impl Transport for RingTransport {
 
     #[inline(always)]
     fn reserve(&mut self) -> Option<u64> {
-        let top = &self.map.top;
-        let depth = u64::from(self.map.shape.ring_depth);
+        let header = &self.ring.header;
+        let depth = u64::from(self.ring.layout.ring_depth);
         let seen_tail = &mut self.seen_tail;
         let has_room = |position: u64| {
             reservation::has_room(position, *seen_tail, depth) || {
-                // Acquire, partner: the Release store in `Core::publish_tail`. The slot has been read.
-                *seen_tail = top.tail.load(Acquire);
+                // Acquire, partner: the Release store in `Core::publish_tail`. The server has read the slot.
+                *seen_tail = header.tail.load(Acquire);
                 reservation::has_room(position, *seen_tail, depth)
             }
         };
-        reservation::reserve(&top.head, &top.mode, &*self.claim, has_room)
+        reservation::reserve(&header.head, &header.mode, &*self.claim, has_room)
     }
 
     #[inline(always)]
-    fn publish(&self, position: u64, begun: StartedCall, bytes: &[u8]) {
-        let slot = self.map.request(position);
-        let response = ResponseKey::new(begun.slot, begun.call);
+    fn publish(&self, position: u64, started: StartedCall, bytes: &[u8]) {
+        let slot = self.ring.request(position);
+        let response = ResponseKey::new(started.slot, started.call);
         slot.second_word().store(response.word(bytes.len()), Relaxed);
-        slot.put(bytes);
-        // Release, partner: the Acquire load in `Core::look`. The request is visible with it.
+        slot.write(bytes);
+        // Release, partner: the Acquire load in `Core::committed_at`. The request becomes visible with it.
         slot.word().store(commit_word(position, self.key), Release);
         reservation::clear_claim(&*self.claim);
-        // With others, it is as likely theirs.
-        if self.map.top.mode.load(Relaxed) == reservation::EXCLUSIVE {
-            prefetch::for_write(self.map.request(position.wrapping_add(REQUESTS_AHEAD)).word());
+        // With several clients the position is likely to be another client's.
+        if self.ring.header.mode.load(Relaxed) == reservation::EXCLUSIVE {
+            prefetch::for_write(self.ring.request(position.wrapping_add(PREFETCH_DISTANCE)).word());
         }
-        self.map.top.parker.notify();
+        self.ring.header.parker.notify();
     }
 
     #[inline(always)]
     fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize> {
-        // Acquire, partner: the Release store in `Core::reply`. The answer is visible with it.
-        let word = self.answer(slot).word().load(Acquire);
+        // Acquire, partner: the Release store in `Core::reply`. The response becomes visible with it.
+        let word = self.response_slot(slot).word().load(Acquire);
         let (key, len) = ResponseKey::parse(word);
         (key == ResponseKey::new(slot, call)).then_some(len)
     }
 
     #[inline(always)]
     fn read_response(&self, slot: usize, buffer: &mut [u8]) {
-        self.answer(slot).get(buffer);
+        self.response_slot(slot).read(buffer);
     }
 }
 
@@ -130,7 +131,7 @@ impl RingTransport {
     }
 
     #[inline(always)]
-    fn answer(&self, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
-        self.map.response(self.key.index() as usize, slot)
+    fn response_slot(&self, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
+        self.ring.response(self.key.index() as usize, slot)
     }
 }

@@ -1,6 +1,6 @@
-//! Where everything lies in the segment, and copying in and out of it. All that this module does unsafely is in here.
+//! The layout of the segment, and copies in and out of it. All `unsafe` code of `delegation` is in this file.
 //!
-//! The first 256 bytes and the slots are those of the delegation architecture §2.1; the module above draws them.
+//! The first 256 bytes and the slots follow the delegation architecture §2.1; the [module above](super) draws them.
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
@@ -23,31 +23,32 @@ use crate::wait::Parker;
 
 /// "DLGRPCV1".
 pub(super) const MAGIC: u64 = 0x444C_4752_5043_5631;
-/// Version of everything that client and server must agree on. 1 is a layout without healing and waiting.
+/// Version of the layout and of the reply in the handshake. Version 1 had no recovery of abandoned positions and no
+/// parkers.
 pub(super) const VERSION: u32 = 2;
 
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 const REQUESTS_AT: u64 = 256;
 const REQUEST_PAYLOAD_AT: usize = 16;
 pub(super) const RESPONSE_PAYLOAD_AT: usize = 8;
 
-/// Which client: an index with a generation.
+/// Identifies a client: an index with a generation.
 pub(super) type ClientKey = Key<12>;
 const _: () = assert!(MAX_CLIENTS == ClientKey::INDICES as usize);
 
 /// Header and ring control.
 #[repr(C, align(64))]
-pub(super) struct Top {
+pub(super) struct RingHeader {
     pub(super) magic: AtomicU64,
     pub(super) version: AtomicU32,
     pub(super) max_clients: AtomicU32,
     pub(super) ring_depth: AtomicU32,
     pub(super) resp_depth: AtomicU32,
     pub(super) next_client_id: AtomicU32,
-    /// One byte of the architecture's, and padding behind it.
+    /// In the architecture one byte, followed by padding.
     pub(super) server_alive: AtomicU32,
     reserved: [AtomicU32; 8],
-    /// The server's.
+    /// The parker of the server.
     pub(super) parker: Parker,
     reserved_too: AtomicU32,
     /// See [`reservation`].
@@ -60,27 +61,27 @@ pub(super) struct Top {
 }
 
 const _: () = {
-    assert!(offset_of!(Top, magic) == 0);
-    assert!(offset_of!(Top, version) == 8);
-    assert!(offset_of!(Top, max_clients) == 12);
-    assert!(offset_of!(Top, ring_depth) == 16);
-    assert!(offset_of!(Top, resp_depth) == 20);
-    assert!(offset_of!(Top, next_client_id) == 24);
-    assert!(offset_of!(Top, server_alive) == 28);
-    assert!(offset_of!(Top, parker) == 64);
-    assert!(offset_of!(Top, mode) == 72);
-    assert!(offset_of!(Top, head) == 128);
-    assert!(offset_of!(Top, tail) == 192);
-    assert!(size_of::<Top>() == REQUESTS_AT as usize);
+    assert!(offset_of!(RingHeader, magic) == 0);
+    assert!(offset_of!(RingHeader, version) == 8);
+    assert!(offset_of!(RingHeader, max_clients) == 12);
+    assert!(offset_of!(RingHeader, ring_depth) == 16);
+    assert!(offset_of!(RingHeader, resp_depth) == 20);
+    assert!(offset_of!(RingHeader, next_client_id) == 24);
+    assert!(offset_of!(RingHeader, server_alive) == 28);
+    assert!(offset_of!(RingHeader, parker) == 64);
+    assert!(offset_of!(RingHeader, mode) == 72);
+    assert!(offset_of!(RingHeader, head) == 128);
+    assert!(offset_of!(RingHeader, tail) == 192);
+    assert!(size_of::<RingHeader>() == REQUESTS_AT as usize);
 };
 
-// SAFETY: atomics only, without padding (the assertions above), aligned to 64.
-unsafe impl Shared for Top {}
+// SAFETY: atomics only, without padding (see the assertions above), aligned to 64.
+unsafe impl Shared for RingHeader {}
 
-/// What a client writes besides requests. The two are on lines of their own: the server looks at the parker with every
-/// answer, and that must not take the claim away from its client.
+/// What a client writes besides requests. Claim and parker are on separate cache lines: the server reads the parker with
+/// every reply, and that must not take the cache line of the claim away from the client.
 #[repr(C, align(64))]
-pub(super) struct ClientLines {
+pub(super) struct ClientArea {
     /// See [`reservation`].
     pub(super) claim: AtomicU64,
     around_claim: [AtomicU64; 7],
@@ -89,18 +90,18 @@ pub(super) struct ClientLines {
 }
 
 const _: () = {
-    assert!(offset_of!(ClientLines, claim) == 0);
-    assert!(offset_of!(ClientLines, parker) == LINE);
-    assert!(size_of::<ClientLines>() == 2 * LINE);
+    assert!(offset_of!(ClientArea, claim) == 0);
+    assert!(offset_of!(ClientArea, parker) == CACHE_LINE);
+    assert!(size_of::<ClientArea>() == 2 * CACHE_LINE);
 };
 
-// SAFETY: as for `Top`.
-unsafe impl Shared for ClientLines {}
+// SAFETY: as for `RingHeader`.
+unsafe impl Shared for ClientArea {}
 
-/// The shape of the segment, as the server tells its clients.
+/// The dimensions of the segment. The server sends them to its clients in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Shape {
+pub(super) struct RingLayout {
     pub(super) max_clients: u32,
     pub(super) queue_depth: u32,
     pub(super) ring_depth: u32,
@@ -108,18 +109,18 @@ pub(super) struct Shape {
     pub(super) response_limit: u32,
 }
 
-/// What a client is told when it is let in.
+/// What the server sends to a client that it accepts.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Welcome {
-    pub(super) shape: Shape,
+pub(super) struct AcceptReply {
+    pub(super) layout: RingLayout,
     pub(super) key: u32,
 }
 
-impl Shape {
-    /// Of a server with this configuration, which is inside its limits; sizes of fixed messages take the place of limits.
-    pub(super) fn new(config: &Config, request: Option<usize>, response: Option<usize>) -> Shape {
-        Shape {
+impl RingLayout {
+    /// The layout for a configuration, which must be within its limits. A message type of fixed size replaces its limit.
+    pub(super) fn new(config: &Config, request: Option<usize>, response: Option<usize>) -> RingLayout {
+        RingLayout {
             max_clients: config.max_clients as u32,
             queue_depth: config.queue_depth as u32,
             ring_depth: config.ring_depth.next_power_of_two() as u32,
@@ -128,7 +129,7 @@ impl Shape {
         }
     }
 
-    fn is_sane(&self) -> bool {
+    fn is_valid(&self) -> bool {
         let within = |value: u32, limit: usize| 0 < value && value as usize <= limit;
         within(self.max_clients, MAX_CLIENTS)
             && within(self.queue_depth, MAX_QUEUE_DEPTH)
@@ -144,11 +145,11 @@ impl Shape {
     }
 
     fn request_stride(&self) -> usize {
-        (REQUEST_PAYLOAD_AT + self.request_limit as usize).next_multiple_of(LINE)
+        (REQUEST_PAYLOAD_AT + self.request_limit as usize).next_multiple_of(CACHE_LINE)
     }
 
     fn response_stride(&self) -> usize {
-        (RESPONSE_PAYLOAD_AT + self.response_limit as usize).next_multiple_of(LINE)
+        (RESPONSE_PAYLOAD_AT + self.response_limit as usize).next_multiple_of(CACHE_LINE)
     }
 
     fn responses_at(&self) -> u64 {
@@ -162,95 +163,95 @@ impl Shape {
 
     /// Bytes of the segment.
     pub(super) fn bytes(&self) -> u64 {
-        self.clients_at() + u64::from(self.max_clients) * size_of::<ClientLines>() as u64
+        self.clients_at() + u64::from(self.max_clients) * size_of::<ClientArea>() as u64
     }
 }
 
-/// The segment, mapped.
+/// The mapped segment.
 #[derive(Clone, Debug)]
-pub(super) struct Map {
-    pub(super) shape: Shape,
-    /// As [`Shape::resp_depth`].
+pub(super) struct SharedRing {
+    pub(super) layout: RingLayout,
+    /// As [`RingLayout::resp_depth`].
     pub(super) resp_depth: usize,
-    pub(super) top: SharedRef<Top>,
+    pub(super) header: SharedRef<RingHeader>,
     requests: Slots<REQUEST_PAYLOAD_AT>,
     responses: Slots<RESPONSE_PAYLOAD_AT>,
-    pub(super) clients: SharedSlice<ClientLines>,
+    pub(super) clients: SharedSlice<ClientArea>,
     pub(super) segment: Arc<Segment>,
 }
 
-impl Map {
-    /// A new one.
-    pub(super) fn create(shape: Shape) -> io::Result<Map> {
-        let segment = Arc::new(Segment::create(shape.bytes())?);
-        let map = Map::new(segment, shape).ok_or(io::ErrorKind::InvalidInput)?;
-        let top = &map.top;
-        top.version.store(VERSION, Relaxed);
-        top.max_clients.store(shape.max_clients, Relaxed);
-        top.ring_depth.store(shape.ring_depth, Relaxed);
-        top.resp_depth.store(shape.resp_depth() as u32, Relaxed);
-        top.mode.store(reservation::SHARED, Relaxed);
-        for index in 0..map.clients.len() {
-            map.clients[index].claim.store(reservation::IDLE, Relaxed);
+impl SharedRing {
+    /// Creates the segment of a server.
+    pub(super) fn create(layout: RingLayout) -> io::Result<SharedRing> {
+        let segment = Arc::new(Segment::create(layout.bytes())?);
+        let ring = SharedRing::new(segment, layout).ok_or(io::ErrorKind::InvalidInput)?;
+        let header = &ring.header;
+        header.version.store(VERSION, Relaxed);
+        header.max_clients.store(layout.max_clients, Relaxed);
+        header.ring_depth.store(layout.ring_depth, Relaxed);
+        header.resp_depth.store(layout.resp_depth() as u32, Relaxed);
+        header.mode.store(reservation::SHARED, Relaxed);
+        for index in 0..ring.clients.len() {
+            ring.clients[index].claim.store(reservation::IDLE, Relaxed);
         }
-        top.magic.store(MAGIC, Relaxed);
-        // Release, partner: the Acquire load in `Map::open`. Published last.
-        top.server_alive.store(1, Release);
-        Ok(map)
+        header.magic.store(MAGIC, Relaxed);
+        // Stored last. Release, partner: the Acquire load in `SharedRing::open`.
+        header.server_alive.store(1, Release);
+        Ok(ring)
     }
 
-    /// The one that a server handed over; none if it makes no sense.
-    pub(super) fn open(file: OwnedFd, shape: Shape) -> io::Result<Option<Map>> {
-        if !shape.is_sane() {
+    /// Maps the segment that a server handed over. None if the layout or the header is invalid.
+    pub(super) fn open(file: OwnedFd, layout: RingLayout) -> io::Result<Option<SharedRing>> {
+        if !layout.is_valid() {
             return Ok(None);
         }
-        let segment = Arc::new(Segment::open(file, shape.bytes())?);
-        Ok(Map::new(segment, shape).filter(|map| {
-            let top = &map.top;
-            // Acquire, partner: the Release store in `Map::create`.
-            top.server_alive.load(Acquire) == 1
-                && top.magic.load(Relaxed) == MAGIC
-                && top.version.load(Relaxed) == VERSION
-                && top.max_clients.load(Relaxed) == shape.max_clients
-                && top.ring_depth.load(Relaxed) == shape.ring_depth
-                && top.resp_depth.load(Relaxed) == shape.resp_depth() as u32
+        let segment = Arc::new(Segment::open(file, layout.bytes())?);
+        Ok(SharedRing::new(segment, layout).filter(|ring| {
+            let header = &ring.header;
+            // Acquire, partner: the Release store in `SharedRing::create`.
+            header.server_alive.load(Acquire) == 1
+                && header.magic.load(Relaxed) == MAGIC
+                && header.version.load(Relaxed) == VERSION
+                && header.max_clients.load(Relaxed) == layout.max_clients
+                && header.ring_depth.load(Relaxed) == layout.ring_depth
+                && header.resp_depth.load(Relaxed) == layout.resp_depth() as u32
         }))
     }
 
-    fn new(segment: Arc<Segment>, shape: Shape) -> Option<Map> {
-        let slots = shape.max_clients as usize * shape.resp_depth();
-        Some(Map {
-            shape,
-            resp_depth: shape.resp_depth(),
-            top: SharedRef::new(&segment, 0)?,
-            requests: Slots::new(&segment, REQUESTS_AT, shape.ring_depth as usize, shape.request_stride())?,
-            responses: Slots::new(&segment, shape.responses_at(), slots, shape.response_stride())?,
-            clients: SharedSlice::new(&segment, shape.clients_at(), shape.max_clients as usize)?,
+    fn new(segment: Arc<Segment>, layout: RingLayout) -> Option<SharedRing> {
+        let slots = layout.max_clients as usize * layout.resp_depth();
+        Some(SharedRing {
+            layout,
+            resp_depth: layout.resp_depth(),
+            header: SharedRef::new(&segment, 0)?,
+            requests: Slots::new(&segment, REQUESTS_AT, layout.ring_depth as usize, layout.request_stride())?,
+            responses: Slots::new(&segment, layout.responses_at(), slots, layout.response_stride())?,
+            clients: SharedSlice::new(&segment, layout.clients_at(), layout.max_clients as usize)?,
             segment,
         })
     }
 
-    /// A client's own claim and parker.
-    pub(super) fn lines_of(&self, client: ClientKey) -> Option<(SharedRef<AtomicU64>, SharedRef<Parker>)> {
-        let lines = self.shape.clients_at() + u64::from(client.index()) * size_of::<ClientLines>() as u64;
-        let parker = lines + offset_of!(ClientLines, parker) as u64;
-        Some((SharedRef::new(&self.segment, lines)?, SharedRef::new(&self.segment, parker)?))
+    /// The claim and the parker of a client.
+    pub(super) fn client_area(&self, client: ClientKey) -> Option<(SharedRef<AtomicU64>, SharedRef<Parker>)> {
+        let area = self.layout.clients_at() + u64::from(client.index()) * size_of::<ClientArea>() as u64;
+        let parker = area + offset_of!(ClientArea, parker) as u64;
+        Some((SharedRef::new(&self.segment, area)?, SharedRef::new(&self.segment, parker)?))
     }
 
-    /// A client's response slot.
+    /// A response slot of the client with this index.
     #[inline(always)]
     pub(super) fn response(&self, client: usize, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
         self.responses.slot(client * self.resp_depth + slot)
     }
 
-    /// The slot that a position is in.
+    /// The request slot of a position.
     #[inline(always)]
     pub(super) fn request(&self, position: u64) -> Slot<'_, REQUEST_PAYLOAD_AT> {
         self.requests.slot(position as usize & (self.requests.count - 1))
     }
 }
 
-/// Slots of one size, one behind the other, each on lines of its own: words, then a payload.
+/// An array of slots of the same size, each aligned to a cache line: words, then a payload.
 #[derive(Clone, Debug)]
 pub(super) struct Slots<const PAYLOAD_AT: usize> {
     first: NonNull<u8>,
@@ -260,8 +261,7 @@ pub(super) struct Slots<const PAYLOAD_AT: usize> {
     _segment: Arc<Segment>,
 }
 
-// SAFETY: `first` points into the segment, which is `Send`; what is there is reached through atomics and copies that
-// tolerate races.
+// SAFETY: `first` points into the segment, which is `Send`. All access is through atomics and copies that tolerate races.
 unsafe impl<const PAYLOAD_AT: usize> Send for Slots<PAYLOAD_AT> {}
 // SAFETY: as above.
 unsafe impl<const PAYLOAD_AT: usize> Sync for Slots<PAYLOAD_AT> {}
@@ -277,72 +277,71 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
         })
     }
 
-    /// One of them.
     #[inline(always)]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
-        // SAFETY: inside the segment, which `self` keeps mapped.
-        let at = unsafe { self.first.add(slot * self.stride) };
-        Slot { at, room: self.stride - PAYLOAD_AT, of: PhantomData }
+        // SAFETY: inside the segment, which `self` keeps mapped, as `slot < count`.
+        let start = unsafe { self.first.add(slot * self.stride) };
+        Slot { start, payload_len: self.stride - PAYLOAD_AT, slots: PhantomData }
     }
 }
 
-/// A slot.
+/// One slot of [`Slots`].
 #[derive(Clone, Copy)]
 pub(super) struct Slot<'s, const PAYLOAD_AT: usize> {
-    /// The start of `PAYLOAD_AT + room` mapped bytes; on a line of its own.
-    at: NonNull<u8>,
-    room: usize,
-    of: PhantomData<&'s Slots<PAYLOAD_AT>>,
+    /// The start of `PAYLOAD_AT + payload_len` mapped bytes, aligned to a cache line.
+    start: NonNull<u8>,
+    payload_len: usize,
+    slots: PhantomData<&'s Slots<PAYLOAD_AT>>,
 }
 
 impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
-    /// Its first word.
+    /// The first word of the slot.
     #[inline]
     pub(super) fn word(&self) -> &'s AtomicU64 {
-        // SAFETY: mapped as long as `'s`, aligned; any bits are a word, and everybody reaches it atomically.
-        unsafe { AtomicU64::from_ptr(self.at.cast().as_ptr()) }
+        // SAFETY: mapped as long as `'s`, and aligned. Any bits are valid, and all sides access the word atomically.
+        unsafe { AtomicU64::from_ptr(self.start.cast().as_ptr()) }
     }
 
-    /// Copies a payload in. Others may be doing the same if they break the rules.
+    /// Copies a payload in. Peers that break the protocol may write at the same time.
     #[inline(always)]
-    pub(super) fn put(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.room);
-        // SAFETY: the payload's room is aligned to 8 and, as the slot and what is before it, a multiple of 8 long. `bytes`
-        // is no part of the segment, of which no Rust reference to bytes exists.
-        unsafe { copy_in(bytes, self.at.add(PAYLOAD_AT).as_ptr()) };
+    pub(super) fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.payload_len);
+        // SAFETY: the payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
+        // segment: no Rust reference to bytes of the segment exists.
+        unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
 
     /// Copies a payload out.
     #[inline(always)]
-    pub(super) fn get(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.room);
-        // SAFETY: as in `put`.
-        unsafe { copy_out(self.at.add(PAYLOAD_AT).as_ptr(), bytes) };
+    pub(super) fn read(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.payload_len);
+        // SAFETY: as in `write`.
+        unsafe { copy_out(self.start.add(PAYLOAD_AT).as_ptr(), bytes) };
     }
 }
 
 impl<'s> Slot<'s, REQUEST_PAYLOAD_AT> {
-    /// Its second word.
+    /// The second word of the slot.
     #[inline]
     pub(super) fn second_word(&self) -> &'s AtomicU64 {
-        // SAFETY: as in `word`; the payload begins behind 16 bytes.
-        unsafe { AtomicU64::from_ptr(self.at.add(8).cast().as_ptr()) }
+        // SAFETY: as in `word`; the payload begins after 16 bytes.
+        unsafe { AtomicU64::from_ptr(self.start.add(8).cast().as_ptr()) }
     }
 }
 
-/// First word of a request: the stamp that says it is there, and whose it is.
+/// The first word of a request: the stamp, which marks the request as committed, and the key of the client.
 ///
-/// The stamp comes from the position, so it differs from the one that the slot had in the round before, and nobody has to
-/// reset it.
+/// The stamp is derived from the position. So it differs from the stamp that the slot had one round of the ring before, and
+/// nobody has to reset the slot.
 #[inline]
 pub(super) fn commit_word(position: u64, client: ClientKey) -> u64 {
     u64::from(client.bits()) << 32 | u64::from(stamp(position))
 }
 
-/// Whose the request is that a word commits, if it is the one of this position.
+/// The client whose request a word commits, if the word has the stamp of this position.
 #[inline]
-pub(super) fn committed(word: u64, position: u64) -> Option<ClientKey> {
+pub(super) fn committed_by(word: u64, position: u64) -> Option<ClientKey> {
     (word as u32 == stamp(position)).then(|| ClientKey::from_bits((word >> 32) as u32))
 }
 
@@ -351,8 +350,8 @@ fn stamp(position: u64) -> u32 {
     (position as u32).wrapping_add(1)
 }
 
-/// Names a response slot, and the call that an answer in it belongs to. Never zero in a connection's first two million
-/// calls, by which time every slot that starts as zeros and has index zero was used.
+/// Identifies a response slot, and the call that the response in it belongs to. It is not zero in the first two million
+/// calls of a connection. By then slot 0, whose word starts as zero, has been used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResponseKey(u32);
 
@@ -365,19 +364,19 @@ impl ResponseKey {
         ResponseKey(call.get() << Self::SLOT_BITS | slot as u32)
     }
 
-    /// Unchecked: as a client wrote it.
+    /// The slot. Not validated: a client wrote it.
     #[inline]
     pub(super) fn slot(self) -> usize {
         (self.0 & ((1 << Self::SLOT_BITS) - 1)) as usize
     }
 
-    /// With a length: the second word of a request, and the word of an answer.
+    /// The key with a length: the second word of a request, and the word of a response.
     #[inline]
     pub(super) fn word(self, len: usize) -> u64 {
         (len as u64) << 32 | u64::from(self.0)
     }
 
-    /// Key and length of a word.
+    /// The key and the length in a word.
     #[inline]
     pub(super) fn parse(word: u64) -> (ResponseKey, usize) {
         (ResponseKey(word as u32), (word >> 32) as usize)
@@ -393,50 +392,50 @@ const _: () = {
 mod tests {
     use super::*;
 
-    const GOOD: Shape =
-        Shape { max_clients: 2, queue_depth: 2, ring_depth: 4, request_limit: 8, response_limit: 8 };
+    const GOOD: RingLayout =
+        RingLayout { max_clients: 2, queue_depth: 2, ring_depth: 4, request_limit: 8, response_limit: 8 };
 
     #[test]
-    fn small_calls_take_one_line_each_way() {
-        let shape = Shape { request_limit: 48, response_limit: 56, ..GOOD };
-        assert_eq!((shape.request_stride(), shape.response_stride()), (64, 64));
-        let shape = Shape { request_limit: 49, response_limit: 57, ..GOOD };
-        assert_eq!((shape.request_stride(), shape.response_stride()), (128, 128));
+    fn small_messages_take_one_cache_line_each_way() {
+        let layout = RingLayout { request_limit: 48, response_limit: 56, ..GOOD };
+        assert_eq!((layout.request_stride(), layout.response_stride()), (64, 64));
+        let layout = RingLayout { request_limit: 49, response_limit: 57, ..GOOD };
+        assert_eq!((layout.request_stride(), layout.response_stride()), (128, 128));
         // Two clients with four response slots each.
         assert_eq!(GOOD.bytes(), 256 + 4 * 64 + 8 * 64 + 2 * 128);
     }
 
     #[test]
-    fn shapes_that_make_no_sense_open_nothing() {
-        let map = Map::create(GOOD).unwrap();
-        let file = || map.segment.fd().try_clone_to_owned().unwrap();
+    fn invalid_layouts_are_rejected() {
+        let ring = SharedRing::create(GOOD).unwrap();
+        let file = || ring.segment.fd().try_clone_to_owned().unwrap();
         for bad in [
-            Shape { max_clients: 0, ..GOOD },
-            Shape { max_clients: u32::MAX, ..GOOD },
-            Shape { queue_depth: 0, ..GOOD },
-            Shape { queue_depth: MAX_QUEUE_DEPTH as u32 + 1, ..GOOD },
-            Shape { ring_depth: 3, ..GOOD },
-            Shape { ring_depth: u32::MAX, ..GOOD },
-            Shape { request_limit: u32::MAX, ..GOOD },
-            Shape { response_limit: MAX_MESSAGE as u32 + 1, ..GOOD },
+            RingLayout { max_clients: 0, ..GOOD },
+            RingLayout { max_clients: u32::MAX, ..GOOD },
+            RingLayout { queue_depth: 0, ..GOOD },
+            RingLayout { queue_depth: MAX_QUEUE_DEPTH as u32 + 1, ..GOOD },
+            RingLayout { ring_depth: 3, ..GOOD },
+            RingLayout { ring_depth: u32::MAX, ..GOOD },
+            RingLayout { request_limit: u32::MAX, ..GOOD },
+            RingLayout { response_limit: MAX_MESSAGE as u32 + 1, ..GOOD },
         ] {
-            assert!(Map::open(file(), bad).unwrap().is_none(), "{bad:?}");
+            assert!(SharedRing::open(file(), bad).unwrap().is_none(), "{bad:?}");
         }
-        // The segment has another size.
-        assert!(Map::open(file(), Shape { ring_depth: 8, ..GOOD }).is_err());
-        assert!(Map::open(file(), GOOD).unwrap().is_some());
-        map.top.server_alive.store(0, Relaxed);
-        assert!(Map::open(file(), GOOD).unwrap().is_none());
+        // The size of the segment does not match.
+        assert!(SharedRing::open(file(), RingLayout { ring_depth: 8, ..GOOD }).is_err());
+        assert!(SharedRing::open(file(), GOOD).unwrap().is_some());
+        ring.header.server_alive.store(0, Relaxed);
+        assert!(SharedRing::open(file(), GOOD).unwrap().is_none());
     }
 
     #[test]
-    fn stamps_differ_from_round_to_round() {
+    fn stamp_differs_in_each_round_of_the_ring() {
         let key = ClientKey::first(3);
         for position in [0, 1, 7, u64::from(u32::MAX) - 1, u64::from(u32::MAX), u64::MAX] {
             let word = commit_word(position, key);
-            assert_eq!(committed(word, position), Some(key));
-            assert_eq!(committed(word, position.wrapping_add(GOOD.ring_depth.into())), None);
+            assert_eq!(committed_by(word, position), Some(key));
+            assert_eq!(committed_by(word, position.wrapping_add(GOOD.ring_depth.into())), None);
         }
-        assert_eq!(committed(0, 0), None);
+        assert_eq!(committed_by(0, 0), None);
     }
 }

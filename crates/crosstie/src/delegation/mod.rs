@@ -1,68 +1,71 @@
-//! Calls through one ring that all clients share: one server, many clients, and a place for every answer.
+//! RPC through one MPSC ring that all clients share: one server, many clients, and response slots for each client.
 //!
-//! For a server that does the same thing for everybody, as the owner of a network card does: it looks in one place,
-//! however many clients there are. Server and clients are threads or processes of one user on one machine; a client
-//! finds its server by name. Messages are typed (any zerocopy type) or raw bytes, see [`Message`](crate::Message). Calls
-//! may be answered in any order and at any later time; neither side allocates, locks or enters the kernel per call.
+//! This is for a server that does the same work for all clients, such as the owner of a network card: it polls one
+//! position, however many clients there are. Server and clients are threads or processes of one user on one machine. A
+//! client finds its server by name. Messages are typed (any zerocopy type) or byte strings, see
+//! [`Message`](crate::Message). The server may reply in any order and at any later time. Neither side allocates, locks or
+//! makes a system call per message; only waking a parked peer costs one.
 //!
 //! ```
 //! use crosstie::delegation::{Client, Config, Server};
 //!
 //! let mut server = Server::<u64, u64>::create("doc-delegation", &Config::default())?;
 //! let mut client = Client::<u64, u64, &str>::connect("doc-delegation")?;
-//! client.call(&20, "the token comes back with the answer").unwrap();
+//! client.call(&20, "returned with the response").unwrap();
 //! while let Some(request) = server.recv() {
-//!     let answer = request.message() + 1;
-//!     request.reply(&answer)?;
+//!     let response = request.message() + 1;
+//!     request.reply(&response)?;
 //! }
-//! client.poll(|token, answer| assert_eq!((token, *answer), ("the token comes back with the answer", 21)))?;
+//! client.poll(|token, response| assert_eq!((token, *response), ("returned with the response", 21)))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is shared
+//! # Shared memory
 //!
-//! One segment, which everybody maps (delegation architecture §2.1):
+//! One segment, which the server and all clients map (delegation architecture §2.1):
 //!
 //! ```text
 //!  header                                                             writer
 //!     0  magic u64 | version u32 | max_clients u32                    server, once
 //!    16  ring_depth u32 | resp_depth u32                              server, once
-//!    24  next_client_id u32 (clients so far) | server_alive u8        server
-//!    64  the server's parker u32                                        server; a client when it wakes it
-//!    72  mode u64: one client, or several                             server
+//!    24  next_client_id u32 (connects so far) | server_alive u8       server
+//!    64  parker of the server u32                                     server; a client when it wakes the server
+//!    72  mode u64: one client (EXCLUSIVE), or several (SHARED)        server
 //!  ring control
 //!   128  head u64: next position to reserve                           clients
-//!   192  tail u64: positions below it have been read                  server
+//!   192  tail u64: the server has read all positions below it         server
 //!  request slots: 256 + (position mod ring_depth) * align_up(16 + request limit, 64)
-//!    +0  stamp u32, from the position | client key u32                the client that reserved the position
+//!    +0  stamp u32, derived from the position | client key u32        the client that reserved the position
 //!    +8  response key u32 | length u32                                  "
 //!   +16  payload                                                        "
-//!  response slots: behind, (client index * resp_depth + slot) * align_up(8 + response limit, 64)
-//!    +0  response key u32 that it answers | length u32                server
+//!  response slots: after these, (client index * resp_depth + slot) * align_up(8 + response limit, 64)
+//!    +0  response key u32 of the request | length u32                 server
 //!    +8  payload                                                        "
-//!  clients: behind, client index * 128
+//!  client areas: after these, client index * 128
 //!    +0  claim u64: the position it is about to reserve and fill      that client
-//!   +64  its parker u32                                                 that client; the server when it wakes it
+//!   +64  parker of the client u32                                     that client; the server when it wakes the client
 //! ```
 //!
-//! A request is there when its stamp is that of its position; the server looks at the stamp of the next one and never at
-//! `head`, so a client that writes requests and a server that reads them move one line per request, and one per answer.
-//! A key is an index with a generation (client) or the number of the call (response): answers to a use that is over are
-//! recognised.
+//! A request is there when its slot has the stamp of its position. The server checks the stamp of the next position and
+//! never reads `head` for this, so a request moves one cache line, and so does a response. A client key is an index with a
+//! generation; a response key is a slot with the number of the call. So a message that belongs to an earlier client or
+//! call is recognised.
 //!
-//! # Life and death
+//! # When a process ends
 //!
-//! Either side may end at any instruction. A client that dies between reserving a position and filling it leaves a hole
-//! that would stop the ring; the server skips it when it is reserved, not filled, and no client that lives has claimed it.
-//! A dead client's requests are dropped and its index is given to another. A dead server is seen by its clients within
-//! milliseconds: answers that it gave still arrive, then everything is [`ServerGone`](Disconnected::ServerGone). Its name
-//! is free at once for a new server, and clients [reconnect](Client::reconnect). The segment has no name and goes with
-//! its last user.
+//! Either side may end at any instruction. A client that dies after reserving a position and before filling it leaves a
+//! hole, which would stop the ring. The server skips such a position if it is reserved, not filled, and not claimed by any
+//! live client (see `ring/reservation.rs`). The server drops the requests of a dead client, and gives its index to a new one.
+//! When the server ends, its clients notice within milliseconds. They still receive the responses that it wrote; then
+//! every operation fails with [`ServerGone`](Disconnected::ServerGone). The name is free at once for a new server, to which
+//! the clients [reconnect](Client::reconnect). The segment has no name; the kernel frees it with its last user.
 //!
-//! Whatever clients write is copied out once and then checked; what the server relies on is not in the segment. A client
-//! that breaks the rules is cut off and counted. But the ring is everybody's: one that scribbles over it can lose other
-//! clients' requests or stop the ring, though never the server. Where clients do not trust each other,
-//! [`ipc`](crate::ipc) keeps them apart.
+//! # Trust
+//!
+//! The server copies what clients wrote out of the segment once, and validates the copy. It keeps its own state outside of
+//! the segment. It disconnects and counts a client that breaks the protocol. But all clients write to the same ring: a
+//! client that overwrites it can lose requests of other clients or stop the ring, though it cannot harm the server. If
+//! clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of its own.
 
 mod admission;
 mod client;
@@ -78,21 +81,21 @@ pub use crate::local_rpc::error::{
     CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
 };
 
-/// What a server offers.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Clients at a time, at most [`MAX_CLIENTS`].
+    /// Most clients at a time: 1 to [`MAX_CLIENTS`].
     pub max_clients: usize,
-    /// Unanswered calls of one client, at most [`MAX_QUEUE_DEPTH`].
+    /// Most calls of one client in flight: 1 to [`MAX_QUEUE_DEPTH`].
     pub queue_depth: usize,
-    /// Requests of all clients that the server has not received yet, at most [`MAX_RING_DEPTH`]; the next power of two
-    /// is taken.
+    /// Most requests of all clients that the server has not received yet: 1 to [`MAX_RING_DEPTH`], rounded up to a power of
+    /// two.
     pub ring_depth: usize,
-    /// Bytes of a request at most, where requests are `[u8]`; at most [`MAX_MESSAGE`].
+    /// Largest request in bytes, if requests are `[u8]`: 1 to [`MAX_MESSAGE`].
     pub request_limit: usize,
-    /// Bytes of an answer at most, where answers are `[u8]`; at most [`MAX_MESSAGE`].
+    /// Largest response in bytes, if responses are `[u8]`: 1 to [`MAX_MESSAGE`].
     pub response_limit: usize,
-    /// How the server waits, in [`Server::wait`].
+    /// How [`Server::wait`] waits.
     pub wait_strategy: WaitStrategy,
 }
 
@@ -110,7 +113,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Bytes of memory that the ring and the answers of all clients take at most.
+    /// Bytes of shared memory, at most: the ring, and the response slots of all clients.
     ///
     /// ```
     /// use crosstie::delegation::Config;
@@ -118,20 +121,20 @@ impl Config {
     /// assert!(config.bytes::<u64, u64>() < 16 << 10);
     /// ```
     pub fn bytes<Req: crate::Message + ?Sized, Resp: crate::Message + ?Sized>(&self) -> u64 {
-        layout::Shape::new(self, Req::SIZE, Resp::SIZE).bytes()
+        layout::RingLayout::new(self, Req::SIZE, Resp::SIZE).bytes()
     }
 }
 
-/// Limit of [`Config::max_clients`].
+/// Largest [`Config::max_clients`].
 pub const MAX_CLIENTS: usize = 4096;
-/// Limit of [`Config::queue_depth`].
+/// Largest [`Config::queue_depth`].
 pub const MAX_QUEUE_DEPTH: usize = 1024;
-/// Limit of [`Config::ring_depth`].
+/// Largest [`Config::ring_depth`].
 pub const MAX_RING_DEPTH: usize = 1 << 16;
-/// Limit of a message, in bytes.
+/// Largest message, in bytes.
 pub const MAX_MESSAGE: usize = crosstie_protocol::lane::MAX_LEN;
 
-/// What kind of service a name belongs to.
+/// The kind of service, as a part of its address.
 const KIND: &str = "delegation";
 
 #[cfg(all(test, not(loom)))]

@@ -1,4 +1,5 @@
-//! The side that answers.
+//! The server: it takes requests out of the shared ring, replies into the response slots of the clients, and skips
+//! positions of the ring that a dead client left unfilled.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::admission::ClientRegistry;
-use super::layout::{ClientKey, MAGIC, Map, ResponseKey, Shape, VERSION, committed};
+use super::layout::{ClientKey, MAGIC, ResponseKey, RingLayout, SharedRing, VERSION, committed_by};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
 use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
@@ -16,82 +17,86 @@ use crate::message::Message;
 use crate::ring::{fence, reservation};
 use crate::wait;
 
-/// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
-/// looking for it would only take its line away from the client.
-const CATCH_UP_PAUSES: u32 = 4;
-/// Requests taken before clients are told that their places are free, at most.
+/// Pauses of the processor after the last request of a burst. A client cannot have written the next request yet, and
+/// checking for it at once would only take the cache line away from that client.
+const PAUSES_AFTER_BURST: u32 = 4;
+/// Most requests that the server takes before it publishes the new `tail` to the clients.
 const MAX_BATCH: u64 = 32;
-/// Fruitless looks for a request before the ring is searched for a place that nobody will ever fill. A death is told
-/// and searched for at once; this is for what a client that breaks the rules may do.
-const LOOKS_BEFORE_SEARCH: u32 = 1024;
+/// Checks without a request before the server looks for abandoned positions. The server looks at once when a client is
+/// removed; these further looks are for clients that break the protocol.
+const CHECKS_BEFORE_HOLE_SEARCH: u32 = 1024;
 
-/// Answers the calls of many clients. See the [module](super).
+/// Serves the calls of many clients. See the [module](super).
 pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
     core: Core,
+    /// The last request, copied out of shared memory.
     inbox: Req::Inbox,
     messages: PhantomData<fn(&Req) -> Resp::Inbox>,
 }
 
-/// What does not depend on the messages' types.
+/// The part of a server that does not depend on the message types.
 struct Core {
-    // Dropped before anything else: no more guests.
+    // Dropped first: afterwards the watcher thread admits no more clients.
     listener: Listener,
     registry: Arc<ClientRegistry>,
-    map: Map,
-    /// Tells this server's tickets from those of others.
+    ring: SharedRing,
+    /// Distinguishes the tickets of this server from those of others.
     nonce: u32,
     wait_strategy: crate::WaitStrategy,
-    /// The next position to be read. Nobody else knows it, so nobody can spoil it.
+    /// The next position to read. It is not in the segment, so no client can change it.
     cursor: u64,
-    /// Up to where clients know.
-    told_tail: u64,
+    /// The last value of `tail` that was published to the clients.
+    published_tail: u64,
     batch: u64,
-    accounts: Box<[Account]>,
-    had_some: bool,
-    looks: u32,
-    /// Departures that have been heard of.
-    seen_left: u64,
-    /// Holes that they left are below.
-    search_until: u64,
+    accounts: Box<[ClientAccount]>,
+    /// Whether requests were taken since the last pause.
+    took_requests: bool,
+    /// Checks without a request.
+    checks: u32,
+    /// Removed clients, as of the last search for holes.
+    seen_disconnects: u64,
+    /// Holes that removed clients left are below this position.
+    holes_below: u64,
     counters: Counters,
 }
 
-/// What the server knows of the client with an index.
+/// What the server knows about the client with an index.
 #[derive(Clone, Copy)]
 #[repr(align(128))]
-struct Account {
+struct ClientAccount {
     key: ClientKey,
+    /// Requests that were taken and not replied to, or [`DISCONNECTED`].
     unanswered: u32,
 }
 
-/// As `unanswered`: of a client that was cut off.
-const CUT_OFF: u32 = u32::MAX;
+/// The value of `unanswered` for a client that was disconnected because it broke the protocol.
+const DISCONNECTED: u32 = u32::MAX;
 
-/// What a server has seen so far.
+/// What a server has counted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
     /// Requests handed out.
     pub requests: u64,
-    /// Places in the ring that their owners left unfilled when they died.
+    /// Positions of the ring that were skipped, because clients died before they filled them.
     pub skipped: u64,
     /// Requests dropped because their clients were gone.
     pub stale: u64,
-    /// Requests dropped because they were none.
+    /// Requests dropped because they were invalid.
     pub invalid: u64,
-    /// Clients that came.
+    /// Clients that connected.
     pub connects: u64,
-    /// Clients that left, died or were cut off.
+    /// Clients that disconnected, ended, or were disconnected.
     pub disconnects: u64,
-    /// Clients that were cut off because they broke the rules.
+    /// Clients that were disconnected because they broke the protocol.
     pub violations: u64,
 }
 
-/// The right to answer one request, at any later time. Answer with [`Server::reply`].
+/// The right to reply to one request, at any later time, with [`Server::reply`].
 ///
-/// A ticket that is dropped leaves its call unanswered until the client or the server ends.
+/// If a ticket is dropped, its call stays in flight until the client or the server ends.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the client waits for an answer"]
+#[must_use = "the client waits for a response"]
 pub struct Ticket {
     nonce: u32,
     client: ClientKey,
@@ -99,41 +104,41 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Which client asked. No two clients of a server at the same time have the same.
+    /// Identifies the client that sent the request. No two clients of a server have the same number at the same time.
     pub fn client(&self) -> u32 {
         self.client.bits()
     }
 }
 
-/// A request, to be answered now or [later](Request::defer).
-#[must_use = "the client waits for an answer"]
+/// A request. Reply to it now, or [later](Request::defer).
+#[must_use = "the client waits for a response"]
 pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
     core: &'s mut Core,
     message: &'s Req,
     ticket: Ticket,
-    answer: PhantomData<fn(&Resp)>,
+    response: PhantomData<fn(&Resp)>,
 }
 
 impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
-    /// What the client wrote, copied and checked.
+    /// The message, copied out of shared memory and validated.
     #[inline]
     pub fn message(&self) -> &'s Req {
         self.message
     }
 
-    /// Which client asked, see [`Ticket::client`].
+    /// The client that sent the request, see [`Ticket::client`].
     #[inline]
     pub fn client(&self) -> u32 {
         self.ticket.client()
     }
 
-    /// Answers.
+    /// Sends the response.
     #[inline]
-    pub fn reply(self, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(self.ticket, answer.bytes())
+    pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.core.reply(self.ticket, response.bytes())
     }
 
-    /// Keeps the right to answer, so that other requests can be received before.
+    /// Turns the request into a ticket, so that other requests can be received before the reply.
     #[inline]
     pub fn defer(self) -> Ticket {
         self.ticket
@@ -141,131 +146,132 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
 }
 
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
-    /// Creates the server of that name. A live one of the same user must not exist.
+    /// Creates a server with this name. Fails if a live server of the same user has the name.
     pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
         CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
         CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
         CreateError::check("ring_depth", config.ring_depth, MAX_RING_DEPTH)?;
         hello::check_message_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
-        let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
-        let map = Map::create(shape)?;
-        let registry = Arc::new(ClientRegistry::new(map.clone(), Hello::new::<Req, Resp>(MAGIC, VERSION)));
+        let layout = RingLayout::new(config, Req::SIZE, Resp::SIZE);
+        let ring = SharedRing::create(layout)?;
+        let registry = Arc::new(ClientRegistry::new(ring.clone(), Hello::new::<Req, Resp>(MAGIC, VERSION)));
         static NONCE: AtomicU32 = AtomicU32::new(1);
-        let nobody = Account { key: ClientKey::from_bits(0), unanswered: 0 };
+        let no_client = ClientAccount { key: ClientKey::from_bits(0), unanswered: 0 };
         let core = Core {
             listener: hello::listen(KIND, name, registry.clone())?,
             registry,
-            map,
+            ring,
             nonce: NONCE.fetch_add(1, Relaxed),
             wait_strategy: config.wait_strategy,
             cursor: 0,
-            told_tail: 0,
-            batch: (u64::from(shape.ring_depth) / 4).clamp(1, MAX_BATCH),
-            accounts: vec![nobody; config.max_clients].into(),
-            had_some: false,
-            looks: 0,
-            seen_left: 0,
-            search_until: 0,
+            published_tail: 0,
+            batch: (u64::from(layout.ring_depth) / 4).clamp(1, MAX_BATCH),
+            accounts: vec![no_client; config.max_clients].into(),
+            took_requests: false,
+            checks: 0,
+            seen_disconnects: 0,
+            holes_below: 0,
             counters: Counters::default(),
         };
-        Ok(Server { core, inbox: Req::inbox(shape.request_limit as usize), messages: PhantomData })
+        Ok(Server { core, inbox: Req::inbox(layout.request_limit as usize), messages: PhantomData })
     }
 
-    /// Says how many requests are there, as far as one look goes. [`recv`](Server::recv) hands them out. Clients hear that
-    /// the places of those handed out before are free.
+    /// Returns how many requests are ready, up to one batch; [`recv`](Server::recv) hands them out. Also tells the clients
+    /// that the positions of the requests handed out before are free.
     #[inline]
     pub fn poll(&mut self) -> usize {
         self.core.poll()
     }
 
-    /// The next request. None if there is none yet.
+    /// Returns the next request, or None if there is none yet.
     #[inline]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         let core = &mut self.core;
-        // A client that writes nonsense may do so as fast as we read it; that must not keep us here.
-        for _ in 0..core.map.shape.ring_depth {
-            let Some(client) = core.look() else { break };
+        // A client may write invalid requests as fast as we read them. The limit keeps that from blocking this call.
+        for _ in 0..core.ring.layout.ring_depth {
+            let Some(client) = core.next_committed() else { break };
             if let Some((response, len)) = core.take::<Req>(client, &mut self.inbox) {
                 let ticket = Ticket { nonce: core.nonce, client, response };
                 let message = Req::received(&self.inbox, len)?;
-                return Some(Request { core, message, ticket, answer: PhantomData });
+                return Some(Request { core, message, ticket, response: PhantomData });
             }
         }
-        core.idle();
+        core.handle_idle();
         None
     }
 
-    /// Answers a request that was deferred.
+    /// Replies to a request that was deferred.
     #[inline]
-    pub fn reply(&mut self, ticket: Ticket, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(ticket, answer.bytes())
+    pub fn reply(&mut self, ticket: Ticket, response: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.core.reply(ticket, response.bytes())
     }
 
-    /// Waits until there is a request, at most for `timeout`. Says whether there is one.
+    /// Waits until there is a request, for at most `timeout`. Returns whether there is one.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &mut self.core;
         core.publish_tail();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let top = core.map.top.clone();
-        wait::wait_until(&top.parker, core.wait_strategy, deadline, || {
-            core.look().is_some() || core.found_by_search()
+        let header = core.ring.header.clone();
+        wait::wait_until(&header.parker, core.wait_strategy, deadline, || {
+            core.next_committed().is_some() || core.skip_holes_if_due()
         })
     }
 
-    /// Clients that are connected.
+    /// The number of connected clients.
     pub fn clients(&self) -> usize {
         let counters = self.counters();
         counters.connects.saturating_sub(counters.disconnects) as usize
     }
 
-    /// What happened so far.
+    /// What the server has counted so far.
     pub fn counters(&self) -> Counters {
         let registry = &self.core.registry;
-        // In this order: who left has arrived.
-        let left = registry.left.load(Acquire);
-        Counters { connects: registry.arrived.load(Relaxed), disconnects: left, ..self.core.counters }
+        // In this order: every client that was removed has been counted as connected.
+        let disconnects = registry.disconnects.load(Acquire);
+        Counters { connects: registry.connects.load(Relaxed), disconnects, ..self.core.counters }
     }
 }
 
 impl Core {
-    /// Whose the next request is, if it is there. Looks at its own stamp and at nothing that other requests change.
+    /// The client of the next request, if the request is there. Reads the stamp of that request, and nothing that other
+    /// requests change.
     #[inline(always)]
-    fn look(&self) -> Option<ClientKey> {
-        self.look_at(self.cursor)
+    fn next_committed(&self) -> Option<ClientKey> {
+        self.committed_at(self.cursor)
     }
 
     #[inline(always)]
-    fn look_at(&self, position: u64) -> Option<ClientKey> {
-        // Acquire, partner: the Release store in `RingTransport::publish`. The request is visible with it.
-        committed(self.map.request(position).word().load(Acquire), position)
+    fn committed_at(&self, position: u64) -> Option<ClientKey> {
+        // Acquire, partner: the Release store in `RingTransport::publish`. The request becomes visible with it.
+        committed_by(self.ring.request(position).word().load(Acquire), position)
     }
 
     #[inline]
     fn poll(&mut self) -> usize {
-        let there =
-            (0..self.batch).take_while(|i| self.look_at(self.cursor.wrapping_add(*i)).is_some()).count();
-        match there {
-            0 => self.idle(),
+        let ready =
+            (0..self.batch).take_while(|i| self.committed_at(self.cursor.wrapping_add(*i)).is_some()).count();
+        match ready {
+            0 => self.handle_idle(),
             _ => self.publish_tail(),
         }
-        there
+        ready
     }
 
-    /// Takes the request at the cursor out of the ring, if it is one: where its answer goes, and its length. Believes
-    /// nothing that the client wrote.
+    /// Takes the request at the cursor out of the ring. Returns its response key and length, or None if it is invalid or its
+    /// client is gone. Trusts nothing that the client wrote.
     #[inline(always)]
     fn take<Req: Message + ?Sized>(
         &mut self,
         client: ClientKey,
         inbox: &mut Req::Inbox,
     ) -> Option<(ResponseKey, usize)> {
-        let slot = self.map.request(self.cursor);
+        let slot = self.ring.request(self.cursor);
         let (response, len) = ResponseKey::parse(slot.second_word().load(Relaxed));
-        let is_message = Req::receive(inbox, len, |place| slot.get(place));
+        let is_message = Req::receive(inbox, len, |buffer| slot.read(buffer));
         self.cursor = self.cursor.wrapping_add(1);
-        self.had_some = true;
-        if self.cursor.wrapping_sub(self.told_tail) >= self.batch {
+        self.took_requests = true;
+        if self.cursor.wrapping_sub(self.published_tail) >= self.batch {
             self.publish_tail();
         }
         let Some(account) = self.accounts.get_mut(client.index() as usize) else {
@@ -273,133 +279,135 @@ impl Core {
             return None;
         };
         if account.key != client {
-            if self.registry.client(client).is_none() {
+            if self.registry.client_id(client).is_none() {
                 self.counters.stale += 1;
                 return None;
             }
-            *account = Account { key: client, unanswered: 0 };
+            *account = ClientAccount { key: client, unanswered: 0 };
         }
         if !is_message
-            || account.unanswered >= self.map.shape.queue_depth
-            || response.slot() >= self.map.resp_depth
+            || account.unanswered >= self.ring.layout.queue_depth
+            || response.slot() >= self.ring.resp_depth
         {
-            self.cut_off(client);
+            self.disconnect_violator(client);
             return None;
         }
         account.unanswered += 1;
         self.counters.requests += 1;
-        // The line of the answer is on its way while the request is served.
-        prefetch::for_write(self.map.response(client.index() as usize, response.slot()).word());
+        // Prefetch the cache line of the response while the request is being served.
+        prefetch::for_write(self.ring.response(client.index() as usize, response.slot()).word());
         Some((response, len))
     }
 
     #[inline(always)]
-    fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
+    fn reply(&mut self, ticket: Ticket, response: &[u8]) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::WrongServer(ticket));
         }
-        let limit = self.map.shape.response_limit as usize;
-        if answer.len() > limit {
-            return Err(ReplyError::TooLong { ticket, len: answer.len(), limit });
+        let limit = self.ring.layout.response_limit as usize;
+        if response.len() > limit {
+            return Err(ReplyError::TooLong { ticket, len: response.len(), limit });
         }
         let (client, index) = (ticket.client, ticket.client.index() as usize);
-        let Some(place) = self.registry.place(index) else { return Err(ReplyError::ClientGone) };
+        let Some(client_slot) = self.registry.slot(index) else { return Err(ReplyError::ClientGone) };
         let account = &mut self.accounts[index];
-        if account.key == client && account.unanswered != CUT_OFF {
+        if account.key == client && account.unanswered != DISCONNECTED {
             account.unanswered = account.unanswered.saturating_sub(1);
         }
-        let answering = &self.registry.answering.0;
-        if !lease::answer(answering, &place.holder, client.bits().into()) {
+        let replying_to = &self.registry.replying_to.0;
+        if !lease::begin_reply(replying_to, &client_slot.holder, client.bits().into()) {
             return Err(ReplyError::ClientGone);
         }
-        let slot = self.map.response(index, ticket.response.slot());
-        slot.put(answer);
-        // Release, partner: the Acquire load in `RingTransport::answered`. The answer is visible with it.
-        slot.word().store(ticket.response.word(answer.len()), Release);
-        lease::answered(answering);
-        self.map.clients[index].parker.notify();
+        let slot = self.ring.response(index, ticket.response.slot());
+        slot.write(response);
+        // Release, partner: the Acquire load in `RingTransport::response_len`. The response becomes visible with it.
+        slot.word().store(ticket.response.word(response.len()), Release);
+        lease::end_reply(replying_to);
+        self.ring.clients[index].parker.notify();
         Ok(())
     }
 
-    /// Nothing is there.
+    /// Called when there is no request.
     #[inline]
-    fn idle(&mut self) {
+    fn handle_idle(&mut self) {
         self.publish_tail();
-        if core::mem::take(&mut self.had_some) {
-            self.looks = 0;
-            for _ in 0..CATCH_UP_PAUSES {
+        if core::mem::take(&mut self.took_requests) {
+            self.checks = 0;
+            for _ in 0..PAUSES_AFTER_BURST {
                 core::hint::spin_loop();
             }
         }
-        self.found_by_search();
+        self.skip_holes_if_due();
     }
 
-    /// Tells clients which places are free.
+    /// Tells the clients which positions are free.
     #[inline]
     fn publish_tail(&mut self) {
-        if self.told_tail != self.cursor {
-            self.told_tail = self.cursor;
-            // Release, partner: the Acquire load in `RingTransport::reserve`. What was there has been copied out.
-            self.map.top.tail.store(self.cursor, Release);
+        if self.published_tail != self.cursor {
+            self.published_tail = self.cursor;
+            // Release, partner: the Acquire load in `RingTransport::reserve`. The requests below have been copied out.
+            self.ring.header.tail.store(self.cursor, Release);
         }
     }
 
-    /// Searches for holes, if it is time; says whether there is a request behind them.
+    /// Skips holes, if it is time to look for them. Returns whether there is a request after them.
     #[inline]
-    fn found_by_search(&mut self) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        // Acquire, partner: the Release add in `ClientRegistry::farewell`.
-        let left = self.registry.left.load(Acquire);
-        let due = left != self.seen_left
-            || self.search_until > self.cursor
-            || self.looks.is_multiple_of(LOOKS_BEFORE_SEARCH);
-        due && self.skip_holes(left)
+    fn skip_holes_if_due(&mut self) -> bool {
+        self.checks = self.checks.wrapping_add(1);
+        // Acquire, partner: the Release add in `ClientRegistry::remove`.
+        let disconnects = self.registry.disconnects.load(Acquire);
+        let due = disconnects != self.seen_disconnects
+            || self.holes_below > self.cursor
+            || self.checks.is_multiple_of(CHECKS_BEFORE_HOLE_SEARCH);
+        due && self.skip_holes(disconnects)
     }
 
-    /// Skips places that nobody who lives can still fill. Nothing needs to be written there: whoever gets the slot in the
-    /// next round overwrites it.
+    /// Skips positions that no live client can still fill. Nothing is written there: the client that gets the slot in the
+    /// next round of the ring overwrites it.
     #[cold]
-    fn skip_holes(&mut self, left: u64) -> bool {
-        self.seen_left = left;
+    fn skip_holes(&mut self, disconnects: u64) -> bool {
+        self.seen_disconnects = disconnects;
         // Acquire, partner: the Release reservation in `reservation::reserve`.
-        let head = self.map.top.head.load(Acquire);
-        // More than the ring has is nothing that clients which keep to the rules reserve: it was scribbled there.
+        let head = self.ring.header.head.load(Acquire);
+        // Clients that follow the protocol never reserve more positions than the ring has. Then somebody has overwritten
+        // `head`.
         let reserved = match head.wrapping_sub(self.cursor) {
-            reserved if reserved <= self.map.shape.ring_depth.into() => reserved,
+            reserved if reserved <= self.ring.layout.ring_depth.into() => reserved,
             _ => 0,
         };
-        self.search_until = self.cursor.wrapping_add(reserved);
-        while self.search_until > self.cursor {
+        self.holes_below = self.cursor.wrapping_add(reserved);
+        while self.holes_below > self.cursor {
             let (registry, cursor) = (&self.registry, self.cursor);
-            let published = || self.look_at(cursor).is_some();
-            if !reservation::is_abandoned(&self.map.top.head, cursor, registry.live_claims(), published) {
+            let published = || self.committed_at(cursor).is_some();
+            let head = &self.ring.header.head;
+            if !reservation::is_abandoned(head, cursor, registry.live_claims(), published) {
                 break;
             }
             self.cursor = self.cursor.wrapping_add(1);
             self.counters.skipped += 1;
         }
         self.publish_tail();
-        self.look().is_some()
+        self.next_committed().is_some()
     }
 
-    /// Ends the connection of a client that broke the rules.
+    /// Disconnects a client that broke the protocol.
     #[cold]
-    fn cut_off(&mut self, client: ClientKey) {
+    fn disconnect_violator(&mut self, client: ClientKey) {
         self.counters.invalid += 1;
         let account = &mut self.accounts[client.index() as usize];
-        if core::mem::replace(&mut account.unanswered, CUT_OFF) != CUT_OFF
-            && let Some(client) = self.registry.client(client)
+        if core::mem::replace(&mut account.unanswered, DISCONNECTED) != DISCONNECTED
+            && let Some(id) = self.registry.client_id(client)
         {
             self.counters.violations += 1;
-            self.listener.disconnect(client);
+            self.listener.disconnect(id);
         }
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // For people with a debugger; clients hear it from the socket.
-        self.map.top.server_alive.store(0, Relaxed);
+        // For debugging only; clients learn of the end from the socket.
+        self.ring.header.server_alive.store(0, Relaxed);
     }
 }
 

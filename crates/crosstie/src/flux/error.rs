@@ -1,29 +1,29 @@
-//! What can go wrong, and what comes back then.
+//! Errors of flux. They hand back what was not sent.
 
 use core::fmt;
 
 use super::{MAX_CAPACITY, MAX_NODES, Ticket};
 
-/// A network that cannot be made.
+/// Why a network could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// No node, or too many.
-    #[error("a network of {0} nodes: there can be 1 to {MAX_NODES}")]
+    /// The number of nodes is outside of its limits.
+    #[error("{0} nodes: a network has 1 to {MAX_NODES} nodes")]
     Nodes(usize),
-    /// No call at a time, or too many.
-    #[error("a capacity of {0} calls for each pair of nodes: it can be 1 to {MAX_CAPACITY}")]
+    /// The capacity is outside of its limits.
+    #[error("capacity = {0}: it must be between 1 and {MAX_CAPACITY}")]
     Capacity(usize),
-    /// No call at a time.
-    #[error("with max_in_flight = 0 no node could call: it must be at least 1")]
+    /// `max_in_flight` is zero.
+    #[error("max_in_flight = 0: it must be at least 1")]
     MaxInFlight,
     /// All slots together would take more than [`MAX_BYTES`](super::MAX_BYTES).
-    #[error("{nodes} nodes with a capacity of {capacity} take more than {} MiB: lower one of them, or box large messages",
+    #[error("{nodes} nodes with a capacity of {capacity} need more than {} MiB: lower one of them, or box large messages",
         super::MAX_BYTES >> 20)]
     TooLarge {
-        /// Nodes asked for.
+        /// The number of nodes.
         nodes: usize,
-        /// Capacity asked for.
+        /// The capacity.
         capacity: usize,
     },
     /// The system refuses what parking needs. [`WaitStrategy::Spin`](crate::WaitStrategy::Spin) works without.
@@ -33,56 +33,59 @@ pub enum ConfigError {
     Parking(#[source] std::io::Error),
 }
 
-/// A call that was not made. Request and token come back.
+/// Why a call was not made. The request and the token are handed back.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError<Req, Token> {
-    /// The target has `capacity` calls of this node, unanswered or answered and not polled. Poll, or call others.
-    #[error("node {target} has as many calls of this node as it has room for: poll, or call another node")]
+    /// `capacity` calls of this node to the target are in flight, or have responses that were not polled. Poll, or call other
+    /// nodes.
+    #[error(
+        "as many calls to node {target} are in flight as its capacity allows: poll, or call another node"
+    )]
     Full {
-        /// Whom the call was for.
+        /// The target of the call.
         target: usize,
-        /// As given.
+        /// The request.
         request: Req,
-        /// As given.
+        /// The token.
         token: Token,
     },
-    /// This node has `max_in_flight` calls under way, to all targets together. Poll.
-    #[error("as many calls are under way as this node may have: poll before calling node {target}")]
+    /// `max_in_flight` calls of this node are in flight, to all targets together. Poll.
+    #[error("max_in_flight calls of this node are in flight: poll before calling node {target}")]
     TooManyInFlight {
-        /// Whom the call was for.
+        /// The target of the call.
         target: usize,
-        /// As given.
+        /// The request.
         request: Req,
-        /// As given.
+        /// The token.
         token: Token,
     },
-    /// The target was dropped, and will never answer.
+    /// The target was dropped, and will never reply.
     #[error("node {target} is gone: it was dropped, or its thread panicked")]
     Gone {
-        /// Whom the call was for.
+        /// The target of the call.
         target: usize,
-        /// As given.
+        /// The request.
         request: Req,
-        /// As given.
+        /// The token.
         token: Token,
     },
-    /// There never was such a node.
+    /// There is no such node.
     #[error("there is no node {target} in this network of {nodes}")]
     NoSuchNode {
-        /// Whom the call was for.
+        /// The target of the call.
         target: usize,
-        /// How many nodes there are.
+        /// The number of nodes in the network.
         nodes: usize,
-        /// As given.
+        /// The request.
         request: Req,
-        /// As given.
+        /// The token.
         token: Token,
     },
 }
 
 impl<Req, Token> CallError<Req, Token> {
-    /// What was to be sent, and the token.
+    /// Returns the request and the token.
     pub fn into_parts(self) -> (Req, Token) {
         match self {
             CallError::Full { request, token, .. }
@@ -92,13 +95,13 @@ impl<Req, Token> CallError<Req, Token> {
         }
     }
 
-    /// Whether the same call can succeed later: after a poll.
+    /// Whether the same call can succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, CallError::Full { .. } | CallError::TooManyInFlight { .. })
     }
 }
 
-/// Requests and tokens need not be printable.
+/// Prints no request and no token: they need not be `Debug`.
 impl<Req, Token> fmt::Debug for CallError<Req, Token> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, target) = match self {
@@ -111,24 +114,24 @@ impl<Req, Token> fmt::Debug for CallError<Req, Token> {
     }
 }
 
-/// A reply that reached nobody. The response comes back.
+/// Why a reply was not sent. The response is handed back.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError<Resp> {
-    /// The caller was dropped. Nobody waits for this reply.
-    #[error("node {target}, which called, is gone: it was dropped, or its thread panicked")]
+    /// The caller was dropped; nobody waits for the response.
+    #[error("node {target}, which made the call, is gone: it was dropped, or its thread panicked")]
     Gone {
-        /// Who called.
+        /// The node that called.
         target: usize,
-        /// As given.
+        /// The response.
         response: Resp,
     },
-    /// The request was received by another node, or in another network. The ticket is good there.
-    #[error("this ticket is of a request that another node received: reply there")]
+    /// Another node received the request of this ticket, perhaps in another network. The ticket is valid there.
+    #[error("the ticket is of a request that another node received: reply at that node")]
     WrongNode {
-        /// As given.
+        /// The ticket.
         ticket: Ticket,
-        /// As given.
+        /// The response.
         response: Resp,
     },
 }
@@ -146,14 +149,14 @@ impl<Resp> fmt::Debug for ReplyError<Resp> {
     }
 }
 
-/// A call that will never be answered, because its target is gone.
+/// A call that will never get a response, because its target is gone.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Lost<Req, Token> {
-    /// Whom the call was for.
+    /// The target of the call.
     pub target: usize,
-    /// The call's token.
+    /// The token of the call.
     pub token: Token,
-    /// The request, if the target never received it; then it had no effect. None if it did: what became of it, nobody
-    /// knows.
+    /// The request, if the target never received it; then it had no effect. None if the target received it: it may or may not
+    /// have been executed.
     pub request: Option<Req>,
 }

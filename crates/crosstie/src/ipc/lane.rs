@@ -1,4 +1,6 @@
-//! A mapped lane: where its slots are, and copying in and out of them. All that this module does unsafely is in here.
+//! A mapped lane: the positions of its slots, and copies in and out of them. All `unsafe` code of `ipc` is in this file.
+//!
+//! The [module above](super) draws the layout.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -17,16 +19,16 @@ use crate::ring::call_table::CallTable;
 use crate::wait::Parker;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIELANE");
-/// Version of everything that client and server must agree on.
+/// Version of the layout and of the reply in the handshake.
 pub(super) const VERSION: u32 = 1;
 
 const PARKER_AT: u64 = 64;
 const SLOTS_AT: u64 = 128;
-/// The payload's place in a slot.
+/// Offset of the payload in a slot.
 const PAYLOAD_AT: usize = 8;
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
-/// The first line of a lane. For people with a debugger; nobody acts on it.
+/// The first cache line of a lane. The client checks magic and version; the rest is for debugging.
 #[repr(C)]
 struct Header {
     magic: AtomicU64,
@@ -35,22 +37,22 @@ struct Header {
     stride: AtomicU32,
 }
 
-// SAFETY: atomics only; the four bytes behind the last one are nobody's.
+// SAFETY: atomics only; the four bytes of padding at the end are never accessed.
 unsafe impl Shared for Header {}
 
-/// The shape of a lane, as the server tells its client.
+/// The dimensions of a lane. The server sends them to the client in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Shape {
+pub(super) struct LaneLayout {
     pub(super) queue_depth: u32,
     pub(super) request_limit: u32,
     pub(super) response_limit: u32,
 }
 
-impl Shape {
-    /// Of a server with this configuration; sizes of fixed messages take the place of limits.
-    pub(super) fn new(config: &Config, request: Option<usize>, response: Option<usize>) -> Shape {
-        Shape {
+impl LaneLayout {
+    /// The layout for a configuration. A message type of fixed size replaces its limit.
+    pub(super) fn new(config: &Config, request: Option<usize>, response: Option<usize>) -> LaneLayout {
+        LaneLayout {
             queue_depth: config.queue_depth as u32,
             request_limit: request.unwrap_or(config.request_limit) as u32,
             response_limit: response.unwrap_or(config.response_limit) as u32,
@@ -62,10 +64,10 @@ impl Shape {
     }
 
     fn stride(&self) -> usize {
-        (PAYLOAD_AT + self.request_limit.max(self.response_limit) as usize).next_multiple_of(LINE)
+        (PAYLOAD_AT + self.request_limit.max(self.response_limit) as usize).next_multiple_of(CACHE_LINE)
     }
 
-    fn is_sane(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.queue_depth > 0
             && (self.queue_depth as usize) < MAX_SLOTS
             && self.request_limit as usize <= MAX_MESSAGE
@@ -77,28 +79,27 @@ impl Shape {
     }
 }
 
-/// A lane, mapped.
+/// A mapped lane.
 #[derive(Debug)]
 pub(super) struct Lane {
     first: NonNull<u8>,
     slots: usize,
     stride: usize,
-    /// What fits into a slot.
-    room: usize,
+    /// Bytes of payload that fit into a slot.
+    payload_len: usize,
     parker: SharedRef<Parker>,
     /// Keeps `first` mapped.
     segment: Arc<Segment>,
 }
 
-// SAFETY: `first` points into the segment, which is `Send`; what is there is reached through atomics and copies that
-// tolerate races.
+// SAFETY: `first` points into the segment, which is `Send`. All access is through atomics and copies that tolerate races.
 unsafe impl Send for Lane {}
 
 impl Lane {
-    /// A new one, for a client that is about to get it.
-    pub(super) fn create(shape: &Shape) -> io::Result<Lane> {
-        let segment = Arc::new(Segment::create(shape.bytes())?);
-        let lane = Lane::new(segment.clone(), shape).ok_or(io::ErrorKind::InvalidInput)?;
+    /// Creates the lane of a client that is being admitted.
+    pub(super) fn create(layout: &LaneLayout) -> io::Result<Lane> {
+        let segment = Arc::new(Segment::create(layout.bytes())?);
+        let lane = Lane::new(segment.clone(), layout).ok_or(io::ErrorKind::InvalidInput)?;
         let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or(io::ErrorKind::InvalidInput)?;
         header.magic.store(MAGIC, Relaxed);
         header.version.store(VERSION, Relaxed);
@@ -107,23 +108,23 @@ impl Lane {
         Ok(lane)
     }
 
-    /// The one that a server handed over.
-    pub(super) fn open(file: OwnedFd, shape: &Shape) -> io::Result<Option<Lane>> {
-        if !shape.is_sane() {
+    /// Maps the lane that a server handed over. None if the layout or the header is invalid.
+    pub(super) fn open(file: OwnedFd, layout: &LaneLayout) -> io::Result<Option<Lane>> {
+        if !layout.is_valid() {
             return Ok(None);
         }
-        let segment = Arc::new(Segment::open(file, shape.bytes())?);
-        let sane = SharedRef::<Header>::new(&segment, 0).is_some_and(|header| {
+        let segment = Arc::new(Segment::open(file, layout.bytes())?);
+        let valid = SharedRef::<Header>::new(&segment, 0).is_some_and(|header| {
             header.magic.load(Relaxed) == MAGIC && header.version.load(Relaxed) == VERSION
         });
-        Ok(Lane::new(segment, shape).filter(|_| sane))
+        Ok(Lane::new(segment, layout).filter(|_| valid))
     }
 
-    fn new(segment: Arc<Segment>, shape: &Shape) -> Option<Lane> {
-        let (slots, stride) = (shape.slots(), shape.stride());
+    fn new(segment: Arc<Segment>, layout: &LaneLayout) -> Option<Lane> {
+        let (slots, stride) = (layout.slots(), layout.stride());
         let first = segment.bytes(SLOTS_AT, (slots * stride) as u64)?;
         let parker = SharedRef::new(&segment, PARKER_AT)?;
-        Some(Lane { first, slots, stride, room: stride - PAYLOAD_AT, parker, segment })
+        Some(Lane { first, slots, stride, payload_len: stride - PAYLOAD_AT, parker, segment })
     }
 
     pub(super) fn file(&self) -> io::Result<OwnedFd> {
@@ -139,84 +140,83 @@ impl Lane {
         self.slots
     }
 
-    /// The client's.
+    /// The parker of the client.
     #[inline]
     pub(super) fn parker(&self) -> &SharedRef<Parker> {
         &self.parker
     }
 
-    /// Has the lines of `count` slots fetched for writing. For slots that the other side is done with: they are about to be
-    /// read, and written soon after, which would ask the other side's core twice.
+    /// Prefetches the cache lines of `count` slots for writing. For slots with responses, which the client is about to read
+    /// and soon after to write: one request to the other core instead of two.
     #[inline]
-    pub(super) fn fetch(&self, mut slot: usize, count: usize) {
+    pub(super) fn prefetch(&self, mut slot: usize, count: usize) {
         for _ in 0..count {
             prefetch::for_write(self.first.as_ptr().wrapping_add(slot * self.stride));
             slot = if slot + 1 == self.slots { 0 } else { slot + 1 };
         }
     }
 
-    /// A slot.
     #[inline]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_> {
         assert!(slot < self.slots);
-        // SAFETY: inside the segment.
-        Slot { at: unsafe { self.first.add(slot * self.stride) }, lane: self }
+        // SAFETY: inside the segment, as `slot < slots`.
+        Slot { start: unsafe { self.first.add(slot * self.stride) }, lane: self }
     }
 }
 
 /// A slot of a lane.
 #[derive(Clone, Copy)]
 pub(super) struct Slot<'l> {
-    /// The word, on a line of its own, and `room` bytes behind it.
-    at: NonNull<u8>,
+    /// The start of the slot, aligned to a cache line: the word, then `payload_len` bytes.
+    start: NonNull<u8>,
     lane: &'l Lane,
 }
 
 impl<'l> Slot<'l> {
     #[inline]
     pub(super) fn word(&self) -> &'l AtomicU64 {
-        // SAFETY: inside the segment, which the lane keeps mapped, and aligned; any bits are a word, and everybody
-        // reaches it atomically.
-        unsafe { AtomicU64::from_ptr(self.at.cast().as_ptr()) }
+        // SAFETY: inside the segment, which the lane keeps mapped, and aligned. Any bits are valid, and both sides access
+        // the word atomically.
+        unsafe { AtomicU64::from_ptr(self.start.cast().as_ptr()) }
     }
 
-    /// Copies a payload in. The other side may be doing the same if it breaks the rules.
+    /// Copies a payload in. A peer that breaks the protocol may write at the same time.
     #[inline]
-    pub(super) fn put(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.lane.room);
-        // SAFETY: the payload's room is aligned to 8 and, like `room`, a multiple of 8 long. `bytes` is no part of the
-        // segment, of which no Rust reference to bytes exists.
-        unsafe { copy_in(bytes, self.at.add(PAYLOAD_AT).as_ptr()) };
+    pub(super) fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.lane.payload_len);
+        // SAFETY: the payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
+        // segment: no Rust reference to bytes of the segment exists.
+        unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
 
-    /// Copies a payload in that is in several places, one after the other.
+    /// Copies a payload in that is given in several parts.
     #[inline]
-    pub(super) fn put_parts(&self, parts: &[&[u8]]) {
-        assert!(length(parts) <= self.lane.room);
+    pub(super) fn write_parts(&self, parts: &[&[u8]]) {
+        assert!(parts_len(parts) <= self.lane.payload_len);
         let mut to = PAYLOAD_AT;
         for part in parts {
-            // SAFETY: as in `put`; all parts together fit, so each does.
-            unsafe { copy(part.as_ptr(), self.at.add(to).as_ptr(), part.len()) };
+            // SAFETY: as in `write`; all parts together fit, so each part does.
+            unsafe { copy(part.as_ptr(), self.start.add(to).as_ptr(), part.len()) };
             to += part.len();
         }
     }
 
     /// Copies a payload out.
     #[inline]
-    pub(super) fn get(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.lane.room);
-        // SAFETY: as in `put`.
-        unsafe { copy_out(self.at.add(PAYLOAD_AT).as_ptr(), bytes) };
+    pub(super) fn read(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.lane.payload_len);
+        // SAFETY: as in `write`.
+        unsafe { copy_out(self.start.add(PAYLOAD_AT).as_ptr(), bytes) };
     }
 }
 
-/// Bytes of all parts of a message.
+/// Bytes of all parts of a message together.
 #[inline]
-pub(super) fn length(parts: &[&[u8]]) -> usize {
+pub(super) fn parts_len(parts: &[&[u8]]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
-/// The page that all clients of a server map.
+/// The page that the server and all its clients map. It holds the server's parker.
 #[derive(Debug)]
 pub(super) struct ServerPage {
     segment: Arc<Segment>,
@@ -249,7 +249,7 @@ impl ServerPage {
         &self.segment
     }
 
-    /// The server's.
+    /// The parker of the server.
     #[inline]
     pub(super) fn parker(&self) -> &Parker {
         &self.parker
@@ -261,28 +261,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_calls_take_one_line() {
-        let shape = Shape { queue_depth: 32, request_limit: 32, response_limit: 56 };
-        assert_eq!(shape.stride(), 64);
-        let shape = Shape { response_limit: 57, ..shape };
-        assert_eq!(shape.stride(), 128);
+    fn small_messages_take_one_cache_line() {
+        let layout = LaneLayout { queue_depth: 32, request_limit: 32, response_limit: 56 };
+        assert_eq!(layout.stride(), 64);
+        let layout = LaneLayout { response_limit: 57, ..layout };
+        assert_eq!(layout.stride(), 128);
     }
 
     #[test]
-    fn shapes_that_make_no_sense_open_nothing() {
-        let good = Shape { queue_depth: 2, request_limit: 8, response_limit: 8 };
+    fn invalid_layouts_are_rejected() {
+        let good = LaneLayout { queue_depth: 2, request_limit: 8, response_limit: 8 };
         let lane = Lane::create(&good).unwrap();
         for bad in [
-            Shape { queue_depth: 0, ..good },
-            Shape { queue_depth: MAX_SLOTS as u32, ..good },
-            Shape { queue_depth: u32::MAX, ..good },
-            Shape { request_limit: u32::MAX, ..good },
-            Shape { response_limit: MAX_MESSAGE as u32 + 1, ..good },
+            LaneLayout { queue_depth: 0, ..good },
+            LaneLayout { queue_depth: MAX_SLOTS as u32, ..good },
+            LaneLayout { queue_depth: u32::MAX, ..good },
+            LaneLayout { request_limit: u32::MAX, ..good },
+            LaneLayout { response_limit: MAX_MESSAGE as u32 + 1, ..good },
         ] {
             assert!(Lane::open(lane.file().unwrap(), &bad).unwrap().is_none(), "{bad:?}");
         }
-        // The segment has another size.
-        assert!(Lane::open(lane.file().unwrap(), &Shape { queue_depth: 3, ..good }).is_err());
+        // The size of the segment does not match.
+        assert!(Lane::open(lane.file().unwrap(), &LaneLayout { queue_depth: 3, ..good }).is_err());
         assert!(Lane::open(lane.file().unwrap(), &good).unwrap().is_some());
     }
 }

@@ -1,54 +1,55 @@
-//! Calls through shared memory: one server, many clients, each with a lane of its own.
+//! RPC through shared memory: one server, many clients, and an SPSC lane for each client.
 //!
-//! Server and clients are threads or processes of one user on one machine; a client finds its server by name. Messages
-//! are typed (any zerocopy type) or raw bytes, see [`Message`](crate::Message). Calls may be answered in any order and at
-//! any later time; neither side allocates, locks or enters the kernel per call.
+//! Server and clients are threads or processes of one user on one machine. A client finds its server by name. Messages are
+//! typed (any zerocopy type) or byte strings, see [`Message`](crate::Message). The server may reply in any order and at any
+//! later time. Neither side allocates, locks or makes a system call per message; only waking a parked peer costs one.
 //!
 //! ```
 //! use crosstie::ipc::{Client, Config, Server};
 //!
 //! let mut server = Server::<u64, u64>::create("doc-ipc", &Config::default())?;
 //! let mut client = Client::<u64, u64, &str>::connect("doc-ipc")?;
-//! client.call(&20, "the token comes back with the answer").unwrap();
+//! client.call(&20, "returned with the response").unwrap();
 //! server.poll();
 //! while let Some(request) = server.recv() {
-//!     let answer = request.message() + 1;
-//!     request.reply(&answer)?;
+//!     let response = request.message() + 1;
+//!     request.reply(&response)?;
 //! }
-//! client.poll(|token, answer| assert_eq!((token, *answer), ("the token comes back with the answer", 21)))?;
+//! client.poll(|token, response| assert_eq!((token, *response), ("returned with the response", 21)))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is shared
+//! # Shared memory
 //!
-//! Every client gets a segment of its own, its *lane*, mapped by itself and by the server; a client that scribbles over
-//! it hurts itself only. One more page, the *server_page*, is mapped by all and holds the server's parker.
+//! Each client has a segment of its own, its *lane*. Only the client and the server map it, so a client that overwrites its
+//! lane harms nobody else. All clients also map the *server page*, which holds the server's parker.
 //!
 //! ```text
 //!  lane                                                          writer
 //!     0  magic u64 | version u32 | slots u32 | stride u32        server, once
-//!    64  the client's parker                                       client; the server when it wakes it
-//!   128  slot 0:  +0 word u64   +8 payload                       client and server in turn, see below
+//!    64  parker of the client                                    client; the server when it wakes the client
+//!   128  slot 0:  +0 word u64   +8 payload                       client and server alternately, see below
 //!        slot 1   ... each `stride` bytes, a multiple of 64
 //!
-//!  server_page
-//!     0  the server's parker                                       server; a client when it wakes it
+//!  server page
+//!     0  parker of the server                                    server; a client when it wakes the server
 //! ```
 //!
-//! A slot's word says whose turn it is: a request is written into it and, when the server answers, the answer in its place,
-//! so that a small call moves one cache line there and back. The word of a request also names the slot of the next one;
-//! slots are free again in the order of the answers, whatever that is.
+//! The word of a slot says which side owns the slot, see [`crosstie_protocol::lane`]. The client writes a request into the
+//! slot, and the server writes the response into the same slot. So a call with small messages moves one cache line there
+//! and back. The word of a request also names the slot of the client's next request: slots become free in the order of the
+//! responses, which may be any order.
 //!
-//! # Life and death
+//! # When a process ends
 //!
-//! Either side may end at any instruction. A dead client's lane is unmapped and its place is free; a dead server is seen by
-//! its clients within milliseconds: answers that it gave still arrive, then everything is
-//! [`ServerGone`](Disconnected::ServerGone). Its name is free at once for a new server, and clients
-//! [reconnect](Client::reconnect). Segments have no names and go with their last user.
+//! Either side may end at any instruction. When a client ends, the server unmaps its lane, and another client can take its
+//! place. When the server ends, its clients notice within milliseconds. They still receive the responses that it wrote;
+//! then every operation fails with [`ServerGone`](Disconnected::ServerGone). The name is free at once for a new server, to
+//! which the clients [reconnect](Client::reconnect). Segments have no names; the kernel frees them with their last user.
 //!
-//! # What does not compile
+//! # Mistakes that do not compile
 //!
-//! Answering twice, now or later:
+//! Replying twice to one request:
 //!
 //! ```compile_fail,E0382
 //! # use crosstie::ipc::Request;
@@ -65,7 +66,7 @@
 //! }
 //! ```
 //!
-//! Keeping a request's message while the next one is received (a copy can be kept):
+//! Keeping the message of a request while the next request is received (keep a copy instead):
 //!
 //! ```compile_fail,E0499
 //! # use crosstie::ipc::Server;
@@ -86,8 +87,8 @@
 //!
 //! # Trust
 //!
-//! Whatever the other side writes is copied out once and then checked. A client that breaks the rules is cut off and
-//! counted; the others go on.
+//! Each side copies what the other side wrote out of shared memory once, and validates the copy. The server disconnects and
+//! counts a client that breaks the protocol; the other clients are not affected.
 
 mod admission;
 mod client;
@@ -102,18 +103,18 @@ pub use crate::local_rpc::error::{
     CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
 };
 
-/// What a server offers.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Clients at a time, at most [`MAX_CLIENTS`].
+    /// Most clients at a time: 1 to [`MAX_CLIENTS`].
     pub max_clients: usize,
-    /// Unanswered calls of one client, at most [`MAX_QUEUE_DEPTH`].
+    /// Most calls of one client in flight: 1 to [`MAX_QUEUE_DEPTH`].
     pub queue_depth: usize,
-    /// Bytes of a request at most, where requests are `[u8]`; at most [`MAX_MESSAGE`].
+    /// Largest request in bytes, if requests are `[u8]`: 1 to [`MAX_MESSAGE`].
     pub request_limit: usize,
-    /// Bytes of an answer at most, where answers are `[u8]`; at most [`MAX_MESSAGE`].
+    /// Largest response in bytes, if responses are `[u8]`: 1 to [`MAX_MESSAGE`].
     pub response_limit: usize,
-    /// How the server waits, in [`Server::wait`].
+    /// How [`Server::wait`] waits.
     pub wait_strategy: WaitStrategy,
 }
 
@@ -130,7 +131,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Bytes of memory that a client takes at most. Slots of long messages take what their messages have taken so far.
+    /// Bytes of shared memory per client, at most. Pages of slots for long messages are allocated when they are first used.
     ///
     /// ```
     /// use crosstie::ipc::Config;
@@ -139,18 +140,18 @@ impl Config {
     /// assert!(config.bytes_per_client::<[u8], [u8]>() > 32 * config.request_limit as u64);
     /// ```
     pub fn bytes_per_client<Req: crate::Message + ?Sized, Resp: crate::Message + ?Sized>(&self) -> u64 {
-        lane::Shape::new(self, Req::SIZE, Resp::SIZE).bytes()
+        lane::LaneLayout::new(self, Req::SIZE, Resp::SIZE).bytes()
     }
 }
 
-/// Limit of [`Config::max_clients`].
+/// Largest [`Config::max_clients`].
 pub const MAX_CLIENTS: usize = 4096;
-/// Limit of [`Config::queue_depth`].
+/// Largest [`Config::queue_depth`].
 pub const MAX_QUEUE_DEPTH: usize = 1024;
-/// Limit of a message, in bytes.
+/// Largest message, in bytes.
 pub const MAX_MESSAGE: usize = crosstie_protocol::lane::MAX_LEN;
 
-/// What kind of service a name belongs to.
+/// The kind of service, as a part of its address.
 const KIND: &str = "ipc";
 
 #[cfg(all(test, not(loom)))]

@@ -1,4 +1,7 @@
-//! The side that answers.
+//! The server: it polls the lanes of all clients, hands out requests, and replies.
+//!
+//! The caller sees `poll`, then `recv` until it returns None. `poll` finds the clients that have a request; `recv` takes
+//! their requests, client by client, up to `queue_depth` requests of one client in a row.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,7 +13,7 @@ use crosstie_protocol::key::Key;
 use crosstie_protocol::lane::CallNumber;
 
 use super::admission::ClientRegistry;
-use super::lane::{Lane, MAGIC, ServerPage, Shape, VERSION, length};
+use super::lane::{Lane, LaneLayout, MAGIC, ServerPage, VERSION, parts_len};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
 use crate::local::listener::{ClientId, Listener};
 use crate::local_rpc::hello::{self, Hello};
@@ -19,30 +22,31 @@ use crate::message::Message;
 use crate::ring::{fence, lane};
 use crate::wait;
 
-/// Pauses of the processor after the last request of a burst: until then the next one cannot have been written, and
-/// looking for it would only take its line away from the client.
-const CATCH_UP_PAUSES: u32 = 4;
-/// Requests that [`Server::poll_ahead`] takes at a time, at most, if they are no longer than a line.
-const AHEAD: usize = 8;
-const LINE: usize = 64;
-/// An idle client is looked at every so many rounds at least, see [`Server::poll_with_skip`].
+/// Pauses of the processor after the last request of a burst. The client cannot have written the next request yet, and
+/// checking for it at once would only take the cache line away from the client.
+const PAUSES_AFTER_BURST: u32 = 4;
+/// Most requests that [`Server::poll_with_prefetch`] takes at a time, if a request fits into a cache line.
+const MAX_TAKEN: usize = 8;
+const CACHE_LINE: usize = 64;
+/// [`Server::poll_with_skip`] checks an idle client at least every so many rounds.
 const MAX_SKIP: u32 = 32;
 
 type ClientKey = Key<12>;
 
-/// Answers the calls of many clients. See the [module](super).
+/// Serves the calls of many clients. See the [module](super).
 pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
     core: Core,
+    /// The last request, copied out of shared memory.
     inbox: Req::Inbox,
-    /// Requests that were taken ahead: those from `given` to `taken` are yet to be handed out.
-    ahead: Box<[Ahead<Req::Inbox>]>,
-    given: usize,
-    taken: usize,
+    /// Requests that [`Server::poll_with_prefetch`] took. Those from `next_taken` to `taken_count` are yet to be handed out.
+    taken: Box<[TakenRequest<Req::Inbox>]>,
+    next_taken: usize,
+    taken_count: usize,
     messages: PhantomData<fn(&Req) -> Resp::Inbox>,
 }
 
-/// A request that was taken, and is yet to be handed out.
-struct Ahead<Inbox> {
+/// A request that was taken out of a lane, and is yet to be handed out.
+struct TakenRequest<Inbox> {
     inbox: Inbox,
     index: u32,
     client: ClientKey,
@@ -51,72 +55,77 @@ struct Ahead<Inbox> {
     len: usize,
 }
 
-/// What does not depend on the messages' types.
+/// The part of a server that does not depend on the message types.
 struct Core {
-    // Dropped before anything else: no more guests.
+    // Dropped first: afterwards the watcher thread admits no more clients.
     listener: Listener,
     registry: Arc<ClientRegistry>,
+    /// The version of the registry whose changes have been applied.
     seen_version: u32,
-    /// Tells this server's tickets from those of others.
+    /// Distinguishes the tickets of this server from those of others.
     nonce: u32,
     queue_depth: u32,
     response_limit: usize,
     wait_strategy: crate::WaitStrategy,
-    clients: Vec<Entry>,
-    /// Indices of the clients that are there.
-    present: Vec<u32>,
-    /// Indices of those that had a request when last looked at, and which of them is served.
+    clients: Vec<ClientEntry>,
+    /// Indices of the connected clients.
+    connected: Vec<u32>,
+    /// Indices of the clients that had a request in the last poll.
     ready: Vec<u32>,
+    /// The position in `ready` of the client that is being served.
     turn: usize,
-    /// Requests that may still be taken from that one before it is another's turn.
+    /// Requests that may still be taken from that client before the next client is served.
     left_in_turn: u32,
     round: u32,
-    /// Of the present: whom the last look ahead ended with.
-    first: usize,
-    had_some: bool,
+    /// The position in `connected` of the client that the last `poll_with_prefetch` took from last.
+    last_taken_from: usize,
+    /// Whether requests were found since the last pause.
+    found_requests: bool,
     counters: Counters,
 }
 
-struct Entry {
+struct ClientEntry {
     key: ClientKey,
-    client: Option<Connected>,
+    /// None if the index is free.
+    client: Option<ConnectedClient>,
 }
 
-impl Entry {
+impl ClientEntry {
     #[inline]
     fn is(&self, client: ClientKey) -> bool {
         self.key == client && self.client.is_some()
     }
 }
 
-struct Connected {
+struct ConnectedClient {
     id: ClientId,
     lane: Lane,
     cursor: lane::Cursor,
+    /// Requests that were taken and not replied to.
     unanswered: u32,
-    /// Looked at in every round that is a multiple of this power of two.
+    /// `poll_with_skip` checks the client in every round that is a multiple of this power of two.
     skip: u32,
 }
 
-/// What a server has seen so far.
+/// What a server has counted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
     /// Requests handed out.
     pub requests: u64,
-    /// Clients that came.
+    /// Clients that connected.
     pub connects: u64,
-    /// Clients that left, died or were cut off.
+    /// Clients that disconnected, ended, or were disconnected.
     pub disconnects: u64,
-    /// Clients that were cut off because they broke the rules.
+    /// Clients that were disconnected because they broke the protocol.
     pub violations: u64,
 }
 
-/// The right to answer one request, at any later time. Answer with [`Server::reply`].
+/// The right to reply to one request, at any later time, with [`Server::reply`].
 ///
-/// A ticket that is dropped leaves its call unanswered until the client or the server ends.
+/// If a ticket is dropped, its call stays in flight until the client or the server ends.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the client waits for an answer"]
+#[must_use = "the client waits for a response"]
 pub struct Ticket {
     nonce: u32,
     client: ClientKey,
@@ -125,42 +134,42 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Which client asked. No two clients of a server at the same time have the same.
+    /// Identifies the client that sent the request. No two clients of a server have the same number at the same time.
     pub fn client(&self) -> u32 {
         self.client.bits()
     }
 }
 
-/// A request, to be answered now or [later](Request::defer).
-#[must_use = "the client waits for an answer"]
+/// A request. Reply to it now, or [later](Request::defer).
+#[must_use = "the client waits for a response"]
 pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
     message: &'s Req,
-    client: &'s mut Connected,
+    client: &'s mut ConnectedClient,
     ticket: Ticket,
     response_limit: usize,
-    answer: PhantomData<fn(&Resp)>,
+    response: PhantomData<fn(&Resp)>,
 }
 
 impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
-    /// What the client wrote, copied and checked.
+    /// The message, copied out of shared memory and validated.
     #[inline]
     pub fn message(&self) -> &'s Req {
         self.message
     }
 
-    /// Which client asked, see [`Ticket::client`].
+    /// The client that sent the request, see [`Ticket::client`].
     #[inline]
     pub fn client(&self) -> u32 {
         self.ticket.client()
     }
 
-    /// Answers.
+    /// Sends the response.
     #[inline]
-    pub fn reply(self, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.client.reply(self.ticket, answer.bytes(), self.response_limit)
+    pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.client.reply(self.ticket, response.bytes(), self.response_limit)
     }
 
-    /// Keeps the right to answer, so that other requests can be received before.
+    /// Turns the request into a ticket, so that other requests can be received before the reply.
     #[inline]
     pub fn defer(self) -> Ticket {
         self.ticket
@@ -168,51 +177,51 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
 }
 
 impl<Req: Message + ?Sized> Request<'_, Req, [u8]> {
-    /// As [`reply`](Request::reply), with an answer whose bytes are in several places: one after the other they are the answer.
+    /// As [`reply`](Request::reply), with a response that is given in several parts, which are concatenated.
     #[inline]
     pub fn reply_parts(self, parts: &[&[u8]]) -> Result<(), ReplyError<Ticket>> {
-        let (ticket, len, limit) = (self.ticket, length(parts), self.response_limit);
+        let (ticket, len, limit) = (self.ticket, parts_len(parts), self.response_limit);
         if len > limit {
             return Err(ReplyError::TooLong { ticket, len, limit });
         }
-        self.client.lane.slot(ticket.slot as usize).put_parts(parts);
-        self.client.answered(ticket, len);
+        self.client.lane.slot(ticket.slot as usize).write_parts(parts);
+        self.client.publish_response(ticket, len);
         Ok(())
     }
 }
 
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
-    /// Creates the server of that name. A live one of the same user must not exist.
+    /// Creates a server with this name. Fails if a live server of the same user has the name.
     pub fn create(name: &str, config: &Config) -> Result<Server<Req, Resp>, CreateError> {
         CreateError::check("max_clients", config.max_clients, MAX_CLIENTS)?;
         CreateError::check("queue_depth", config.queue_depth, MAX_QUEUE_DEPTH)?;
         hello::check_message_limits::<Req, Resp>(config.request_limit, config.response_limit)?;
         fence::register()?;
-        let shape = Shape::new(config, Req::SIZE, Resp::SIZE);
-        let greeting = Hello::new::<Req, Resp>(MAGIC, VERSION);
+        let layout = LaneLayout::new(config, Req::SIZE, Resp::SIZE);
+        let hello = Hello::new::<Req, Resp>(MAGIC, VERSION);
         let registry =
-            Arc::new(ClientRegistry::new(ServerPage::create()?, shape, greeting, config.max_clients));
+            Arc::new(ClientRegistry::new(ServerPage::create()?, layout, hello, config.max_clients));
         static NONCE: AtomicU32 = AtomicU32::new(1);
         let core = Core {
             listener: hello::listen(KIND, name, registry.clone())?,
             registry,
             seen_version: 0,
             nonce: NONCE.fetch_add(1, Relaxed),
-            queue_depth: shape.queue_depth,
-            response_limit: shape.response_limit as usize,
+            queue_depth: layout.queue_depth,
+            response_limit: layout.response_limit as usize,
             wait_strategy: config.wait_strategy,
             clients: Vec::new(),
-            present: Vec::new(),
+            connected: Vec::new(),
             ready: Vec::new(),
             turn: 0,
             left_in_turn: 0,
             round: 0,
-            first: 0,
-            had_some: false,
+            last_taken_from: 0,
+            found_requests: false,
             counters: Counters::default(),
         };
-        let limit = shape.request_limit as usize;
-        let ahead = || Ahead {
+        let limit = layout.request_limit as usize;
+        let unused = || TakenRequest {
             inbox: Req::inbox(limit),
             index: 0,
             client: ClientKey::first(0),
@@ -220,95 +229,100 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             call: CallNumber::FIRST,
             len: 0,
         };
-        let count = if limit <= LINE { AHEAD } else { 1 };
+        let count = if limit <= CACHE_LINE { MAX_TAKEN } else { 1 };
         Ok(Server {
             core,
             inbox: Req::inbox(limit),
-            ahead: core::iter::repeat_with(ahead).take(count).collect(),
-            given: 0,
-            taken: 0,
+            taken: core::iter::repeat_with(unused).take(count).collect(),
+            next_taken: 0,
+            taken_count: 0,
             messages: PhantomData,
         })
     }
 
-    /// Looks at every client; says how many have a request. [`recv`](Server::recv) hands those out.
+    /// Checks the lanes of all clients, and returns how many clients have a request. [`recv`](Server::recv) then hands out
+    /// their requests.
     #[inline]
     pub fn poll(&mut self) -> usize {
         self.core.poll(|_, _| true)
     }
 
-    /// As [`poll`](Server::poll), but leaves clients that have been idle alone for a while: the longer they were, the more
-    /// rounds, up to 32. For servers with many clients of which few are busy.
+    /// As [`poll`](Server::poll), but checks clients that have been idle less often: the longer a client was idle, the
+    /// more rounds it is skipped, up to 32. For servers with many clients of which few are busy.
     #[inline]
     pub fn poll_with_skip(&mut self) -> usize {
         self.core.poll(|client, round| round & (client.skip - 1) == 0)
     }
 
-    /// As [`poll`](Server::poll), for servers that answer at once but look something up first, in memory that is not in the
-    /// cache. Takes requests of all clients, asks `needs` where each one's answer is, and has that memory fetched;
-    /// [`recv`](Server::recv) then hands them out. So they wait for memory together, not one after the other. Says how many there are.
+    /// As [`poll`](Server::poll), for servers whose replies need memory that is not in the cache. Takes up to 8 requests of
+    /// all clients, calls `needs` for the memory that the reply to each of them needs, and prefetches it;
+    /// [`recv`](Server::recv) then hands the requests out. So the cache misses of several requests overlap. Returns the
+    /// number of requests.
     #[inline]
-    pub fn poll_ahead<'m, M: 'm>(&mut self, mut needs: impl FnMut(&Req) -> Option<&'m M>) -> usize {
-        if self.given < self.taken {
-            return self.taken - self.given;
+    pub fn poll_with_prefetch<'m, M: 'm>(&mut self, mut needs: impl FnMut(&Req) -> Option<&'m M>) -> usize {
+        if self.next_taken < self.taken_count {
+            return self.taken_count - self.next_taken;
         }
         let core = &mut self.core;
         core.begin_round();
-        let mut taken = 0;
-        for _ in 0..core.present.len() {
-            // Clients left over by a full round come first in the next one.
-            core.first = if core.first + 1 < core.present.len() { core.first + 1 } else { 0 };
-            let index = core.present[core.first];
-            let Entry { key, client: Some(client) } = &mut core.clients[index as usize] else { continue };
-            let mut nonsense = false;
-            while let Some(place) = self.ahead.get_mut(taken) {
-                match client.take::<Req>(&mut place.inbox, core.queue_depth) {
+        let mut count = 0;
+        for _ in 0..core.connected.len() {
+            // Clients that a full round did not reach come first in the next round.
+            core.last_taken_from =
+                if core.last_taken_from + 1 < core.connected.len() { core.last_taken_from + 1 } else { 0 };
+            let index = core.connected[core.last_taken_from];
+            let ClientEntry { key, client: Some(client) } = &mut core.clients[index as usize] else {
+                continue;
+            };
+            let mut violation = false;
+            while let Some(taken) = self.taken.get_mut(count) {
+                match client.take::<Req>(&mut taken.inbox, core.queue_depth) {
                     Ok(Some((slot, call, len))) => {
-                        (place.index, place.client) = (index, *key);
-                        (place.slot, place.call, place.len) = (slot, call, len);
-                        if let Some(needed) = Req::received(&place.inbox, len).and_then(&mut needs) {
+                        (taken.index, taken.client) = (index, *key);
+                        (taken.slot, taken.call, taken.len) = (slot, call, len);
+                        if let Some(needed) = Req::received(&taken.inbox, len).and_then(&mut needs) {
                             prefetch::for_read(needed);
                         }
-                        taken += 1;
+                        count += 1;
                     }
                     Ok(None) => break,
-                    Err(Nonsense) => {
-                        nonsense = true;
+                    Err(Violation) => {
+                        violation = true;
                         break;
                     }
                 }
             }
-            if nonsense {
-                core.cut_off(index);
+            if violation {
+                core.disconnect_violator(index);
                 break;
             }
-            if taken == self.ahead.len() {
+            if count == self.taken.len() {
                 break;
             }
         }
-        core.counters.requests += taken as u64;
-        core.end_round(taken > 0);
-        (self.given, self.taken) = (0, taken);
-        taken
+        core.counters.requests += count as u64;
+        core.end_round(count > 0);
+        (self.next_taken, self.taken_count) = (0, count);
+        count
     }
 
-    /// The next request of those that [`poll`](Server::poll) found and, as long as they keep coming, of the same clients.
-    /// None when a new look is due.
+    /// Returns the next request of the clients that [`poll`](Server::poll) found; this includes requests that these clients
+    /// have written since. None when it is time to poll again.
     #[inline]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        while self.given < self.taken {
-            let given = self.given;
-            self.given += 1;
-            let Ahead { index, client, slot, call, .. } = self.ahead[given];
-            // One that was cut off in between is owed no answer.
+        while self.next_taken < self.taken_count {
+            let next = self.next_taken;
+            self.next_taken += 1;
+            let TakenRequest { index, client, slot, call, .. } = self.taken[next];
+            // A client that was disconnected in the meantime gets no response.
             if self.core.clients[index as usize].is(client) {
-                let ahead = &self.ahead[given];
+                let taken = &self.taken[next];
                 return Some(Request {
-                    message: Req::received(&ahead.inbox, ahead.len)?,
+                    message: Req::received(&taken.inbox, taken.len)?,
                     client: self.core.clients[index as usize].client.as_mut()?,
                     ticket: Ticket { nonce: self.core.nonce, client, slot, call },
                     response_limit: self.core.response_limit,
-                    answer: PhantomData,
+                    response: PhantomData,
                 });
             }
         }
@@ -322,8 +336,8 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             match taken {
                 Ok(Some((slot, call, len))) => break (index, slot, call, len),
                 Ok(None) => core.next_turn(),
-                Err(Nonsense) => {
-                    core.cut_off(index);
+                Err(Violation) => {
+                    core.disconnect_violator(index);
                     core.next_turn();
                 }
             }
@@ -334,107 +348,109 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         if core.left_in_turn == 0 {
             core.next_turn();
         }
-        let Entry { key, client } = &mut core.clients[index as usize];
+        let ClientEntry { key, client } = &mut core.clients[index as usize];
         Some(Request {
             message: Req::received(&self.inbox, len)?,
             client: client.as_mut()?,
             ticket: Ticket { nonce: core.nonce, client: *key, slot, call },
             response_limit: core.response_limit,
-            answer: PhantomData,
+            response: PhantomData,
         })
     }
 
-    /// Answers a request that was deferred.
+    /// Replies to a request that was deferred.
     #[inline]
-    pub fn reply(&mut self, ticket: Ticket, answer: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(ticket, answer.bytes())
+    pub fn reply(&mut self, ticket: Ticket, response: &Resp) -> Result<(), ReplyError<Ticket>> {
+        self.core.reply(ticket, response.bytes())
     }
 
-    /// Waits until there is a request or a client comes or goes, at most for `timeout`. Says whether something happened:
-    /// then [poll](Server::poll).
+    /// Waits until there is a request, or a client connects or disconnects, for at most `timeout`. Returns whether one of
+    /// these happened; then [poll](Server::poll).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &self.core;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         wait::wait_until(core.registry.server_page.parker(), core.wait_strategy, deadline, || {
-            core.registry.version() != core.seen_version || core.connected().any(Connected::is_waiting)
+            core.registry.version() != core.seen_version
+                || core.connected_clients().any(ConnectedClient::has_request)
         })
     }
 
-    /// Clients that are connected, as of the last [`poll`](Server::poll).
+    /// The number of connected clients, as of the last [`poll`](Server::poll).
     pub fn clients(&self) -> usize {
-        self.core.present.len()
+        self.core.connected.len()
     }
 
-    /// What happened so far.
+    /// What the server has counted so far.
     pub fn counters(&self) -> Counters {
         self.core.counters
     }
 }
 
-/// A client broke the rules.
-struct Nonsense;
+/// A client broke the protocol.
+struct Violation;
 
-impl Connected {
+impl ConnectedClient {
     #[inline]
-    fn is_waiting(&self) -> bool {
-        lane::requested(self.lane.slot(self.cursor.slot).word(), self.cursor.call).is_some()
+    fn has_request(&self) -> bool {
+        lane::parse_request(self.lane.slot(self.cursor.slot).word(), self.cursor.call).is_some()
     }
 
-    /// Takes the next request out of the lane: its slot, call and length. Believes nothing that the client wrote.
+    /// Takes the next request out of the lane. Returns its slot, call number and length. Trusts nothing that the client
+    /// wrote.
     #[inline]
     fn take<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,
         queue_depth: u32,
-    ) -> Result<Option<(u32, CallNumber, usize)>, Nonsense> {
+    ) -> Result<Option<(u32, CallNumber, usize)>, Violation> {
         let (number, call) = (self.cursor.slot, self.cursor.call);
         let slot = self.lane.slot(number);
-        let Some(request) = lane::requested(slot.word(), call) else { return Ok(None) };
+        let Some(request) = lane::parse_request(slot.word(), call) else { return Ok(None) };
         if self.unanswered == queue_depth
-            || !Req::receive(inbox, request.len, |place| slot.get(place))
+            || !Req::receive(inbox, request.len, |buffer| slot.read(buffer))
             || !self.cursor.advance(request.next, self.lane.slots())
         {
-            return Err(Nonsense);
+            return Err(Violation);
         }
         self.unanswered += 1;
         Ok(Some((number as u32, call, request.len)))
     }
 
     #[inline]
-    fn reply(&mut self, ticket: Ticket, answer: &[u8], limit: usize) -> Result<(), ReplyError<Ticket>> {
-        if answer.len() > limit {
-            return Err(ReplyError::TooLong { ticket, len: answer.len(), limit });
+    fn reply(&mut self, ticket: Ticket, response: &[u8], limit: usize) -> Result<(), ReplyError<Ticket>> {
+        if response.len() > limit {
+            return Err(ReplyError::TooLong { ticket, len: response.len(), limit });
         }
-        self.lane.slot(ticket.slot as usize).put(answer);
-        self.answered(ticket, answer.len());
+        self.lane.slot(ticket.slot as usize).write(response);
+        self.publish_response(ticket, response.len());
         Ok(())
     }
 
-    /// The answer is in its slot.
+    /// Makes the response visible that was written into the slot.
     #[inline(always)]
-    fn answered(&mut self, ticket: Ticket, len: usize) {
-        lane::answer(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
+    fn publish_response(&mut self, ticket: Ticket, len: usize) {
+        lane::publish_response(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
         self.unanswered -= 1;
         self.lane.parker().notify();
     }
 }
 
 impl Core {
-    fn connected(&self) -> impl Iterator<Item = &Connected> {
-        self.present.iter().filter_map(|index| self.clients[*index as usize].client.as_ref())
+    fn connected_clients(&self) -> impl Iterator<Item = &ConnectedClient> {
+        self.connected.iter().filter_map(|index| self.clients[*index as usize].client.as_ref())
     }
 
     #[inline]
-    fn poll(&mut self, mut looked_at: impl FnMut(&Connected, u32) -> bool) -> usize {
+    fn poll(&mut self, mut should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
         self.begin_round();
         self.left_in_turn = self.queue_depth;
         self.round = self.round.wrapping_add(1);
-        for index in &self.present {
+        for index in &self.connected {
             let Some(client) = &mut self.clients[*index as usize].client else { continue };
-            if !looked_at(client, self.round) {
+            if !should_check(client, self.round) {
                 continue;
             }
-            if client.is_waiting() {
+            if client.has_request() {
                 client.skip = 1;
                 self.ready.push(*index);
             } else {
@@ -448,7 +464,7 @@ impl Core {
     #[inline]
     fn begin_round(&mut self) {
         if self.registry.version() != self.seen_version {
-            self.learn();
+            self.apply_client_changes();
         }
         self.ready.clear();
         self.turn = 0;
@@ -456,12 +472,12 @@ impl Core {
 
     #[inline]
     fn end_round(&mut self, found: bool) {
-        if !found && core::mem::take(&mut self.had_some) {
-            for _ in 0..CATCH_UP_PAUSES {
+        if !found && core::mem::take(&mut self.found_requests) {
+            for _ in 0..PAUSES_AFTER_BURST {
                 core::hint::spin_loop();
             }
         }
-        self.had_some |= found;
+        self.found_requests |= found;
     }
 
     #[inline]
@@ -471,57 +487,57 @@ impl Core {
     }
 
     #[inline]
-    fn reply(&mut self, ticket: Ticket, answer: &[u8]) -> Result<(), ReplyError<Ticket>> {
+    fn reply(&mut self, ticket: Ticket, response: &[u8]) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::WrongServer(ticket));
         }
-        let Entry { key, client } = &mut self.clients[ticket.client.index() as usize];
+        let ClientEntry { key, client } = &mut self.clients[ticket.client.index() as usize];
         match client {
-            Some(client) if *key == ticket.client => client.reply(ticket, answer, self.response_limit),
+            Some(client) if *key == ticket.client => client.reply(ticket, response, self.response_limit),
             _ => Err(ReplyError::ClientGone),
         }
     }
 
-    /// Hears who came and went.
+    /// Adds and removes the clients that the watcher thread has admitted and removed.
     #[cold]
-    fn learn(&mut self) {
+    fn apply_client_changes(&mut self) {
         self.seen_version = self.registry.version();
-        let (arrived, left) = self.registry.take_changes();
-        for id in left {
-            let index = self.present.iter().copied().find(|index| {
+        let (connected, disconnected) = self.registry.take_changes();
+        for id in disconnected {
+            let index = self.connected.iter().copied().find(|index| {
                 self.clients[*index as usize].client.as_ref().is_some_and(|client| client.id == id)
             });
             if let Some(index) = index {
                 self.remove(index);
             }
         }
-        for (id, lane) in arrived {
-            let client = Connected { id, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
+        for (id, lane) in connected {
+            let client = ConnectedClient { id, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
             let free = self.clients.iter().position(|entry| entry.client.is_none());
             let index = free.unwrap_or(self.clients.len());
             match self.clients.get_mut(index) {
-                Some(entry) => *entry = Entry { key: entry.key.next(), client: Some(client) },
+                Some(entry) => *entry = ClientEntry { key: entry.key.next(), client: Some(client) },
                 None => {
                     let key = ClientKey::first(index as u32);
-                    self.clients.push(Entry { key, client: Some(client) });
+                    self.clients.push(ClientEntry { key, client: Some(client) });
                 }
             }
-            self.present.push(index as u32);
+            self.connected.push(index as u32);
             self.counters.connects += 1;
         }
-        // So that polling never allocates.
+        // Reserve here, so that polling never allocates.
         self.ready.clear();
-        self.ready.reserve(self.present.len());
+        self.ready.reserve(self.connected.len());
     }
 
     fn remove(&mut self, index: u32) {
         self.clients[index as usize].client = None;
-        self.present.retain(|present| *present != index);
+        self.connected.retain(|connected| *connected != index);
         self.counters.disconnects += 1;
     }
 
     #[cold]
-    fn cut_off(&mut self, index: u32) {
+    fn disconnect_violator(&mut self, index: u32) {
         if let Some(client) = &self.clients[index as usize].client {
             self.listener.disconnect(client.id);
             self.counters.violations += 1;

@@ -1,27 +1,27 @@
-//! Copying in and out of memory that another process, or a NIC, may touch at the same moment.
+//! Copies in and out of memory that another process, or a NIC, may access at the same time.
 //!
-//! A plain `memcpy` on such memory is a data race. On x86-64 the copies here are instructions inside `asm!`, about which
-//! the compiler may assume nothing; elsewhere they are relaxed atomic accesses. A concurrent writer makes the bytes an
-//! arbitrary mixture, never undefined behaviour.
+//! A plain `memcpy` on such memory is a data race. On x86-64 the copies here are instructions inside `asm!`, about which the
+//! compiler can assume nothing; elsewhere they are relaxed atomic accesses. With a concurrent writer the bytes are an
+//! arbitrary mixture of old and new, but there is no undefined behaviour.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Copies `len` bytes between memories of which either may be shared.
+/// Copies `len` bytes. Source and destination may both be shared memory.
 ///
 /// # Safety
 ///
 /// `from..from + len` is valid for reads and `to..to + len` for writes; they do not overlap.
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise is the one each of these asks for.
+    // SAFETY: the requirements are the same as those of this function.
     unsafe { arch::copy(from, to, len) }
 }
 
-/// From here on [`copy`] is used: its setting up is worth it.
+/// Longer copies use [`copy`], whose setup then pays off.
 const SMALL: usize = 128;
 
-/// Copies private bytes into shared words. Small ones go word by word, from where the program has them, often registers:
-/// a load that spans several recent stores would wait until all of those have left the processor.
+/// Copies private bytes into shared words. Small copies go word by word, because the program often has the words in
+/// registers or has just stored them: a wider load that spans several recent stores would have to wait for all of them.
 ///
 /// # Safety
 ///
@@ -30,13 +30,13 @@ const SMALL: usize = 128;
 #[inline(always)]
 pub(crate) unsafe fn copy_in(from: &[u8], to: *mut u8) {
     if from.len() > SMALL {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { copy(from.as_ptr(), to, from.len()) };
         return;
     }
     let (words, rest) = from.as_chunks::<8>();
     for (i, word) in words.iter().enumerate() {
-        // SAFETY: inside what the caller vouches for, and aligned.
+        // SAFETY: inside the range that the caller guarantees, and aligned.
         unsafe { AtomicU64::from_ptr(to.add(8 * i).cast()) }.store(u64::from_ne_bytes(*word), Relaxed);
     }
     if !rest.is_empty() {
@@ -57,7 +57,7 @@ pub(crate) unsafe fn copy_in(from: &[u8], to: *mut u8) {
 #[inline(always)]
 pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     if to.len() > SMALL {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { copy(from, to.as_mut_ptr(), to.len()) };
         return;
     }
@@ -65,7 +65,7 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     let (words, rest) = to.as_chunks_mut::<8>();
     let whole = words.len();
     for (i, word) in words.iter_mut().enumerate() {
-        // SAFETY: inside what the caller vouches for, and aligned.
+        // SAFETY: inside the range that the caller guarantees, and aligned.
         *word = unsafe { AtomicU64::from_ptr(from.add(8 * i).cast()) }.load(Relaxed).to_ne_bytes();
     }
     if !rest.is_empty() {
@@ -75,7 +75,7 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     }
 }
 
-/// Stores a few bytes into shared memory, as few words of 8, 4 and 1 bytes as they make.
+/// Stores `N` bytes into shared memory, with as few stores of 8, 4 and 1 bytes as possible.
 ///
 /// # Safety
 ///
@@ -84,7 +84,7 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
 pub(crate) unsafe fn store<const N: usize>(bytes: &[u8; N], to: *mut u8) {
     let (words, rest) = bytes.as_chunks::<8>();
     let (halves, singles) = rest.as_chunks::<4>();
-    // SAFETY: every access is inside the `N` bytes that the caller vouches for, and aligned.
+    // SAFETY: every access is inside the `N` bytes that the caller guarantees, and aligned.
     unsafe {
         for (i, word) in words.iter().enumerate() {
             AtomicU64::from_ptr(to.add(8 * i).cast()).store(u64::from_ne_bytes(*word), Relaxed);
@@ -100,7 +100,7 @@ pub(crate) unsafe fn store<const N: usize>(bytes: &[u8; N], to: *mut u8) {
     }
 }
 
-/// Loads a few bytes from shared memory, as [`store`] stores them.
+/// Loads `N` bytes from shared memory, in the same pieces as [`store`].
 ///
 /// # Safety
 ///
@@ -132,18 +132,18 @@ pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> [u8; N] {
 mod arch {
     use core::arch::asm;
 
-    /// From here on the string instruction beats a loop of moves.
+    /// From this length on the string instruction is faster than a loop of moves.
     const LONG: usize = 1024;
 
-    /// One piece through a register.
+    /// Defines a function that copies one piece through a register.
     macro_rules! piece {
         ($name:ident, $class:ident, $load:literal, $store:literal) => {
             /// # Safety
             ///
-            /// The piece at `offset` is inside both memories.
+            /// The piece at `offset` is inside both ranges.
             #[inline(always)]
             unsafe fn $name(from: *const u8, to: *mut u8, offset: usize) {
-                // SAFETY: reads and writes one piece that the caller vouches for; flags and stack are untouched.
+                // SAFETY: reads and writes one piece that the caller guarantees; flags and stack are not touched.
                 unsafe {
                     asm!($load, $store, f = in(reg) from.add(offset), t = in(reg) to.add(offset), v = out($class) _,
                          options(nostack, preserves_flags));
@@ -162,9 +162,9 @@ mod arch {
     /// As for [`super::copy`].
     #[inline]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // Lengths that are no multiple of a piece end with a piece that overlaps the one before: it writes the same
-        // bytes again. Every offset below is at most `len` minus the size of its piece.
-        // SAFETY: so every piece is inside what the caller vouches for.
+        // If the length is not a multiple of the piece, the last piece overlaps the one before, and writes the same bytes
+        // again. Every offset below is at most `len` minus the size of its piece.
+        // SAFETY: so every piece is inside the ranges that the caller guarantees.
         unsafe {
             if len >= LONG {
                 asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
@@ -225,9 +225,9 @@ mod arch {
 
     /// # Safety
     ///
-    /// `offset` is inside both memories.
+    /// `offset` is inside both ranges.
     unsafe fn byte(from: *const u8, to: *mut u8, offset: usize) {
-        // SAFETY: the caller's promise; bytes are always aligned.
+        // SAFETY: the caller guarantees it; bytes are always aligned.
         unsafe {
             let value = AtomicU8::from_ptr(from.add(offset).cast_mut()).load(Relaxed);
             AtomicU8::from_ptr(to.add(offset)).store(value, Relaxed);
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_bytes_in_and_out() {
+    fn store_and_load_keep_the_bytes() {
         fn check<const N: usize>() {
             let mut shared = [0xAAAA_AAAA_AAAA_AAAAu64; 6];
             let bytes: [u8; N] = core::array::from_fn(|i| i as u8 + 1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn small_and_large_in_and_out() {
+    fn copy_in_and_copy_out_keep_the_bytes() {
         let from: Vec<u8> = (0..300u32).map(|i| (i * 7 + 3) as u8).collect();
         for len in 0..300 {
             let mut shared = [0xAAAA_AAAA_AAAA_AAAAu64; 40];
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_and_alignment() {
+    fn copy_works_for_every_length_and_alignment() {
         let from: Vec<u8> = (0..2100u32).map(|i| (i * 7 + 3) as u8).collect();
         for len in (0..70).chain([127, 128, 511, 1000, 1023, 1024, 1025, 2048]) {
             for shift in 0..9 {

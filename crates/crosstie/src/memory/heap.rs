@@ -1,16 +1,16 @@
-//! Handing out ranges of a segment.
+//! Allocation of ranges in a segment.
 
 use std::collections::BTreeMap;
 
-/// Ranges are multiples of this.
+/// All ranges are multiples of this size.
 pub(crate) const PAGE: u64 = 4096;
 /// Ranges of at least this many bytes are aligned to it, so that huge pages can back them.
 const HUGE: u64 = 2 << 20;
 
-/// A first-fit allocator of offsets. It knows nothing of the memory behind them.
+/// A first-fit allocator of offsets. It does not access the memory itself.
 #[derive(Debug)]
 pub(crate) struct Heap {
-    /// Free ranges by start; neighbours are always merged.
+    /// Free ranges: start and length. Adjacent ranges are always merged.
     free: BTreeMap<u64, u64>,
 }
 
@@ -21,7 +21,7 @@ impl Heap {
         Heap { free: BTreeMap::from([(start, end - start)]) }
     }
 
-    /// A range of at least `len` bytes, rounded up to pages, or nothing if none is large enough.
+    /// Allocates at least `len` bytes, rounded up to pages. Returns start and length, or None if no free range is large enough.
     pub(crate) fn allocate(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
         let align = if len >= HUGE { HUGE } else { PAGE };
@@ -39,7 +39,7 @@ impl Heap {
         Some((at, len))
     }
 
-    /// Gives a range back, exactly as [`Heap::allocate`] returned it.
+    /// Frees a range, exactly as [`Heap::allocate`] returned it.
     pub(crate) fn free(&mut self, at: u64, len: u64) {
         let (mut at, mut len) = (at, len);
         if let Some((&before, &room)) = self.free.range(..at).next_back() {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_do_not_overlap_and_merge_again() {
+    fn ranges_do_not_overlap_and_merge_when_freed() {
         let mut heap = Heap::new(PAGE, PAGE + (64 << 20));
         let mut seed = 12345u64;
         let mut held: Vec<(u64, u64)> = Vec::new();

@@ -1,4 +1,5 @@
-//! Memory that others touch too: shared segments, what is laid out in them, and copying in and out.
+//! Memory that other processes access, too: shared segments ([`segment`]), allocation in them ([`heap`]), race-tolerant copies
+//! in and out ([`copy`]), and cache hints ([`prefetch`]).
 
 pub(crate) mod copy;
 pub(crate) mod heap;

@@ -1,10 +1,10 @@
-//! Asking for a cache line before it is needed.
+//! Cache hints: requesting a cache line before it is needed.
 
-/// Brings the line of `target` here for writing. A hint: it changes nothing but time.
+/// Prefetches the cache line of `target` for writing. A hint: it only affects speed.
 #[inline(always)]
 pub(crate) fn for_write<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads and writes nothing that the program can see, and faults on no address.
+    // SAFETY: a prefetch has no effect that the program can see, and does not fault on any address.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) target, options(nostack, preserves_flags));
     }
@@ -12,7 +12,7 @@ pub(crate) fn for_write<T>(target: *const T) {
     let _: *const T = target;
 }
 
-/// Brings the line of `target` here for reading. A hint, as above.
+/// Prefetches the cache line of `target` for reading. A hint, as above.
 #[inline(always)]
 pub(crate) fn for_read<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -24,11 +24,11 @@ pub(crate) fn for_read<T>(target: *const T) {
     let _: *const T = target;
 }
 
-/// Pushes the line of `target` towards the caches that other cores share. A hint, as above.
+/// Moves the cache line of `target` towards the caches that all cores share. A hint, as above.
 #[inline(always)]
 pub(crate) fn demote<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above; processors that do not know it take it for no operation.
+    // SAFETY: as above; processors without this instruction execute it as a no-op.
     unsafe {
         core::arch::asm!("cldemote [{}]", in(reg) target, options(nostack, preserves_flags));
     }

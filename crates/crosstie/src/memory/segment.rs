@@ -1,8 +1,8 @@
 //! Shared segments: anonymous memory that several processes map.
 //!
-//! A segment is a memfd. It has no name in any file system, so nothing is left behind however its users die; it is sealed
-//! against resizing, so that no user can make another's access fault. What lies in it is reached through [`Shared`]
-//! types: made of atomics only, for which any bytes are a value.
+//! A segment is a memfd. It has no name in any file system, so nothing is left behind however its users end. It is sealed
+//! against resizing, so no process can make an access of another one fault. Its contents are accessed through [`Shared`]
+//! types, which consist of atomics only, so that any bytes are a valid value.
 
 use core::any::type_name;
 use core::fmt;
@@ -16,19 +16,18 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Types that may lie in memory which other processes write.
+/// Types that may be placed in memory that other processes write.
 ///
 /// # Safety
 ///
-/// Any bit pattern is a valid value, there is no padding to protect, all state is inside atomics, and the alignment is at
-/// most a page.
+/// Any bit pattern is a valid value, padding is never read, all state is in atomics, and the alignment is at most a page.
 pub(crate) unsafe trait Shared {}
 
 // SAFETY: an atomic integer is valid for any bits.
 unsafe impl Shared for AtomicU64 {}
 // SAFETY: an atomic integer is valid for any bits.
 unsafe impl Shared for AtomicU32 {}
-// SAFETY: an array of such.
+// SAFETY: an array of such types.
 unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
 
 /// A mapped segment.
@@ -39,7 +38,7 @@ pub(crate) struct Segment {
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to no thread; everything in it is reached through atomics or copies that tolerate races.
+// SAFETY: the mapping is not bound to a thread. All access is through atomics or copies that tolerate races.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -47,7 +46,7 @@ unsafe impl Sync for Segment {}
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Segment {
-    /// A new segment of zeros. Pages cost memory when first touched.
+    /// Creates a segment of zeros. The kernel allocates a page when it is first touched.
     pub(crate) fn create(len: u64) -> io::Result<Segment> {
         let fd = rustix::fs::memfd_create("crosstie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, len)?;
@@ -55,14 +54,14 @@ impl Segment {
         Segment::map(fd, len)
     }
 
-    /// Maps a segment that somebody else created. Its size must be `len` and sealed.
+    /// Maps a segment that another process created. Its size must be `len`, and it must be sealed.
     pub(crate) fn open(fd: OwnedFd, len: u64) -> io::Result<Segment> {
         let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
         let size = rustix::fs::fstat(&fd)?.st_size;
         if !sealed || u64::try_from(size) != Ok(len) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the peer's segment has another size, or no seals",
+                "the segment of the peer has the wrong size, or is not sealed",
             ));
         }
         Segment::map(fd, len)
@@ -71,29 +70,29 @@ impl Segment {
     fn map(fd: OwnedFd, len: u64) -> io::Result<Segment> {
         let size = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing object.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing object.
         let base = unsafe {
             rustix::mm::mmap(core::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let segment = Segment { base, len, fd };
-        // A forked child must not take part in what its parent's devices do.
-        // SAFETY: advice on our own mapping; it changes what a fork copies and nothing here.
+        // A forked child must not access the memory of its parent's devices.
+        // SAFETY: advice on our own mapping; it affects only what a fork copies.
         unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork)? };
         Ok(segment)
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The file behind it, for handing to a peer.
+    /// The memfd, to hand over to a peer.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The address of `len` bytes at `offset`, if they are inside.
+    /// The address of `len` bytes at `offset`, if they are inside of the segment.
     #[inline]
     pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len)?;
@@ -101,16 +100,16 @@ impl Segment {
         (end <= self.len).then(|| unsafe { self.base.add(offset as usize) })
     }
 
-    /// Lets huge pages back a range, where the system has any to give.
+    /// Asks the kernel to use huge pages for a range.
     pub(crate) fn advise_huge(&self, offset: u64, len: u64) {
         if let Some(start) = self.bytes(offset, len) {
             // SAFETY: advice on our own mapping; it changes no contents.
-            // Refusal (no huge pages configured) costs speed only, so it is not an error.
+            // A failure (no huge pages configured) only costs speed, so it is ignored.
             unsafe { rustix::mm::madvise(start.as_ptr().cast(), len as usize, Advice::LinuxHugepage) }.ok();
         }
     }
 
-    /// Gives a range's pages back to the system; it reads as zeros again, in every process.
+    /// Frees the pages of a range. It then reads as zeros in every process.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         rustix::fs::fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?;
         Ok(())
@@ -137,7 +136,7 @@ unsafe impl<T> Send for SharedRef<T> {}
 unsafe impl<T> Sync for SharedRef<T> {}
 
 impl<T: Shared> SharedRef<T> {
-    /// The `T` at `offset`, if there can be one.
+    /// The `T` at `offset`. None if it is not inside of the segment or not aligned.
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64) -> Option<SharedRef<T>> {
         let at = segment.bytes(offset, size_of::<T>() as u64)?.cast::<T>();
         at.is_aligned().then(|| SharedRef { at, segment: segment.clone() })
@@ -172,14 +171,14 @@ unsafe impl<T> Send for SharedSlice<T> {}
 unsafe impl<T> Sync for SharedSlice<T> {}
 
 impl<T: Shared> SharedSlice<T> {
-    /// The `len` elements at `offset`, if there can be such.
+    /// The `len` elements at `offset`. None if they are not inside of the segment or not aligned.
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
         let size = (len as u64).checked_mul(size_of::<T>() as u64)?;
         let first = segment.bytes(offset, size)?.cast::<T>();
         first.is_aligned().then(|| SharedSlice { first, len, segment: segment.clone() })
     }
 
-    /// Elements.
+    /// The number of elements.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len

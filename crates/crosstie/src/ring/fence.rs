@@ -1,36 +1,47 @@
-//! A barrier that costs one side nothing: the frequent side issues a [`light`] one, the rare side a [`heavy`] one.
+//! An asymmetric memory barrier: the frequent side pays nothing and uses [`light`], the rare side pays a system call and uses
+//! [`heavy`].
 //!
-//! Store-then-load on both sides, with a light barrier between on one and a heavy one on the other, works as with two full
-//! fences: at least one of the two sees the other's store. The heavy one is the system call `membarrier`, which makes
-//! every running thread of every process that [registered](register) pass a full fence.
+//! ```text
+//!  frequent side        rare side
+//!  store A              store B
+//!  light()              heavy()
+//!  load B               load A
+//! ```
+//!
+//! This works as with two full fences: at least one side sees the store of the other. The heavy barrier is the system call
+//! `membarrier`, which makes every running thread of every [registered](register) process execute a full fence.
 
 #[cfg(not(all(test, loom)))]
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Makes this process one that [`heavy`] barriers reach. Needed once, before the first [`light`] one.
+/// Registers this process, so that [`heavy`] barriers of all processes reach it. Needed once, before the first [`light`]
+/// barrier.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn register() -> std::io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterGlobalExpedited)?)
 }
 
-/// The frequent side's barrier: keeps the compiler from moving the load before the store.
+/// The barrier of the frequent side: keeps the compiler from moving the load before the store.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn light() {
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
 }
 
-/// The rare side's barrier.
+/// The barrier of the rare side.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn heavy() {
-    // It worked when this process registered; only a sandbox that was put on since could refuse both forms, and to go on
-    // without the barrier would be to corrupt memory now and then.
+    // `membarrier` worked when this process registered. Only a sandbox that was set up since can refuse both forms. To
+    // continue without the barrier would corrupt memory now and then, so this panics.
     let passed =
         membarrier(MembarrierCommand::GlobalExpedited).or_else(|_| membarrier(MembarrierCommand::Global));
-    assert!(passed.is_ok(), "membarrier worked before and is refused now");
+    assert!(
+        passed.is_ok(),
+        "membarrier was allowed when this process registered, and is refused now: allow the system call"
+    );
 }
 
-// Loom knows no such pair: it gets full fences on both sides.
+// Loom has no asymmetric barrier: it gets full fences on both sides.
 
 #[cfg(all(test, loom))]
 pub(crate) fn register() -> std::io::Result<()> {

@@ -1,7 +1,8 @@
-//! Rings and lanes in memory that outlives its writers: many write and one reads ([`reservation`]), or one calls and one
-//! answers ([`lane`], [`call_table`]).
+//! Lock-free queues in shared memory, whose writers may die at any instruction: an MPSC ring ([`reservation`]), and an SPSC
+//! lane of request-response slots ([`lane`]) with the caller's table of calls in flight ([`call_table`]).
 //!
-//! What is here is generic over the words it works on ([`Word`]), so that loom checks the very code that ships.
+//! The code is generic over its atomic words ([`Word`]), so that loom checks the same code that ships. [`fence`] is the
+//! asymmetric memory barrier that the other modules use.
 
 pub(crate) mod call_table;
 pub(crate) mod fence;

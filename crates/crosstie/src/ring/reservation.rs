@@ -1,44 +1,47 @@
-//! Reserving places in a ring that many processes write, so that the death of one stalls nobody.
+//! Reserving positions in an MPSC ring whose producers are processes that may die: the death of one does not stall the
+//! ring.
 //!
 //! A ring of `depth` slots has a `head` (the next free position, counted without wrapping) that producers advance, and a
 //! `consumed` count that its one consumer advances. Each slot holds a sequence number: `position + 1` once the slot is
-//! published. Beside these every producer owns one *claim*, a word that nobody else writes while it lives:
+//! published. Each producer also owns a *claim*: a word that nobody else writes while the producer lives.
 //!
 //! ```text
-//!  producer                                 consumer                healer (when a producer has died)
-//!  claim = p          (announce)            slot[p].seq == p+1 ?    p = claim of the dead
+//!  producer                                 consumer                recovery (when a producer has died)
+//!  claim = p          (announce)            slot[p].seq == p+1 ?    p = claim of the dead producer
 //!  head: p -> p+1     (reserve, CAS)        read slot               head > p ?
 //!  write slot[p]                            consumed = p+1          no live claim == p ?
-//!  slot[p].seq = p+1  (publish)                                     slot[p].seq != p+1 ?  then p is void:
-//!  claim = IDLE       (settle)                                      write a void entry, publish it
+//!  slot[p].seq = p+1  (publish)                                     slot[p].seq != p+1 ?  then p is abandoned:
+//!  claim = IDLE       (clear_claim)                                 skip it, or publish an empty entry
 //! ```
 //!
-//! A ring with one producer needs no compare-and-swap, whose price is that all earlier stores must have left the
-//! processor first. So a ring has a *mode*: [`EXCLUSIVE`] as long as one producer uses it, else [`SHARED`]; the owner of the
-//! ring changes it with [`switch_to_shared`] before it lets a second one in, and may store [`EXCLUSIVE`] again, with Release, when all
-//! producers but one are known to be gone.
+//! A ring with one producer needs no compare-and-swap, which is expensive: the processor must first complete all earlier
+//! stores. So a ring has a *mode*: [`EXCLUSIVE`] while one producer uses it, otherwise [`SHARED`]. The owner of the ring
+//! calls [`switch_to_shared`] before it admits a second producer. It may store [`EXCLUSIVE`] again, with Release, when it
+//! knows that all producers but one are gone.
 //!
-//! **Promise.** If a producer dies between reserving and publishing, [`is_abandoned`] recognises its position, and never one
-//! that a live producer may still write. Why it is safe: a producer's claim equals `p` from before its reservation of `p`
-//! until after its publication. Whoever sees `head > p` sees that claim, or a later one of the same producer, which is
-//! stored after publication. So with `head > p`, no live claim equal to `p` and, read after that, no publication of
-//! `p`, nobody alive owns `p`.
+//! **Promise.** If a producer dies between reserving and publishing, [`is_abandoned`] recognises its position. It never
+//! reports a position that a live producer may still write.
+//!
+//! Why this is safe: the claim of a producer equals `p` from before its reservation of `p` until after its publication of
+//! `p`. A thread that sees `head > p` sees that claim, or a later value of it, which the producer stored after the
+//! publication. So if `head > p`, no live claim equals `p` and, read after that, `p` is not published, then no live
+//! producer owns `p`.
 
 use core::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
 use super::{Word, fence};
 
-/// Value of a claim whose producer is not reserving.
+/// The value of a claim while its producer is not reserving.
 pub(crate) const IDLE: u64 = u64::MAX;
 
-/// Mode of a ring that any number of producers use.
+/// The mode of a ring with any number of producers.
 pub(crate) const SHARED: u64 = 0;
-/// Mode of a ring that one producer uses.
+/// The mode of a ring with one producer.
 pub(crate) const EXCLUSIVE: u64 = 1;
 
-/// Reserves the next position, or says that there is no room at it.
+/// Reserves the next position. None if `has_room` returns false for it.
 ///
-/// `has_room` is asked for the position about to be taken. The claim stays set until [`clear_claim`].
+/// The claim stays set until [`clear_claim`].
 #[inline]
 pub(crate) fn reserve<W: Word, C: Word>(
     head: &W,
@@ -46,10 +49,10 @@ pub(crate) fn reserve<W: Word, C: Word>(
     claim: &C,
     has_room: impl FnMut(u64) -> bool,
 ) -> Option<u64> {
-    // Release, partner: the Acquire load of `head` in `is_abandoned`. It makes the claim visible to whoever sees the
-    // reservation; later reservations by others continue the release sequence.
-    // Acquire, partner: the Release store of EXCLUSIVE by the owner. It makes the last reservations of those who are gone
-    // visible to the one who is left.
+    // Release, partner: the Acquire load of `head` in `is_abandoned`. It makes the claim visible to every thread that sees
+    // the reservation; later reservations by other producers continue the release sequence.
+    // Acquire, partner: the Release store of EXCLUSIVE by the owner. It makes the last reservations of the producers that
+    // are gone visible to the remaining one.
     reserve_ordered(head, mode, claim, has_room, (Release, Acquire), fence::light)
 }
 
@@ -65,15 +68,16 @@ fn reserve_ordered<W: Word, C: Word>(
     let mut position = head.load(Relaxed);
     loop {
         if !has_room(position) {
-            // Release: not needed for safety (nothing was published), but keeps the one rule "IDLE comes last".
+            // Release is not needed for safety here (nothing was published), but keeps one rule: IDLE is stored last.
             claim.store(IDLE, Release);
             return None;
         }
         claim.store(position, Relaxed);
-        // Claim before mode: `switch_to_shared` stores the mode, passes a heavy barrier and waits for the claim.
+        // Orders the claim before the load of the mode. `switch_to_shared` stores the mode, executes a heavy barrier, and
+        // then waits for the claim.
         light_fence();
         if mode.load(mode_order) == EXCLUSIVE {
-            // The others may have reserved after our look at `head`, and before they were gone.
+            // Other producers may have reserved after our load of `head`, before they ended.
             let current = head.load(Relaxed);
             if current == position {
                 head.store(position.wrapping_add(1), order);
@@ -89,8 +93,8 @@ fn reserve_ordered<W: Word, C: Word>(
     }
 }
 
-/// Makes a ring fit for a second producer. `has_left_reserve` is asked until the present one, if it was inside [`reserve`], is no
-/// longer: its claim changed, or it is dead.
+/// Prepares a ring for a second producer. Waits until `has_left_reserve` returns true: the present producer, if it was
+/// inside [`reserve`], has changed its claim since, or is dead.
 pub(crate) fn switch_to_shared<W: Word>(mode: &W, mut has_left_reserve: impl FnMut() -> bool) {
     mode.store(SHARED, Relaxed);
     fence::heavy();
@@ -109,26 +113,26 @@ fn pause() {
     loom::thread::yield_now();
 }
 
-/// Whether a ring of `depth` has room at a position, of which those before `consumed` have been read.
+/// Whether a ring of `depth` slots has room at `position`, if the consumer has read all positions below `consumed`.
 ///
-/// A producer that was held up may ask about a position that others have reserved and the consumer has read meanwhile. It
-/// is not to be told that the ring is full: its reservation fails, and it asks again.
+/// A producer that was preempted may ask about a position that others have reserved and the consumer has read in the
+/// meantime. Then the result is true: the reservation fails anyway, and the producer tries the next position.
 #[inline]
 pub(crate) fn has_room(position: u64, consumed: u64, depth: u64) -> bool {
     (position.wrapping_sub(consumed) as i64) < depth as i64
 }
 
-/// Ends a reservation whose slot has been published.
+/// Clears the claim, after the slot has been published.
 #[inline]
 pub(crate) fn clear_claim<C: Word>(claim: &C) {
-    // Release, partner: the Acquire load of claims in `is_abandoned`. Whoever sees IDLE sees the publication before it.
+    // Release, partner: the Acquire load of claims in `is_abandoned`. A thread that sees IDLE sees the publication before it.
     claim.store(IDLE, Release);
 }
 
-/// Whether `position` was reserved by somebody dead and will never be published.
+/// Whether `position` was reserved by a dead producer, and so will never be published.
 ///
-/// `live_claims` are the claims of every producer that may still run. `published` is asked last. A `false` may become
-/// `true` later (a live producer may be about to move on), a `true` is final.
+/// `live_claims` are the claims of all producers that may still run. `published` is called last. False may become true
+/// later, when a live producer changes its claim; true is final.
 pub(crate) fn is_abandoned<'a, W: Word, C: Word + 'a>(
     head: &W,
     position: u64,
@@ -147,9 +151,9 @@ mod tests {
     use super::has_room;
 
     #[test]
-    fn a_ring_is_full_when_it_is_and_not_for_those_who_come_late() {
+    fn ring_is_full_at_its_depth_but_not_for_positions_already_read() {
         assert!(has_room(0, 0, 4) && has_room(3, 0, 4) && !has_room(4, 0, 4));
-        assert!(has_room(10, 12, 4), "read already: somebody else took it");
+        assert!(has_room(10, 12, 4), "the consumer has read it already");
         assert!(has_room(u64::MAX, u64::MAX - 3, 4) && !has_room(0, u64::MAX - 3, 4));
     }
 }
@@ -193,30 +197,30 @@ mod loom_tests {
             &self.slots[(position % DEPTH) as usize]
         }
 
-        /// Reserves in a shared ring without the light fence: that is for changes of mode, and as the full fence which
-        /// loom makes of it it would hide a wrong order.
+        /// Reserves in a shared ring without the light barrier. That barrier is for changes of the mode; under loom it is a
+        /// full fence, which would hide a wrong ordering.
         fn reserve(&self, producer: usize, order: Ordering) -> u64 {
             let orders = (order, Acquire);
             reserve_ordered(&self.head, &self.mode, &self.claims[producer], |_| true, orders, || ()).unwrap()
         }
 
         fn publish(&self, position: u64, value: u64) {
-            // SAFETY: the position is reserved by, or healed for, this thread alone; loom checks that claim.
+            // SAFETY: only this thread has reserved the position, or recovers it; loom checks that claim.
             self.slot(position).value.with_mut(|v| unsafe { *v = value });
             self.slot(position).seq.store(position + 1, Release);
         }
 
-        /// Reads a published value; loom reports a race if the publication does not order it.
+        /// Reads a published value. Loom reports a race if the publication does not order it.
         fn read(&self, position: u64) -> Option<u64> {
             (self.slot(position).seq.load(Acquire) == position + 1)
-                // SAFETY: published slots are no longer written in this test.
+                // SAFETY: published slots are not written any more in this test.
                 .then(|| self.slot(position).value.with(|v| unsafe { *v }))
         }
     }
 
-    const VOID: u64 = 99;
+    const EMPTY_ENTRY: u64 = 99;
 
-    /// Where a producer dies.
+    /// The point at which a producer dies.
     #[derive(Clone, Copy, PartialEq)]
     enum Death {
         BeforeAnnouncing,
@@ -225,17 +229,17 @@ mod loom_tests {
         Published,
     }
 
-    /// Orderings of the survivor; the shipped ones, or one weakened.
+    /// The orderings of the surviving producer: the real ones, or one of them weakened.
     #[derive(Clone, Copy)]
     struct Orders {
         reserve: Ordering,
-        settle: Ordering,
+        clear_claim: Ordering,
     }
 
-    const SHIPPED: Orders = Orders { reserve: Release, settle: Release };
+    const REAL: Orders = Orders { reserve: Release, clear_claim: Release };
 
-    /// Producer 0 lives, producer 1 dies; a healer voids what it left. Every reserved position ends up published exactly
-    /// once, the survivor's value among them.
+    /// Producer 0 survives, producer 1 dies, and a recovery publishes an empty entry at the position that it left. Every
+    /// reserved position must be published exactly once, and one of them holds the survivor's value.
     fn check(death: Death, orders: Orders) {
         loom::model(move || {
             let ring = Ring::new();
@@ -244,10 +248,10 @@ mod loom_tests {
                 move || {
                     let p = ring.reserve(0, orders.reserve);
                     ring.publish(p, 7);
-                    ring.claims[0].store(IDLE, orders.settle);
+                    ring.claims[0].store(IDLE, orders.clear_claim);
                 }
             });
-            let casualty = thread::spawn({
+            let dying = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     match death {
@@ -260,26 +264,27 @@ mod loom_tests {
                             }
                         }
                     }
-                    // A death is seen after everything the dead did: the kernel's notification orders it.
+                    // The notification of the kernel orders everything that the dead process did before its death is seen.
                     ring.dead.store(true, Release);
                 }
             });
-            let heal = || {
+            let recover = || {
                 let p = ring.claims[1].load(Relaxed);
                 let published = || ring.slot(p).seq.load(Acquire) == p + 1;
                 if p != IDLE && is_abandoned(&ring.head, p, [&ring.claims[0]].into_iter(), published) {
-                    ring.publish(p, VOID);
+                    ring.publish(p, EMPTY_ENTRY);
                 }
             };
             if ring.dead.load(Acquire) {
-                heal();
+                recover();
             }
             survivor.join().unwrap();
-            casualty.join().unwrap();
-            // What the first look could not decide, the second does.
-            heal();
+            dying.join().unwrap();
+            // What the first attempt could not decide, the second decides.
+            recover();
             let head = ring.head.load(Acquire);
-            let seen: Vec<u64> = (0..head).map(|p| ring.read(p).expect("a hole")).collect();
+            let seen: Vec<u64> =
+                (0..head).map(|p| ring.read(p).expect("a position that is not published")).collect();
             assert_eq!(seen.iter().filter(|v| **v == 7).count(), 1, "{seen:?}");
             assert_eq!(seen.len(), if matches!(death, Death::Reserved | Death::Published) { 2 } else { 1 });
         });
@@ -287,36 +292,37 @@ mod loom_tests {
 
     #[test]
     fn loom_death_before_announcing() {
-        check(Death::BeforeAnnouncing, SHIPPED);
+        check(Death::BeforeAnnouncing, REAL);
     }
 
     #[test]
     fn loom_death_before_reserving() {
-        check(Death::Announced, SHIPPED);
+        check(Death::Announced, REAL);
     }
 
     #[test]
     fn loom_death_between_reserving_and_publishing() {
-        check(Death::Reserved, SHIPPED);
+        check(Death::Reserved, REAL);
     }
 
     #[test]
     fn loom_death_after_publishing() {
-        check(Death::Published, SHIPPED);
+        check(Death::Published, REAL);
     }
 
-    /// A twin that must fail: with a settle that does not release, the healer takes a published slot for a hole.
+    /// A twin that must fail: if the clearing of the claim does not release, the recovery takes a published slot for an
+    /// abandoned one.
     #[test]
     #[should_panic]
-    fn loom_twin_relaxed_settle_is_caught() {
-        check(Death::Announced, Orders { settle: Relaxed, ..SHIPPED });
+    fn loom_twin_relaxed_clear_claim_is_caught() {
+        check(Death::Announced, Orders { clear_claim: Relaxed, ..REAL });
     }
 
-    /// A twin that must fail: with a reservation that does not release, the healer misses the survivor's claim.
+    /// A twin that must fail: if the reservation does not release, the recovery misses the survivor's claim.
     #[test]
     #[should_panic]
     fn loom_twin_relaxed_reservation_is_caught() {
-        check(Death::Announced, Orders { reserve: Relaxed, ..SHIPPED });
+        check(Death::Announced, Orders { reserve: Relaxed, ..REAL });
     }
 
     #[test]
@@ -342,7 +348,8 @@ mod loom_tests {
         });
     }
 
-    /// A second producer is let in while the first works without compare-and-swap. `wait` is what the owner does about it.
+    /// A second producer is admitted while the first one reserves without compare-and-swap. `wait` is what the owner does
+    /// before.
     fn second_producer(wait: impl Fn(&Ring) + Send + Sync + Copy + 'static) {
         loom::model(move || {
             let ring = Ring::new();
@@ -367,22 +374,22 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_second_producer_is_let_in() {
+    fn loom_second_producer_is_admitted_safely() {
         second_producer(|ring| switch_to_shared(&ring.mode, || ring.claims[0].load(Acquire) == IDLE));
     }
 
-    /// A twin that must fail: not waiting for the first producer's claim.
+    /// A twin that must fail: an owner that does not wait for the first producer's claim.
     #[test]
     #[should_panic]
-    fn loom_twin_impatient_owner_is_caught() {
+    fn loom_twin_owner_that_does_not_wait_is_caught() {
         second_producer(|ring| switch_to_shared(&ring.mode, || true));
     }
 
-    /// One of two producers ends, and the owner lets the other do without compare-and-swap.
+    /// One of two producers ends, and the owner lets the other one reserve without compare-and-swap.
     fn first_producer_again(mode_order: Ordering) {
         loom::model(move || {
             let ring = Ring::new();
-            let stays = thread::spawn({
+            let remaining = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let orders = (Release, mode_order);
@@ -392,7 +399,7 @@ mod loom_tests {
                     clear_claim(&ring.claims[0]);
                 }
             });
-            let leaves = thread::spawn({
+            let ending = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let p = ring.reserve(1, Release);
@@ -403,20 +410,21 @@ mod loom_tests {
             if ring.dead.load(Acquire) {
                 ring.mode.store(EXCLUSIVE, Release);
             }
-            stays.join().unwrap();
-            leaves.join().unwrap();
-            let mut seen: Vec<_> = (0..2).map(|p| ring.read(p).expect("a position taken twice")).collect();
+            remaining.join().unwrap();
+            ending.join().unwrap();
+            let mut seen: Vec<_> =
+                (0..2).map(|p| ring.read(p).expect("a position was reserved twice")).collect();
             seen.sort();
             assert_eq!(seen, [0, 1]);
         });
     }
 
     #[test]
-    fn loom_the_first_producer_is_alone_again() {
+    fn loom_remaining_producer_becomes_exclusive_safely() {
         first_producer_again(Acquire);
     }
 
-    /// A twin that must fail: without the Acquire the one who stays may miss the other's last reservation.
+    /// A twin that must fail: without the Acquire the remaining producer may miss the last reservation of the other one.
     #[test]
     #[should_panic]
     fn loom_twin_relaxed_mode_is_caught() {

@@ -1,8 +1,9 @@
-//! One atomic 64-bit word, wherever it lives.
+//! An atomic 64-bit word: the real one, or loom's.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The operations that rings need of a word. Implemented by the real atomic and, in tests under `cfg(loom)`, by loom's.
+/// The operations on a word that this module uses. Implemented by the real atomic and, in tests under `cfg(loom)`, by
+/// loom's.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);

@@ -12,8 +12,8 @@ use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cases::ring;
-use crate::ends::{doomed_notices, serve_while, stop, until};
-use crate::load::{Answering, Line, Load, PATIENCE, User, drive};
+use crate::failed_calls::{doomed_notices, serve_while, stop, until};
+use crate::load::{Answering, Line, Load, TIMEOUT, User, drive};
 use crate::side::Side;
 
 fn with_bulk(ring_bytes: usize, bulk: usize) -> EndpointConfig {
@@ -72,7 +72,7 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
             request = back;
             context.poll(|_, _| ());
         }
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
     }
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
     let most = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(1 << 14, most));
-    let (request, response) = endpoint.longest_in_ring().expect("connected");
-    assert_eq!(endpoint.longest(), Some((most, most)));
+    let (request, response) = endpoint.max_ring_lengths().expect("connected");
+    assert_eq!(endpoint.max_lengths(), Some((most, most)));
     let around = |n: usize| [n - 1, n, n + 1];
     let mut requests = [around(request), around(request - 32), around(1 << 18)].concat();
     let mut responses = [around(response), [0, 20, 21], around(1 << 18)].concat();
@@ -108,7 +108,7 @@ pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
         let answer = ask(&context, &endpoint, &bytes(*request as u64, *request), *response);
         assert!(answer == bytes(!0, *response), "{request} and {response}");
     }
-    assert_eq!(endpoint.pending(), 0);
+    assert_eq!(endpoint.pending_calls(), 0);
     let counters = context.counters();
     assert!(counters.bulk_calls > 0 && counters.bulk_calls < pairs.len() as u64, "{counters:?}");
     stop(side, &context, &endpoint);
@@ -193,7 +193,7 @@ pub(crate) fn bulk_back_pressure(side: &mut Side) {
     let context = side.context::<User>();
     let config = with_bulk(4096, if side.index == 0 { 1 << 20 } else { 1 << 18 });
     let endpoint = side.connect(&context, &config);
-    assert_eq!(endpoint.longest().map(|(request, _)| request), Some(1 << 18), "the lesser of both");
+    assert_eq!(endpoint.max_lengths().map(|(request, _)| request), Some(1 << 18), "the lesser of both");
     if side.index == 0 {
         for number in 0..4 {
             endpoint.call(&bytes(number, len), 8, (0, number)).expect("called");
@@ -287,7 +287,7 @@ pub(crate) fn bulk_calls_that_time_out(side: &mut Side) {
         let refused = endpoint.call(b"short", len, (0, 9)).expect_err("lent");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
         side.meet();
-        until(&context, || endpoint.pending() == 0, |user, _| panic!("{user:?} ended twice"));
+        until(&context, || endpoint.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));
     }
     stop(side, &context, &endpoint);
 }
@@ -297,8 +297,8 @@ pub(crate) fn bulk_is_refused_where_it_is_off(side: &mut Side) {
     for (left, right, ring_bytes) in [(0, 1 << 20, 4096), (1 << 20, 0, 4096), (1 << 20, 1 << 20, 256)] {
         let config = with_bulk(ring_bytes, if side.index == 0 { left } else { right });
         let endpoint = side.connect(&context, &config);
-        assert_eq!(endpoint.longest(), endpoint.longest_in_ring());
-        let (request, response) = endpoint.longest().expect("connected");
+        assert_eq!(endpoint.max_lengths(), endpoint.max_ring_lengths());
+        let (request, response) = endpoint.max_lengths().expect("connected");
         let refused = endpoint.call(&vec![0; request + 1], 0, (0, 0)).expect_err("too long");
         assert!(matches!(refused.cause, NotCalled::Refused(Refusal::TooLong { .. })), "{}", refused.cause);
         let refused = endpoint.call(b"", response + 1, (0, 0)).expect_err("too long");
@@ -392,16 +392,19 @@ pub(crate) fn raw_reads_and_writes(side: &mut Side) {
             }
         }
         context.poll(|_, _| ());
-        while let Some(finished) = context.take_finished() {
-            assert_eq!((finished.token, finished.result, finished.endpoint), (ended, Ok(()), endpoint.id()));
+        while let Some(completion) = context.take_raw_completion() {
+            assert_eq!(
+                (completion.token, completion.result, completion.endpoint),
+                (ended, Ok(()), endpoint.id())
+            );
             let offset = (ended * 24 % (len as u64 - 4096)) as usize;
             let mut got = vec![0; 4088];
-            finished.region.read(8, &mut got).expect("inside");
+            completion.region.read(8, &mut got).expect("inside");
             assert!(got == bytes(1, len)[offset..offset + 4088], "token {ended}");
-            regions.push(finished.region);
+            regions.push(completion.region);
             ended += 1;
         }
-        assert!(begin.elapsed() < PATIENCE, "{begun} begun, {ended} ended");
+        assert!(begin.elapsed() < TIMEOUT, "{begun} begun, {ended} ended");
     }
     assert!(full > 0, "never more than there is room for");
 
@@ -410,15 +413,15 @@ pub(crate) fn raw_reads_and_writes(side: &mut Side) {
     endpoint.write(whole, 0..len, theirs.at(0), 99).expect("posted");
     assert_eq!(ask(&context, &endpoint, b"look", 0), b"");
     let begin = Instant::now();
-    let finished = loop {
+    let completion = loop {
         context.poll(|_, _| ());
-        if let Some(finished) = context.take_finished() {
-            break finished;
+        if let Some(completion) = context.take_raw_completion() {
+            break completion;
         }
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
     };
-    assert_eq!((finished.token, finished.result, finished.region.len()), (99, Ok(()), len));
-    assert!(context.take_finished().is_none());
+    assert_eq!((completion.token, completion.result, completion.region.len()), (99, Ok(()), len));
+    assert!(context.take_raw_completion().is_none());
     let counters = context.counters();
     assert_eq!((counters.raw_reads, counters.raw_writes), (rounds, 1));
     stop(side, &context, &endpoint);
@@ -449,12 +452,12 @@ pub(crate) fn raw_operations_that_fail_come_back(side: &mut Side) {
     let begin = Instant::now();
     while endpoint.failure().is_none() || context.counters().raw_reads > tokens.len() as u64 {
         context.poll(|_, _| ());
-        while let Some(finished) = context.take_finished() {
-            assert_eq!(finished.region.len(), 4096);
-            assert!(finished.token < 10 || finished.result.is_err(), "{finished:?}");
-            tokens.push(finished.token);
+        while let Some(completion) = context.take_raw_completion() {
+            assert_eq!(completion.region.len(), 4096);
+            assert!(completion.token < 10 || completion.result.is_err(), "{completion:?}");
+            tokens.push(completion.token);
         }
-        assert!(begin.elapsed() < PATIENCE, "{tokens:?}");
+        assert!(begin.elapsed() < TIMEOUT, "{tokens:?}");
     }
     assert!(matches!(endpoint.failure(), Some(Failure::Broken(_))), "{:?}", endpoint.failure());
     tokens.sort();
@@ -468,9 +471,9 @@ pub(crate) fn raw_operations_that_fail_come_back(side: &mut Side) {
     (0..8).for_each(|token| other.read(region(), 0..4096, theirs.at(0), 100 + token).expect("posted"));
     stop(side, &context, &other);
     drop((other, endpoint));
-    let left: Vec<_> = std::iter::from_fn(|| context.take_finished()).collect();
+    let left: Vec<_> = std::iter::from_fn(|| context.take_raw_completion()).collect();
     assert_eq!(count + left.len() as u64, closed);
     if doomed_notices(side) {
-        assert!(left.iter().all(|finished| finished.result.is_ok()), "{left:?}");
+        assert!(left.iter().all(|completion| completion.result.is_ok()), "{left:?}");
     }
 }

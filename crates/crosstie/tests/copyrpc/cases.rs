@@ -3,7 +3,7 @@
 use crosstie::copyrpc::EndpointConfig;
 
 use crate::bulk::*;
-use crate::ends::*;
+use crate::failed_calls::*;
 use crate::harness::Case;
 use crate::load::{Answering, Line, Load, drive};
 use crate::side::Side;

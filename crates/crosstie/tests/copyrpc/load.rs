@@ -11,7 +11,7 @@ use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, RecvHandle};
 pub(crate) type User = (u32, u64);
 
 /// Without any progress for this long, something hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Requests of at least so many bytes say what they are: number, bytes of the answer, endpoint, deed.
 const HEADER: usize = 16;
@@ -99,7 +99,7 @@ impl Line {
     }
 
     fn prepare(&mut self, index: u32) -> Option<(Vec<u8>, usize, Expected)> {
-        let (longest_request, longest_response) = self.endpoint.longest().expect("connected");
+        let (longest_request, longest_response) = self.endpoint.max_lengths().expect("connected");
         let number = self.made;
         let mut request = vec![0; self.random.place(self.load.request.min(longest_request) + 1)];
         let mut response = self.random.place(self.load.response.min(longest_response) + 1);
@@ -227,7 +227,7 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
         if idle > 100 {
             context.wait(Duration::from_micros(500));
         }
-        if last.elapsed() > PATIENCE {
+        if last.elapsed() > TIMEOUT {
             let state: Vec<_> = lines
                 .iter()
                 .map(|l| (l.made, l.expected.len(), l.refused.is_some(), l.goodbye, l.left))
@@ -236,7 +236,7 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
         }
     }
     context.flush();
-    assert!(lines.iter().all(|line| line.endpoint.pending() == 0 && line.endpoint.failure().is_none()));
+    assert!(lines.iter().all(|line| line.endpoint.pending_calls() == 0 && line.endpoint.failure().is_none()));
 }
 
 /// Requests of a line come in the order in which they were made.

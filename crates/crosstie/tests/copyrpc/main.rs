@@ -3,7 +3,7 @@
 
 mod bulk;
 mod cases;
-mod ends;
+mod failed_calls;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;

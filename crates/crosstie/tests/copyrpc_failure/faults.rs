@@ -6,7 +6,7 @@ use crosstie::copyrpc::{CallFailed, Config, Context, Failure, NotCalled};
 use crosstie::device::fault::Plan;
 use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
-use crate::side::{PATIENCE, Side, Talk, User, bulk, exercise, pair, ring, settle};
+use crate::side::{Side, TIMEOUT, Talk, User, bulk, exercise, pair, ring, settle};
 
 /// Two sides with two connections, the left one on a device with faults; then whatever is over is replaced. Says how many posts
 /// and completions there were.
@@ -124,7 +124,7 @@ fn a_device_without_memory() {
     while ended.is_none() {
         left.poll(|_, _| ());
         right.poll(|_, answer| ended = Some(answer.map(|_| ())));
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
     }
     assert!(matches!(ended, Some(Err(CallFailed::Connection(Failure::Broken(_))))), "{ended:?}");
     assert_eq!(here.failure(), Some(Failure::NoMemory));

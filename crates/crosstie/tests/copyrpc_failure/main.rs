@@ -1,14 +1,14 @@
-//! What goes wrong ends one connection, and no other: faults of the device, hostile peers, killed processes. Whatever was lent
+//! What goes wrong ends one connection, and no other: faults of the device, malicious peers, killed processes. Whatever was lent
 //! comes back.
 //!
 //! Most of it runs in one thread, which polls all sides in turn: so the same seed gives the same run. The seed is
 //! printed; `CROSSTIE_SEED` sets it.
 
 mod faults;
-mod hostile;
-mod hostile_bulk;
-mod killed;
-mod lives;
+mod killed_processes;
+mod lifetimes;
+mod malicious_bulk;
+mod malicious_peer;
 #[path = "../rng/mod.rs"]
 mod rng;
 mod side;

@@ -8,7 +8,7 @@ use crosstie::copyrpc::{
 };
 use crosstie::device::{ConnectConfig, Device, DeviceSpec, Mr, RemoteMemory};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Two pieces.
 pub(crate) const LONG: usize = 300_000;
 
@@ -140,7 +140,7 @@ impl Side {
     /// Calls each endpoint up to `depth` times; those that are over refuse.
     pub(crate) fn call(&mut self, depth: usize) {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
-            while endpoint.pending() < depth {
+            while endpoint.pending_calls() < depth {
                 let user = (index as u32, self.next);
                 let (bytes, response) = self.talk.request(self.next);
                 match endpoint.call(&bytes, response, user) {
@@ -203,19 +203,19 @@ impl Side {
             let bytes = talk.response(&request.data().to_vec());
             reply(request, bytes, unsent);
         }
-        while let Some(finished) = context.take_finished() {
-            assert!(self.reading.remove(&finished.token), "{finished:?} ends once");
-            match finished.result {
+        while let Some(completion) = context.take_raw_completion() {
+            assert!(self.reading.remove(&completion.token), "{completion:?} ends once");
+            match completion.result {
                 Ok(()) => {
                     let mut bytes = [0; 4096];
-                    finished.region.read(0, &mut bytes).unwrap();
+                    completion.region.read(0, &mut bytes).unwrap();
                     assert_eq!(bytes, [0x77; 4096]);
-                    finished.region.write(0, &[0; 4096]).unwrap();
+                    completion.region.write(0, &[0; 4096]).unwrap();
                     self.read += 1;
                 }
                 Err(_) => self.unread += 1,
             }
-            self.regions.push(finished.region);
+            self.regions.push(completion.region);
         }
     }
 }
@@ -238,7 +238,7 @@ pub(crate) fn settle(left: &mut Side, right: &mut Side, what: &str) {
         left.turn();
         right.turn();
         assert!(
-            begin.elapsed() < PATIENCE,
+            begin.elapsed() < TIMEOUT,
             "{what}: open for ever: {:?} {:?} {:?}\n{:?}\n{:?}",
             left.open,
             right.open,
@@ -258,7 +258,7 @@ pub(crate) fn exercise(left: &mut Side, right: &mut Side, calls: u64, what: &str
         right.call(right.talk.depth());
         left.turn();
         right.turn();
-        assert!(begin.elapsed() < PATIENCE, "{what}: no progress: {:?}", left.context.counters());
+        assert!(begin.elapsed() < TIMEOUT, "{what}: no progress: {:?}", left.context.counters());
     }
     settle(left, right, what);
 }

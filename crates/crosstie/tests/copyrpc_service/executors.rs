@@ -99,7 +99,7 @@ fn one_context_calls_and_serves() {
     let (here, there) = (driver.create_client(&config).unwrap(), driver.create_client(&config).unwrap());
     here.connect(&there.address(), &ConnectConfig::default()).unwrap();
     there.connect(&here.address(), &ConnectConfig::default()).unwrap();
-    let mut service = service::<Ticket>();
+    let mut service = service::<CallToken>();
     let both = futures::future::join(calls(here), calls(there));
     driver.run_serving(both, &mut service);
     assert_eq!(service.counters().answered, 4200);

@@ -3,9 +3,9 @@
 //! Most of it runs in one thread, which turns both sides and an executor in turn. The seed of what is random is printed;
 //! `CROSSTIE_SEED` sets it.
 
-mod ends;
 mod executors;
-mod nonsense;
+mod failed_calls;
+mod invalid_bytes;
 #[path = "../rng/mod.rs"]
 mod rng;
 
@@ -22,7 +22,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::service::{
-    Call, Client, Deferred, Driver, Error, Handlers, Method, Refused, Service, Ticket,
+    Call, CallToken, Client, Deferred, Driver, Error, Handlers, Method, Refused, Service,
 };
 use crosstie::copyrpc::{
     CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig, Failure, NotCalled,
@@ -35,7 +35,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use rng::{Random, seed};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 macro_rules! method {
     ($name:ident, $id:literal, $request:ty => $response:ty) => {
@@ -141,7 +141,7 @@ impl Pair {
                 return output;
             }
             turn();
-            assert!(begin.elapsed() < PATIENCE, "for ever: {:?}", self.driver.context_counters());
+            assert!(begin.elapsed() < TIMEOUT, "for ever: {:?}", self.driver.context_counters());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What `bench kv` can be told.
+//! The options of `bench kv`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,70 +14,70 @@ use crate::error::Error;
 
 /// Measure the key-value store on a cluster of nodes.
 ///
-/// The nodes are processes on this machine. Under mpirun or with a rendezvous (CROSSTIE_RENDEZVOUS, CROSSTIE_RANK, CROSSTIE_SIZE and
-/// CROSSTIE_SECRET_FILE, the same command on each machine) every rank is one node. Ctrl-C ends it with what was measured so
-/// far.
+/// By default it starts all nodes as processes on this machine. Under mpirun, or with a rendezvous, each rank is one node; for a
+/// rendezvous start the same command on each machine with CROSSTIE_RENDEZVOUS, CROSSTIE_RANK, CROSSTIE_SIZE and
+/// CROSSTIE_SECRET_FILE set. Ctrl-C ends the benchmark and prints what was measured so far.
 #[derive(Clone, Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Arguments {
-    /// How requests for other nodes travel. Two, with a comma between, run in turns; then the JSON is an array.
+    /// How requests reach other nodes. With two backends, separated by a comma, their runs alternate and the JSON is an array.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "delegation")]
     pub(crate) backend: Vec<Backend>,
-    /// Nodes of the cluster; 1 unless a launcher says otherwise.
+    /// Nodes of the cluster; by default 1, or the number of ranks of the launcher.
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u32>,
-    /// Daemons of each node.
+    /// Daemon threads of each node; each owns one shard.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) daemons: u32,
-    /// Clients of each node. One thread has several, which take turns, where there are not enough cores for a thread each.
+    /// Clients of each node. One thread runs several clients if there are not enough cores for a thread each.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) clients: u32,
-    /// Operations that each client has under way, at most.
+    /// Operations that each client has in flight, at most.
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) queue_depth: u32,
-    /// The share of gets, 0 to 1; the rest are puts.
+    /// Share of gets, 0 to 1; the others are puts.
     #[arg(long, value_name = "F", default_value_t = 0.5)]
     pub(crate) read_ratio: f64,
     /// Keys in the cluster.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) keys: u64,
-    /// The exponent of the Zipf distribution of keys; 0 asks for all alike.
+    /// Exponent of the Zipf distribution of keys; 0 is uniform.
     #[arg(long, value_name = "THETA", default_value_t = 0.0)]
     pub(crate) zipf: f64,
-    /// How often to measure; the result is the median.
+    /// Number of runs; the result is their median.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) runs: u32,
-    /// Seconds to measure, all runs together.
+    /// Measured seconds, all runs together.
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub(crate) duration: f64,
-    /// Bytes of a value. Other than 8, keys are byte strings, of which a client has up to 16 under way.
+    /// Bytes of a value. With 8, keys and values are integers; otherwise they are byte strings, with at most 16 operations in flight per client.
     #[arg(long, value_name = "BYTES", default_value_t = 8)]
     pub(crate) value_size: usize,
-    /// The share of operations on keys of the client's own node, 0 to 1; by chance if not given.
+    /// Share of operations on keys of the client's own node, 0 to 1; by default as the keys are distributed.
     #[arg(long, value_name = "F")]
     pub(crate) local_share: Option<f64>,
-    /// Open loop: start operations at this rate per second, all clients together, whatever the answers do.
+    /// Open loop: start operations at this rate per second, all clients together, without waiting for responses.
     #[arg(long, value_name = "RATE")]
     pub(crate) open: Option<f64>,
-    /// Each client is a process of its own, rather than on a thread of its node.
+    /// Run each client as a separate process, not on a thread of its node.
     #[arg(long)]
     pub(crate) processes: bool,
-    /// What the workload is made from.
+    /// Seed of the workload.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// What nodes reach each other through: software, verbs:NAME[/PORT[/GID]] or fault:SEED:SPEC.
+    /// Device that connects the nodes: software, verbs:NAME[/PORT[/GID]] or fault:SEED:SPEC.
     #[arg(long, value_name = "SPEC", default_value = "software")]
     pub(crate) device: DeviceSpec,
-    /// Record all operations, a million at most, and check that the store did them one after the other.
+    /// Record all operations, a million at most, and check that the history is linearizable.
     #[arg(long)]
     pub(crate) check: bool,
-    /// The cores of daemons and of the clients' threads, in this order for each node: auto, none, or a list such as 0,1,4.
+    /// Cores to pin to, first the daemons and then the client threads of each node: auto, none, or a list such as 0,1,4.
     #[arg(long, value_name = "LIST", default_value = "auto")]
     pub(crate) cores: Cores,
-    /// Measure all combinations that a TOML file names, see docs/PERFORMANCE.md; options here are for what it does not name.
+    /// Measure all combinations of options in a TOML file, see docs/PERFORMANCE.md; options given here apply to what it leaves out.
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) plan: Option<PathBuf>,
-    /// Write NAME.json and NAME.html, a report. With --plan the plan's own name, unless --json is given.
+    /// Write the results to NAME.json and a report to NAME.html; with --plan, the default is the plan's name unless --json is given.
     #[arg(short, long, value_name = "NAME")]
     pub(crate) output: Option<PathBuf>,
     /// Print JSON to standard output instead of a table.
@@ -93,7 +93,7 @@ impl FromStr for Cores {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Cores, String> {
-        let wrong = |_| "give auto, none, or numbers with commas between".to_owned();
+        let wrong = |_| "give auto, none, or core numbers separated by commas".to_owned();
         Ok(Cores(match text {
             "auto" => bench::Cores::Auto,
             "none" => bench::Cores::None,
@@ -105,7 +105,7 @@ impl FromStr for Cores {
 }
 
 impl Cores {
-    fn word(&self) -> String {
+    fn to_arg(&self) -> String {
         match &self.0 {
             bench::Cores::Auto => "auto".into(),
             bench::Cores::None => "none".into(),
@@ -115,7 +115,7 @@ impl Cores {
 }
 
 impl Arguments {
-    /// What `crosstie` without a command measures.
+    /// The options of the demo, `crosstie` without a command.
     pub(crate) fn demo() -> Arguments {
         Arguments {
             backend: vec![Backend::Meta, Backend::Delegation],
@@ -142,7 +142,7 @@ impl Arguments {
         }
     }
 
-    /// What the library shall do.
+    /// The plan of the benchmark that these options describe.
     pub(crate) fn plan(&self, launcher: &str) -> Result<Plan, Error> {
         let mut backends = self.backend.clone();
         backends.dedup();
@@ -173,7 +173,7 @@ impl Arguments {
         })
     }
 
-    /// The command line of the other ranks.
+    /// The same options as a command line, for the other ranks.
     pub(crate) fn to_args(&self) -> Vec<OsString> {
         let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
         let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
@@ -199,7 +199,7 @@ impl Arguments {
         }
         add("seed", self.seed.to_string());
         add("device", self.device.to_string());
-        add("cores", self.cores.word());
+        add("cores", self.cores.to_arg());
         for (flag, given) in [("--processes", self.processes), ("--check", self.check)] {
             words.extend(given.then(|| flag.to_owned()));
         }

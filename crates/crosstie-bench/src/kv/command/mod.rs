@@ -1,7 +1,7 @@
-//! `crosstie bench kv`: the store, on a cluster of nodes and their clients.
+//! `crosstie bench kv` and the demo: launches the ranks, prints the results and writes the report.
 //!
-//! The ranks are processes that this one starts, or those of a launcher: mpirun, or a rendezvous. Rank 0 prints. What is
-//! measured and how is the library's: see [`crate::kv`].
+//! This process starts the other ranks, or a launcher (mpirun, or a rendezvous) has started all of them. Rank 0 prints. [`crate::kv`]
+//! does the measuring.
 
 mod arguments;
 mod sweep;
@@ -28,24 +28,31 @@ use crate::spin_wait::SpinWait;
 
 pub use arguments::Arguments;
 
-/// Set in a rank that another rank has started.
+/// Environment variable of a rank that rank 0 has started.
 pub(crate) const CHILD: &str = "CROSSTIE_LOCAL_RANK";
-/// Names the machine of a rendezvous.
+/// Environment variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
-/// Where the main job leaves its figures.
+/// The demo writes its results to this name plus `.json` and `.html`.
 const DEMO_NAME: &str = "crosstie-report";
-/// Of a bar.
-const STEPS: u64 = 1000;
-/// How long to look at one cache line.
-const LINE_TIME: Duration = Duration::from_millis(30);
+/// What the demo prints first.
+const DEMO_INTRODUCTION: &str = "\
+Key-value store benchmark: two nodes on this machine, alternating the Meta and Delegation backends. It takes about fifteen seconds.
+  Meta:        the client's daemon forwards a request for another node to the daemon that owns the connection to that node.
+  Delegation:  the client writes such a request into the ring of one daemon, which owns the connections to all nodes.
 
-/// `crosstie bench kv`.
+";
+/// Steps of the progress bar.
+const STEPS: u64 = 1000;
+/// How long to measure the round trip of a cache line.
+const CACHE_LINE_TIME: Duration = Duration::from_millis(30);
+
+/// `crosstie bench kv`. Setting `interrupt` ends it early.
 pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
     let combinations = match &arguments.plan {
         Some(path) => sweep::read(path, arguments)?,
         None => vec![arguments.clone()],
     };
-    // A plan's figures are kept, unless somebody takes them at once.
+    // Results of a plan are written to files, unless they are printed as JSON.
     let stem = arguments.plan.as_deref().and_then(Path::file_stem).map(PathBuf::from);
     let name = arguments.output.clone().or(stem.filter(|_| !arguments.json));
     let found = measure(&combinations, name.as_deref(), interrupt)?;
@@ -57,31 +64,29 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
     )
 }
 
-/// `crosstie` without a command.
+/// `crosstie` without a command: the demo. Setting `interrupt` ends it early.
 pub fn demo(interrupt: &AtomicBool) -> Result<(), Error> {
     if !crate::is_child() {
-        crate::output::print(
-            "Two nodes of this machine, both ways to another node in turns; about fifteen seconds.\n\n",
-        )?;
+        crate::output::print(DEMO_INTRODUCTION)?;
     }
     let name = Some(Path::new(DEMO_NAME));
     print_and_save(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
 }
 
-/// `crosstie bench kv-client`.
+/// `crosstie bench kv-client`: one client of `bench kv --processes`.
 pub fn client() -> Result<(), Error> {
     bench::run_client_process(stdin().lock(), stdout())
-        .map_err(|source| Error::Os { what: "a client's orders", source })
+        .map_err(|source| Error::Os { what: "reading the commands of the client pool", source })
 }
 
-/// What was measured, and why there is not more.
+/// What was measured, and the error that ended it early.
 struct Results {
     results: Vec<Figures>,
     error: Option<Error>,
-    leads: bool,
+    is_leader: bool,
 }
 
-/// All combinations, one after the other, until one fails or somebody has had enough. `name`: where they will be kept.
+/// Measures all combinations, one after the other, until one fails or `interrupt` is set. `name` is where the results will be saved.
 fn measure(
     combinations: &[Arguments],
     name: Option<&Path>,
@@ -90,13 +95,13 @@ fn measure(
     for arguments in combinations {
         arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
     }
-    // A job that somebody else started takes part in all; others are started for each.
+    // Ranks that a launcher has started measure all combinations; otherwise each combination starts its own ranks.
     let mut given = bootstrap::from_env()?;
-    // Better now than after an hour.
+    // Finds out now, and not after an hour, that a file cannot be written.
     if let Some(name) = name.filter(|_| given.rank() == 0) {
         ["json", "html"].iter().try_for_each(|ending| check_writable(&output_path(name, ending)))?;
     }
-    let mut found = Results { results: Vec::new(), error: None, leads: given.rank() == 0 };
+    let mut found = Results { results: Vec::new(), error: None, is_leader: given.rank() == 0 };
     let count = combinations.len();
     for (at, arguments) in combinations.iter().enumerate() {
         let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
@@ -109,11 +114,11 @@ fn measure(
                 found.results.extend(outcome.figures);
                 found.error = outcome.error.map(Error::from);
             }
-            // Ranks that were told to end before they were ready are missed by the others.
+            // A rank that was interrupted before it was ready is missing for the others: report the interruption, not that.
             Err(_) if interrupt.load(Relaxed) => {
                 found.error = Some(bench::Error::Interrupted.into());
             }
-            // What was measured before is not lost.
+            // Keeps the results of earlier combinations.
             Err(error) => found.error = Some(error),
         }
         if found.error.is_some() {
@@ -127,7 +132,7 @@ fn measure(
     Ok(found)
 }
 
-/// What started this rank.
+/// Name of the launcher of this rank.
 fn launcher() -> &'static str {
     match () {
         () if std::env::var_os(CHILD).is_some() => "local",
@@ -136,7 +141,7 @@ fn launcher() -> &'static str {
     }
 }
 
-/// Starts the ranks, and is the first of them.
+/// Starts the other ranks as processes and runs as rank 0.
 fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
     let line = cache_line_round_trip()?;
     let mut outcome = match arguments.nodes.unwrap_or(1) {
@@ -173,10 +178,10 @@ fn run_as_rank(
     Ok(bench::run(job, &plan, interrupt, |share| bar.show((share * STEPS as f64) as u64))?)
 }
 
-/// Prints and keeps what was found, where this rank leads. `several`: an array, even of one.
+/// Prints the results and saves them under `name`, on the leading rank. With `several` the JSON is an array, even of one result.
 fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Path>) -> Result<(), Error> {
-    let Results { results, error, leads } = found;
-    if leads && !results.is_empty() {
+    let Results { results, error, is_leader } = found;
+    if is_leader && !results.is_empty() {
         let json = match results.as_slice() {
             [one] if !several => crate::output::json(one)?,
             all => crate::output::json(&all)?,
@@ -202,7 +207,7 @@ fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Pa
     if errors > 0 { Err(Error::WrongData(errors)) } else { Ok(()) }
 }
 
-/// NAME and an ending; a NAME that has one of the two already has the other in its stead.
+/// NAME plus an extension; an extension `json` or `html` of NAME is replaced.
 fn output_path(name: &Path, ending: &str) -> PathBuf {
     match name.extension().and_then(OsStr::to_str) {
         Some("json" | "html") => name.with_extension(ending),
@@ -215,7 +220,7 @@ fn output_path(name: &Path, ending: &str) -> PathBuf {
     }
 }
 
-/// Says why a file cannot be written, and leaves it as it is.
+/// Checks that a file can be written, and leaves it unchanged.
 fn check_writable(path: &Path) -> Result<(), Error> {
     let is_new = !path.exists();
     let file = File::options().append(true).create(true).open(path);
@@ -223,7 +228,7 @@ fn check_writable(path: &Path) -> Result<(), Error> {
     tried.map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// For people.
+/// The results as text.
 fn text(results: &[Figures]) -> String {
     let mut text = report::table(results);
     if let [first, ..] = results {
@@ -240,24 +245,24 @@ fn text(results: &[Figures]) -> String {
             threads => format!("{clients} clients on {threads} threads"),
         };
         let cores = match first.cores.as_str() {
-            // The report has those of each.
+            // The report has the cores of each result.
             _ if !all_alike => first.machine.clone(),
-            "" => format!("nobody is bound to a core: {daemons} daemons and {clients}; {}", first.machine),
+            "" => format!("threads are not pinned: {daemons} daemons and {clients}; {}", first.machine),
             cores => format!("cores: {cores}"),
         };
         let line = first
             .limit_ns
-            .map_or_else(String::new, |ns| format!("; one cache line there and back: {ns:.0} ns"));
+            .map_or_else(String::new, |ns| format!("; round trip of one cache line: {ns:.0} ns"));
         text += &format!("\n{cores}{line}\n");
         let all = results.iter().flat_map(|figures| &figures.per_rank);
         let most = all.max_by_key(|rank| rank.memory_bytes);
         if let Some((rank, bound)) = most.and_then(|rank| Some((rank, rank.memory_bound_bytes?))) {
             let [used, bound] = [rank.memory_bytes, bound].map(crate::units::bytes);
-            text += &format!("memory of a node: {used}, at most {bound}\n");
+            text += &format!("memory of a node: {used} used, limit {bound}\n");
         }
         if let Some(limit) = first.limit_ops_per_s.filter(|_| results.len() == 1) {
             text += &format!(
-                "limit: {:.1} M op/s, the plainest code on the same cores in the same run\n",
+                "limit: {:.1} M op/s, minimal code for the same requests on the same cores in the same run\n",
                 limit / 1e6
             );
         }
@@ -265,28 +270,27 @@ fn text(results: &[Figures]) -> String {
     let checked: Vec<u64> =
         results.iter().filter_map(|figures| figures.counters.get("checked_operations").copied()).collect();
     if !checked.is_empty() {
-        text +=
-            &format!("checked: an order explains all {} recorded operations\n", checked.iter().sum::<u64>());
+        text += &format!("linearizability check passed: {} operations\n", checked.iter().sum::<u64>());
     }
     if results.iter().any(|figures| figures.interrupted) {
-        text += "ended early: the figures are those until then\n";
+        text += "interrupted: the figures cover the time until then\n";
     }
     text
 }
 
-/// One cache line there and back between two cores, in nanoseconds; `None` where there is one.
+/// Round trip of one cache line between two cores, in nanoseconds; `None` on a machine with one core.
 fn cache_line_round_trip() -> Result<Option<f64>, Error> {
     let Some([first, second]) = cores::pair()? else { return Ok(None) };
     let region = SharedRegion::create(4096)?;
     let mut times = Histogram::new();
     std::thread::scope(|scope| {
         let follower = scope.spawn(|| {
-            cores::pin(second)?;
+            cores::pin_thread(second)?;
             CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
         });
         let lead = || {
-            cores::pin(first)?;
-            CacheLinePingPong::new(&region, SpinWait::new(true)).lead(LINE_TIME, &mut times)
+            cores::pin_thread(first)?;
+            CacheLinePingPong::new(&region, SpinWait::new(true)).lead(CACHE_LINE_TIME, &mut times)
         };
         let led = cores::on_own_thread(lead);
         let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,5 +1,5 @@
-//! Plans: what to measure, as a TOML file. Every key is an option of the command line, with one value or several; all combinations
-//! are measured.
+//! Sweep plans: a TOML file that lists what to measure. Each key is an option of the command line, with one value or a list; the
+//! benchmark measures all combinations.
 //!
 //! ```toml
 //! backend = ["meta", "delegation"]
@@ -18,16 +18,16 @@ use serde::Deserialize;
 use super::arguments::Arguments;
 use crate::error::Error;
 
-/// Bytes of a plan at most.
+/// Longest plan in bytes.
 const MAX_PLAN: u64 = 1 << 20;
-/// Combinations of a plan at most.
+/// Most combinations of a plan.
 const MAX_COMBINATIONS: usize = 1024;
 
-/// One value, or several to be tried.
+/// One value of an option, or a list of them.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "that is no value of this option, nor a list of them: see `crosstie bench kv --help`"
+    expecting = "this is neither a value of this option nor a list of values: see `crosstie bench kv --help`"
 )]
 enum Choice<T> {
     One(T),
@@ -54,16 +54,17 @@ struct Sweep {
     seed: Option<Choice<u64>>,
 }
 
-/// All combinations of a plan; `base` has what it does not name. Backends of one combination run in turns.
+/// Reads a plan and returns all its combinations. `base` has the options that the plan leaves out. The backends of one combination
+/// alternate.
 pub(super) fn read(path: &Path, base: &Arguments) -> Result<Vec<Arguments>, Error> {
     let file = |source| Error::File { path: path.to_owned(), source };
     let wrong = |what: String| Error::PlanFile { path: path.to_owned(), what };
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(MAX_PLAN + 1).read_to_end(&mut bytes)).map_err(file)?;
     if bytes.len() as u64 > MAX_PLAN {
-        return Err(wrong(format!("more than {MAX_PLAN} bytes: that is no plan")));
+        return Err(wrong(format!("it has more than {MAX_PLAN} bytes, so it is not a plan")));
     }
-    let text = String::from_utf8(bytes).map_err(|error| wrong(format!("that is no plan: {error}")))?;
+    let text = String::from_utf8(bytes).map_err(|error| wrong(format!("it is not a plan: {error}")))?;
     combinations(&text, base).map_err(wrong)
 }
 
@@ -91,7 +92,7 @@ fn combinations(text: &str, base: &Arguments) -> Result<Vec<Arguments>, String> 
     Ok(all)
 }
 
-/// Each of `all` with each of the values.
+/// Replaces each of `all` by copies with each of the values.
 fn vary<T: Copy>(
     all: &mut Vec<Arguments>,
     values: Option<Choice<T>>,
@@ -100,7 +101,7 @@ fn vary<T: Copy>(
     let Some(values) = values.map(Choice::values) else { return Ok(()) };
     let count = all.len().saturating_mul(values.len());
     if !(1..=MAX_COMBINATIONS).contains(&count) {
-        return Err(format!("{count} combinations: a plan may have 1 to {MAX_COMBINATIONS}"));
+        return Err(format!("it has {count} combinations: a plan may have 1 to {MAX_COMBINATIONS}"));
     }
     let with = |arguments: &Arguments, value: T| {
         let mut arguments = arguments.clone();
@@ -120,7 +121,7 @@ impl<T> Choice<T> {
     }
 }
 
-/// What is wrong, and where, without the lines in between.
+/// The parser's error without its quotation of the file, on one line.
 fn one_line(error: &toml::de::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> =

@@ -295,7 +295,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
     fn in_flight(&self) -> bool {
         self.backlogged > 0
             || self.pending.len() > 0
-            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending() > 0))
+            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending_calls() > 0))
     }
 
     fn execute_command(

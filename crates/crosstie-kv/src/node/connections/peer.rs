@@ -63,7 +63,7 @@ impl Peer {
         buffers: &mut BufferPool,
     ) -> Result<(), (ipc::Ticket, Status)> {
         let up = self.endpoint.as_ref().filter(|_| self.is_up);
-        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.longest()?))) else {
+        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.max_lengths()?))) else {
             return Err((ticket, Status::NodeGone));
         };
         let response_limit = response_limit.min(longest);

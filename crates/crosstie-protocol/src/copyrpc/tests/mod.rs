@@ -1,34 +1,33 @@
-//! Two endpoints and virtual links; the traps that the rules close, each reopened once to see the tests notice.
+//! Two endpoints joined by virtual links. Each rule of the protocol is also turned off once, to show that the tests
+//! detect the failure which the rule prevents.
 
-/// A rule to leave out on purpose.
+/// A rule that a test turns off on purpose. Each variant says what happens instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Trap {
-    /// Metadata carries what was consumed since the last batch instead of the absolute position.
+pub(super) enum BrokenRule {
+    /// Metadata carries the bytes consumed since the last batch instead of the absolute position.
     DeltaPosition,
     /// The skip of a wrap marker is computed from the offset behind it instead of taken from the immediate.
     SkipFromOffset,
-    /// Room is checked for metadata and message only, not for the wrap before them.
+    /// Room is checked for metadata and message only, not for the wrap in front of them.
     RoomWithoutWrap,
-    /// No batch of metadata alone, ever.
+    /// A side never sends a batch of metadata alone.
     SilentWhenIdle,
     /// A side that lacks credit does not tell its peer what it has released.
-    NeverTells,
-    /// No READ of the peer's consumer position, ever.
-    NeverRead,
+    NeverTellsReleases,
+    /// A side never READs the peer's consumer position.
+    NeverReads,
     /// Ring space counts as free once it was parsed.
-    CreditOnParse,
+    ReleaseOnParse,
     /// A reply may be longer than its allowance.
     LongReplies,
-    /// Each side derives the credit it starts with from its peer's ring instead of its own.
-    CreditOfOwnRing,
-    /// Calls leave room for the credit that is granted now, not for all that may be.
-    CallsEatCredit,
-    /// A call whose post failed keeps its credit.
-    RollbackKeepsCredit,
+    /// Each side derives the credit that it starts with from its peer's ring instead of its own.
+    CreditOfPeerRing,
+    /// Calls leave room only for the credit that is granted now, not for all that may be granted.
+    CallsUseCreditRoom,
 }
 
-mod bytes;
+mod broken_rules;
+mod invalid_bytes;
 mod model;
 mod pair;
-mod random;
-mod traps;
+mod random_schedules;

@@ -1,8 +1,9 @@
-//! Every state that two sides with tiny rings can reach, and from each of them: can both still call?
+//! An exhaustive model: visits every state that two sides with tiny rings can reach, and checks in each that both sides can
+//! still make a call.
 //!
-//! A state is both endpoints, what is on the links, and what the applications hold and owe, with positions counted from
-//! the last whole ring so that states repeat. A depth-first search visits all of them; the set of those seen
-//! keeps 128 bits for each.
+//! A state is both endpoints, the batches on the links, and the messages that the applications hold or have not answered.
+//! Positions are counted from the last whole ring, so that states repeat. A depth-first search visits all states; it
+//! remembers each by a 128-bit digest.
 
 use std::collections::{HashSet, VecDeque};
 use std::format;
@@ -13,7 +14,7 @@ use std::vec::Vec;
 
 use super::super::wire::{FLOW_METADATA_SIZE, FlowMetadata, Header};
 use super::super::*;
-use super::Trap;
+use super::BrokenRule;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
@@ -24,12 +25,12 @@ struct State {
 struct Side {
     endpoint: Endpoint<()>,
     ring: u64,
-    /// Headers of the batch under construction or not posted, by offset in the peer's ring.
+    /// Headers of messages that were placed and not posted, by offset in the peer's ring.
     staged: Vec<(usize, Header)>,
-    /// Batches on the way to this side.
+    /// Batches on their way to this side.
     link: VecDeque<Batch>,
-    held: Vec<Held>,
-    owed: Vec<(Owed, u32)>,
+    held: Vec<HeldSpace>,
+    unanswered: Vec<(ReplyToken, u32)>,
 }
 
 impl Clone for Side {
@@ -39,8 +40,8 @@ impl Clone for Side {
             ring: self.ring,
             staged: self.staged.clone(),
             link: self.link.clone(),
-            held: self.held.iter().map(Held::duplicate).collect(),
-            owed: self.owed.iter().map(|(owed, n)| (owed.duplicate(), *n)).collect(),
+            held: self.held.iter().map(HeldSpace::duplicate).collect(),
+            unanswered: self.unanswered.iter().map(|(token, n)| (token.duplicate(), *n)).collect(),
         }
     }
 }
@@ -60,43 +61,44 @@ impl RingBytes for Batch {
             assert_eq!(offset, self.offset);
             bytes.copy_from_slice(&self.metadata.encode());
         } else {
-            let (_, header) = self.headers.iter().find(|(at, _)| *at == offset).expect("a header is there");
+            let (_, header) =
+                self.headers.iter().find(|(at, _)| *at == offset).expect("the endpoint only loads headers");
             bytes.copy_from_slice(&header.encode());
         }
         bytes
     }
 }
 
-/// What the model lets the applications do.
+/// What the applications of a model may do.
 #[derive(Clone, Copy)]
-pub(super) struct World {
+pub(super) struct Model {
     pub(super) rings: [u64; 2],
     pub(super) pending: usize,
     /// Request and response lengths of the calls.
     pub(super) calls: &'static [(u32, u32)],
-    pub(super) trap: Option<Trap>,
+    pub(super) broken_rule: Option<BrokenRule>,
 }
 
-impl World {
-    fn start(&self) -> State {
+impl Model {
+    fn initial_state(&self) -> State {
         let side = |me: usize| {
-            let terms = Terms {
+            let params = FlowParams {
                 ring: self.rings[me],
                 peer_ring: self.rings[1 - me],
                 credit_limit: 1 << 20,
                 peer_credit_limit: 1 << 20,
                 pending_calls: self.pending,
             };
-            let mut endpoint = Endpoint::new(&terms).unwrap();
-            endpoint.reopen(self.trap, &terms);
-            endpoint.one_generation();
+            let mut endpoint = Endpoint::new(&params).unwrap();
+            endpoint.break_rule(self.broken_rule, &params);
+            endpoint.use_one_generation();
             Side {
                 endpoint,
                 ring: self.rings[me],
                 staged: vec![],
                 link: VecDeque::new(),
                 held: vec![],
-                owed: vec![],
+                unanswered: vec![],
             }
         };
         State { sides: [side(0), side(1)] }
@@ -112,13 +114,13 @@ impl World {
                 each(next);
             }
             let mut next = state.clone();
-            if next.emit(me) {
-                while next.emit(me) {}
+            if next.post(me) {
+                while next.post(me) {}
                 each(next);
             }
             if !side.link.is_empty() {
                 let mut next = state.clone();
-                next.take(me)?;
+                next.receive_batch(me)?;
                 each(next);
             }
             for index in 0..side.held.len() {
@@ -126,7 +128,7 @@ impl World {
                 next.release(me, index);
                 each(next);
             }
-            for index in 0..side.owed.len() {
+            for index in 0..side.unanswered.len() {
                 let mut next = state.clone();
                 next.reply(me, index)?;
                 each(next);
@@ -139,19 +141,19 @@ impl World {
         Ok(())
     }
 
-    /// Visits every state, or as many as `limit`; gives their number, or what is wrong with one.
+    /// Visits every state, or as many as `limit`. Returns their number, or the first failure.
     pub(super) fn explore(&self, limit: usize) -> Result<usize, String> {
         let mut seen = HashSet::new();
         let mut idle_seen = HashSet::new();
-        let mut stack = vec![self.start()];
+        let mut stack = vec![self.initial_state()];
         seen.insert(stack[0].digest());
         while let Some(state) = stack.pop() {
             state.check()?;
             let mut idle = state.clone();
-            idle.fall_silent()?;
+            idle.run_until_idle()?;
             idle.rebase();
             if idle_seen.insert(idle.digest()) {
-                self.nobody_is_stuck(&idle)?;
+                self.check_both_can_call(&idle)?;
             }
             self.steps(&state, |mut next| {
                 next.rebase();
@@ -166,9 +168,9 @@ impl World {
         Ok(seen.len())
     }
 
-    /// From an idle state on both applications poll and release, and one side wants to call. It can, soon: while the peer
-    /// only answers, and while the peer calls as much as it can.
-    fn nobody_is_stuck(&self, state: &State) -> Result<(), String> {
+    /// From an idle state on, both applications poll and release, and one side wants to call. It must be able to within a few
+    /// rounds: both while the peer only replies, and while the peer calls as much as it can.
+    fn check_both_can_call(&self, state: &State) -> Result<(), String> {
         for me in [0, 1] {
             for busy in [false, true] {
                 for &(len, response) in self.calls {
@@ -177,7 +179,7 @@ impl World {
                     while !state.call(me, len, response) {
                         while busy && state.call(1 - me, self.calls[0].0, self.calls[0].1) {}
                         state.round(1 - me)?;
-                        // The peer takes whatever comes free before this side asks again.
+                        // The peer uses whatever becomes free before this side tries again.
                         while busy && state.call(1 - me, self.calls[0].0, self.calls[0].1) {}
                         state.round(me)?;
                         rounds += 1;
@@ -195,120 +197,121 @@ impl World {
 impl State {
     fn call(&mut self, me: usize, len: u32, response: u32) -> bool {
         let side = &mut self.sides[me];
-        let Ok((_, placed)) = side.endpoint.call(len, response, ()) else { return false };
-        side.staged.push((placed.offset, placed.header));
+        let Ok((_, placement)) = side.endpoint.call(len, response, ()) else { return false };
+        side.staged.push((placement.offset, placement.header));
         true
     }
 
     fn reply(&mut self, me: usize, index: usize) -> Result<(), String> {
         let side = &mut self.sides[me];
-        let (owed, len) = side.owed.remove(index);
-        let placed = side.endpoint.reply(owed, len).map_err(|(error, _)| error.to_string())?;
-        side.staged.push((placed.offset, placed.header));
+        let (token, len) = side.unanswered.remove(index);
+        let placement = side.endpoint.reply(token, len).map_err(|(error, _)| error.to_string())?;
+        side.staged.push((placement.offset, placement.header));
         Ok(())
     }
 
     fn release(&mut self, me: usize, index: usize) {
         let side = &mut self.sides[me];
-        let held = side.held.remove(index);
-        side.endpoint.release(held);
+        let space = side.held.remove(index);
+        side.endpoint.release(space);
     }
 
-    fn emit(&mut self, me: usize) -> bool {
+    fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
-        let Some(emit) = side.endpoint.emit() else { return false };
-        side.endpoint.posted();
-        let count = if emit.kind == EmitKind::Batch { emit.metadata.message_count as usize } else { 0 };
+        let Some(write) = side.endpoint.next_write() else { return false };
+        side.endpoint.write_posted();
+        let count =
+            if write.kind == RingWriteKind::Batch { write.metadata.message_count as usize } else { 0 };
         let headers = side.staged.drain(..count).collect();
-        let batch = Batch { offset: emit.offset, imm: emit.imm, metadata: emit.metadata, headers };
+        let batch = Batch { offset: write.offset, imm: write.imm, metadata: write.metadata, headers };
         self.sides[1 - me].link.push_back(batch);
         true
     }
 
-    fn take(&mut self, me: usize) -> Result<bool, String> {
-        let Side { endpoint, link, held, owed, .. } = &mut self.sides[me];
+    fn receive_batch(&mut self, me: usize) -> Result<bool, String> {
+        let Side { endpoint, link, held, unanswered, .. } = &mut self.sides[me];
         let Some(batch) = link.pop_front() else { return Ok(false) };
         let text = |violation: Violation| violation.to_string();
-        endpoint.arrive(batch.imm, &batch).map_err(text)?;
-        while let Some(arrival) = endpoint.next(&batch).map_err(text)? {
-            match arrival {
-                Arrival::Request(request) => {
-                    held.push(request.held);
-                    let longest = request.owed.max_len() as u32;
-                    owed.push((request.owed, longest));
+        endpoint.accept_batch(batch.imm, &batch).map_err(text)?;
+        while let Some(message) = endpoint.next_message(&batch).map_err(text)? {
+            match message {
+                ReceivedMessage::Request(request) => {
+                    held.push(request.space);
+                    let longest = request.reply_token.max_len() as u32;
+                    unanswered.push((request.reply_token, longest));
                 }
-                // Nothing waits for the end of a response here but the ring, and requests make it wait already.
-                Arrival::Response(response) => {
-                    endpoint.release(response.held);
+                // Holding responses would add nothing: held requests already delay the consumer position.
+                ReceivedMessage::Response(response) => {
+                    endpoint.release(response.space);
                 }
             }
         }
         Ok(true)
     }
 
-    /// A READ, at once: one that takes longer brings older news, which come as batches too.
+    /// A READ completes at once. A slower READ would return an older position, and batches already deliver those.
     fn read(&mut self, me: usize) -> Result<bool, String> {
-        let word = self.sides[1 - me].endpoint.consumer();
+        let word = self.sides[1 - me].endpoint.consumer_position();
         let endpoint = &mut self.sides[me].endpoint;
-        let wanted = endpoint.wants_read();
+        let wanted = endpoint.needs_position_read();
         if wanted {
-            endpoint.read_posted();
-            endpoint.read_done(word).map_err(|violation| violation.to_string())?;
+            endpoint.position_read_posted();
+            endpoint.position_read_done(word).map_err(|violation| violation.to_string())?;
         }
         Ok(wanted)
     }
 
-    /// What an application does that polls, replies and releases.
+    /// One round of an application that polls, replies and releases.
     fn round(&mut self, me: usize) -> Result<bool, String> {
         let mut moved = false;
-        while self.take(me)? {
+        while self.receive_batch(me)? {
             moved = true;
         }
         while !self.sides[me].held.is_empty() {
             self.release(me, 0);
             moved = true;
         }
-        while !self.sides[me].owed.is_empty() {
+        while !self.sides[me].unanswered.is_empty() {
             self.reply(me, 0)?;
             moved = true;
         }
         moved |= self.read(me)?;
-        while self.emit(me) {
+        while self.post(me) {
             moved = true;
         }
         Ok(moved)
     }
 
-    /// Both applications poll, release and reply, and call no more: it comes to an end.
-    fn fall_silent(&mut self) -> Result<(), String> {
+    /// Both applications poll, release and reply, and make no more calls. This must end.
+    fn run_until_idle(&mut self) -> Result<(), String> {
         for _ in 0..40 {
             let moved = self.round(0)? | self.round(1)?;
             if !moved {
                 return Ok(());
             }
         }
-        Err("two idle sides never fall silent".into())
+        Err("two idle sides exchange batches for ever".into())
     }
 
     fn check(&self) -> Result<(), String> {
         for me in [0, 1] {
-            let ledger = self.sides[me].endpoint.ledger();
-            if !ledger.holds() || ledger.lent != 0 {
-                return Err(format!("in_flight + 2R <= C is broken: {ledger:?}"));
+            let flow = self.sides[me].endpoint.flow_state();
+            if !flow.invariant_holds() {
+                return Err(format!("in_flight + 2R <= C is broken: {flow:?}"));
             }
             let mut peer = self.sides[1 - me].endpoint.clone();
-            if self.sides[me].endpoint.remote_consumer() > peer.consumer() {
+            if self.sides[me].endpoint.remote_consumer() > peer.consumer_position() {
                 return Err("a side believes that its peer has released more than it has".into());
             }
-            if ledger.reserved > self.sides[me].endpoint.credit_limit() {
+            if flow.reserved > self.sides[me].endpoint.credit_limit() {
                 return Err("more credit granted than the limit".into());
             }
         }
         Ok(())
     }
 
-    /// Counts positions from the last whole ring that nobody needs any more. News of consumer positions that are old
-    /// have no effect; they become zero.
+    /// Counts positions from the last whole ring that neither side refers to any more. Consumer positions that are older than
+    /// what is known have no effect; they become zero.
     fn rebase(&mut self) {
         let mut back = [0, 1].map(|me| {
             // What side `me` sends lies in its peer's ring.
@@ -321,9 +324,9 @@ impl State {
             let [sent, received] = back;
             let known = side.endpoint.remote_consumer();
             let news = |position: u64| if position <= known { 0 } else { position - sent };
-            side.endpoint.consumer();
+            side.endpoint.consumer_position();
             side.endpoint.rebase(sent, received);
-            side.held.iter_mut().for_each(|held| held.rebase(received));
+            side.held.iter_mut().for_each(|space| space.rebase(received));
             for batch in &mut side.link {
                 batch.metadata.consumer_pos = news(batch.metadata.consumer_pos);
             }
@@ -331,7 +334,7 @@ impl State {
         }
     }
 
-    /// States that differ in nothing but the names of the sides are one.
+    /// States that differ only by an exchange of the two sides have the same digest.
     fn digest(&self) -> (u64, u64) {
         let [a, b] = [0, 1].map(|me| {
             let mut hasher = DefaultHasher::new();
@@ -342,28 +345,28 @@ impl State {
     }
 }
 
-/// The smallest legal rings, whole: one call each way at a time, at every offset.
+/// The smallest valid rings, all states: one call each way at a time, at every offset.
 #[test]
-fn no_state_of_the_smallest_rings_is_stuck() {
-    let world = World { rings: [256, 256], pending: 1, calls: &[(0, 0)], trap: None };
+fn both_sides_can_call_from_every_state_of_the_smallest_rings() {
+    let model = Model { rings: [256, 256], pending: 1, calls: &[(0, 0)], broken_rule: None };
     let limit = 5_000_000;
-    let states = world.explore(limit).unwrap();
+    let states = model.explore(limit).unwrap();
     std::println!("{states} states");
     assert!(
         (1_000_000..limit).contains(&states),
-        "{states} states: the search was cut short, or saw nothing"
+        "{states} states: the search was cut short, or visited hardly anything"
     );
 }
 
-/// Larger and unequal rings, calls of several sizes: more states than can be visited, so as many as time admits.
+/// Larger and unequal rings, calls of several sizes: there are too many states to visit all, so a limited number.
 #[test]
-fn no_state_of_larger_rings_is_stuck_as_far_as_visited() {
+fn both_sides_can_call_from_every_visited_state_of_larger_rings() {
     for (rings, calls) in [
         ([256, 512], &[(0, 0), (20, 20)][..]),
         ([512, 512], &[(0, 0), (84, 84)][..]),
         ([256, 1024], &[(20, 0), (10, 20)][..]),
     ] {
-        let states = World { rings, pending: 2, calls, trap: None }.explore(60_000).unwrap();
+        let states = Model { rings, pending: 2, calls, broken_rule: None }.explore(60_000).unwrap();
         std::println!("{states} states of {rings:?}");
     }
 }

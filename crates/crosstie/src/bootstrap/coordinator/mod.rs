@@ -119,7 +119,7 @@ impl Coordinator {
     pub(super) fn run(mut self) {
         while !matches!(self.ranks[0], RankState::Left) {
             self.expire_deadlines(Instant::now());
-            // When poll fails, this thread can serve nobody: it ends, and the ranks see their connections close.
+            // Without poll this thread cannot serve the ranks: it ends, and they see their connections close.
             let Ok(ready) = self.wait() else { return };
             self.serve_ranks(&ready);
             self.serve_unauthenticated(&ready);

@@ -1,6 +1,17 @@
-//! One connection: its queue pair, its rings, and the protocol that says what goes where. What goes out is in [`posting`].
+//! One connection: its queue pair, its rings, and the protocol that decides what goes where.
+//!
+//! - `mod.rs`: connect, call, reply, receive, fail.
+//! - `posting.rs`: what is posted to the send queue, by the rules of [`flush_policy`](super::flush_policy), and what its
+//!   completions mean.
+//! - `bulk_caller.rs`, `bulk_callee.rs`: payloads that do not fit into a ring.
+//! - `raw.rs`: READ and WRITE of the application.
+//!
+//! A connection never calls into its context. The context polls the completion queues and decides when to flush.
 
+mod bulk_callee;
+mod bulk_caller;
 mod posting;
+mod raw;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,95 +19,97 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
-use crosstie_protocol::copyrpc::{CallId, Endpoint as Protocol, Held, Owed, ReplyError, RingBytes, Terms};
+use crosstie_protocol::copyrpc::{
+    CallId, Endpoint as Protocol, FlowParams, HeldSpace, ReplyError, ReplyToken, RingBytes,
+};
 
-use super::bulk::{self, Bulk};
+use super::address::{EndpointAddress, EndpointId};
+use super::bulk_state::{BulkState, agreed_bulk_limit, bulk_limit};
+use super::config::EndpointConfig;
+use super::counters::Counters;
 use super::deadlines::Deadlines;
-use super::endpoint::EndpointId;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::operation::Finished;
-use super::pool::Region;
-use super::{Counters, EndpointAddress, EndpointConfig};
+use super::flush_policy::{BATCHES_AHEAD, SendTiming};
+use super::operation::RawCompletion;
+use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
 
-use posting::BATCHES_AHEAD;
-pub(super) use posting::{Due, Left, SEND_DEPTH, Sent, from_wr_id, inline_limit, wr_id};
+pub(super) use posting::FlushOutcome;
 
-/// A connection as its handles share it.
+/// A connection, shared by its endpoint, its requests and its context.
 pub(super) struct Connection<U> {
     /// Index and generation in the context's table.
     pub(super) key: u32,
     pub(super) qp_num: u32,
-    /// Where the peer writes.
+    /// The receive ring, which the peer writes to.
     pub(super) ring: Mr,
-    /// Whether it is among those to be flushed.
-    pub(super) dirty: Cell<bool>,
-    pub(super) state: RefCell<State<U>>,
+    /// Whether it is in the context's list of connections to flush.
+    pub(super) is_scheduled: Cell<bool>,
+    state: RefCell<ConnectionState<U>>,
 }
 
-pub(super) struct State<U> {
-    pub(super) qp: RcQp,
-    /// The consumer position of this side, for the peer to READ.
-    position: Mr,
-    published: u64,
-    /// Where the peer's is READ to.
+struct ConnectionState<U> {
+    qp: RcQp,
+    /// The consumer position of this side, for the peer to READ, and the value that was stored there last.
+    own_position: Mr,
+    published_position: u64,
+    /// Where a READ of the peer's consumer position goes.
     peer_position: Mr,
-    pub(super) config: EndpointConfig,
-    pub(super) link: Option<Link<U>>,
-    pub(super) failure: Option<Failure>,
-    /// Requests in the send queue that are not known to be done, those since the last one with a completion, and
-    /// how many each completion that is due stands for.
-    pub(super) outstanding: u32,
+    config: EndpointConfig,
+    connected: Option<ConnectedState<U>>,
+    failure: Option<Failure>,
+    /// Work requests in the send queue that are not known to be complete, and those since the last signaled one.
+    outstanding: u32,
     unsignaled: u32,
-    /// Bytes that the queue pair takes with a request.
-    inline: usize,
-    /// Polls that the present batch was held back.
-    held: u32,
-    /// Whether a READ of the peer's position is on its way, and whether a batch came since the last probe.
-    reading: bool,
-    heard: bool,
+    /// Bytes that the queue pair takes inline.
+    max_inline: usize,
+    /// Polls that have held the open batch back.
+    held_polls: u32,
+    /// Whether a READ of the peer's position is under way, and whether a batch arrived since the last probe.
+    is_reading_position: bool,
+    received_since_probe: bool,
     deadlines: Deadlines,
-    /// What goes beside the rings, and what it needs.
-    pub(super) bulk: Option<Box<Bulk>>,
-    pub(super) pd: Rc<Pd>,
-    /// Operations that ended with the connection.
-    pub(super) finished: VecDeque<Finished>,
-    /// What was attached to a call whose answer ended the connection.
-    pub(super) orphan: Option<U>,
+    bulk: Option<Box<BulkState>>,
+    pd: Rc<Pd>,
+    /// Operations of the application that ended with the connection.
+    raw_completions: VecDeque<RawCompletion>,
+    /// What was attached to a call whose invalid response ended the connection.
+    unreported_user: Option<U>,
 }
 
-/// What exists once the peer is known.
-pub(super) struct Link<U> {
-    pub(super) protocol: Protocol<U>,
-    /// The longest bulk payload of this connection; zero: none.
-    pub(super) bulk: u32,
-    /// Where batches are built, at the offsets that they will have in the peer's ring.
+/// What exists once the peer's address is known.
+struct ConnectedState<U> {
+    protocol: Protocol<U>,
+    /// The longest bulk payload of this connection; zero if it carries none.
+    max_bulk: u32,
+    /// The staging ring: batches are built here at the offsets that they will have in the peer's ring.
     staging: Mr,
     peer_ring: RemoteAddr,
+    /// The word with the peer's consumer position.
     peer_word: RemoteAddr,
     /// Where the last batches ended.
-    ends: [u64; BATCHES_AHEAD],
+    batch_ends: [u64; BATCHES_AHEAD],
 }
 
 /// The receive ring, as the protocol reads it.
-struct Bytes<'r>(&'r Mr);
+struct ReceiveRing<'r>(&'r Mr);
 
-impl RingBytes for Bytes<'_> {
+impl RingBytes for ReceiveRing<'_> {
     #[inline]
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        // The protocol stays inside the ring, which its terms name; outside there is nothing.
+        // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
         self.0.load(offset).unwrap_or([0; N])
     }
 }
 
-/// A message that came, as handed to the context.
-pub(super) enum Arrived<U> {
-    /// `None`: the caller gave up before.
-    Response { user: Option<U>, offset: usize, len: usize, held: Held },
-    /// A bulk response.
-    Landed { user: Option<U>, region: Region, len: usize, held: Held },
-    /// A request that waits, or that one before it holds up.
-    Queued,
+/// The next message of a batch that is not a short request.
+pub(super) enum NextMessage<U> {
+    /// A response in the ring. `user` is `None` if the call was abandoned.
+    Response { user: Option<U>, offset: usize, len: usize, space: HeldSpace },
+    /// A response in bulk memory.
+    BulkResponse { user: Option<U>, region: PooledRegion, len: usize, space: HeldSpace },
+    /// A request was queued: it is a bulk request, or it is behind one.
+    RequestQueued,
 }
 
 impl<U> Connection<U> {
@@ -104,39 +117,39 @@ impl<U> Connection<U> {
         key: u32,
         pd: &Rc<Pd>,
         qp: RcQp,
-        inline: u32,
+        max_inline: u32,
         config: EndpointConfig,
     ) -> Result<Connection<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let own_position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let peer_position = pd.allocate(8, Access::LOCAL_WRITE)?;
-        let state = State {
-            position,
-            published: 0,
+        let state = ConnectionState {
+            own_position,
+            published_position: 0,
             peer_position,
             config,
-            link: None,
+            connected: None,
             failure: None,
             outstanding: 0,
             unsignaled: 0,
-            inline: inline as usize,
-            held: 0,
-            reading: false,
-            heard: false,
+            max_inline: max_inline as usize,
+            held_polls: 0,
+            is_reading_position: false,
+            received_since_probe: false,
             deadlines: Deadlines::default(),
             bulk: None,
             pd: pd.clone(),
-            finished: VecDeque::new(),
-            orphan: None,
+            raw_completions: VecDeque::new(),
+            unreported_user: None,
             qp,
         };
         let qp_num = state.qp.qp_num();
-        Ok(Connection { key, qp_num, ring, dirty: Cell::new(false), state: RefCell::new(state) })
+        Ok(Connection { key, qp_num, ring, is_scheduled: Cell::new(false), state: RefCell::new(state) })
     }
 
     pub(super) fn address(&self) -> EndpointAddress {
         let state = self.state.borrow();
-        let (ring, position) = (self.ring.remote(), state.position.remote());
+        let (ring, position) = (self.ring.remote(), state.own_position.remote());
         let info = ConnectInfo {
             ring_addr: ring.addr,
             ring_size: self.ring.len() as u64,
@@ -144,7 +157,7 @@ impl<U> Connection<U> {
             credit_limit: state.config.credit as u64,
             ring_rkey: ring.rkey,
             consumer_rkey: position.rkey,
-            bulk_limit: u64::from(bulk::limit(&state.config)),
+            bulk_limit: u64::from(bulk_limit(&state.config)),
         };
         EndpointAddress::new(state.qp.address(), &info)
     }
@@ -156,25 +169,27 @@ impl<U> Connection<U> {
         connect: &ConnectConfig,
     ) -> Result<(), ConnectError> {
         let mut state = self.state.borrow_mut();
-        if state.link.is_some() || state.failure.is_some() {
+        if state.connected.is_some() || state.failure.is_some() {
             return Err(ConnectError::Connected);
         }
         let info = peer.info().map_err(ConnectError::Address)?;
-        let terms = Terms {
+        let params = FlowParams {
             ring: self.ring.len() as u64,
             peer_ring: info.ring_size,
             credit_limit: state.config.credit as u64,
             peer_credit_limit: info.credit_limit,
             pending_calls: state.config.pending_calls,
         };
-        let protocol = Protocol::new(&terms)?;
+        let protocol = Protocol::new(&params)?;
         let staging = pd.allocate(info.ring_size as usize, Access::LOCAL_WRITE)?;
         let connect = ConnectConfig { access: Access::REMOTE_READ | Access::REMOTE_WRITE, ..*connect };
         state.qp.connect(&peer.qp(), &connect)?;
         let peer_ring = RemoteAddr { addr: info.ring_addr, rkey: info.ring_rkey };
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
-        let bulk = bulk::agreed(&state.config, &info, &protocol);
-        state.link = Some(Link { protocol, bulk, staging, peer_ring, peer_word, ends: [0; BATCHES_AHEAD] });
+        let max_bulk = agreed_bulk_limit(&state.config, &info, &protocol);
+        let batch_ends = [0; BATCHES_AHEAD];
+        state.connected =
+            Some(ConnectedState { protocol, max_bulk, staging, peer_ring, peer_word, batch_ends });
         Ok(())
     }
 
@@ -186,197 +201,209 @@ impl<U> Connection<U> {
         user: U,
         deadline: Option<Instant>,
         counters: &mut Counters,
-    ) -> Result<Due, (NotCalled, U)> {
+    ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), user));
         }
-        let direct = state.can_go_direct(payload.len());
-        let Some(link) = &mut state.link else { return Err((NotCalled::NotConnected, user)) };
+        let direct = state.can_post_directly(payload.len());
+        let Some(connected) = &mut state.connected else { return Err((NotCalled::NotConnected, user)) };
         let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
             return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
         };
-        let (call, placed) = match link.protocol.call(len, response, user) {
+        let (call, placement) = match connected.protocol.call(len, response, user) {
             Ok(called) => called,
-            // Taken apart, so that the result of a call that is made need not be in memory.
+            // The result is matched here, so that the result of a call that is made need not be in memory.
             Err((refusal, user)) => {
-                return match state.refused(refusal, payload, allowance, user, deadline) {
-                    Ok(()) => Ok(Due::Later),
+                return match state.call_after_refusal(refusal, payload, allowance, user, deadline) {
+                    Ok(()) => Ok(SendTiming::WithNextPoll),
                     Err((cause, user)) => Err((cause, user)),
                 };
             }
         };
-        if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
-            state.write(&placed, payload);
+        if !(direct && state.post_payload_directly(self.key, &placement, payload, counters)) {
+            state.write(&placement, payload);
         }
-        state.began(call, deadline);
-        Ok(state.due())
+        state.record_deadline(call, deadline);
+        Ok(state.send_timing())
     }
 
-    /// Answers a request, and gives back what was held of it.
+    /// Replies to a request, and releases its ring space.
     #[inline]
     pub(super) fn reply(
         &self,
-        owed: Owed,
-        held: &mut Option<Held>,
+        token: ReplyToken,
+        space: &mut Option<HeldSpace>,
         payload: &[u8],
         counters: &mut Counters,
-    ) -> Result<Due, (NotReplied, Option<Owed>)> {
+    ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), None));
         }
-        let direct = state.can_go_direct(payload.len());
-        let Some(link) = &mut state.link else { return Err((Failure::Closed.into(), None)) };
-        let too_long =
-            |owed: Owed| (NotReplied::TooLong { len: payload.len(), max: owed.max_len() }, Some(owed));
-        let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(owed)) };
-        match link.protocol.reply(owed, len) {
-            Ok(placed) => {
-                if !(direct && state.write_direct(self.key, &placed, payload, counters)) {
-                    state.write(&placed, payload);
+        let direct = state.can_post_directly(payload.len());
+        let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
+        let too_long = |token: ReplyToken| {
+            (NotReplied::TooLong { len: payload.len(), max: token.max_len() }, Some(token))
+        };
+        let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(token)) };
+        match connected.protocol.reply(token, len) {
+            Ok(placement) => {
+                if !(direct && state.post_payload_directly(self.key, &placement, payload, counters)) {
+                    state.write(&placement, payload);
                 }
-                if let (Some(link), Some(held)) = (&mut state.link, held.take()) {
-                    link.protocol.release(held);
+                if let (Some(connected), Some(space)) = (&mut state.connected, space.take()) {
+                    connected.protocol.release(space);
                 }
-                Ok(state.due())
+                Ok(state.send_timing())
             }
-            Err((ReplyError::TooLong { .. }, owed)) => Err(too_long(owed)),
+            Err((ReplyError::TooLong { .. }, token)) => Err(too_long(token)),
             Err((_, _)) => Err((Failure::Closed.into(), None)),
         }
     }
 
-    /// A batch came.
+    /// Accepts the batch that an immediate announced.
     #[inline]
-    pub(super) fn arrive(&self, imm: u32) -> Result<(), Failure> {
+    pub(super) fn accept_batch(&self, imm: u32) -> Result<(), Failure> {
         let mut state = self.state.borrow_mut();
-        state.heard = true;
-        let Some(link) = &mut state.link else { return Ok(()) };
-        link.protocol.arrive(imm, &Bytes(&self.ring)).map_err(Failure::Violation)
+        state.received_since_probe = true;
+        let Some(connected) = &mut state.connected else { return Ok(()) };
+        connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
     }
 
-    /// Goes on with the batch: gives back what was held of it, hands small requests to `on_request`, and stops at
-    /// anything else.
+    /// Continues with the batch: releases the message before, passes short requests to `on_request`, and returns at any
+    /// other message.
     #[inline]
-    pub(super) fn next(
+    pub(super) fn next_message(
         &self,
-        done: Option<Held>,
-        mut on_request: impl FnMut(usize, usize, Held, Owed),
-    ) -> Result<Option<Arrived<U>>, Failure> {
-        use crosstie_protocol::copyrpc::Arrival::{Request, Response};
-        use crosstie_protocol::copyrpc::{Request as Incoming, Response as Answer};
+        done: Option<HeldSpace>,
+        mut on_request: impl FnMut(usize, usize, HeldSpace, ReplyToken),
+    ) -> Result<Option<NextMessage<U>>, Failure> {
+        use crosstie_protocol::copyrpc::ReceivedMessage::{Request, Response};
+        use crosstie_protocol::copyrpc::{ReceivedRequest, ReceivedResponse};
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let Some(link) = &mut state.link else { return Ok(None) };
-        if let Some(held) = done {
-            link.protocol.release(held);
+        let Some(connected) = &mut state.connected else { return Ok(None) };
+        if let Some(space) = done {
+            connected.protocol.release(space);
         }
-        let (holds_up, has_lent) = match &state.bulk {
-            Some(bulk) => (bulk.holds_up(), bulk.has_lent()),
+        let (has_queued_requests, has_bulk_calls) = match &state.bulk {
+            Some(bulk) => (bulk.has_queued_requests(), bulk.has_bulk_calls()),
             None => (false, false),
         };
         loop {
-            match link.protocol.next(&Bytes(&self.ring)).map_err(Failure::Violation)? {
+            match connected.protocol.next_message(&ReceiveRing(&self.ring)).map_err(Failure::Violation)? {
                 None => return Ok(None),
-                Some(Request(Incoming { offset, len, bulk, held, owed })) => {
-                    if bulk || holds_up {
-                        // Field by field: what a call takes by reference stays in memory on the way of small messages too.
-                        state.queue(&self.ring, offset, len, bulk, held, owed)?;
-                        return Ok(Some(Arrived::Queued));
+                Some(Request(ReceivedRequest { offset, len, bulk, space, reply_token })) => {
+                    if bulk || has_queued_requests {
+                        // Field by field: a struct that is passed by reference would be kept in memory for short
+                        // messages too.
+                        state.queue_request(&self.ring, offset, len, bulk, space, reply_token)?;
+                        return Ok(Some(NextMessage::RequestQueued));
                     }
-                    on_request(offset, len, held, owed);
+                    on_request(offset, len, space, reply_token);
                 }
-                Some(Response(Answer { call, user, offset, len, bulk, held })) => {
-                    if bulk || has_lent {
-                        return state.landed(&self.ring, call, user, offset, len, bulk, held).map(Some);
+                Some(Response(ReceivedResponse { call, user, offset, len, bulk, space })) => {
+                    if bulk || has_bulk_calls {
+                        return state
+                            .accept_bulk_response(&self.ring, call, user, offset, len, bulk, space)
+                            .map(Some);
                     }
-                    return Ok(Some(Arrived::Response { user, offset, len, held }));
+                    return Ok(Some(NextMessage::Response { user, offset, len, space }));
                 }
             }
         }
     }
 
     #[inline]
-    pub(super) fn release(&self, held: Held) {
-        if let Some(link) = &mut self.state.borrow_mut().link {
-            link.protocol.release(held);
+    pub(super) fn release(&self, space: HeldSpace) {
+        if let Some(connected) = &mut self.state.borrow_mut().connected {
+            connected.protocol.release(space);
         }
     }
 
-    pub(super) fn is_reading(&self) -> bool {
+    /// Whether a READ, or another operation with a completion of its own, is under way.
+    pub(super) fn has_operations(&self) -> bool {
         let state = self.state.borrow();
-        state.reading || state.bulk.as_ref().is_some_and(|bulk| bulk.is_operating())
+        state.is_reading_position || state.bulk.as_ref().is_some_and(|bulk| bulk.has_operations())
     }
 
-    /// Ends the connection; what was attached to pending calls goes to `each`.
+    /// Ends the connection. Returns what was attached to its pending calls.
     pub(super) fn fail(&self, cause: Failure) -> Vec<U> {
         let mut state = self.state.borrow_mut();
         if state.failure.is_some() {
             return Vec::new();
         }
         state.failure = Some(cause);
-        // The peer should see it too. A queue pair that cannot be broken any more is broken.
+        // So that the peer notices too. A queue pair that cannot be moved to the error state is in it already.
         state.qp.fail().ok();
         state.deadlines = Deadlines::default();
-        state.end_bulk(EndpointId(self.key), cause);
-        let orphan = state.orphan.take();
-        let pending = state.link.as_mut().map(|link| link.protocol.abandon_all());
-        orphan.into_iter().chain(pending.into_iter().flatten()).collect()
+        state.end_operations(EndpointId(self.key), cause);
+        let unreported = state.unreported_user.take();
+        let pending = state.connected.as_mut().map(|connected| connected.protocol.abandon_all());
+        unreported.into_iter().chain(pending.into_iter().flatten()).collect()
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
         self.state.borrow().failure
     }
 
-    /// Whether the device has given the connection up.
+    /// Whether the device has moved the queue pair to the error state.
     pub(super) fn is_broken(&self) -> bool {
         let state = self.state.borrow();
-        state.failure.is_none() && state.link.is_some() && state.qp.state() == QpState::Error
+        state.failure.is_none() && state.connected.is_some() && state.qp.state() == QpState::Error
     }
 
-    /// Calls that wait for their answers.
-    pub(super) fn pending(&self) -> usize {
+    /// Calls that wait for their response.
+    pub(super) fn pending_calls(&self) -> usize {
         let state = self.state.borrow();
-        match &state.link {
-            Some(link) if state.failure.is_none() => link.protocol.ledger().pending,
+        match &state.connected {
+            Some(connected) if state.failure.is_none() => connected.protocol.flow_state().pending,
             _ => 0,
         }
     }
 
-    /// Ends calls whose time is over. Says whether others have a deadline.
-    pub(super) fn expire(&self, now: Instant, expired: &mut Vec<(U, CallFailed)>) -> bool {
+    /// Ends calls whose deadline has passed. Returns whether other calls have a deadline.
+    pub(super) fn expire_deadlines(&self, now: Instant, expired: &mut Vec<(U, CallFailed)>) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let Some(link) = &mut state.link else { return false };
-        while let Some(call) = state.deadlines.pop(now) {
-            let user = link.protocol.abandon(call);
+        let Some(connected) = &mut state.connected else { return false };
+        while let Some(call) = state.deadlines.pop_expired(now) {
+            let user = connected.protocol.abandon(call);
             expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
         }
         !state.deadlines.is_empty()
     }
 
-    pub(super) fn longest(&self) -> Option<(usize, usize)> {
+    /// The longest request and the longest response.
+    pub(super) fn max_lengths(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
-        let Link { protocol, bulk, .. } = state.link.as_ref()?;
-        let (request, response) = (protocol.longest_request(), protocol.longest_response());
-        Some((request.max(*bulk) as usize, response.max(*bulk) as usize))
+        let ConnectedState { protocol, max_bulk, .. } = state.connected.as_ref()?;
+        let (request, response) = (protocol.max_request_len(), protocol.max_response_len());
+        Some((request.max(*max_bulk) as usize, response.max(*max_bulk) as usize))
     }
 
-    pub(super) fn longest_in_ring(&self) -> Option<(usize, usize)> {
+    /// The longest request and the longest response that travel in the rings.
+    pub(super) fn max_ring_lengths(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
-        let protocol = &state.link.as_ref()?.protocol;
-        Some((protocol.longest_request() as usize, protocol.longest_response() as usize))
+        let protocol = &state.connected.as_ref()?.protocol;
+        Some((protocol.max_request_len() as usize, protocol.max_response_len() as usize))
     }
 }
 
-impl<U> State<U> {
+impl<U> ConnectionState<U> {
     #[inline(always)]
-    pub(super) fn began(&mut self, call: CallId, deadline: Option<Instant>) {
+    fn record_deadline(&mut self, call: CallId, deadline: Option<Instant>) {
         match deadline {
-            None => self.deadlines.without(call),
+            None => self.deadlines.clear(call),
             Some(deadline) => self.deadlines.push(call, deadline, self.config.pending_calls),
         }
+    }
+
+    #[inline]
+    fn bulk(&mut self) -> &mut BulkState {
+        self.bulk.get_or_insert_with(|| Box::new(BulkState::new(&self.config)))
     }
 }

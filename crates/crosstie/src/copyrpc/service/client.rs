@@ -1,4 +1,4 @@
-//! The calling side of a connection, and calls as futures.
+//! The client of a service: its calls are futures.
 
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -8,104 +8,105 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
-use super::desk::{Desk, Line, Ticket};
+use super::call_table::CallTable;
 use super::error::Error;
-use super::method::{Frame, Method, Prefix, answer_size, decode};
+use super::method::{Frame, Method, Prefix, decode_response, response_size};
+use super::slots::{CallToken, EndpointQueue};
 use crate::copyrpc::{ConnectError, Endpoint, EndpointAddress, Failure};
 use crate::device::ConnectConfig;
 
-/// One side of a connection, whose calls are futures. Made by [`Driver::create_client`](super::Driver::create_client).
+/// One side of a connection whose calls are futures. Created by [`Driver::create_client`](super::Driver::create_client).
 ///
-/// Clones are the same connection; it is closed when the last of them is dropped, and its open calls end.
+/// Clones share the connection. It is closed when the last of them is dropped; its open calls end then.
 #[derive(Clone)]
 pub struct Client {
     shared: Rc<Shared>,
 }
 
 struct Shared {
-    desk: Rc<Desk>,
-    line: Rc<Line>,
+    calls: Rc<CallTable>,
+    queue: Rc<EndpointQueue>,
     address: EndpointAddress,
 }
 
 impl Client {
-    pub(super) fn new(desk: Rc<Desk>, endpoint: Endpoint<Ticket>) -> Client {
+    pub(super) fn new(calls: Rc<CallTable>, endpoint: Endpoint<CallToken>) -> Client {
         let address = endpoint.address();
-        Client { shared: Rc::new(Shared { desk, line: Rc::new(Line::new(endpoint)), address }) }
+        Client { shared: Rc::new(Shared { calls, queue: Rc::new(EndpointQueue::new(endpoint)), address }) }
     }
 
-    /// What the peer must know to connect to it.
+    /// The address that the peer needs to connect to this client.
     pub fn address(&self) -> EndpointAddress {
         self.shared.address
     }
 
     /// Connects to the peer's endpoint. The peer does the same; neither waits for the other.
     pub fn connect(&self, peer: &EndpointAddress, config: &ConnectConfig) -> Result<(), ConnectError> {
-        match &*self.shared.line.endpoint.borrow() {
+        match &*self.shared.queue.endpoint.borrow() {
             Some(endpoint) => endpoint.connect(peer, config),
             None => Err(ConnectError::Connected),
         }
     }
 
-    /// Calls `M`.
+    /// Calls method `M`.
     ///
-    /// The call is made here and now, not when the future is first awaited; if there is no room for it, it waits for its
-    /// turn behind the calls that came before it. So calls reach the peer in the order in which they were made. Dropping
-    /// the future does not take the call back: its answer, if it still comes, is dropped.
+    /// The call is made now, not when the future is first polled. If there is no room for it, it is queued behind earlier
+    /// calls. So calls reach the peer in the order in which they were made. Dropping the future does not cancel the call:
+    /// its response is dropped when it arrives.
     #[inline]
     pub fn call<M: Method>(&self, request: M::Request) -> Call<M> {
-        self.begin(request, None)
+        self.start_call(request, None)
     }
 
-    /// As [`call`](Client::call); without an answer in time, counted from now, the call ends as
+    /// Like [`call`](Client::call). Without a response within `timeout` from now, the call ends as
     /// [`TimedOut`](crate::copyrpc::CallFailed::TimedOut).
-    pub fn call_within<M: Method>(&self, request: M::Request, time: Duration) -> Call<M> {
-        self.begin(request, Instant::now().checked_add(time))
+    pub fn call_within<M: Method>(&self, request: M::Request, timeout: Duration) -> Call<M> {
+        self.start_call(request, Instant::now().checked_add(timeout))
     }
 
     #[inline]
-    fn begin<M: Method>(&self, request: M::Request, deadline: Option<Instant>) -> Call<M> {
-        let Shared { desk, line, .. } = &*self.shared;
+    fn start_call<M: Method>(&self, request: M::Request, deadline: Option<Instant>) -> Call<M> {
+        let Shared { calls, queue, .. } = &*self.shared;
         let frame = Frame { prefix: Prefix::request::<M>(), body: request };
-        let stage = match desk.begin(line, frame.as_bytes(), answer_size::<M>(), deadline) {
-            Ok(ticket) => Stage::Open(ticket),
+        let stage = match calls.start_call(queue, frame.as_bytes(), response_size::<M>(), deadline) {
+            Ok(token) => Stage::Open(token),
             Err(error) => Stage::NotMade(error),
         };
-        Call { desk: desk.clone(), stage, of: PhantomData }
+        Call { calls: calls.clone(), stage, of: PhantomData }
     }
 
-    /// Why the connection is over, if it is.
+    /// Why the connection has ended, if it has.
     pub fn failure(&self) -> Option<Failure> {
-        match &*self.shared.line.endpoint.borrow() {
+        match &*self.shared.queue.endpoint.borrow() {
             Some(endpoint) => endpoint.failure(),
             None => Some(Failure::Closed),
         }
     }
 
-    /// Closes the connection, also for the clones of this client; its open calls end.
+    /// Closes the connection, also for the clones of this client. Its open calls end.
     pub fn close(self) {
-        self.shared.desk.close(&self.shared.line);
+        self.shared.calls.close_endpoint(&self.shared.queue);
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.desk.close(&self.line);
+        self.calls.close_endpoint(&self.queue);
     }
 }
 
-/// A call under way. Any executor of its thread can await it, if something [drives](super::Driver) the context.
-#[must_use = "the call is made, but nobody will see its answer"]
+/// A call under way. Any executor of its thread can await it, if a [`Driver`](super::Driver) polls the context.
+#[must_use = "the call is made, but its response is dropped"]
 pub struct Call<M> {
-    desk: Rc<Desk>,
+    calls: Rc<CallTable>,
     stage: Stage,
     of: PhantomData<fn(M)>,
 }
 
 enum Stage {
-    Open(Ticket),
+    Open(CallToken),
     NotMade(Error),
-    Over,
+    Finished,
 }
 
 impl<M: Method> Future for Call<M> {
@@ -114,12 +115,12 @@ impl<M: Method> Future for Call<M> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = match self.stage {
-            Stage::Open(ticket) => self.desk.poll(ticket, context.waker(), decode::<M>),
+            Stage::Open(token) => self.calls.poll_call(token, context.waker(), decode_response::<M>),
             Stage::NotMade(error) => Poll::Ready(Err(error)),
-            Stage::Over => panic!("a call was awaited again after its end"),
+            Stage::Finished => panic!("a call was polled after it had finished"),
         };
         if polled.is_ready() {
-            self.stage = Stage::Over;
+            self.stage = Stage::Finished;
         }
         polled
     }
@@ -127,8 +128,8 @@ impl<M: Method> Future for Call<M> {
 
 impl<M> Drop for Call<M> {
     fn drop(&mut self) {
-        if let Stage::Open(ticket) = self.stage {
-            self.desk.forget(ticket);
+        if let Stage::Open(token) = self.stage {
+            self.calls.drop_call(token);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What polls the context, so that futures get on.
+//! The driver: polls a context, so that the futures of its calls make progress.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -8,86 +8,88 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
+use super::call_table::{CallTable, DriverCounters};
 use super::client::Client;
-use super::desk::{Desk, DriverCounters, MAX_CALLS, Ticket};
 use super::server::{Handlers, Service};
+use super::slots::{CallToken, MAX_CALLS};
 use crate::copyrpc::{Context, Counters, EndpointConfig};
 use crate::device::DeviceError;
 
-/// Rounds without news before [`Driver::run_until`] lets other threads have the core, and before it sleeps.
-const SPINS: u32 = 2_000;
-const SLEEPY: u32 = SPINS + 100;
-/// How long it sleeps at a time: so late it may see that another thread woke its future.
+/// Rounds without progress before [`Driver::run_until`] yields the core instead of spinning, and before it sleeps.
+const SPIN_ROUNDS: u32 = 2_000;
+const YIELD_ROUNDS: u32 = SPIN_ROUNDS + 100;
+/// How long it sleeps at a time. It notices at most this late that another thread woke its future.
 const SLEEP: Duration = Duration::from_millis(5);
-/// Rounds without news before [`Driver::run`] stops polling, when no call is open.
+/// Rounds without progress before [`Driver::run`] stops polling, if no call is open.
 const LAST_ROUNDS: u32 = 64;
 
-/// Polls a context for the futures of its calls. One thread's, as the context is.
+/// Polls a context for the futures of its calls. It belongs to one thread, like the context.
 ///
-/// One of three ways suits most programs:
+/// There are three ways to use it:
 ///
-/// | | who runs the futures | while there is nothing to do |
+/// | | what runs the futures | while there is nothing to do |
 /// | --- | --- | --- |
 /// | [`run_until`](Driver::run_until) | the driver | sleeps on the device |
-/// | [`run`](Driver::run), spawned | any executor of this thread | no call open: does not run at all; else as it is told |
-/// | [`step`](Driver::step), in a loop of the program's own | the program | as the program likes: see [`wait`](Driver::wait) |
+/// | [`run`](Driver::run), spawned | any executor of this thread | no call open: does not run at all; otherwise polls, or sleeps for up to `stall` |
+/// | [`step`](Driver::step), in a loop of the program's own | the program | the program decides, see [`wait`](Driver::wait) |
 ///
 /// Dropping it ends all calls as [closed](crate::copyrpc::Failure::Closed).
 pub struct Driver {
-    context: Context<Ticket>,
-    desk: Rc<Desk>,
+    context: Context<CallToken>,
+    calls: Rc<CallTable>,
 }
 
 impl Driver {
-    /// Drives a context, with as many calls open at a time as there can be (about a million).
-    pub fn new(context: Context<Ticket>) -> Driver {
+    /// Creates a driver for a context. About a million calls can be open at a time.
+    pub fn new(context: Context<CallToken>) -> Driver {
         Driver::with_limit(context, MAX_CALLS)
     }
 
-    /// As [`new`](Driver::new), with at most `calls` open at a time, those included that wait for room. More end as
+    /// Like [`new`](Driver::new), with at most `calls` open at a time, including those that wait for room. Further calls end as
     /// [`TooManyCalls`](super::Error::TooManyCalls).
-    pub fn with_limit(context: Context<Ticket>, calls: usize) -> Driver {
-        Driver { context, desk: Rc::new(Desk::new(calls)) }
+    pub fn with_limit(context: Context<CallToken>, calls: usize) -> Driver {
+        Driver { context, calls: Rc::new(CallTable::new(calls)) }
     }
 
-    /// A new client, to be connected. Its connection can bring requests, too: see [`serve`](Driver::serve).
+    /// Creates a client, which is then to be connected. Its connection can also carry requests of the peer, see
+    /// [`serve`](Driver::serve).
     pub fn create_client(&self, config: &EndpointConfig) -> Result<Client, DeviceError> {
-        Ok(Client::new(self.desk.clone(), self.context.create_endpoint(config)?))
+        Ok(Client::new(self.calls.clone(), self.context.create_endpoint(config)?))
     }
 
     /// Polls once: sends what is due, wakes the futures of calls that have ended, and makes calls that waited for room.
-    /// Says whether any call has got on. Never waits.
+    /// Returns whether any call made progress. Never waits.
     #[inline]
     pub fn step(&self) -> bool {
-        let answers = self.context.poll(|ticket, answer| self.desk.finish(ticket, answer));
-        answers + self.desk.advance() > 0
+        let ended = self.context.poll(|token, result| self.calls.finish_call(token, result));
+        ended + self.calls.make_waiting_calls() > 0
     }
 
-    /// Answers all requests that have come, as [`Service::serve`].
-    pub fn serve<S, H: Handlers<S, Ticket>>(&self, service: &mut Service<S, Ticket, H>) -> usize {
+    /// Answers all requests that have arrived, see [`Service::serve`].
+    pub fn serve<S, H: Handlers<S, CallToken>>(&self, service: &mut Service<S, CallToken, H>) -> usize {
         service.serve(&self.context)
     }
 
-    /// Waits until something comes, as [`Context::wait`]: then [`step`](Driver::step).
+    /// Waits until something arrives, see [`Context::wait`]. Then [`step`](Driver::step).
     pub fn wait(&self, timeout: Duration) -> bool {
-        let came = self.context.wait(timeout);
-        self.desk.look_soon();
-        came
+        let has_arrived = self.context.wait(timeout);
+        self.calls.check_deadlines_soon();
+        has_arrived
     }
 
-    /// Runs a future to its end on this thread, and the context with it. Spins while there is something to do, sleeps on the
-    /// device while there is not. A future that another thread wakes meanwhile gets on within 5 ms.
+    /// Runs a future to its end on this thread, and polls the context for it. It spins while there is something to do, and sleeps on
+    /// the device while there is not. If another thread wakes the future, it continues within 5 ms.
     ///
-    /// Requests that come meanwhile wait, and keep it from sleeping: see [`run_serving`](Driver::run_serving).
+    /// Requests that arrive in the meantime wait, and prevent it from sleeping. See [`run_serving`](Driver::run_serving).
     pub fn run_until<F: Future>(&self, future: F) -> F::Output {
         self.run_with(future, || 0)
     }
 
-    /// As [`run_until`](Driver::run_until), and answers requests meanwhile.
-    pub fn run_serving<F: Future, S, H: Handlers<S, Ticket>>(
+    /// Like [`run_until`](Driver::run_until), and answers requests in the meantime.
+    pub fn run_serving<F: Future, S, H: Handlers<S, CallToken>>(
         &self,
         future: F,
-        service: &mut Service<S, Ticket, H>,
+        service: &mut Service<S, CallToken, H>,
     ) -> F::Output {
         self.run_with(future, || service.serve(&self.context))
     }
@@ -99,10 +101,10 @@ impl Driver {
         let mut task = TaskContext::from_waker(&waker);
         let mut idle = 0;
         loop {
-            // Acquire: with the Release of `wake_by_ref`, so that the future sees why it was woken.
+            // Acquire: pairs with the Release in `wake_by_ref`, so that the future sees what it was woken for.
             if woken.0.load(Ordering::Relaxed) && woken.0.swap(false, Ordering::Acquire) {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
-                    // What it called last, and did not wait for, still goes out.
+                    // Calls that it made last and did not await still go out.
                     self.context.flush();
                     return output;
                 }
@@ -114,35 +116,35 @@ impl Driver {
             }
             idle += 1;
             match idle {
-                ..SPINS => std::hint::spin_loop(),
-                SPINS..SLEEPY => std::thread::yield_now(),
-                _ => idle = if self.wait(SLEEP) { SPINS } else { SLEEPY },
+                ..SPIN_ROUNDS => std::hint::spin_loop(),
+                SPIN_ROUNDS..YIELD_ROUNDS => std::thread::yield_now(),
+                _ => idle = if self.wait(SLEEP) { SPIN_ROUNDS } else { YIELD_ROUNDS },
             }
         }
     }
 
-    /// Polls for ever, as a future for an executor of this thread: once each time that the executor runs it.
+    /// A future that polls for ever, for an executor of this thread. It polls once each time that the executor runs it.
     ///
-    /// While no call is open it does not run; the next call wakes it. While calls are open, and nothing has come for a
-    /// while, it holds up the executor to sleep on the device, for `stall` at a time at most: other tasks may be late by that
-    /// much. With a `stall` of zero it never does, and takes all the time that the executor has left over.
+    /// While no call is open it does not run; the next call wakes it. While calls are open and nothing has arrived for a while, it
+    /// blocks the executor to sleep on the device, for at most `stall` at a time: other tasks may be late by that much. With
+    /// a `stall` of zero it never blocks, and uses all the time that the executor has left over.
     ///
-    /// It is for programs that call. Requests do not wake it: a program that serves too has
+    /// It is for programs that only make calls. Requests do not wake it: a program that also serves uses
     /// [`run_serving`](Driver::run_serving), or a loop of its own.
     pub async fn run(&self, stall: Duration) -> ! {
         let mut idle = 0;
         let forever = poll_fn(|task| {
             idle = if self.step() { 0 } else { idle + 1 };
-            if self.desk.open() == 0 && idle >= LAST_ROUNDS {
+            if self.calls.open_calls() == 0 && idle >= LAST_ROUNDS {
                 idle = 0;
                 // The peer may wait for credit.
                 self.context.flush();
-                self.desk.sleep(task.waker());
+                self.calls.wake_on_next_call(task.waker());
                 return Poll::Pending;
             }
-            if idle >= SPINS && !stall.is_zero() {
+            if idle >= SPIN_ROUNDS && !stall.is_zero() {
                 self.wait(stall);
-                idle = SPINS;
+                idle = SPIN_ROUNDS;
             }
             task.waker().wake_by_ref();
             Poll::<std::convert::Infallible>::Pending
@@ -150,12 +152,12 @@ impl Driver {
         match forever.await {}
     }
 
-    /// What happened so far.
+    /// What the driver has done so far.
     pub fn counters(&self) -> DriverCounters {
-        self.desk.counters()
+        self.calls.counters()
     }
 
-    /// What happened so far, on the context.
+    /// What the context has done so far.
     pub fn context_counters(&self) -> Counters {
         self.context.counters()
     }
@@ -163,11 +165,11 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.desk.shut();
+        self.calls.close();
     }
 }
 
-/// Whether a future is to be polled again.
+/// Whether the future was woken and must be polled again.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -176,7 +178,7 @@ impl Wake for Woken {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Release: with the Acquire of `run_with`.
+        // Release: pairs with the Acquire in `run_with`.
         self.0.store(true, Ordering::Release);
     }
 }

@@ -1,48 +1,48 @@
-//! How calls end, other than with an answer.
+//! Errors of typed calls.
 
 use crate::copyrpc::{CallFailed, NotCalled};
 
-/// How a call ended without an answer.
+/// Why a call ended without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The connection is over, or the call's time. Whether the request was acted upon is not known.
+    /// The connection has ended, or the deadline of the call has passed. It is not known whether the service handled the request.
     #[error(transparent)]
     Failed(#[from] CallFailed),
-    /// It cannot be made: it is longer than the rings allow, or the endpoint is not connected.
+    /// The call cannot be made: it is too long for the connection, or the endpoint is not connected.
     #[error("the call cannot be made: {0}")]
     NotCalled(NotCalled),
-    /// More calls are open than the driver was made for.
-    #[error("{0} calls are open, and the driver takes no more: wait for some of them")]
+    /// The limit of open calls of the driver is reached.
+    #[error("the driver's limit of {0} open calls is reached: wait for some of them to end")]
     TooManyCalls(usize),
     /// The service has no such method.
     #[error("the service has no method {0}")]
     UnknownMethod(u32),
-    /// The service could make nothing of the request: it has another idea of the method.
-    #[error("the service could not read the request: are both sides built from the same methods?")]
+    /// The service could not decode the request: its method has other types.
+    #[error("the service could not decode the request: build both sides with the same methods")]
     MalformedRequest,
-    /// The handler refused.
+    /// The handler refused the request.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The service dropped the request without an answer.
-    #[error("the service dropped the request without an answer")]
+    /// The service dropped the request without a response.
+    #[error("the service dropped the request without a response")]
     Unanswered,
-    /// The answer is none of this method.
-    #[error("the answer is none of this method: are both sides built from the same methods?")]
+    /// The response is not valid for this method.
+    #[error("the response is not valid for this method: build both sides with the same methods")]
     MalformedResponse,
 }
 
 impl From<NotCalled> for Error {
     fn from(cause: NotCalled) -> Error {
         match cause {
-            // A connection that is over is the same whether it ended before the call or after.
+            // One error for a connection that has ended, whether that was before the call or after.
             NotCalled::Failed(failure) => Error::Failed(failure.into()),
             cause => Error::NotCalled(cause),
         }
     }
 }
 
-/// A handler's no, with a number that means something to both sides.
+/// A handler refused a request, with an application-defined code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the service refused, code {0}")]
+#[error("the service refused the request with code {0}")]
 pub struct Refused(pub u32);

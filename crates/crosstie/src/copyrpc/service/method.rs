@@ -1,25 +1,25 @@
-//! What a method is, and what stands in front of its messages.
+//! Methods, and the prefix of their messages.
 //!
 //! ```text
-//! request  | method  u32 | size of the answer u32 | the request, as it is in memory |
-//! response | status  u32 | code               u32 | the answer, if the status is 0   |
+//! request  | method  u32 | size of the response u32 | the request, as it is in memory    |
+//! response | status  u32 | code                 u32 | the response, if the status is 0   |
 //! ```
 //!
-//! Both words are little-endian, so that messages begin at a multiple of 8. The sizes of both messages are checked before a
-//! handler runs: two programs that were built with different ideas of a method notice.
+//! Both words of the prefix are little-endian. The prefix has 8 bytes, so that messages start at a multiple of 8. The sizes of
+//! both messages are checked before a handler runs: this detects two programs whose types of a method differ.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use super::error::{Error, Refused};
 
-/// A method: a number, what goes in and what comes out. Both are of fixed size; bytes that make no value of their type
-/// (an enum's tag that is none) are caught on arrival.
+/// A method: a number, a request type and a response type. Both types have a fixed size. Bytes that are not a valid value of
+/// their type (such as an unknown tag of an enum) are detected on arrival.
 ///
 /// ```
 /// use crosstie::copyrpc::service::Method;
 ///
-/// /// Adds to the counter, and says what it was before.
+/// /// Adds to the counter and returns its former value.
 /// struct Add;
 /// impl Method for Add {
 ///     const ID: u32 = 1;
@@ -28,15 +28,15 @@ use super::error::{Error, Refused};
 /// }
 /// ```
 pub trait Method {
-    /// Its number, one of a kind among the methods of a service.
+    /// The number of the method, unique in its service.
     const ID: u32;
     /// What the caller sends.
     type Request: TryFromBytes + IntoBytes + Immutable + KnownLayout;
-    /// What it gets.
+    /// What the caller receives.
     type Response: TryFromBytes + IntoBytes + Immutable + KnownLayout;
 }
 
-/// A message and what stands in front of it, as they travel.
+/// A message with its prefix, as it is sent.
 #[derive(IntoBytes, Immutable)]
 #[repr(C, packed)]
 pub(super) struct Frame<T> {
@@ -44,21 +44,21 @@ pub(super) struct Frame<T> {
     pub(super) body: T,
 }
 
-/// Two words in front of every message.
+/// The two words in front of every message.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Prefix {
-    /// The method; or the status.
+    /// The method of a request, or the status of a response.
     pub(super) head: U32,
-    /// The size of the answer; or the code of a refusal.
+    /// The size of the response that a request expects, or the code of a refusal.
     pub(super) detail: U32,
 }
 
-pub(super) const PREFIX: usize = size_of::<Prefix>();
+pub(super) const PREFIX_SIZE: usize = size_of::<Prefix>();
 
 impl Prefix {
     pub(super) fn request<M: Method>() -> Prefix {
-        // A size that does not fit is longer than any message, and refused as such.
+        // A size that does not fit into 32 bits is longer than any message; the call is refused for that.
         Prefix { head: U32::new(M::ID), detail: U32::new(size_of::<M::Response>() as u32) }
     }
 
@@ -67,12 +67,12 @@ impl Prefix {
     }
 }
 
-/// What the answer to `M` takes, with what stands in front of it.
-pub(super) const fn answer_size<M: Method>() -> usize {
-    PREFIX + size_of::<M::Response>()
+/// Bytes of a response to `M`, with its prefix.
+pub(super) const fn response_size<M: Method>() -> usize {
+    PREFIX_SIZE + size_of::<M::Response>()
 }
 
-/// How a request was answered.
+/// The status of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Status {
@@ -83,9 +83,9 @@ pub(super) enum Status {
     Unanswered = 4,
 }
 
-/// An answer to `M`, from whatever the peer sent.
+/// Decodes a response to `M` from the bytes that the peer sent.
 #[inline]
-pub(super) fn decode<M: Method>(bytes: &[u8]) -> Result<M::Response, Error> {
+pub(super) fn decode_response<M: Method>(bytes: &[u8]) -> Result<M::Response, Error> {
     let Ok((prefix, body)) = Prefix::read_from_prefix(bytes) else { return Err(Error::MalformedResponse) };
     let (status, code) = (prefix.head.get(), prefix.detail.get());
     if status == Status::Done as u32 {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_have_the_layout_that_is_drawn() {
+    fn frames_have_the_documented_layout() {
         let frame = Frame { prefix: Prefix::request::<Flip>(), body: true };
         assert_eq!(frame.as_bytes(), [7, 0, 0, 0, 1, 0, 0, 0, 1]);
         let frame = Frame { prefix: Prefix::response(Status::Refused, 0x0201), body: () };
@@ -121,11 +121,11 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_decode_to_something() {
+    fn any_bytes_decode_to_a_response_or_an_error() {
         let of = |head: u32, body: &[u8]| {
             let mut bytes = Prefix { head: U32::new(head), detail: U32::new(9) }.as_bytes().to_vec();
             bytes.extend(body);
-            decode::<Flip>(&bytes)
+            decode_response::<Flip>(&bytes)
         };
         assert_eq!(of(0, &[1]), Ok(true));
         assert_eq!(of(1, &[]), Err(Error::UnknownMethod(7)));
@@ -135,8 +135,12 @@ mod tests {
         for (head, body) in [(0, &[][..]), (0, &[2]), (0, &[1, 1]), (1, &[1]), (5, &[]), (u32::MAX, &[0])] {
             assert_eq!(of(head, body), Err(Error::MalformedResponse), "{head} {body:?}");
         }
-        for len in 0..PREFIX {
-            assert_eq!(decode::<Flip>(&[0; PREFIX][..len]), Err(Error::MalformedResponse), "{len}");
+        for len in 0..PREFIX_SIZE {
+            assert_eq!(
+                decode_response::<Flip>(&[0; PREFIX_SIZE][..len]),
+                Err(Error::MalformedResponse),
+                "{len}"
+            );
         }
     }
 }

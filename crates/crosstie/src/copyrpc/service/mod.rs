@@ -1,7 +1,7 @@
-//! Services of typed methods, and calls that are futures: thin over [`Context::poll`](super::Context::poll).
+//! Typed services, and calls as futures: a thin layer over [`Context::poll`](super::Context::poll).
 //!
-//! A [`Method`] has a number, a request and a response. A [`Service`] has a handler for each of its methods. A [`Client`]
-//! calls them; what it gets is a future, for which a [`Driver`] polls the context.
+//! A [`Method`] has a number, a request type and a response type. A [`Service`] has a handler for each of its methods. A
+//! [`Client`] calls methods; each call is a future. A [`Driver`] polls the context, so that the futures make progress.
 //!
 //! ```
 //! use crosstie::copyrpc::service::{Driver, Error, Method, Refused, Service};
@@ -19,7 +19,7 @@
 //! let driver = Driver::new(Context::open(&"software".parse()?, &Config::default())?);
 //! let (here, there) = (driver.create_client(&EndpointConfig::default())?,
 //!                      driver.create_client(&EndpointConfig::default())?);
-//! // Between processes the addresses travel as bytes, see `crosstie::bootstrap`.
+//! // Between processes the addresses are sent as bytes, see `crosstie::bootstrap`.
 //! here.connect(&there.address(), &ConnectConfig::default())?;
 //! there.connect(&here.address(), &ConnectConfig::default())?;
 //!
@@ -27,7 +27,7 @@
 //!     *counter = counter.checked_add(more).ok_or(Refused(1))?;
 //!     Ok(*counter)
 //! });
-//! // Both sides in one thread, for once.
+//! // Here both sides run in one thread.
 //! let sums = driver.run_serving(
 //!     async {
 //!         let (first, second) = (here.call::<Add>(2), here.call::<Add>(3));
@@ -41,25 +41,27 @@
 //!
 //! # Promises
 //!
-//! - Every call ends once, with its answer or an [`Error`] that says why. What a peer sends that makes no sense is counted, and
-//!   ends that call only; a request that makes no sense is counted, and answered with an error.
-//! - Calls over one connection reach the peer in the order in which they were made, also when they had to wait for
-//!   room. They do so without being polled.
-//! - In the steady state a call allocates nothing: slots for open calls are used again, as are their buffers.
-//! - Futures may be dropped at any time, and moved between tasks; requests may be answered at any time, in any order.
+//! - Every call ends exactly once, with its response or with an [`Error`] that says why. A malformed response is counted and ends
+//!   only its own call; a malformed request is counted and answered with an error.
+//! - Calls over one connection reach the peer in the order in which they were made, also if they had to wait for room. A call is
+//!   sent even if its future is not polled.
+//! - In the steady state a call allocates nothing: the slots of open calls and their buffers are reused.
+//! - Futures may be dropped at any time, and moved between tasks. Requests may be answered at any time, in any order.
 //!
-//! Calls and futures stay in the thread of their context, and so do executors.
+//! Calls, futures and executors stay in the thread of their context.
 
+mod call_table;
 mod client;
-mod desk;
 mod driver;
 mod error;
 mod method;
 mod server;
+mod slots;
 
+pub use call_table::DriverCounters;
 pub use client::{Call, Client};
-pub use desk::{DriverCounters, Ticket};
 pub use driver::Driver;
 pub use error::{Error, Refused};
 pub use method::Method;
 pub use server::{Deferred, Handlers, NoMethods, Service, ServiceCounters};
+pub use slots::CallToken;

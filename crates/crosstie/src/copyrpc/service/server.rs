@@ -1,18 +1,18 @@
-//! A service: a state, and a handler for each method.
+//! The server side: a state, and a handler for each method.
 
 use std::marker::PhantomData;
 
 use zerocopy::{FromBytes, IntoBytes, TryFromBytes};
 
 use super::error::Refused;
-use super::method::{Frame, Method, PREFIX, Prefix, Status, answer_size};
+use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
 use crate::copyrpc::{Context, Failure, NotReplied, RecvHandle};
-use sealed::{Handle, Incoming, Outcome};
+use sealed::{Handle, Outcome, RawRequest};
 
-/// Handlers over a state.
+/// A state, and handlers that work on it.
 ///
-/// Methods are found by comparing numbers, the one added last first; handlers are called directly, and compiled into the
-/// loop that takes requests.
+/// A request's method is found by comparing numbers, the method added last first. Handlers are called directly, without a
+/// virtual call: the compiler can inline them into the loop that receives requests.
 ///
 /// ```
 /// # use crosstie::copyrpc::service::{Method, Refused, Service};
@@ -26,7 +26,7 @@ use sealed::{Handle, Incoming, Outcome};
 ///     });
 /// ```
 ///
-/// A handler answers with what its method says:
+/// A handler must return the response type of its method:
 ///
 /// ```compile_fail,E0308
 /// # use crosstie::copyrpc::service::{Method, Service};
@@ -36,7 +36,7 @@ use sealed::{Handle, Incoming, Outcome};
 pub struct Service<S, U, H = NoMethods> {
     state: S,
     handlers: H,
-    /// Where requests are copied out of the ring.
+    /// Requests are copied here from the ring.
     request: Box<[u8]>,
     counters: ServiceCounters,
     of: PhantomData<fn(U)>,
@@ -46,33 +46,33 @@ pub struct Service<S, U, H = NoMethods> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServiceCounters {
-    /// Requests answered by their handlers.
+    /// Requests that their handlers answered.
     pub answered: u64,
     /// Requests that their handlers refused.
     pub refused: u64,
-    /// Requests that went to handlers that answer later.
+    /// Requests whose handlers answer later.
     pub deferred: u64,
     /// Requests for methods that the service does not have.
     pub unknown: u64,
-    /// Requests that made no sense.
+    /// Requests that were malformed.
     pub malformed: u64,
-    /// Requests whose answers nobody waited for any more: the connection was over.
+    /// Requests whose response could not be sent, because the connection had ended.
     pub undelivered: u64,
 }
 
 impl<S, U> Service<S, U> {
-    /// A service without methods.
+    /// Creates a service without methods.
     pub fn new(state: S) -> Service<S, U> {
         Service::with(state, NoMethods)
     }
 }
 
 impl<S, U, H: Handlers<S, U>> Service<S, U, H> {
-    /// Answers a method at once.
+    /// Adds a handler that answers at once.
     ///
     /// # Panics
     ///
-    /// If there is a handler of that number already. So do the other two.
+    /// If the service already has a handler for that number. `try_on` and `defer` do so too.
     pub fn on<M: Method>(
         self,
         mut handler: impl FnMut(&mut S, M::Request) -> M::Response,
@@ -83,7 +83,7 @@ impl<S, U, H: Handlers<S, U>> Service<S, U, H> {
         })
     }
 
-    /// Answers a method at once, or refuses.
+    /// Adds a handler that answers or refuses at once.
     pub fn try_on<M: Method>(
         self,
         mut handler: impl FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
@@ -94,7 +94,7 @@ impl<S, U, H: Handlers<S, U>> Service<S, U, H> {
         })
     }
 
-    /// Answers a method whenever, and in whatever order, the handler or whoever it hands the [`Deferred`] to likes.
+    /// Adds a handler that may answer later, in any order, or pass the [`Deferred`] on to other code that does.
     pub fn defer<M: Method>(
         self,
         mut handler: impl FnMut(&mut S, M::Request, Deferred<M, U>),
@@ -119,14 +119,14 @@ impl<S, U, H> Service<S, U, H> {
     where
         H: Handlers<S, U>,
     {
-        let request = vec![0; PREFIX + H::LONGEST].into();
+        let request = vec![0; PREFIX_SIZE + H::MAX_REQUEST].into();
         Service { state, handlers, request, counters: ServiceCounters::default(), of: PhantomData }
     }
 
-    /// Answers all requests that have come; says how many there were. Something must
-    /// [poll](Context::poll) the context for requests to come and for answers to go.
+    /// Handles all requests that have arrived. Returns how many there were. The program must [poll](Context::poll) the context,
+    /// so that requests arrive and responses are sent.
     ///
-    /// If a handler panics, its caller gets [`Unanswered`](super::Error::Unanswered), and the service can go on.
+    /// If a handler panics, its caller gets [`Unanswered`](super::Error::Unanswered), and the service can continue.
     #[inline]
     pub fn serve(&mut self, context: &Context<U>) -> usize
     where
@@ -134,28 +134,28 @@ impl<S, U, H> Service<S, U, H> {
     {
         let mut requests = 0;
         while let Some(request) = context.recv() {
-            self.take(request);
+            self.handle_request(request);
             requests += 1;
         }
         requests
     }
 
     #[inline]
-    fn take(&mut self, mut handle: RecvHandle<U>)
+    fn handle_request(&mut self, mut handle: RecvHandle<U>)
     where
         H: Handlers<S, U>,
     {
         let len = handle.data().len();
         let copied = handle.data().copy_to(&mut self.request);
-        // All that is needed of it is here: the ring can have its place back.
+        // The request is copied, so its ring space can be released.
         handle.detach();
         let outcome = match Prefix::read_from_prefix(&self.request[..copied]) {
             Ok((prefix, body)) => {
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
-                let incoming = Incoming { handle, body, is_whole: copied == len, response };
-                self.handlers.handle(&mut self.state, method, incoming)
+                let request = RawRequest { handle, body, is_whole: copied == len, response };
+                self.handlers.handle(&mut self.state, method, request)
             }
-            Err(_) => answer_without(handle, Status::Malformed, 0)
+            Err(_) => reply_status(handle, Status::Malformed, 0)
                 .map_or(Outcome::Undelivered, |()| Outcome::Malformed),
         };
         let counter = match outcome {
@@ -174,21 +174,20 @@ impl<S, U, H> Service<S, U, H> {
         &self.state
     }
 
-    /// The state, for a program that does things between requests.
+    /// The state, for a program that changes it between requests.
     pub fn state_mut(&mut self) -> &mut S {
         &mut self.state
     }
 
-    /// What happened so far.
+    /// What the service has done so far.
     pub fn counters(&self) -> ServiceCounters {
         self.counters
     }
 }
 
-/// A request that is to be answered later. Dropping it tells the caller that there is
-/// [no answer](super::Error::Unanswered).
+/// A request that is answered later. If it is dropped, the caller gets [`Unanswered`](super::Error::Unanswered).
 ///
-/// It can be answered once:
+/// It can be answered only once:
 ///
 /// ```compile_fail,E0382
 /// # use crosstie::copyrpc::service::{Deferred, Method};
@@ -198,7 +197,7 @@ impl<S, U, H> Service<S, U, H> {
 /// }
 /// ```
 ///
-/// and with what its method says:
+/// and only with the response type of its method:
 ///
 /// ```compile_fail,E0308
 /// # use crosstie::copyrpc::service::{Deferred, Method};
@@ -206,58 +205,58 @@ impl<S, U, H> Service<S, U, H> {
 ///     reply.send(1u32).ok();
 /// }
 /// ```
-#[must_use = "dropping it tells the caller that there is no answer"]
+#[must_use = "if it is dropped, the caller gets no response"]
 pub struct Deferred<M, U> {
     handle: Option<RecvHandle<U>>,
     of: PhantomData<fn(M)>,
 }
 
 impl<M: Method, U> Deferred<M, U> {
-    /// Answers. Goes out with the next poll of the context. An error says that nobody waits any more.
+    /// Sends the response, with the next poll of the context. An error means that the connection has ended.
     ///
-    /// Values are meant to fit the ring. One that does not goes by bulk memory; while that is in use, the caller is told
-    /// that there is no answer.
+    /// Responses should fit into the ring. One that does not is sent through bulk memory; if that is in use, the caller gets
+    /// [`Unanswered`](super::Error::Unanswered).
     #[inline]
     pub fn send(mut self, response: M::Response) -> Result<(), Failure> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        self.handle.take().map_or(Err(Failure::Closed), |handle| answer(handle, frame.as_bytes()))
+        self.handle.take().map_or(Err(Failure::Closed), |handle| send_reply(handle, frame.as_bytes()))
     }
 
-    /// Refuses. As for [`send`](Deferred::send).
+    /// Refuses the request. Sent like a [response](Deferred::send).
     pub fn refuse(mut self, refused: Refused) -> Result<(), Failure> {
         let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed), |handle| answer_without(handle, Status::Refused, refused.0))
+        handle.map_or(Err(Failure::Closed), |handle| reply_status(handle, Status::Refused, refused.0))
     }
 }
 
 impl<M, U> Drop for Deferred<M, U> {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            // If the connection is over, there is nobody to tell.
-            answer_without(handle, Status::Unanswered, 0).ok();
+            // If the connection has ended, there is nobody to tell.
+            reply_status(handle, Status::Unanswered, 0).ok();
         }
     }
 }
 
-fn answer_without<U>(handle: RecvHandle<U>, status: Status, code: u32) -> Result<(), Failure> {
-    answer(handle, Prefix::response(status, code).as_bytes())
+fn reply_status<U>(handle: RecvHandle<U>, status: Status, code: u32) -> Result<(), Failure> {
+    send_reply(handle, Prefix::response(status, code).as_bytes())
 }
 
 #[inline]
-fn answer<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), Failure> {
+fn send_reply<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), Failure> {
     match handle.reply(bytes) {
         Ok(()) => Ok(()),
         Err((NotReplied::Failed(failure), _)) => Err(failure),
-        // A value that no ring holds, when there is no bulk memory for it: the caller is told that there is no answer.
+        // The response is too long for the ring, and there is no bulk memory for it: send a status instead.
         Err((NotReplied::NoBulkMemory | NotReplied::NoMemory, Some(handle))) => {
-            answer_without(handle, Status::Unanswered, 0)
+            reply_status(handle, Status::Unanswered, 0)
         }
-        // The caller left no room even to tell it so, and gets nothing: the request, dropped, is answered empty.
+        // The caller allowed too little even for a status. The dropped request is answered with an empty payload.
         Err((NotReplied::TooLong { .. } | NotReplied::NoBulkMemory | NotReplied::NoMemory, _)) => Ok(()),
     }
 }
 
-/// The handlers of a service: a chain of what [`Service::on`] and its kind add.
+/// The handlers of a service: a chain to which [`Service::on`], [`Service::try_on`] and [`Service::defer`] add.
 pub trait Handlers<S, U>: Handle<S, U> {}
 
 impl<S, U, H: Handle<S, U>> Handlers<S, U> for H {}
@@ -276,20 +275,20 @@ mod sealed {
     use super::RecvHandle;
 
     pub trait Handle<S, U> {
-        /// Bytes of the longest request that is for one of them.
-        const LONGEST: usize;
+        /// Bytes of the longest request of these methods.
+        const MAX_REQUEST: usize;
 
         fn has(&self, method: u32) -> bool;
-        fn handle(&mut self, state: &mut S, method: u32, incoming: Incoming<'_, U>) -> Outcome;
+        fn handle(&mut self, state: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome;
     }
 
-    /// A request, copied out.
-    pub struct Incoming<'b, U> {
+    /// A request, copied from the ring and not decoded.
+    pub struct RawRequest<'b, U> {
         pub(super) handle: RecvHandle<U>,
         pub(super) body: &'b [u8],
-        /// What came is in `body`; otherwise it is longer than any request of this service.
+        /// Whether `body` is the whole request. If not, the request is longer than any of this service.
         pub(super) is_whole: bool,
-        /// Bytes of the answer that the caller is ready to take.
+        /// The size of the response that the caller expects.
         pub(super) response: u32,
     }
 
@@ -305,15 +304,15 @@ mod sealed {
 }
 
 impl<S, U> Handle<S, U> for NoMethods {
-    const LONGEST: usize = 0;
+    const MAX_REQUEST: usize = 0;
 
     fn has(&self, _: u32) -> bool {
         false
     }
 
-    fn handle(&mut self, _: &mut S, method: u32, incoming: Incoming<'_, U>) -> Outcome {
-        let answered = answer_without(incoming.handle, Status::UnknownMethod, method);
-        answered.map_or(Outcome::Undelivered, |()| Outcome::Unknown)
+    fn handle(&mut self, _: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome {
+        let replied = reply_status(request.handle, Status::UnknownMethod, method);
+        replied.map_or(Outcome::Undelivered, |()| Outcome::Unknown)
     }
 }
 
@@ -323,27 +322,27 @@ where
     F: FnMut(&mut S, M::Request, Deferred<M, U>) -> Outcome,
     H: Handle<S, U>,
 {
-    const LONGEST: usize =
-        if size_of::<M::Request>() > H::LONGEST { size_of::<M::Request>() } else { H::LONGEST };
+    const MAX_REQUEST: usize =
+        if size_of::<M::Request>() > H::MAX_REQUEST { size_of::<M::Request>() } else { H::MAX_REQUEST };
 
     fn has(&self, method: u32) -> bool {
         method == M::ID || self.rest.has(method)
     }
 
     #[inline]
-    fn handle(&mut self, state: &mut S, method: u32, incoming: Incoming<'_, U>) -> Outcome {
+    fn handle(&mut self, state: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome {
         if method != M::ID {
-            return self.rest.handle(state, method, incoming);
+            return self.rest.handle(state, method, request);
         }
-        let Incoming { handle, body, is_whole, response } = incoming;
+        let RawRequest { handle, body, is_whole, response } = request;
         let fits = is_whole
             && response as usize == size_of::<M::Response>()
-            && handle.response_limit() >= answer_size::<M>() as u64;
+            && handle.response_limit() >= response_size::<M>() as u64;
         match M::Request::try_read_from_bytes(body) {
             Ok(request) if fits => {
                 (self.handler)(state, request, Deferred { handle: Some(handle), of: PhantomData })
             }
-            _ => answer_without(handle, Status::Malformed, 0)
+            _ => reply_status(handle, Status::Malformed, 0)
                 .map_or(Outcome::Undelivered, |()| Outcome::Malformed),
         }
     }

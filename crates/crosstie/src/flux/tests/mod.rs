@@ -1,4 +1,4 @@
-//! One thread drives several nodes against an oracle; drops are counted; then threads.
+//! Tests of flux: one thread that drives several nodes against an oracle, counted drops, and nodes on threads.
 
 mod oracle;
 mod threads;
@@ -21,14 +21,14 @@ fn pair<Req: Send, Resp: Send, Token>(config: &Config) -> [Node<Req, Resp, Token
     network(2, config).unwrap().try_into().unwrap()
 }
 
-/// Polls until nothing has come for long enough that answers out of order were looked for too.
+/// Polls so often that responses out of order are found, too.
 fn poll_all<Req, Resp, Token>(node: &mut Node<Req, Resp, Token>, mut each: impl FnMut(Token, Resp)) {
     for _ in 0..200 {
         node.poll(&mut each);
     }
 }
 
-/// A message that knows its number and counts its end.
+/// A message that counts how many of its kind are alive.
 #[derive(Debug)]
 struct Counted {
     number: u64,
@@ -50,7 +50,7 @@ impl Drop for Counted {
 }
 
 #[test]
-fn limits_are_checked() {
+fn configurations_outside_of_limits_are_rejected() {
     let make = |nodes, config: Config| network::<[u8; 32], (), ()>(nodes, &config).map(|nodes| nodes.len());
     let config = Config::default();
     assert!(matches!(make(0, config.clone()), Err(ConfigError::Nodes(0))));
@@ -67,7 +67,7 @@ fn limits_are_checked() {
 }
 
 #[test]
-fn back_pressure_hands_everything_back() {
+fn back_pressure_hands_request_and_token_back() {
     let [mut caller, mut callee] = pair::<String, usize, u32>(&Config {
         capacity: 2,
         max_in_flight: 3,
@@ -98,9 +98,9 @@ fn back_pressure_hands_everything_back() {
     while let Some((_, request, ticket)) = callee.try_recv() {
         callee.reply(ticket, request.len()).unwrap();
     }
-    // Answered is not yet room: what was not polled counts.
+    // Calls count until their responses are polled.
     assert!(matches!(caller.call(1, text("f"), 5), Err(CallError::Full { .. })));
-    // Half of two at a time.
+    // One poll ends at most half of the calls.
     assert_eq!(caller.poll(|_, _| {}), 1);
     caller.call(1, text("f"), 5).unwrap();
     assert_eq!(caller.poll(|_, _| {}), 1);
@@ -108,7 +108,7 @@ fn back_pressure_hands_everything_back() {
 }
 
 #[test]
-fn tickets_of_others_are_refused_and_stay_good() {
+fn ticket_of_another_node_is_refused_and_stays_valid() {
     let [mut a, mut b] = pair::<u8, u8, ()>(&spinning(2));
     let [mut other_a, mut other_b] = pair::<u8, u8, ()>(&spinning(2));
     a.call(1, 7, ()).unwrap();
@@ -131,7 +131,7 @@ fn tickets_of_others_are_refused_and_stay_good() {
 }
 
 #[test]
-fn large_and_empty_messages_fit() {
+fn large_and_empty_messages_arrive() {
     #[repr(align(256))]
     struct Wide([u64; 100]);
     let [mut a, mut b] = pair::<Wide, (), ()>(&spinning(3));
@@ -144,7 +144,7 @@ fn large_and_empty_messages_fit() {
 }
 
 #[test]
-fn a_busy_caller_does_not_keep_others_waiting() {
+fn busy_caller_does_not_starve_others() {
     let mut net = network::<u32, (), ()>(3, &spinning(500)).unwrap();
     for i in 0..400 {
         net[0].call(2, i, ()).unwrap();

@@ -1,4 +1,4 @@
-//! Any interleaving against an oracle; nothing leaks, and nothing is dropped twice.
+//! Random interleavings against an oracle: no message leaks, and none is dropped twice.
 
 use super::*;
 
@@ -8,7 +8,7 @@ enum Step {
     Poll { node: Index },
     Receive { node: Index },
     Reply { node: Index, which: Index },
-    Leave { node: Index },
+    Drop { node: Index },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -18,26 +18,26 @@ fn step() -> impl Strategy<Value = Step> {
         30 => index().prop_map(|node| Step::Poll { node }),
         30 => index().prop_map(|node| Step::Receive { node }),
         25 => (index(), index()).prop_map(|(node, which)| Step::Reply { node, which }),
-        1 => index().prop_map(|node| Step::Leave { node }),
+        1 => index().prop_map(|node| Step::Drop { node }),
     ]
 }
 
 type Subject = Node<Counted, Counted, u64>;
 
-/// What must be true, kept in the plainest way.
+/// The expected state, in the simplest representation.
 #[derive(Default)]
 struct Oracle {
-    /// Sent and not received, by caller and callee.
+    /// Calls that were sent and not received, by caller and callee.
     sent: HashMap<(usize, usize), VecDeque<u64>>,
-    /// Answered and not polled: the caller of each.
-    answered: HashMap<u64, usize>,
-    /// Under way, of each caller and callee.
-    under_way: HashMap<(usize, usize), usize>,
+    /// Calls with a reply that was not polled, with their callers.
+    replied: HashMap<u64, usize>,
+    /// Calls in flight, by caller and callee.
+    in_flight: HashMap<(usize, usize), usize>,
 }
 
 proptest! {
-    /// Any interleaving of call, poll, receive and reply, out of order and at any depth, with nodes that leave: no
-    /// response is lost, doubled or handed to somebody else, and nothing is dropped twice or never.
+    /// Any interleaving of call, poll, receive and reply, out of order and at any depth, with nodes that are dropped: no
+    /// response is lost, duplicated or delivered to another node, and every message is dropped exactly once.
     #[test]
     fn every_call_ends_once_and_nothing_leaks(
         nodes in 1usize..5,
@@ -50,7 +50,7 @@ proptest! {
         let mut net: Vec<Option<Subject>> = network(nodes, &config).unwrap().into_iter().map(Some).collect();
         let mut held: Vec<Vec<(u64, usize, Ticket)>> = (0..nodes).map(|_| Vec::new()).collect();
         let mut oracle = Oracle::default();
-        // Call `number` is from caller to callee.
+        // By the number of a call: its caller and its callee.
         let mut calls: Vec<(usize, usize)> = Vec::new();
         let mut ended: Vec<bool> = Vec::new();
         for step in steps {
@@ -60,14 +60,14 @@ proptest! {
                     let to_gone = to < nodes && net[to].is_none();
                     let Some(node) = &mut net[from] else { continue };
                     let number = calls.len() as u64;
-                    let pair = *oracle.under_way.get(&(from, to)).unwrap_or(&0);
+                    let pair = *oracle.in_flight.get(&(from, to)).unwrap_or(&0);
                     let all: usize =
-                        oracle.under_way.iter().filter(|((caller, _), _)| *caller == from).map(|(_, n)| n).sum();
+                        oracle.in_flight.iter().filter(|((caller, _), _)| *caller == from).map(|(_, n)| n).sum();
                     prop_assert_eq!(node.in_flight(), all);
                     match node.call(to, Counted::new(number, &alive), number) {
                         Ok(()) => {
                             prop_assert!(to < nodes && !to_gone && pair < capacity && all < max_in_flight);
-                            *oracle.under_way.entry((from, to)).or_default() += 1;
+                            *oracle.in_flight.entry((from, to)).or_default() += 1;
                             oracle.sent.entry((from, to)).or_default().push_back(number);
                             calls.push((from, to));
                             ended.push(false);
@@ -92,9 +92,9 @@ proptest! {
                     prop_assert_eq!(count, seen.len());
                     for (token, number) in seen {
                         prop_assert_eq!(number, token + 1_000_000);
-                        prop_assert_eq!(oracle.answered.remove(&token), Some(index));
+                        prop_assert_eq!(oracle.replied.remove(&token), Some(index));
                         prop_assert!(!core::mem::replace(&mut ended[token as usize], true));
-                        *oracle.under_way.get_mut(&calls[token as usize]).unwrap() -= 1;
+                        *oracle.in_flight.get_mut(&calls[token as usize]).unwrap() -= 1;
                     }
                 }
                 Step::Receive { node: index } => {
@@ -108,8 +108,8 @@ proptest! {
                             held[index].push((request.number, from, ticket));
                         }
                         None => {
-                            let waiting = oracle.sent.iter().any(|((_, to), queue)| *to == index && !queue.is_empty());
-                            prop_assert!(!waiting);
+                            let pending = oracle.sent.iter().any(|((_, to), queue)| *to == index && !queue.is_empty());
+                            prop_assert!(!pending);
                         }
                     }
                 }
@@ -125,7 +125,7 @@ proptest! {
                     match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
                         Ok(()) => {
                             prop_assert!(!caller_gone);
-                            prop_assert_eq!(oracle.answered.insert(number, from), None);
+                            prop_assert_eq!(oracle.replied.insert(number, from), None);
                         }
                         Err(ReplyError::Gone { target, response }) => {
                             prop_assert!(caller_gone);
@@ -134,14 +134,14 @@ proptest! {
                         Err(error) => prop_assert!(false, "{error}"),
                     }
                 }
-                Step::Leave { node: index } => {
+                Step::Drop { node: index } => {
                     let index = index.index(nodes);
                     if net[index].take().is_none() {
                         continue;
                     }
-                    // Its own calls are nobody's any more.
-                    oracle.under_way.retain(|(from, _), _| *from != index);
-                    oracle.answered.retain(|_, from| *from != index);
+                    // Nobody waits for the calls of this node any more.
+                    oracle.in_flight.retain(|(from, _), _| *from != index);
+                    oracle.replied.retain(|_, from| *from != index);
                     held[index].clear();
                     for (other, node) in net.iter_mut().enumerate() {
                         let Some(node) = node else { continue };
@@ -154,33 +154,33 @@ proptest! {
                         for call in lost {
                             let number = call.token;
                             prop_assert_eq!(calls[number as usize], (other, index));
-                            prop_assert!(!oracle.answered.contains_key(&number));
+                            prop_assert!(!oracle.replied.contains_key(&number));
                             prop_assert!(!core::mem::replace(&mut ended[number as usize], true));
                             let unreceived = queue.front() == Some(&number);
                             prop_assert_eq!(call.request.map(|request| request.number), unreceived.then_some(number));
                             if unreceived {
                                 queue.pop_front();
                             }
-                            *oracle.under_way.get_mut(&(other, index)).unwrap() -= 1;
+                            *oracle.in_flight.get_mut(&(other, index)).unwrap() -= 1;
                         }
                         prop_assert!(queue.is_empty());
                         prop_assert_eq!(node.take_lost(|_| {}), 0);
-                        // What is left was answered.
-                        let left = oracle.under_way.get(&(other, index)).copied().unwrap_or(0);
-                        let answered = oracle.answered.keys().filter(|n| calls[**n as usize] == (other, index));
-                        prop_assert_eq!(left, answered.count());
+                        // The remaining calls have responses.
+                        let left = oracle.in_flight.get(&(other, index)).copied().unwrap_or(0);
+                        let replied = oracle.replied.keys().filter(|n| calls[**n as usize] == (other, index));
+                        prop_assert_eq!(left, replied.count());
                     }
                 }
             }
         }
-        // Everybody answers all there is and polls all there is; then every call of who is still there has ended.
+        // All nodes reply to all requests and poll all responses. Then every call of a remaining node must have ended.
         for (index, node) in net.iter_mut().enumerate() {
             let Some(node) = node else { continue };
-            let mut owed: Vec<_> = held[index].drain(..).map(|(number, _, ticket)| (number, ticket)).collect();
+            let mut deferred: Vec<_> = held[index].drain(..).map(|(number, _, ticket)| (number, ticket)).collect();
             while let Some((_, request, ticket)) = node.try_recv() {
-                owed.push((request.number, ticket));
+                deferred.push((request.number, ticket));
             }
-            for (number, ticket) in owed {
+            for (number, ticket) in deferred {
                 match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
                     Ok(()) | Err(ReplyError::Gone { .. }) => {}
                     Err(error) => prop_assert!(false, "{error}"),
@@ -205,23 +205,23 @@ proptest! {
 }
 
 #[test]
-fn what_nobody_took_is_dropped_once() {
-    // Everything that a call can be when nodes go, in both orders of going.
+fn messages_that_nobody_took_are_dropped_once() {
+    // Calls in every state when the nodes are dropped, in both orders of dropping.
     for caller_first in [true, false] {
         let alive = Arc::new(AtomicUsize::new(0));
         let [mut caller, mut callee] = pair::<Counted, Counted, Counted>(&spinning(8));
         for i in 0..6 {
             caller.call(1, Counted::new(i, &alive), Counted::new(100 + i, &alive)).unwrap();
         }
-        // 0 polled; 1 answered and not polled; 2 received, its ticket dropped; 3 received, its ticket outlives the node;
-        // 4 and 5 never received.
+        // Call 0: polled. 1: replied and not polled. 2: received, and its ticket dropped. 3: received, and its ticket outlives
+        // the node. 4 and 5: never received.
         let mut received = (0..4).map(|_| callee.try_recv().unwrap()).collect::<VecDeque<_>>();
         for _ in 0..2 {
             let (_, request, ticket) = received.pop_front().unwrap();
             callee.reply(ticket, Counted::new(200 + request.number, &alive)).unwrap();
         }
         let mut polled = false;
-        // A panic in the callback leaves the rest where it is.
+        // A panic in the callback leaves the other responses in their slots.
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             caller.poll(|token, response| {
                 assert_eq!((token.number, response.number), (100, 200));
@@ -235,7 +235,7 @@ fn what_nobody_took_is_dropped_once() {
         if caller_first {
             drop(caller);
             assert_eq!(alive.load(SeqCst), 1 + 2);
-            // What was called before is still delivered.
+            // Requests that were sent before are still delivered.
             let (from, request, ticket) = callee.try_recv().unwrap();
             assert_eq!((from, request.number), (0, 4));
             match callee.reply(ticket, Counted::new(0, &alive)) {
@@ -255,33 +255,34 @@ fn what_nobody_took_is_dropped_once() {
             assert_eq!((caller.in_flight(), alive.load(SeqCst)), (1, 1 + 1 + 1));
             drop(caller);
         }
-        assert_eq!(alive.load(SeqCst), 1, "request 3 is still here");
+        assert_eq!(alive.load(SeqCst), 1, "request 3 is still alive");
         drop(received);
         assert_eq!(alive.load(SeqCst), 0);
     }
 }
 
-/// Something whose end panics, once.
-struct Grenade(Counted, bool);
+/// A message whose `drop` panics if the flag is set.
+struct PanicsOnDrop(Counted, bool);
 
-impl Drop for Grenade {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         assert!(!self.1, "on purpose");
     }
 }
 
 #[test]
-fn a_drop_that_panics_drops_nothing_twice() {
+fn panic_in_a_drop_drops_no_message_twice() {
     for at in 0..3 {
         let alive = Arc::new(AtomicUsize::new(0));
-        let [mut caller, mut callee] = pair::<Grenade, Grenade, u64>(&spinning(4));
+        let [mut caller, mut callee] = pair::<PanicsOnDrop, PanicsOnDrop, u64>(&spinning(4));
         for round in 0..2 {
             for i in 0..4 {
-                caller.call(1, Grenade(Counted::new(i, &alive), round == 1 && i == at), i).unwrap();
+                caller.call(1, PanicsOnDrop(Counted::new(i, &alive), round == 1 && i == at), i).unwrap();
             }
             if round == 0 {
                 while let Some((_, request, ticket)) = callee.try_recv() {
-                    let response = Grenade(Counted::new(request.0.number, &alive), request.0.number == at);
+                    let response =
+                        PanicsOnDrop(Counted::new(request.0.number, &alive), request.0.number == at);
                     callee.reply(ticket, response).ok().unwrap();
                 }
                 poll_all(&mut caller, |_, mut response| response.1 = false);
@@ -290,13 +291,13 @@ fn a_drop_that_panics_drops_nothing_twice() {
         for _ in 0..2 {
             let (_, mut request, ticket) = callee.try_recv().unwrap();
             request.1 = false;
-            let response = Grenade(Counted::new(request.0.number, &alive), at < 2);
+            let response = PanicsOnDrop(Counted::new(request.0.number, &alive), at < 2);
             callee.reply(ticket, response).ok().unwrap();
         }
-        // Two responses and two requests are in slots.
+        // Two responses and two requests are in the slots.
         let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(caller)));
         let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(callee)));
         assert!(first.is_err() || second.is_err());
-        // `Counted` itself notices a second drop. Leaks are what a panic in a drop may cost.
+        // `Counted` itself detects a second drop. A panic in a drop may leak other messages.
     }
 }

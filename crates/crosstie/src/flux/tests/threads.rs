@@ -1,28 +1,28 @@
-//! Nodes on threads of their own.
+//! Nodes that run on separate threads.
 
 use super::*;
 
-/// Spins a little, then lets others run: more threads than cores must get on.
+/// Spins, and yields now and then: there may be more threads than cores.
 fn idle(round: &mut u32) {
     *round += 1;
     if round.is_multiple_of(64) { std::thread::yield_now() } else { core::hint::spin_loop() }
 }
 
-/// All call all, themselves too; replies come out of order; every response is its call's.
-fn everybody_calls_everybody(nodes: usize, calls: u64, config: &Config, waits: bool) {
+/// All nodes call all nodes, including themselves, and reply out of order. Every response must belong to its call.
+fn all_nodes_call_all_nodes(nodes: usize, calls: u64, config: &Config, waits: bool) {
     let net = network::<Box<u64>, Box<u64>, u64>(nodes, config).unwrap();
     let finished = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for mut node in net {
             let finished = &finished;
             scope.spawn(move || {
-                let (mut made, mut ended, mut round, mut told) = (0, 0, 0, false);
+                let (mut made, mut ended, mut round, mut reported) = (0, 0, 0, false);
                 let mut seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(node.id() as u64 + 1);
-                let mut owed: Vec<(u64, Ticket)> = Vec::new();
+                let mut deferred: Vec<(u64, Ticket)> = Vec::new();
                 let mut sum = 0u64;
-                let begun = Instant::now();
+                let start = Instant::now();
                 while finished.load(SeqCst) < nodes {
-                    assert!(begun.elapsed() < Duration::from_secs(60), "{node:?} hangs");
+                    assert!(start.elapsed() < Duration::from_secs(60), "timed out: {node:?}");
                     let mut progress = false;
                     while made < calls {
                         let target = (made as usize + node.id()) % nodes;
@@ -33,17 +33,17 @@ fn everybody_calls_everybody(nodes: usize, calls: u64, config: &Config, waits: b
                         }
                     }
                     while let Some((_, request, ticket)) = node.try_recv() {
-                        owed.push((*request * 3, ticket));
+                        deferred.push((*request * 3, ticket));
                         progress = true;
-                        if owed.len() > 20 {
+                        if deferred.len() > 20 {
                             break;
                         }
                     }
-                    while !owed.is_empty() {
+                    while !deferred.is_empty() {
                         seed ^= seed << 13;
                         seed ^= seed >> 7;
                         seed ^= seed << 17;
-                        let (response, ticket) = owed.swap_remove(seed as usize % owed.len());
+                        let (response, ticket) = deferred.swap_remove(seed as usize % deferred.len());
                         node.reply(ticket, Box::new(response)).unwrap();
                     }
                     let polled = node.poll(|token, response| {
@@ -51,8 +51,8 @@ fn everybody_calls_everybody(nodes: usize, calls: u64, config: &Config, waits: b
                         sum += token;
                     });
                     ended += polled as u64;
-                    if ended == calls && !told {
-                        told = true;
+                    if ended == calls && !reported {
+                        reported = true;
                         assert_eq!(sum, calls * (calls - 1) / 2);
                         finished.fetch_add(1, SeqCst);
                     }
@@ -63,7 +63,7 @@ fn everybody_calls_everybody(nodes: usize, calls: u64, config: &Config, waits: b
                             idle(&mut round);
                         }
                     }
-                    if told {
+                    if reported {
                         node.take_lost(|lost| panic!("{lost:?}"));
                     }
                 }
@@ -75,23 +75,23 @@ fn everybody_calls_everybody(nodes: usize, calls: u64, config: &Config, waits: b
 #[test]
 fn threads_call_each_other() {
     for (nodes, capacity) in [(2, 1), (2, 32), (3, 4)] {
-        everybody_calls_everybody(nodes, 100_000, &spinning(capacity), false);
+        all_nodes_call_all_nodes(nodes, 100_000, &spinning(capacity), false);
     }
 }
 
 #[test]
-fn threads_call_each_other_and_sleep() {
-    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park] {
-        let config = Config { capacity: 8, max_in_flight: 12, wait_strategy: waiting };
-        everybody_calls_everybody(3, 10_000, &config, true);
+fn threads_call_each_other_and_park() {
+    for wait_strategy in [WaitStrategy::Adaptive, WaitStrategy::Park] {
+        let config = Config { capacity: 8, max_in_flight: 12, wait_strategy };
+        all_nodes_call_all_nodes(3, 10_000, &config, true);
     }
 }
 
 #[test]
-fn who_sleeps_is_woken_by_call_reply_and_departure() {
-    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park, WaitStrategy::Spin] {
-        let [mut a, mut b] = pair::<u32, u32, ()>(&Config { wait_strategy: waiting, ..Config::default() });
-        let begun = Instant::now();
+fn parked_node_is_woken_by_call_reply_and_departure() {
+    for wait_strategy in [WaitStrategy::Adaptive, WaitStrategy::Park, WaitStrategy::Spin] {
+        let [mut a, mut b] = pair::<u32, u32, ()>(&Config { wait_strategy, ..Config::default() });
+        let start = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for i in 0..20 {
@@ -114,19 +114,19 @@ fn who_sleeps_is_woken_by_call_reply_and_departure() {
             assert_eq!(a.take_lost(|_| {}), 0);
             assert!(!a.wait(Some(Duration::from_millis(1))));
         });
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_secs(20));
     }
 }
 
 #[test]
-fn wait_sees_an_answer_out_of_turn() {
+fn wait_finds_a_response_out_of_order() {
     let [mut a, mut b] = pair::<u8, u8, u8>(&Config::default());
     for i in 0..3 {
         a.call(1, i, i).unwrap();
     }
-    let mut held: Vec<_> = core::iter::from_fn(|| b.try_recv()).collect();
+    let mut received: Vec<_> = core::iter::from_fn(|| b.try_recv()).collect();
     assert!(!a.wait(Some(Duration::from_millis(1))));
-    let (_, request, ticket) = held.pop().unwrap();
+    let (_, request, ticket) = received.pop().unwrap();
     b.reply(ticket, request).unwrap();
     assert!(a.wait(None));
     let mut polled = 0;
@@ -137,46 +137,46 @@ fn wait_sees_an_answer_out_of_turn() {
     assert_eq!(polled, 1);
 }
 
-/// A node's thread panics at some moment while others call it; every call of theirs ends.
+/// The thread of a node panics at some moment while others call it. All of their calls must end.
 #[test]
-fn a_panicking_thread_takes_nobody_with_it() {
+fn panic_of_one_thread_ends_all_calls_to_it() {
     for round in 0..100u64 {
         let alive = Arc::new(AtomicUsize::new(0));
         let net = network::<Counted, Counted, u64>(3, &Config { capacity: 5, ..Config::default() }).unwrap();
         let [mut victim, a, b] = <[_; 3]>::try_from(net).unwrap();
-        let over = AtomicBool::new(false);
+        let finished = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let victim = scope.spawn({
                 let alive = &alive;
                 move || {
-                    let mut owed = Vec::new();
+                    let mut deferred = Vec::new();
                     for i in 0.. {
                         if victim.in_flight() < 2 {
                             victim.call(1 + i as usize % 2, Counted::new(i, alive), i).unwrap();
                         }
                         victim.poll(|_, _| {});
                         while let Some((_, request, ticket)) = victim.try_recv() {
-                            owed.push((request, ticket));
+                            deferred.push((request, ticket));
                         }
                         if i % 3 == 0
-                            && let Some((request, ticket)) = owed.pop()
+                            && let Some((request, ticket)) = deferred.pop()
                         {
                             victim.reply(ticket, Counted::new(request.number, alive)).unwrap();
                         }
                         if i > 20 + 7 * round {
-                            // Quietly: no message on the terminal.
+                            // Without a message on the terminal.
                             std::panic::resume_unwind(Box::new("on purpose"));
                         }
                     }
                 }
             });
             for mut node in [a, b] {
-                let (alive, over) = (&alive, &over);
+                let (alive, finished) = (&alive, &finished);
                 scope.spawn(move || {
-                    let begun = Instant::now();
+                    let start = Instant::now();
                     let (mut made, mut ended, mut gone) = (0u64, 0u64, false);
                     while !gone || ended < made {
-                        assert!(begun.elapsed() < Duration::from_secs(30));
+                        assert!(start.elapsed() < Duration::from_secs(30));
                         while !gone {
                             match node.call(0, Counted::new(made, alive), made) {
                                 Ok(()) => made += 1,
@@ -203,18 +203,18 @@ fn a_panicking_thread_takes_nobody_with_it() {
                         }
                     }
                     assert_eq!(node.in_flight(), 0);
-                    over.store(true, SeqCst);
+                    finished.store(true, SeqCst);
                 });
             }
             assert!(victim.join().is_err());
         });
-        assert!(over.load(SeqCst));
+        assert!(finished.load(SeqCst));
         assert_eq!(alive.load(SeqCst), 0, "round {round}");
     }
 }
 
 #[test]
-fn nodes_move_between_threads() {
+fn nodes_can_move_between_threads() {
     fn is_send<T: Send>() {}
     is_send::<Node<Cell<u8>, Cell<u8>, String>>();
     is_send::<Ticket>();

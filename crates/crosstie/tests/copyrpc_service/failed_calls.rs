@@ -105,7 +105,7 @@ fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
     let client = driver.create_client(&ring(4096, 64)).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
-            "ends::a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps",
+            "failed_calls::a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps",
             "--exact",
             "--nocapture",
         ])

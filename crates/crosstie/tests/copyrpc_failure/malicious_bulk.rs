@@ -1,4 +1,4 @@
-//! Descriptors of a hostile peer.
+//! Descriptors of a malicious peer.
 
 use std::time::Instant;
 
@@ -7,16 +7,16 @@ use crosstie::device::{Device, DeviceSpec, Status};
 use crosstie_protocol::copyrpc::wire::{BULK_FLAG, FlowMetadata, Header, RESPONSE_FLAG, encode_imm};
 use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
 
-use crate::hostile::Hostile;
+use crate::malicious_peer::MaliciousPeer;
 use crate::rng::{Random, seed};
-use crate::side::{LONG, PATIENCE, Talk, bulk, exercise, sides};
+use crate::side::{LONG, TIMEOUT, Talk, bulk, exercise, sides};
 
 /// Writes one message.
-fn send(hostile: &mut Hostile, header: Header, payload: &[u8]) {
+fn send(malicious: &mut MaliciousPeer, header: Header, payload: &[u8]) {
     let metadata = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 1 };
     let mut bytes = [&metadata.encode()[..], &header.encode(), payload].concat();
     bytes.resize(bytes.len().next_multiple_of(32), 0);
-    hostile.write(0, &bytes, encode_imm(bytes.len() as u64));
+    malicious.write(0, &bytes, encode_imm(bytes.len() as u64));
 }
 
 #[test]
@@ -25,9 +25,11 @@ fn hostile_descriptors_end_their_own_connection() {
     let (mut left, mut right) = sides(Talk::Bulk);
     let device = Device::open(&DeviceSpec::Software).unwrap();
     // What is sent, and how the victim must end: `None`: by the device. The victim has called twice before, once with a
-    // landing of `LONG` bytes.
+    // response_buffer of `LONG` bytes.
     let good = BulkMemory { addr: 1 << 40, len: 70_000, rkey: 0x1234 };
-    let ask = |request: Option<BulkMemory>, landing| BulkRequest { request, landing }.encode().to_vec();
+    let ask = |request: Option<BulkMemory>, response_buffer| {
+        BulkRequest { request, response_buffer }.encode().to_vec()
+    };
     let header =
         |call_id, piggyback, len: usize| Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG };
     let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
@@ -46,16 +48,24 @@ fn hostile_descriptors_end_their_own_connection() {
             request(ask(Some(long(1 << 20 | 1)), None)),
             too_long(1 << 20 | 1, 1 << 20),
         ),
-        ("a landing beyond it", request(ask(None, Some(long(MAX_BULK)))), too_long(MAX_BULK, 1 << 20)),
+        (
+            "a response_buffer beyond it",
+            request(ask(None, Some(long(MAX_BULK)))),
+            too_long(MAX_BULK, 1 << 20),
+        ),
         ("an address that is none", request(ask(Some(good), None)), None),
         ("no key", request(ask(Some(BulkMemory { rkey: 0, ..good }), None)), None),
-        ("a landing that is none", request(ask(None, Some(good))), None),
+        ("a response_buffer that is none", request(ask(None, Some(good))), None),
         ("the end of memory", request(ask(Some(BulkMemory { addr: u64::MAX - 5, ..good }), None)), malformed),
         ("nothing", request(vec![0; 32]), malformed),
         ("too short", request(vec![1; 20]), malformed),
         ("empty", request(vec![]), malformed),
         ("more behind it", request([ask(Some(good), None), vec![1; 8]].concat()), malformed),
-        ("an answer in bulk that nobody asked for", answer(0, &[1, 0, 0, 0]), Some(Violation::BulkUnasked)),
+        (
+            "an answer in bulk that nobody asked for",
+            answer(0, &[1, 0, 0, 0]),
+            Some(Violation::BulkNotRequested),
+        ),
         (
             "an answer to a call that there is not",
             answer(9, &[1, 0, 0, 0]),
@@ -75,13 +85,13 @@ fn hostile_descriptors_end_their_own_connection() {
         cases.push(("at random", request(payload), None));
     }
     for (what, (header, payload), expected) in cases {
-        let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &bulk(1 << 20));
+        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
         let before = left.context.counters();
         endpoint.call(b"without", 20, (7, 0)).unwrap();
         endpoint.call(b"with", LONG, (7, 1)).unwrap();
         left.open.extend([(7, 0), (7, 1)]);
         left.context.flush();
-        send(&mut hostile, header, &payload);
+        send(&mut malicious, header, &payload);
         let begin = Instant::now();
         while endpoint.failure().is_none() {
             left.context.poll(|user, answer| {
@@ -94,7 +104,7 @@ fn hostile_descriptors_end_their_own_connection() {
                 let len = request.response_limit() as usize;
                 assert!(request.reply(&vec![1; len]).is_ok(), "{what}");
             }
-            assert!(begin.elapsed() < PATIENCE, "{what}: nothing ends");
+            assert!(begin.elapsed() < TIMEOUT, "{what}: nothing ends");
         }
         let failure = endpoint.failure().unwrap();
         match expected {
@@ -109,12 +119,12 @@ fn hostile_descriptors_end_their_own_connection() {
         assert_eq!(left.context.counters().failures, before.failures + 1);
     }
     // Who announces no bulk memory takes none.
-    let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &bulk(0));
-    send(&mut hostile, header(1 << 16, 2, 32), &ask(Some(good), None));
+    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(0));
+    send(&mut malicious, header(1 << 16, 2, 32), &ask(Some(good), None));
     let begin = Instant::now();
     while endpoint.failure().is_none() {
         left.turn();
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
     }
     assert_eq!(
         endpoint.failure(),

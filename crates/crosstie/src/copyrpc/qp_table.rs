@@ -1,53 +1,53 @@
-//! From the number of a queue pair to its connection.
+//! A hash table from queue pair numbers to connection indices.
 
-/// Queue pair numbers and what they stand for: open addressing, so that a lookup is one step nearly always.
+/// Open addressing with linear probing; at most a quarter full, so a lookup nearly always takes one step.
 #[derive(Debug, Default)]
 pub(super) struct QpTable {
-    /// A number and an index each; the length is a power of two, or zero.
-    places: Vec<Option<(u32, u32)>>,
+    /// Queue pair number and connection index. The length is a power of two, or zero.
+    entries: Vec<Option<(u32, u32)>>,
     used: usize,
 }
 
 impl QpTable {
     #[inline]
-    fn place(&self, qp_num: u32) -> usize {
-        // Numbers are handed out one after the other, or differ in their low bits otherwise.
-        qp_num as usize & (self.places.len() - 1)
+    fn home(&self, qp_num: u32) -> usize {
+        // Devices hand out numbers that differ in their low bits, mostly one after the other.
+        qp_num as usize & (self.entries.len() - 1)
     }
 
     #[inline]
     pub(super) fn get(&self, qp_num: u32) -> Option<u32> {
-        if self.places.is_empty() {
+        if self.entries.is_empty() {
             return None;
         }
-        let mut place = self.place(qp_num);
-        while let Some((number, index)) = self.places[place] {
+        let mut at = self.home(qp_num);
+        while let Some((number, index)) = self.entries[at] {
             if number == qp_num {
                 return Some(index);
             }
-            place = (place + 1) & (self.places.len() - 1);
+            at = (at + 1) & (self.entries.len() - 1);
         }
         None
     }
 
     pub(super) fn insert(&mut self, qp_num: u32, index: u32) {
-        if 4 * (self.used + 1) > self.places.len() {
+        if 4 * (self.used + 1) > self.entries.len() {
             let larger = (8 * (self.used + 1)).next_power_of_two();
-            let former = std::mem::replace(&mut self.places, vec![None; larger]);
+            let former = std::mem::replace(&mut self.entries, vec![None; larger]);
             for (number, index) in former.into_iter().flatten() {
-                self.put(number, index);
+                self.place(number, index);
             }
         }
-        self.put(qp_num, index);
+        self.place(qp_num, index);
         self.used += 1;
     }
 
-    fn put(&mut self, qp_num: u32, index: u32) {
-        let mut place = self.place(qp_num);
-        while self.places[place].is_some() {
-            place = (place + 1) & (self.places.len() - 1);
+    fn place(&mut self, qp_num: u32, index: u32) {
+        let mut at = self.home(qp_num);
+        while self.entries[at].is_some() {
+            at = (at + 1) & (self.entries.len() - 1);
         }
-        self.places[place] = Some((qp_num, index));
+        self.entries[at] = Some((qp_num, index));
     }
 
     pub(super) fn remove(&mut self, qp_num: u32) {
@@ -55,11 +55,11 @@ impl QpTable {
             return;
         }
         self.used -= 1;
-        // Rare: put the rest back, so that no gap hides anybody.
-        let len = self.places.len();
-        let former = std::mem::replace(&mut self.places, vec![None; len]);
+        // Rare, so simple: rebuild the table, because a gap would end a probe sequence too early.
+        let len = self.entries.len();
+        let former = std::mem::replace(&mut self.entries, vec![None; len]);
         for (number, index) in former.into_iter().flatten().filter(|(number, _)| *number != qp_num) {
-            self.put(number, index);
+            self.place(number, index);
         }
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_is_there_and_nothing_else() {
+    fn get_finds_inserted_numbers_and_no_others() {
         let mut table = QpTable::default();
         assert_eq!(table.get(7), None);
         let numbers: Vec<u32> = (0..500).map(|i| i * 64 + 3).collect();

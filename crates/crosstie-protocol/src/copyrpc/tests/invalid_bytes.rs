@@ -1,4 +1,5 @@
-//! Bytes that no honest peer writes: typed errors, no panic, nothing read outside of what was announced.
+//! Bytes that a correct peer never writes: each gives a typed error, never a panic, and the endpoint reads nothing outside of
+//! what was announced.
 
 use proptest::prelude::*;
 use std::vec;
@@ -7,10 +8,10 @@ use std::vec::Vec;
 use super::super::wire::{self, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
 
-const TERMS: Terms =
-    Terms { ring: 1024, peer_ring: 512, credit_limit: 128, peer_credit_limit: 256, pending_calls: 4 };
+const PARAMS: FlowParams =
+    FlowParams { ring: 1024, peer_ring: 512, credit_limit: 128, peer_credit_limit: 256, pending_calls: 4 };
 
-/// A ring that knows which bytes were announced.
+/// A ring that checks that only announced bytes are read.
 struct Announced<'a> {
     bytes: &'a [u8],
     from: usize,
@@ -29,7 +30,7 @@ impl RingBytes for Announced<'_> {
     }
 }
 
-/// Feeds batches until one is refused. `answered` gets the callers that were.
+/// Feeds batches until one is refused. Adds the callers that got a response to `answered`.
 fn feed(
     endpoint: &mut Endpoint<u32>,
     ring: &[u8],
@@ -41,41 +42,41 @@ fn feed(
         let from = (position % 1024) as usize;
         let to = (from as u64 + wire::decode_imm(imm)).min(1024) as usize;
         let announced = Announced { bytes: ring, from, to };
-        endpoint.arrive(imm, &announced)?;
+        endpoint.accept_batch(imm, &announced)?;
         position += wire::decode_imm(imm);
-        while let Some(arrival) = endpoint.next(&announced)? {
-            let (offset, len, held) = match arrival {
-                Arrival::Request(request) => {
-                    // A reply must be possible whatever came.
-                    let len = request.owed.max_len().min(u64::from(u32::MAX)) as u32;
-                    assert!(endpoint.reply(request.owed, len).is_ok());
-                    assert!(endpoint.ledger().holds());
-                    (request.offset, request.len, request.held)
+        while let Some(message) = endpoint.next_message(&announced)? {
+            let (offset, len, space) = match message {
+                ReceivedMessage::Request(request) => {
+                    // A reply must be possible, whatever the bytes were.
+                    let len = request.reply_token.max_len().min(u64::from(u32::MAX)) as u32;
+                    assert!(endpoint.reply(request.reply_token, len).is_ok());
+                    assert!(endpoint.flow_state().invariant_holds());
+                    (request.offset, request.len, request.space)
                 }
-                Arrival::Response(response) => {
+                ReceivedMessage::Response(response) => {
                     answered.extend(response.user);
-                    (response.offset, response.len, response.held)
+                    (response.offset, response.len, response.space)
                 }
             };
             assert!(from <= offset && offset + len <= to);
-            assert!(endpoint.release(held));
+            assert!(endpoint.release(space));
         }
-        while endpoint.emit().is_some() {
-            endpoint.posted();
+        while endpoint.next_write().is_some() {
+            endpoint.write_posted();
         }
     }
     Ok(())
 }
 
-/// Each of the callers was answered, or can be told that there will be no answer: once.
-fn all_are_told(mut endpoint: Endpoint<u32>, mut answered: Vec<u32>, calls: u32) {
+/// Each caller got a response or can be told that there will be none, exactly once.
+fn assert_each_caller_is_told_once(mut endpoint: Endpoint<u32>, mut answered: Vec<u32>, calls: u32) {
     answered.extend(endpoint.abandon_all());
     answered.sort_unstable();
     assert_eq!(answered, (0..calls).collect::<Vec<_>>());
 }
 
-/// Metadata and headers that are near the truth, so that the deeper checks are reached too.
-fn plausible() -> impl Strategy<Value = Vec<u8>> {
+/// Metadata and headers that are nearly valid, so that the later checks are reached too.
+fn nearly_valid_ring() -> impl Strategy<Value = Vec<u8>> {
     let metadata = (0u64..4, 0u64..12, prop_oneof![0u32..6, Just(u32::MAX)], 0u8..40).prop_map(
         |(consumer, grant, count, slip)| {
             let mut bytes =
@@ -104,18 +105,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_give_messages_or_a_violation(
-        ring in prop_oneof![proptest::collection::vec(any::<u8>(), 1024), plausible()],
+    fn any_bytes_parse_to_messages_or_a_violation(
+        ring in prop_oneof![proptest::collection::vec(any::<u8>(), 1024), nearly_valid_ring()],
         imms in proptest::collection::vec(prop_oneof![8 => 0u32..10, 1 => 0u32..40, 1 => any::<u32>()], 1..12),
         calls in 0u32..5,
         word in prop_oneof![any::<u64>(), 0u64..512],
     ) {
-        let mut endpoint = Endpoint::new(&TERMS).unwrap();
+        let mut endpoint = Endpoint::new(&PARAMS).unwrap();
         let calls = (0..calls).take_while(|call| endpoint.call(0, 20, *call).is_ok()).count() as u32;
-        while endpoint.emit().is_some() {
-            endpoint.posted();
+        while endpoint.next_write().is_some() {
+            endpoint.write_posted();
         }
-        if let Err(violation) = endpoint.read_done(word) {
+        if let Err(violation) = endpoint.position_read_done(word) {
             let expected = matches!(
                 violation,
                 Violation::ConsumerMisaligned { .. } | Violation::ConsumerBeyondSent { .. }
@@ -127,19 +128,19 @@ proptest! {
             let text = std::format!("{violation}");
             prop_assert!(text.contains("peer"), "{}", text);
         }
-        all_are_told(endpoint, answered, calls);
+        assert_each_caller_is_told_once(endpoint, answered, calls);
     }
 
     #[test]
-    fn any_connect_information_is_taken_or_refused(
+    fn any_connect_information_is_accepted_or_refused(
         bytes in proptest::collection::vec(any::<u8>(), wire::CONNECT_INFO_SIZE),
         ring in any::<u64>(), limit in any::<u64>(), power in 0u32..64,
     ) {
         let bytes: [u8; wire::CONNECT_INFO_SIZE] = bytes.try_into().unwrap();
         prop_assert!(wire::ConnectInfo::decode(&bytes).is_err() || &bytes[..4] == b"xRPC");
         for peer_ring in [ring, 1 << power] {
-            let terms = Terms { peer_ring, peer_credit_limit: limit, ..TERMS };
-            let made = Endpoint::<()>::new(&terms);
+            let params = FlowParams { peer_ring, peer_credit_limit: limit, ..PARAMS };
+            let made = Endpoint::<()>::new(&params);
             let legal = peer_ring.is_power_of_two() && (MIN_RING..=MAX_RING).contains(&peer_ring) && limit >= 64;
             prop_assert_eq!(made.is_ok(), legal);
         }
@@ -162,22 +163,22 @@ fn metadata(message_count: u32) -> FlowMetadata {
     FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count }
 }
 
-fn refused(ring: &[u8], imm: u32, calls: u32) -> Violation {
-    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+fn violation_of(ring: &[u8], imm: u32, calls: u32) -> Violation {
+    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
     for call in 0..calls {
         assert!(endpoint.call(0, 20, call).is_ok());
     }
-    while endpoint.emit().is_some() {
-        endpoint.posted();
+    while endpoint.next_write().is_some() {
+        endpoint.write_posted();
     }
     let mut answered = Vec::new();
     let violation = feed(&mut endpoint, ring, &[imm], &mut answered).unwrap_err();
-    all_are_told(endpoint, answered, calls);
+    assert_each_caller_is_told_once(endpoint, answered, calls);
     violation
 }
 
 #[test]
-fn each_lie_has_its_name() {
+fn each_violation_is_reported_by_its_own_error() {
     let request = |blocks, payload_len| Header { call_id: 1 << 16, piggyback: blocks, payload_len };
     let response = |call_id: u32, blocks, payload_len| Header {
         call_id: call_id | wire::RESPONSE_FLAG,
@@ -187,112 +188,109 @@ fn each_lie_has_its_name() {
     let one = |header| batch(metadata(1), &[header]);
 
     let (ring, imm) = one(request(2, 0));
-    assert_eq!(refused(&ring, 0, 0), Violation::ShortBatch { delta: 0 });
-    assert_eq!(refused(&ring, 33, 0), Violation::Overrun { delta: 1056, free: 1024 });
-    assert_eq!(refused(&ring, imm + 1, 0), Violation::TrailingBytes { unused: 32 });
-    assert_eq!(refused(&ring, imm - 1, 0), Violation::MessageTooLong { needs: 32, left: 0 });
+    assert_eq!(violation_of(&ring, 0, 0), Violation::ShortBatch { delta: 0 });
+    assert_eq!(violation_of(&ring, 33, 0), Violation::Overrun { delta: 1056, free: 1024 });
+    assert_eq!(violation_of(&ring, imm + 1, 0), Violation::TrailingBytes { unused: 32 });
+    assert_eq!(violation_of(&ring, imm - 1, 0), Violation::MessageTooLong { needs: 32, left: 0 });
     let (ring, imm) = one(request(1, 0));
-    assert_eq!(refused(&ring, imm, 0), Violation::AllowanceTooSmall { blocks: 1 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::AllowanceTooSmall { blocks: 1 });
     let (ring, imm) = one(request(5, 0));
-    assert_eq!(refused(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
     let (ring, _) = one(request(2, u32::MAX));
-    assert_eq!(refused(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 31) + 32, left: 96 });
+    assert_eq!(violation_of(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 31) + 32, left: 96 });
 
     let (ring, imm) = one(response(1 << 16, 2, 0));
-    assert_eq!(refused(&ring, imm, 0), Violation::UnknownCall { call_id: 1 << 16 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::UnknownCall { call_id: 1 << 16 });
     let (ring, imm) = batch(metadata(2), &[response(1 << 16, 2, 0), response(1 << 16, 2, 0)]);
-    assert_eq!(refused(&ring, imm, 1), Violation::UnknownCall { call_id: 1 << 16 }, "answered twice");
+    assert_eq!(violation_of(&ring, imm, 1), Violation::UnknownCall { call_id: 1 << 16 }, "answered twice");
     let (ring, imm) = one(response(1 << 16, 3, 0));
-    assert_eq!(refused(&ring, imm, 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
+    assert_eq!(violation_of(&ring, imm, 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
     let (ring, imm) = one(response(1 << 16, 2, 21));
-    assert_eq!(refused(&ring, imm, 1), Violation::ResponseTooLong { payload_len: 21, allowed: 20 });
+    assert_eq!(violation_of(&ring, imm, 1), Violation::ResponseTooLong { payload_len: 21, allowed: 20 });
 
     let (ring, imm) = batch(metadata(wire::WRAP_MESSAGE_COUNT), &[]);
-    assert_eq!(refused(&ring, imm, 0), Violation::BadWrap { offset: 0, delta: 32 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::BadWrap { offset: 0, delta: 32 });
     let (ring, imm) = batch(FlowMetadata { credit_grant: 32, ..metadata(0) }, &[]);
-    assert_eq!(refused(&ring, imm, 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
     let (ring, imm) = batch(FlowMetadata { credit_grant: u64::MAX - 31, ..metadata(0) }, &[]);
-    assert!(matches!(refused(&ring, imm, 0), Violation::GrantOverLimit { .. }));
-    // The batch is found out with its last message, which is an answer: its caller must not be forgotten.
+    assert!(matches!(violation_of(&ring, imm, 0), Violation::GrantOverLimit { .. }));
+    // The violation is found at the last message of the batch, which is a response. Its caller must still be told.
     let (ring, imm) = batch(FlowMetadata { credit_grant: 96, ..metadata(1) }, &[response(1 << 16, 2, 4)]);
-    assert_eq!(refused(&ring, imm, 1), Violation::GrantOverLimit { granted: 288, limit: 256 });
+    assert_eq!(violation_of(&ring, imm, 1), Violation::GrantOverLimit { granted: 288, limit: 256 });
     let (ring, imm) = batch(FlowMetadata { consumer_pos: 96, ..metadata(0) }, &[]);
-    assert_eq!(refused(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
+    assert_eq!(violation_of(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
 }
 
 #[test]
-fn bulk_messages_are_messages_with_a_bit() {
-    // Between others, so that their places are seen to be right.
+fn bulk_messages_are_parsed_among_other_messages() {
+    // Between other messages, so that the test sees their offsets.
     let request = |payload_len| Header { call_id: 1 << 16, piggyback: 2, payload_len };
     let answer =
         Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, piggyback: 2, payload_len: 4 | wire::BULK_FLAG };
     let (ring, imm) = batch(metadata(3), &[request(32 | wire::BULK_FLAG), answer, request(5)]);
-    let mut endpoint = Endpoint::new(&TERMS).unwrap();
-    let (_, placed) = endpoint.call_bulk(40, 0, 'u').unwrap();
-    assert_eq!((placed.header.ring_len(), placed.header.is_bulk()), (40, true));
-    assert_eq!(endpoint.call_bulk(endpoint.longest_request() + 1, 0, 'v').unwrap_err().1, 'v');
-    endpoint.arrive(imm, ring.as_slice()).unwrap();
+    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
+    let (_, placement) = endpoint.call_bulk(40, 0, 'u').unwrap();
+    assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (40, true));
+    assert_eq!(endpoint.call_bulk(endpoint.max_request_len() + 1, 0, 'v').unwrap_err().1, 'v');
+    endpoint.accept_batch(imm, ring.as_slice()).unwrap();
     let mut seen = Vec::new();
-    while let Some(arrival) = endpoint.next(ring.as_slice()).unwrap() {
-        match arrival {
-            Arrival::Request(request) => {
+    while let Some(message) = endpoint.next_message(ring.as_slice()).unwrap() {
+        match message {
+            ReceivedMessage::Request(request) => {
                 seen.push((request.offset, request.len, request.bulk));
-                let placed = endpoint.reply_bulk(request.owed).unwrap();
-                assert_eq!((placed.header.ring_len(), placed.header.is_bulk()), (4, true));
-                assert!(endpoint.ledger().holds() && endpoint.release(request.held));
+                let placement = endpoint.reply_bulk(request.reply_token).unwrap();
+                assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (4, true));
+                assert!(endpoint.flow_state().invariant_holds() && endpoint.release(request.space));
             }
-            Arrival::Response(response) => {
+            ReceivedMessage::Response(response) => {
                 assert_eq!(response.user, Some('u'));
                 seen.push((response.offset, response.len, response.bulk));
-                assert!(endpoint.release(response.held));
+                assert!(endpoint.release(response.space));
             }
         }
     }
     assert_eq!(seen, [(44, 32, true), (108, 4, true), (140, 5, false)]);
-
-    // What was not posted can be undone, and its places are as long as they are.
-    let mut endpoint = Endpoint::new(&TERMS).unwrap();
-    let mut staging = vec![0; 512];
-    for user in ['a', 'b'] {
-        let (_, placed) = endpoint.call_bulk(40, 0, user).unwrap();
-        staging[placed.offset..][..HEADER_SIZE].copy_from_slice(&placed.header.encode());
-    }
-    let mut undone = Vec::new();
-    endpoint.rollback(staging.as_slice(), |what| undone.push(what));
-    assert_eq!(undone, [Undone::Call(Some('a')), Undone::Call(Some('b'))]);
 }
 
 #[test]
-fn positions_of_the_peer_never_move_back() {
-    let mut endpoint = Endpoint::new(&TERMS).unwrap();
+fn consumer_position_of_the_peer_never_moves_back() {
+    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
     assert!(endpoint.call(0, 20, ()).is_ok());
-    assert!(endpoint.emit().is_some());
-    endpoint.posted();
-    let tell = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
+    assert!(endpoint.next_write().is_some());
+    endpoint.write_posted();
+    let announce = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
         let mut ring = vec![0; 1024];
         ring[at..][..32].copy_from_slice(&FlowMetadata { consumer_pos, ..metadata(0) }.encode());
-        endpoint.arrive(1, ring.as_slice())
+        endpoint.accept_batch(1, ring.as_slice())
     };
-    assert_eq!(endpoint.read_done(64), Ok(()));
-    assert_eq!(endpoint.ledger().in_flight, 0);
-    assert_eq!(tell(&mut endpoint, 0, 32), Ok(()), "older than the READ: stale, and no lie");
-    assert_eq!(endpoint.ledger().in_flight, 0, "nothing moved back");
+    assert_eq!(endpoint.position_read_done(64), Ok(()));
+    assert_eq!(endpoint.flow_state().in_flight, 0);
+    assert_eq!(announce(&mut endpoint, 0, 32), Ok(()), "older than the READ: stale, but valid");
+    assert_eq!(endpoint.flow_state().in_flight, 0, "nothing moved back");
     assert_eq!(
-        tell(&mut endpoint, 32, 0),
+        announce(&mut endpoint, 32, 0),
         Err(Violation::ConsumerWentBack { position: 0, before: 32 }),
         "older than the batch before it"
     );
-    assert_eq!(endpoint.read_done(32), Err(Violation::ConsumerWentBack { position: 32, before: 64 }));
-    assert_eq!(endpoint.read_done(33), Err(Violation::ConsumerMisaligned { position: 33 }));
+    assert_eq!(
+        endpoint.position_read_done(32),
+        Err(Violation::ConsumerWentBack { position: 32, before: 64 })
+    );
+    assert_eq!(endpoint.position_read_done(33), Err(Violation::ConsumerMisaligned { position: 33 }));
 }
 
 #[test]
-fn what_can_never_fit_is_refused_at_once() {
+fn calls_that_can_never_fit_are_refused_at_once() {
     for ring in [256u64, 512, 4096, 1 << 20] {
-        let terms =
-            Terms { ring, peer_ring: ring, credit_limit: ring, peer_credit_limit: ring, pending_calls: 1 };
-        let mut endpoint = Endpoint::new(&terms).unwrap();
-        let (request, response) = (endpoint.longest_request(), endpoint.longest_response());
+        let params = FlowParams {
+            ring,
+            peer_ring: ring,
+            credit_limit: ring,
+            peer_credit_limit: ring,
+            pending_calls: 1,
+        };
+        let mut endpoint = Endpoint::new(&params).unwrap();
+        let (request, response) = (endpoint.max_request_len(), endpoint.max_response_len());
         assert!(request >= 20 && response >= 20);
         assert_eq!(
             endpoint.call(request + 1, 0, 'u').unwrap_err(),
@@ -306,10 +304,10 @@ fn what_can_never_fit_is_refused_at_once() {
         assert!(endpoint.call(request, response, 'u').is_ok(), "the longest fits");
         assert_eq!(endpoint.call(0, 0, 'u').unwrap_err(), (Refusal::TooManyCalls, 'u'));
     }
-    let terms = Terms { ring: 128, ..TERMS };
-    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::RingSize { size: 128 });
-    let terms = Terms { peer_credit_limit: 63, ..TERMS };
-    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::CreditLimit { limit: 63 });
-    let terms = Terms { pending_calls: 0, ..TERMS };
-    assert_eq!(Endpoint::<()>::new(&terms).unwrap_err(), TermsError::PendingCalls { calls: 0 });
+    let params = FlowParams { ring: 128, ..PARAMS };
+    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::RingSize { size: 128 });
+    let params = FlowParams { peer_credit_limit: 63, ..PARAMS };
+    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::CreditLimit { limit: 63 });
+    let params = FlowParams { pending_calls: 0, ..PARAMS };
+    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::PendingCalls { calls: 0 });
 }

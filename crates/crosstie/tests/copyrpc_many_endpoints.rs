@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crosstie::copyrpc::{CallFailed, Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Endpoints whose peer goes away.
 const CROWD: usize = 64;
 /// Batches that each of them has under way.
@@ -41,10 +41,10 @@ fn a_crowd_that_fails_leaves_others_alone() {
     drop(crowd_peers);
     drop(doomed);
 
-    let (mut failed, mut answered, end) = (0, 0, Instant::now() + PATIENCE);
+    let (mut failed, mut answered, end) = (0, 0, Instant::now() + TIMEOUT);
     while failed < CROWD * BATCHES || answered < 100 {
         assert!(Instant::now() < end, "{failed} failed, {answered} answered");
-        if other.pending() == 0 {
+        if other.pending_calls() == 0 {
             other.call(b"are you there", 16, CROWD).map_err(|error| error.cause).unwrap();
         }
         client.poll(|index, result| match result {
@@ -85,7 +85,7 @@ fn endpoints_follow_each_other() {
     }
     let (here, _there) = pair(&client, &server);
     here.call(b"last", 8, 7).map_err(|error| error.cause).unwrap();
-    let (mut answered, end) = (false, Instant::now() + PATIENCE);
+    let (mut answered, end) = (false, Instant::now() + TIMEOUT);
     while !answered {
         assert!(Instant::now() < end);
         client.poll(|_, result| answered = result.is_ok());

@@ -9,20 +9,20 @@ use crosstie::device::ConnectConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{PATIENCE, Side, Talk, exercise, settle, sides};
+use crate::side::{Side, TIMEOUT, Talk, exercise, settle, sides};
 
 /// Says to a process of this test that it is to be killed.
 const CHILD: &str = "CROSSTIE_COPYRPC_VICTIM";
 
 #[test]
 fn killed_processes_harm_nobody_else() {
-    let name = "killed::killed_processes_harm_nobody_else";
+    let name = "killed_processes::killed_processes_harm_nobody_else";
     killed(Talk::Small, name, 60, Duration::from_millis(20), 50);
 }
 
 #[test]
 fn killed_processes_take_nothing_along() {
-    let name = "killed::killed_processes_take_nothing_along";
+    let name = "killed_processes::killed_processes_take_nothing_along";
     killed(Talk::Bulk, name, 20, Duration::from_millis(30), 20);
 }
 
@@ -45,7 +45,7 @@ fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
             left.call(talk.depth());
             left.turn();
             right.turn();
-            assert!(begin.elapsed() < PATIENCE, "kill {kill}: the victim never answered");
+            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: the victim never answered");
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -54,7 +54,7 @@ fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
             left.call(talk.depth());
             left.turn();
             right.turn();
-            assert!(begin.elapsed() < PATIENCE, "kill {kill}: nobody noticed");
+            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: nobody noticed");
         }
         slowest = slowest.max(begin.elapsed());
         settle(&mut left, &mut right, "after a kill");

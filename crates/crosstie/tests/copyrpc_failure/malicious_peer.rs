@@ -1,4 +1,4 @@
-//! A hostile peer: whatever it writes, it ends its own connection.
+//! A malicious peer: whatever it writes, it ends its own connection.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{PATIENCE, Side, Talk, User, exercise, ring, sides};
+use crate::side::{Side, TIMEOUT, Talk, User, exercise, ring, sides};
 
 /// Where the parts of an address are: the device's part first, then copyrpc's.
 const INFO_AT: usize = size_of::<QpAddress>();
@@ -21,20 +21,20 @@ const INFO_AT: usize = size_of::<QpAddress>();
 const CONSUMER_AT: usize = 4096;
 
 /// A queue pair that pretends to be a copyrpc endpoint, and writes what it likes.
-pub(crate) struct Hostile {
+pub(crate) struct MaliciousPeer {
     pub(crate) qp: RcQp,
     victim: ConnectInfo,
     /// Where the victim writes its calls, and behind it at [`CONSUMER_AT`] the word that it READs.
     pub(crate) ring: Mr,
 }
 
-impl Hostile {
+impl MaliciousPeer {
     /// Connects to a new endpoint of `context`.
     pub(crate) fn connect(
         device: &Device,
         context: &Context<User>,
         config: &EndpointConfig,
-    ) -> (Hostile, Endpoint<User>) {
+    ) -> (MaliciousPeer, Endpoint<User>) {
         let endpoint = context.create_endpoint(config).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(&CqConfig::default()).unwrap();
@@ -57,7 +57,7 @@ impl Hostile {
         let theirs = QpAddress::read_from_bytes(&address.as_bytes()[..INFO_AT]).unwrap();
         qp.connect(&theirs, &ConnectConfig { access: Access::ALL, ..ConnectConfig::default() }).unwrap();
         endpoint.connect(&own, &ConnectConfig::default()).unwrap();
-        (Hostile { qp, victim, ring }, endpoint)
+        (MaliciousPeer { qp, victim, ring }, endpoint)
     }
 
     /// Writes bytes into the ring and announces them.
@@ -78,7 +78,7 @@ fn a_hostile_peer_ends_its_own_connection() {
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let (mut violations, mut accepted) = (BTreeSet::new(), 0);
     for round in 0..1500 {
-        let (mut hostile, endpoint) = Hostile::connect(&device, &left.context, &ring(1024));
+        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
         let mut own = Vec::new();
         if round % 3 == 0 {
             // Calls of the victim, which the peer may try to answer.
@@ -91,7 +91,7 @@ fn a_hostile_peer_ends_its_own_connection() {
         let mut at = 0;
         for _ in 0..8 {
             let (bytes, imm) = nonsense(&mut random, 1024 - at);
-            hostile.write(at, &bytes, imm);
+            malicious.write(at, &bytes, imm);
             at = (at + u64::from(imm) * 32).min(1024) % 1024;
             left.context.poll(|user, answer| {
                 assert!(left.open.remove(&user), "{user:?} ends once");
@@ -107,7 +107,7 @@ fn a_hostile_peer_ends_its_own_connection() {
             }
         }
         let begin = Instant::now();
-        while hostile.qp.state() != QpState::Error
+        while malicious.qp.state() != QpState::Error
             && endpoint.failure().is_none()
             && begin.elapsed().as_millis() < 2
         {
@@ -118,7 +118,7 @@ fn a_hostile_peer_ends_its_own_connection() {
             if let Failure::Violation(violation) = failure {
                 violations.insert(format!("{violation:?}").split([' ', '{']).next().unwrap().to_owned());
             }
-            assert_eq!(endpoint.pending(), 0);
+            assert_eq!(endpoint.pending_calls(), 0);
             assert!(!left.open.iter().any(|(index, _)| *index == 7), "calls of a connection that is over");
         }
         for user in endpoint.close() {
@@ -177,15 +177,15 @@ fn nonsense(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
 fn a_read_position_that_lies_is_a_violation() {
     let (context, device) =
         (Side::software(Talk::Small).context, Device::open(&DeviceSpec::Software).unwrap());
-    let (hostile, endpoint) = Hostile::connect(&device, &context, &ring(256));
-    hostile.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
+    let (malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(256));
+    malicious.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
     endpoint.call(b"ask", 8, (0, 0)).unwrap();
     let begin = Instant::now();
     let mut ended = None;
     while ended.is_none() {
         endpoint.call(b"ask", 8, (0, 1)).ok();
         context.poll(|_, answer| ended = Some(answer.err()));
-        assert!(begin.elapsed() < PATIENCE, "{:?}", context.counters());
+        assert!(begin.elapsed() < TIMEOUT, "{:?}", context.counters());
     }
     let Some(Some(CallFailed::Connection(Failure::Violation(violation)))) = ended else {
         panic!("{ended:?}")

@@ -1,19 +1,20 @@
-//! Calls that wait for their response.
+//! The table of calls that wait for their response.
 //!
-//! Promise: a response is taken once, by the call that it answers. A call id is an index with a generation in 31 bits, so
-//! that one that is foreign or answered before opens nothing. Nothing is allocated after the table is made.
+//! Promise: each response finds the call that it belongs to, and only once. A call id is an index and a generation, 31 bits
+//! together, so an id that is unknown or was answered before finds no call. The table allocates nothing after it is
+//! created.
 
 use alloc::boxed::Box;
 
 use crate::key::Key;
 
 const INDEX_BITS: u32 = 16;
-/// Most calls that one connection can have pending.
-pub const MAX_PENDING: usize = 1 << INDEX_BITS;
+/// The most calls that one connection can have pending.
+pub const MAX_PENDING_CALLS: usize = 1 << INDEX_BITS;
 
 type CallKey = Key<INDEX_BITS, 31>;
 
-/// Names a pending call. The bits travel in the messages.
+/// Identifies a pending call. Messages carry its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(CallKey);
 
@@ -26,13 +27,13 @@ impl CallId {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Pending<U> {
+pub(super) struct PendingCalls<U> {
     entries: Box<[Entry<U>]>,
-    /// Free entries in the order in which they became free, linked by `Entry::next`; the least recently used goes first.
+    /// List of free entries in the order in which they became free, linked by `Entry::next`. The oldest is used first.
     first_free: u32,
     last_free: u32,
     free: u32,
-    /// Keys of a model repeat, so that its states do.
+    /// Call ids repeat at once, so that the states of a model repeat.
     #[cfg(test)]
     pub(super) one_generation: bool,
 }
@@ -43,15 +44,15 @@ struct Entry<U> {
     next: u32,
     /// Zero when the entry is free.
     blocks: u32,
-    /// `None` in an entry that is free or whose caller has given up.
+    /// `None` in an entry that is free or whose call was abandoned.
     user: Option<U>,
 }
 
-impl<U> Pending<U> {
-    /// A table of 1 to [`MAX_PENDING`] entries.
+impl<U> PendingCalls<U> {
+    /// A table of 1 to [`MAX_PENDING_CALLS`] entries.
     pub(super) fn new(size: usize) -> Self {
-        let size = size.clamp(1, MAX_PENDING) as u32;
-        Pending {
+        let size = size.clamp(1, MAX_PENDING_CALLS) as u32;
+        PendingCalls {
             entries: (0..size)
                 .map(|i| Entry { key: CallKey::first(i), next: i + 1, blocks: 0, user: None })
                 .collect(),
@@ -68,12 +69,12 @@ impl<U> Pending<U> {
         self.free == 0
     }
 
-    /// How many calls wait, those given up included.
+    /// Calls that wait for a response, including abandoned ones.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free as usize
     }
 
-    /// Enters a call. The table is not full.
+    /// Adds a call. The table is not full.
     #[inline]
     pub(super) fn insert(&mut self, blocks: u32, user: U) -> CallId {
         let entry = &mut self.entries[self.first_free as usize];
@@ -84,7 +85,7 @@ impl<U> Pending<U> {
         CallId(entry.key)
     }
 
-    /// The blocks that this call took, if it is pending.
+    /// The blocks of credit that this call took, if it is pending.
     #[inline]
     pub(super) fn blocks(&self, bits: u32) -> Option<u32> {
         let key = CallKey::from_bits(bits);
@@ -92,7 +93,7 @@ impl<U> Pending<U> {
         (entry.key == key && entry.blocks != 0).then_some(entry.blocks)
     }
 
-    /// Takes a call that is pending.
+    /// Removes a call that is pending.
     #[inline(always)]
     pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
         let index = CallKey::from_bits(bits).index();
@@ -111,13 +112,13 @@ impl<U> Pending<U> {
         user
     }
 
-    /// Takes what the caller attached; the entry stays until the response comes, because the credit does.
+    /// Returns what the caller attached. The entry stays until the response arrives, because the response returns the credit.
     pub(super) fn abandon(&mut self, id: CallId) -> Option<U> {
         self.blocks(id.bits())?;
         self.entries[id.0.index() as usize].user.take()
     }
 
-    /// Takes what all callers attached.
+    /// Returns what all callers attached.
     pub(super) fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
         self.entries.iter_mut().filter_map(|entry| entry.user.take())
     }
@@ -134,21 +135,13 @@ impl<U> Pending<U> {
 }
 
 #[cfg(test)]
-impl<U: Clone> Pending<U> {
-    pub(super) fn attached(&self, bits: u32) -> Option<U> {
-        self.blocks(bits)?;
-        self.entries[CallKey::from_bits(bits).index() as usize].user.clone()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use std::vec::Vec;
 
     #[test]
-    fn an_id_opens_its_call_once() {
-        let mut table = Pending::new(2);
+    fn a_call_id_is_valid_once() {
+        let mut table = PendingCalls::new(2);
         let a = table.insert(2, 'a');
         let b = table.insert(3, 'b');
         assert!(table.is_full());
@@ -170,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_entry_goes_first() {
-        let mut table = Pending::new(4);
+    fn entries_are_reused_least_recently_freed_first() {
+        let mut table = PendingCalls::new(4);
         let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
         for &i in &[2, 0, 3, 1] {
             assert_eq!(table.remove(ids[i].bits()), Some(i));

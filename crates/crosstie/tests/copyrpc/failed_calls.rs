@@ -12,7 +12,7 @@ use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::FromBytes;
 
 use crate::cases::ring;
-use crate::load::{Answering, Line, Load, PATIENCE, User, drive};
+use crate::load::{Answering, Line, Load, TIMEOUT, User, drive};
 use crate::side::Side;
 
 /// Polls until `done`, at most for a while.
@@ -24,7 +24,7 @@ pub(crate) fn until<U>(
     let begin = Instant::now();
     while !done() {
         context.poll(|user, answer| on(user, answer.map(|bytes| bytes.to_vec())));
-        assert!(begin.elapsed() < PATIENCE, "nothing comes: {:?}", context.counters());
+        assert!(begin.elapsed() < TIMEOUT, "nothing comes: {:?}", context.counters());
         std::thread::yield_now();
     }
 }
@@ -51,7 +51,7 @@ pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &E
                 return;
             }
         }
-        assert!(last.elapsed() < PATIENCE);
+        assert!(last.elapsed() < TIMEOUT);
         std::thread::yield_now();
     }
 }
@@ -61,11 +61,11 @@ pub(crate) fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint
     let begin = Instant::now();
     while endpoint.call(b"stop", 4, (9, 9)).is_err() {
         context.poll(|_, _| ());
-        assert!(begin.elapsed() < PATIENCE, "refused for ever: {:?}", context.counters());
+        assert!(begin.elapsed() < TIMEOUT, "refused for ever: {:?}", context.counters());
     }
     while !stopped {
         context.poll(|user, answer| stopped |= user == (9, 9) && answer.is_ok());
-        assert!(begin.elapsed() < PATIENCE, "no answer: {:?}", context.counters());
+        assert!(begin.elapsed() < TIMEOUT, "no answer: {:?}", context.counters());
     }
     side.meet();
 }
@@ -115,7 +115,7 @@ pub(crate) fn calls_and_polls_from_within_a_poll(side: &mut Side) {
         });
         serve();
         std::thread::yield_now();
-        assert!(begin.elapsed() < PATIENCE, "{} answered, {} served", answered.get(), served.get());
+        assert!(begin.elapsed() < TIMEOUT, "{} answered, {} served", answered.get(), served.get());
     }
     context.flush();
     side.meet();
@@ -126,7 +126,7 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
     let lone = context.create_endpoint(&EndpointConfig::default()).expect("an endpoint");
     let refused = lone.call(b"early", 0, (7, 7)).expect_err("not connected");
     assert_eq!((refused.cause, refused.user), (NotCalled::NotConnected, (7, 7)));
-    assert_eq!((lone.longest(), lone.pending(), lone.failure()), (None, 0, None));
+    assert_eq!((lone.max_lengths(), lone.pending_calls(), lone.failure()), (None, 0, None));
     let nonsense = EndpointAddress::read_from_bytes(&[0x5a; size_of::<EndpointAddress>()]).expect("bytes");
     let error = lone.connect(&nonsense, &ConnectConfig::default()).expect_err("no address");
     assert!(matches!(error, ConnectError::Address(_)), "{error}");
@@ -138,7 +138,7 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
     if side.index == 1 {
         return serve_while(side, &context, &endpoint);
     }
-    let (longest, response) = endpoint.longest().expect("connected");
+    let (longest, response) = endpoint.max_lengths().expect("connected");
     let bytes = vec![3; longest + 1];
     let refused = endpoint.call(&bytes, 0, (1, 2)).expect_err("too long");
     assert_eq!(refused.user, (1, 2));
@@ -170,13 +170,13 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
             }
         }
     }
-    assert_eq!(endpoint.pending() as u64, made);
+    assert_eq!(endpoint.pending_calls() as u64, made);
     let begin = Instant::now();
     while (answered.len() as u64) < made {
         context.poll(|user, answer| answered.push((user, answer.expect("an answer").len())));
-        assert!(begin.elapsed() < PATIENCE, "{answered:?}");
+        assert!(begin.elapsed() < TIMEOUT, "{answered:?}");
     }
-    assert_eq!(endpoint.pending(), 0);
+    assert_eq!(endpoint.pending_calls(), 0);
     stop(side, &context, &endpoint);
 }
 
@@ -225,9 +225,9 @@ pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
         while others < 10 {
             others +=
                 context.poll(|user, answer| assert!(user.0 == 1 && answer.is_ok(), "{user:?} {answer:?}"));
-            assert!(begin.elapsed() < PATIENCE);
+            assert!(begin.elapsed() < TIMEOUT);
         }
-        assert_eq!(doomed.pending(), 10);
+        assert_eq!(doomed.pending_calls(), 10);
         let mut ended = doomed.close();
         ended.sort();
         assert_eq!(ended, (0..10).map(|n| (0, n)).collect::<Vec<_>>());
@@ -254,13 +254,13 @@ pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
         if begin.elapsed() > Duration::from_secs(2) && failed.is_none() && !doomed_notices(side) {
             failed = Some(Err(CallFailed::TimedOut));
         }
-        assert!(begin.elapsed() < PATIENCE, "stopped {stopped}, {failed:?}");
+        assert!(begin.elapsed() < TIMEOUT, "stopped {stopped}, {failed:?}");
     }
     context.flush();
     assert!(matches!(failed, Some(Err(_))), "{failed:?}");
     if doomed_notices(side) {
         assert!(doomed.failure().is_some());
-        assert_eq!(doomed.pending(), 0, "all have ended");
+        assert_eq!(doomed.pending_calls(), 0, "all have ended");
         let refused = doomed.call(b"late", 0, (4, 4)).expect_err("over");
         assert!(matches!(refused.cause, NotCalled::Failed(_)), "{}", refused.cause);
         assert!(kept.into_iter().all(|request| request.reply(b"late").is_err()));
@@ -291,7 +291,7 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
                     assert_eq!(answer.err(), Some(CallFailed::TimedOut));
                     ended.push(user);
                 });
-                assert!(begin.elapsed() < PATIENCE);
+                assert!(begin.elapsed() < TIMEOUT);
             }
             assert!(begin.elapsed() >= time);
             ended.sort();
@@ -299,9 +299,9 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
             // Now the answers come, and nobody hears of them; their credit is back.
             side.meet();
             let begin = Instant::now();
-            while endpoint.pending() > 0 {
+            while endpoint.pending_calls() > 0 {
                 assert_eq!(context.poll(|user, _| panic!("{user:?} ended twice")), 0);
-                assert!(begin.elapsed() < PATIENCE);
+                assert!(begin.elapsed() < TIMEOUT);
             }
         }
         // With waits in between it is not late by much more than a wait.
@@ -326,7 +326,7 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
                 kept.push(request);
                 last = Instant::now();
             }
-            assert!(begin.elapsed() < PATIENCE);
+            assert!(begin.elapsed() < TIMEOUT);
         }
         side.meet();
         kept.drain(..).for_each(|request| assert!(request.reply(b"at last").is_ok()));
@@ -347,7 +347,7 @@ pub(crate) fn waiting_does_not_delay_room(side: &mut Side) {
         while requests.len() < usize::from(made) {
             context.poll(|_, _| ());
             requests.extend(std::iter::from_fn(|| context.recv()));
-            assert!(begin.elapsed() < PATIENCE);
+            assert!(begin.elapsed() < TIMEOUT);
         }
         requests.iter_mut().for_each(|request| request.detach());
         context.poll(|_, _| ());
@@ -410,7 +410,7 @@ pub(crate) fn a_dropped_context_is_seen(side: &mut Side) {
         let begin = Instant::now();
         while context.counters().completions == 0 {
             context.poll(|_, _| ());
-            assert!(begin.elapsed() < PATIENCE);
+            assert!(begin.elapsed() < TIMEOUT);
         }
         drop(endpoint);
         drop(context);

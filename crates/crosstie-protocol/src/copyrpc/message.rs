@@ -1,0 +1,106 @@
+//! Messages on their way in and out of a ring, and the tokens for what a received message still needs: its ring space to be
+//! released, and a reply.
+
+use super::receiver::HeldSpace;
+use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
+
+/// Memory from which the endpoint loads headers and metadata. It loads each once, checks the copy, and never loads it again.
+pub trait RingBytes {
+    /// Loads `N` bytes from `offset`. The endpoint stays inside the ring whose size its parameters name.
+    fn load<const N: usize>(&self, offset: usize) -> [u8; N];
+}
+
+impl RingBytes for [u8] {
+    #[inline]
+    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let bytes = &self[offset..offset + N];
+        core::array::from_fn(|i| bytes[i])
+    }
+}
+
+/// Where an outgoing message goes. The caller writes the header to `offset` of its staging ring and the payload behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the batch is sent with whatever bytes are at this offset"]
+pub struct Placement {
+    /// Offset of the header. The payload follows the header.
+    pub offset: usize,
+    /// The header to write there.
+    pub header: Header,
+}
+
+impl Placement {
+    /// Offset of the payload.
+    pub fn payload_offset(&self) -> usize {
+        self.offset + HEADER_SIZE
+    }
+}
+
+/// A message from the peer.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the ring fills up with messages that are never released"]
+pub enum ReceivedMessage<U> {
+    /// The peer calls this side.
+    Request(ReceivedRequest),
+    /// The peer replies to a call of this side.
+    Response(ReceivedResponse<U>),
+}
+
+/// A call of the peer. The application must release its ring space and reply to it, in either order.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the peer waits for the reply, and the ring space must be released"]
+pub struct ReceivedRequest {
+    /// Offset of the payload in the receive ring.
+    pub offset: usize,
+    /// Bytes of payload.
+    pub len: usize,
+    /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
+    pub bulk: bool,
+    /// For [`Endpoint::release`](super::Endpoint::release).
+    pub space: HeldSpace,
+    /// For [`Endpoint::reply`](super::Endpoint::reply).
+    pub reply_token: ReplyToken,
+}
+
+/// The response to a call of this side.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the ring fills up with messages that are never released"]
+pub struct ReceivedResponse<U> {
+    /// Bits of the [`CallId`](super::CallId) of the call, which is no longer pending.
+    pub call: u32,
+    /// What the caller attached to the call; `None` if the call was abandoned.
+    pub user: Option<U>,
+    /// Offset of the payload in the receive ring.
+    pub offset: usize,
+    /// Bytes of payload.
+    pub len: usize,
+    /// Whether the payload is a length, see [`decode_bulk_response`](super::decode_bulk_response).
+    pub bulk: bool,
+    /// For [`Endpoint::release`](super::Endpoint::release).
+    pub space: HeldSpace,
+}
+
+/// The right to reply to one request. Credit is reserved for the reply, so there is always room for it.
+#[derive(Debug, PartialEq, Eq, Hash)]
+#[must_use = "the peer waits for the reply"]
+pub struct ReplyToken {
+    pub(super) call_id: u32,
+    pub(super) blocks: u32,
+}
+
+impl ReplyToken {
+    /// The longest payload that the caller allowed.
+    pub fn max_len(&self) -> u64 {
+        wire::max_response_len(self.allowance())
+    }
+
+    pub(super) fn allowance(&self) -> u64 {
+        u64::from(self.blocks) * ALIGNMENT
+    }
+}
+
+#[cfg(test)]
+impl ReplyToken {
+    pub(super) fn duplicate(&self) -> ReplyToken {
+        ReplyToken { call_id: self.call_id, blocks: self.blocks }
+    }
+}

@@ -1,0 +1,71 @@
+//! Sizes of contexts and endpoints.
+
+use crosstie_protocol::copyrpc::MAX_BULK;
+
+use super::flush_policy::SEND_DEPTH;
+
+/// Sizes of a context.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The most endpoints at a time: at most 4096, and at most as many as the device's longest completion queue has room for.
+    /// Each endpoint can have 128 work requests under way, and all of them can fail at once.
+    pub max_endpoints: usize,
+    /// Receives that are kept posted, for all endpoints together: the most batches that may arrive between two polls.
+    pub receives: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { max_endpoints: 512, receives: 1024 }
+    }
+}
+
+impl Config {
+    /// The most bytes of memory that a context takes, without its endpoints.
+    pub fn bytes(&self) -> u64 {
+        // A completion has 32 bytes on the software device and up to 128 elsewhere. Devices round the number of completions up.
+        // Everything else that is kept for each is less.
+        let sent = self.max_endpoints as u64 * u64::from(SEND_DEPTH);
+        let completions = 2 * u64::from(self.receives) + sent;
+        let receives = u64::from(self.receives);
+        2 * 192 * (completions + receives) + (64 << 10)
+    }
+}
+
+/// Sizes of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointConfig {
+    /// Bytes of the receive ring: a power of two from 256 to 2 GiB.
+    pub ring: usize,
+    /// The most bytes of response credit that the peer may have outstanding. At most a quarter of the peer's ring is used.
+    pub credit: usize,
+    /// The most calls of this side that can wait for a response, up to 65536.
+    pub pending_calls: usize,
+    /// Bytes of bulk memory for each of four purposes, up to 1 GiB: outgoing requests, incoming requests, outgoing responses,
+    /// incoming responses. Memory is allocated when it is first used, in regions that are at most an eighth longer than their
+    /// payload (and at least 64 KiB), and kept until the endpoint is closed. The longest payload of a connection is the smaller
+    /// value of both sides. Zero: payloads that do not fit into a ring are refused. (Rings of 256 bytes carry no bulk
+    /// calls either.)
+    pub bulk: usize,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> EndpointConfig {
+        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024, bulk: 64 << 20 }
+    }
+}
+
+impl EndpointConfig {
+    /// The most bytes of memory that an endpoint takes, connected to one with the same sizes: a receive ring, a staging ring,
+    /// bulk memory for four purposes, and what is kept for each call and in the queue pair.
+    ///
+    /// ```
+    /// use crosstie::copyrpc::EndpointConfig;
+    /// let config = EndpointConfig { bulk: 8 << 20, ..EndpointConfig::default() };
+    /// assert_eq!(config.bytes() >> 20, 2 + 4 * 8);
+    /// ```
+    pub fn bytes(&self) -> u64 {
+        let bulk = self.bulk.min(MAX_BULK as usize) as u64;
+        2 * self.ring as u64 + 4 * bulk + 256 * self.pending_calls as u64 + (256 << 10)
+    }
+}

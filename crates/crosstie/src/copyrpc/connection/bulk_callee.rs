@@ -1,0 +1,201 @@
+//! The callee's half of bulk payloads: READs long requests from the caller, and WRITEs long responses to it.
+//!
+//! From a bulk request on, requests are queued until the payloads before them are complete, so that the application gets
+//! them in order. A long response goes out in pieces; the message that announces it is placed after all its pieces are in the
+//! send queue, so it arrives after them.
+
+use crosstie_protocol::copyrpc::{
+    BULK_REQUEST_SIZE, BulkMemory, BulkRequest, HeldSpace, ReplyToken, Violation,
+};
+
+use super::{ConnectedState, Connection, ConnectionState};
+use crate::copyrpc::bulk_state::{
+    BulkState, MAX_PIECES, OutgoingResponse, PIECE, QueuedPayload, QueuedRequest, ReadyRequest, bulk_limit,
+};
+use crate::copyrpc::counters::Counters;
+use crate::copyrpc::error::{Failure, NotReplied};
+use crate::copyrpc::operation::{Operation, OperationPoster};
+use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
+use crate::device::{Mr, OutOfRegion, PostError, RemoteAddr, SendOp};
+
+fn outside_region(_: OutOfRegion) -> Failure {
+    Failure::Refused(PostError::Invalid("a piece outside of its region"))
+}
+
+impl<U> ConnectionState<U> {
+    /// Queues a request that is a bulk request, or that is behind one.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn queue_request(
+        &mut self,
+        ring: &Mr,
+        offset: usize,
+        len: usize,
+        is_bulk: bool,
+        space: HeldSpace,
+        reply_token: ReplyToken,
+    ) -> Result<(), Failure> {
+        let limit = bulk_limit(&self.config);
+        let request = if is_bulk {
+            let mut bytes = [0; BULK_REQUEST_SIZE];
+            if len < bytes.len() || ring.read(offset, &mut bytes).is_err() {
+                return Err(Failure::Violation(Violation::BulkMalformed));
+            }
+            let descriptor = BulkRequest::decode(&bytes, len, limit).map_err(Failure::Violation)?;
+            let payload = match descriptor.request {
+                Some(from) => {
+                    if let Some(connected) = &mut self.connected {
+                        connected.protocol.release(space);
+                    }
+                    QueuedPayload::Bulk { from, region: None, posted: 0, read: 0 }
+                }
+                None => QueuedPayload::Ring {
+                    offset: offset + BULK_REQUEST_SIZE,
+                    len: len - BULK_REQUEST_SIZE,
+                    space,
+                },
+            };
+            QueuedRequest { reply_token, response_buffer: descriptor.response_buffer, payload }
+        } else {
+            let payload = QueuedPayload::Ring { offset, len, space };
+            QueuedRequest { reply_token, response_buffer: None, payload }
+        };
+        self.bulk().queued_requests.push_back(request);
+        Ok(())
+    }
+}
+
+impl<U> ConnectedState<U> {
+    /// Places the message that announces a bulk response.
+    fn announce_response(&mut self, token: ReplyToken, len: usize) -> Result<(), Failure> {
+        match self.protocol.reply_bulk(token) {
+            Ok(placement) => {
+                self.write_in_two_parts(&placement, &(len as u32).to_le_bytes(), &[]);
+                Ok(())
+            }
+            Err(_) => Err(Failure::Closed),
+        }
+    }
+}
+
+impl<U> Connection<U> {
+    /// Starts a response that is too long for the ring.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::copyrpc) fn reply_bulk(
+        &self,
+        token: ReplyToken,
+        to: BulkMemory,
+        payload: &[u8],
+    ) -> Result<(), (NotReplied, Option<ReplyToken>)> {
+        let mut state = self.state.borrow_mut();
+        if let Some(failure) = state.failure {
+            return Err((failure.into(), None));
+        }
+        if payload.len() > to.len as usize {
+            let max = u64::from(to.len).max(token.max_len());
+            return Err((NotReplied::TooLong { len: payload.len(), max }, Some(token)));
+        }
+        let pd = state.pd.clone();
+        let bulk = state.bulk();
+        let region = match bulk.outgoing_responses.take(&pd, payload.len()) {
+            Ok(region) => region,
+            Err(NoRegion::InUse) => return Err((NotReplied::NoBulkMemory, Some(token))),
+            Err(NoRegion::NoMemory) => return Err((NotReplied::NoMemory, Some(token))),
+        };
+        let copied = region.mr().write(0, payload);
+        debug_assert!(copied.is_ok(), "regions are long enough");
+        bulk.responses.push_back(OutgoingResponse {
+            to,
+            region,
+            len: payload.len(),
+            posted: 0,
+            written: 0,
+            reply_token: Some(token),
+        });
+        Ok(())
+    }
+
+    /// Posts as many pieces of bulk payloads as the limits allow. Returns whether any operation is under way or waits for room
+    /// in the send queue.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn post_pieces(&self, counters: &mut Counters) -> Result<bool, Failure> {
+        let mut state = self.state.borrow_mut();
+        let ConnectionState { qp, outstanding, bulk, connected, pd, failure, .. } = &mut *state;
+        let (Some(bulk), Some(connected), None) = (bulk, connected, failure) else { return Ok(false) };
+        let (first_response, first_queued) = (bulk.first_response, bulk.first_queued);
+        counters.bulk_calls += std::mem::take(&mut bulk.uncounted_calls);
+        let BulkState { operations, responses, queued_requests, incoming_requests, reads, writes, .. } =
+            &mut **bulk;
+        let mut poster = OperationPoster { qp, outstanding, operations, counters, connection: self.key };
+        let mut waits = false;
+        'responses: for (number, response) in (first_response..).zip(responses.iter_mut()) {
+            while response.posted < response.len {
+                let len = PIECE.min(response.len - response.posted);
+                let range = response.posted..response.posted + len;
+                let piece = response.region.mr().sge(range).map_err(outside_region)?;
+                let addr = response.to.addr + response.posted as u64;
+                let op = SendOp::Write(RemoteAddr { addr, rkey: response.to.rkey });
+                let posted = *writes < MAX_PIECES
+                    && poster
+                        .post_piece(Operation::WritePiece(number), op, piece)
+                        .map_err(Failure::Refused)?;
+                if !posted {
+                    waits = true;
+                    break 'responses;
+                }
+                *writes += 1;
+                response.posted += len;
+                poster.counters.bulk_writes += 1;
+                poster.counters.bulk_bytes += len as u64;
+            }
+            // All pieces are in the send queue, so the message that announces them arrives after them.
+            if let Some(token) = response.reply_token.take() {
+                connected.announce_response(token, response.len)?;
+            }
+        }
+        'requests: for (number, request) in (first_queued..).zip(queued_requests.iter_mut()) {
+            let QueuedPayload::Bulk { from, region, posted, .. } = &mut request.payload else { continue };
+            if region.is_none() {
+                match incoming_requests.take(pd, from.len as usize) {
+                    Ok(taken) => *region = Some(taken),
+                    // A request that the application still has will return its region.
+                    Err(NoRegion::InUse) => break,
+                    Err(NoRegion::NoMemory) => return Err(Failure::NoMemory),
+                }
+            }
+            let Some(region) = region else { break };
+            while *posted < from.len as usize {
+                let len = PIECE.min(from.len as usize - *posted);
+                let piece = region.mr().sge(*posted..*posted + len).map_err(outside_region)?;
+                let op = SendOp::Read(RemoteAddr { addr: from.addr + *posted as u64, rkey: from.rkey });
+                let accepted = *reads < MAX_PIECES
+                    && poster
+                        .post_piece(Operation::ReadPiece(number), op, piece)
+                        .map_err(Failure::Refused)?;
+                if !accepted {
+                    waits = true;
+                    break 'requests;
+                }
+                *reads += 1;
+                *posted += len;
+                poster.counters.bulk_reads += 1;
+                poster.counters.bulk_bytes += len as u64;
+            }
+        }
+        Ok(waits || bulk.operations.len() > 0)
+    }
+
+    /// Takes the next queued request, if its payload is complete.
+    pub(in crate::copyrpc) fn take_ready_request(&self) -> Option<ReadyRequest> {
+        self.state.borrow_mut().bulk.as_mut()?.take_ready_request()
+    }
+
+    /// Takes back the region of a request that the application no longer needs.
+    pub(in crate::copyrpc) fn put_back_request(&self, region: PooledRegion) {
+        if let Some(bulk) = &mut self.state.borrow_mut().bulk {
+            bulk.incoming_requests.put_back(region);
+        }
+    }
+}

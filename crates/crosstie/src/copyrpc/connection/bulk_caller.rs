@@ -1,0 +1,149 @@
+//! The caller's half of bulk payloads: calls whose request or response does not fit into a ring.
+//!
+//! The request is copied into a region that the callee READs. For a long response the call names a region that the callee
+//! WRITEs to. Both regions stay in use until the response has arrived, even if the call has timed out, because the
+//! callee may access them until then.
+
+use std::time::Instant;
+
+use crosstie_protocol::copyrpc::{
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, HeldSpace, Refusal, Violation, decode_bulk_response,
+};
+use crosstie_protocol::key::Key;
+
+use super::{Connection, ConnectionState, NextMessage};
+use crate::copyrpc::error::{Failure, NotCalled};
+use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
+use crate::device::Mr;
+
+/// A call with a response buffer also reserves room for a response in the ring: one part in so many of the longest response
+/// there. A response that turns out to be that short travels in the ring, in one WRITE with other messages. A larger
+/// reservation would take credit that is rarely used.
+const RING_RESPONSE_DIVISOR: usize = 32;
+
+fn call_index(call: u32) -> usize {
+    Key::<16, 31>::from_bits(call).index() as usize
+}
+
+impl<U> ConnectionState<U> {
+    /// Handles a call that the protocol refused: as a bulk call if it is too long for the ring, else as a refusal.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn call_after_refusal(
+        &mut self,
+        refusal: Refusal,
+        payload: &[u8],
+        allowance: usize,
+        user: U,
+        deadline: Option<Instant>,
+    ) -> Result<(), (NotCalled, U)> {
+        match refusal {
+            Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. } => {
+                self.call_bulk(payload, allowance, user, deadline)
+            }
+            refusal => Err((refusal.into(), user)),
+        }
+    }
+
+    fn call_bulk(
+        &mut self,
+        payload: &[u8],
+        allowance: usize,
+        user: U,
+        deadline: Option<Instant>,
+    ) -> Result<(), (NotCalled, U)> {
+        let Some(connected) = &self.connected else { return Err((NotCalled::NotConnected, user)) };
+        let (max_request, max_response) =
+            (connected.protocol.max_request_len() as usize, connected.protocol.max_response_len() as usize);
+        let limit = connected.max_bulk as usize;
+        let needs_buffer = allowance > max_response;
+        // A short request follows the descriptor in the ring.
+        let room = if needs_buffer { max_request.saturating_sub(BULK_REQUEST_SIZE) } else { max_request };
+        let needs_region = payload.len() > room;
+        if needs_region && payload.len() > limit {
+            let max = room.max(limit) as u32;
+            return Err((Refusal::TooLong { len: payload.len() as u32, max }.into(), user));
+        }
+        if needs_buffer && allowance > limit {
+            let max = max_response.max(limit) as u32;
+            return Err((Refusal::AllowanceTooLong { len: allowance as u32, max }.into(), user));
+        }
+        let pd = self.pd.clone();
+        let (request, response) = (needs_region.then_some(payload.len()), needs_buffer.then_some(allowance));
+        let regions = match self.bulk().take_call_regions(&pd, request, response) {
+            Ok(regions) => regions,
+            Err(NoRegion::InUse) => return Err((Refusal::NoBulkMemory.into(), user)),
+            Err(NoRegion::NoMemory) => return Err((NotCalled::NoMemory, user)),
+        };
+        let Some(connected) = &mut self.connected else { return Err((NotCalled::NotConnected, user)) };
+        let in_ring: &[u8] = if needs_region { &[] } else { payload };
+        let ring_allowance = if needs_buffer { max_response / RING_RESPONSE_DIVISOR } else { allowance };
+        let len = BULK_REQUEST_SIZE + in_ring.len();
+        let (call, placement) = match connected.protocol.call_bulk(len as u32, ring_allowance as u32, user) {
+            Ok(called) => called,
+            Err((refusal, user)) => {
+                self.bulk().put_back_call_regions(regions);
+                return Err((refusal.into(), user));
+            }
+        };
+        if let Some(region) = &regions.request {
+            let copied = region.mr().write(0, payload);
+            debug_assert!(copied.is_ok(), "regions are long enough");
+        }
+        connected.write_in_two_parts(&placement, &regions.descriptor(payload.len()).encode(), in_ring);
+        self.record_deadline(call, deadline);
+        let bulk = self.bulk();
+        bulk.bulk_calls += 1;
+        bulk.uncounted_calls += 1;
+        bulk.call_regions[call_index(call.bits())] = Some(regions);
+        Ok(())
+    }
+
+    /// Accepts a response that is a bulk response, or that may belong to a bulk call.
+    #[cold]
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a response, field by field")]
+    pub(super) fn accept_bulk_response(
+        &mut self,
+        ring: &Mr,
+        call: u32,
+        user: Option<U>,
+        offset: usize,
+        len: usize,
+        is_bulk: bool,
+        space: HeldSpace,
+    ) -> Result<NextMessage<U>, Failure> {
+        let bulk = self.bulk();
+        let mut regions = bulk.call_regions.get_mut(call_index(call)).and_then(Option::take);
+        bulk.bulk_calls -= usize::from(regions.is_some());
+        if !is_bulk {
+            regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
+            return Ok(NextMessage::Response { user, offset, len, space });
+        }
+        let buffer = regions.as_mut().and_then(|regions| regions.response.take());
+        regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
+        let mut bytes = [0; BULK_RESPONSE_SIZE];
+        let copied = ring.read(offset, &mut bytes[..len.min(BULK_RESPONSE_SIZE)]);
+        debug_assert!(copied.is_ok(), "messages are inside the ring");
+        let capacity = buffer.as_ref().map(|(_, capacity)| *capacity);
+        match (decode_bulk_response(&bytes, len, capacity), buffer) {
+            (Ok(len), Some((region, _))) => {
+                Ok(NextMessage::BulkResponse { user, region, len: len as usize, space })
+            }
+            (decoded, _) => {
+                // The protocol has removed the call from its table. `fail` reports it with those that are pending.
+                self.unreported_user = user;
+                Err(Failure::Violation(decoded.err().unwrap_or(Violation::BulkNotRequested)))
+            }
+        }
+    }
+}
+
+impl<U> Connection<U> {
+    /// Takes back the region of a bulk response that the application has seen.
+    pub(in crate::copyrpc) fn put_back_response(&self, region: PooledRegion) {
+        if let Some(bulk) = &mut self.state.borrow_mut().bulk {
+            bulk.incoming_responses.put_back(region);
+        }
+    }
+}

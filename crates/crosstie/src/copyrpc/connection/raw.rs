@@ -1,0 +1,78 @@
+//! READ and WRITE operations of the application on a connection, and the end of all operations with the connection.
+
+use std::ops::Range;
+
+use super::{Connection, ConnectionState};
+use crate::copyrpc::address::EndpointId;
+use crate::copyrpc::counters::Counters;
+use crate::copyrpc::error::{Failure, NotPosted};
+use crate::copyrpc::operation::{Operation, OperationPoster, RawCompletion};
+use crate::device::{Mr, SendOp};
+
+impl<U> Connection<U> {
+    /// Posts a READ or WRITE of the application.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the region is returned, and it is large where there are several providers"
+    )]
+    pub(in crate::copyrpc) fn post_raw(
+        &self,
+        op: SendOp,
+        range: Range<usize>,
+        region: Mr,
+        token: u64,
+        counters: &mut Counters,
+    ) -> Result<(), (NotPosted, Mr)> {
+        let mut state = self.state.borrow_mut();
+        if let Some(failure) = state.failure {
+            return Err((failure.into(), region));
+        }
+        if state.connected.is_none() {
+            return Err((NotPosted::NotConnected, region));
+        }
+        state.bulk();
+        let ConnectionState { qp, outstanding, bulk: Some(bulk), .. } = &mut *state else {
+            return Err((NotPosted::NotConnected, region));
+        };
+        let operations = &mut bulk.operations;
+        let mut poster = OperationPoster { qp, outstanding, operations, counters, connection: self.key };
+        poster.post_raw(op, range, region, token)
+    }
+
+    /// Takes the next operation of the application that has completed.
+    pub(in crate::copyrpc) fn take_raw_completion(&self) -> Option<RawCompletion> {
+        let mut state = self.state.borrow_mut();
+        match &mut state.bulk {
+            Some(bulk) => bulk.raw_completions.pop_front(),
+            None => state.raw_completions.pop_front(),
+        }
+    }
+}
+
+impl<U> ConnectionState<U> {
+    /// Applies the completion of an operation.
+    pub(super) fn complete_operation(&mut self, endpoint: EndpointId, key: u32) {
+        let ConnectionState { bulk: Some(bulk), outstanding, .. } = self else { return };
+        if bulk.complete_operation(endpoint, key) {
+            *outstanding = outstanding.saturating_sub(1);
+        }
+    }
+
+    /// Ends all operations with the connection. The regions of the application's operations are returned.
+    pub(super) fn end_operations(&mut self, endpoint: EndpointId, cause: Failure) {
+        let Some(mut bulk) = self.bulk.take() else { return };
+        if bulk.operations.raw > 0 {
+            // In the ERR state the device may still carry out what was posted; after a reset it does not. A queue pair that
+            // cannot be reset belongs to a device that is gone.
+            self.qp.reset().ok();
+        }
+        let mut completions = std::mem::take(&mut bulk.raw_completions);
+        for operation in bulk.operations.drain() {
+            if let Operation::Raw { token, region } = operation {
+                completions.push_back(RawCompletion { token, endpoint, region, result: Err(cause) });
+            }
+        }
+        // The regions of the pools are dropped with `bulk`, which ends their registration.
+        self.raw_completions = completions;
+    }
+}

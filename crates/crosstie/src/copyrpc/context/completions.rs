@@ -1,0 +1,234 @@
+//! Completion handling: one receive CQ and one send CQ for all connections, and the shared receive queue (SRQ).
+//!
+//! - A completion on the receive CQ announces a batch. Its responses go to the callback of the poll, its requests to the queue
+//!   of [`Context::recv`](super::Context::recv).
+//! - A completion on the send CQ frees room in a send queue, or ends a READ or WRITE.
+//! - Every batch uses one receive of the SRQ. When a third of the receives is used, they are posted again.
+//!
+//! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{ContextCore, RecvHandle};
+use crate::copyrpc::connection::{Connection, NextMessage};
+use crate::copyrpc::error::{CallFailed, Failure};
+use crate::copyrpc::flush_policy::SEND_DEPTH;
+use crate::copyrpc::payload::Payload;
+use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
+use crate::device::{
+    Completion, Cq, CqConfig, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq, SrqConfig,
+};
+
+/// The most completions that are taken from a queue at a time.
+const BURST: usize = 64;
+/// Polls of the context between two polls of the send CQ.
+pub(super) const SEND_CQ_INTERVAL: u32 = 16;
+
+pub(super) struct CompletionQueues {
+    /// Buffers for the completions of one poll.
+    recv_completions: RefCell<Vec<Completion>>,
+    send_completions: RefCell<Vec<Completion>>,
+    srq: RefCell<Srq>,
+    /// Receives that are posted and not used, as far as is known.
+    posted_receives: Cell<u32>,
+    recv_cq: RefCell<Cq>,
+    send_cq: RefCell<Cq>,
+}
+
+impl CompletionQueues {
+    pub(super) fn new(
+        device: &Device,
+        pd: &Pd,
+        receives: u32,
+        max_endpoints: usize,
+    ) -> Result<CompletionQueues, DeviceError> {
+        // A device may round the number of receives up, and `refill_receives` posts as many as it takes.
+        let recv_cq = device.create_cq(&CqConfig { depth: 2 * receives + BURST as u32 })?;
+        let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
+        let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
+        Ok(CompletionQueues {
+            recv_completions: RefCell::new(Vec::with_capacity(BURST)),
+            send_completions: RefCell::new(Vec::with_capacity(BURST)),
+            srq: RefCell::new(srq),
+            posted_receives: Cell::new(0),
+            recv_cq: RefCell::new(recv_cq),
+            send_cq: RefCell::new(send_cq),
+        })
+    }
+
+    /// Creates a queue pair that uses these queues.
+    pub(super) fn create_qp(&self, pd: &Pd, config: &QpConfig) -> Result<RcQp, DeviceError> {
+        let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
+        pd.create_rc(config, &send, &recv, Some(&self.srq.borrow()))
+    }
+
+    /// Whether the send CQ has a completion or an error.
+    pub(super) fn has_send_completion(&self) -> bool {
+        self.send_cq.borrow_mut().wait(Duration::ZERO).unwrap_or(true)
+    }
+
+    /// Waits for a completion or an error on the receive CQ.
+    pub(super) fn wait_recv(&self, timeout: Duration) -> bool {
+        self.recv_cq.borrow_mut().wait(timeout).unwrap_or(true)
+    }
+}
+
+impl<U> ContextCore<U> {
+    /// Polls the receive CQ once. Returns whether anything arrived, and the number of responses.
+    #[inline]
+    pub(super) fn poll_recv_cq(
+        &self,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> (bool, usize) {
+        let queues = &self.queues;
+        // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
+        let mut completions = queues.recv_completions.borrow_mut();
+        completions.clear();
+        let polled = queues.recv_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        match polled {
+            Ok(0) => return (false, 0),
+            Ok(_) => {}
+            Err(error) => {
+                self.mark_all_broken(Failure::Queue(error));
+                return (true, 0);
+            }
+        }
+        queues.posted_receives.set(queues.posted_receives.get().saturating_sub(completions.len() as u32));
+        self.counters.borrow_mut().completions += completions.len() as u64;
+        let mut responses = 0;
+        for completion in completions.iter() {
+            let Some(connection) = self.connection_by_qp(completion.qp_num) else { continue };
+            if !completion.status.is_success() {
+                self.mark_broken(connection, Failure::Broken(completion.status));
+                continue;
+            }
+            let Some(imm) = completion.imm else { continue };
+            match self.receive_batch(&connection, imm, on_response) {
+                Ok(count) => responses += count,
+                Err(failure) => self.mark_broken(connection, failure),
+            }
+        }
+        (true, responses)
+    }
+
+    fn receive_batch(
+        &self,
+        connection: &Rc<Connection<U>>,
+        imm: u32,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> Result<usize, Failure> {
+        let mut responses = 0;
+        connection.accept_batch(imm)?;
+        self.schedule_flush(connection);
+        let Some(core) = self.weak_self.upgrade() else { return Ok(0) };
+        let mut done = None;
+        loop {
+            let next = {
+                let mut requests = self.requests.borrow_mut();
+                connection.next_message(done.take(), |offset, len, space, reply_token| {
+                    let (connection, core) = (connection.clone(), core.clone());
+                    requests.push_back(RecvHandle::new(connection, core, offset, len, space, reply_token));
+                })?
+            };
+            match next {
+                None => return Ok(responses),
+                Some(NextMessage::Response { user, offset, len, space }) => {
+                    if let Some(user) = user {
+                        responses += 1;
+                        on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
+                    }
+                    done = Some(space);
+                }
+                Some(NextMessage::BulkResponse { user, region, len, space }) => {
+                    if let Some(user) = user {
+                        responses += 1;
+                        on_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                    }
+                    connection.put_back_response(region);
+                    done = Some(space);
+                }
+                Some(NextMessage::RequestQueued) => self.collect_ready(connection),
+            }
+        }
+    }
+
+    /// Collects queued requests that are complete now, and operations that have completed.
+    #[cold]
+    pub(super) fn collect_ready(&self, connection: &Rc<Connection<U>>) {
+        while let Some(completion) = connection.take_raw_completion() {
+            self.raw_completions.borrow_mut().push_back(completion);
+        }
+        let Some(core) = self.weak_self.upgrade() else { return };
+        while let Some(request) = connection.take_ready_request() {
+            let handle = RecvHandle::from_queued(connection.clone(), core.clone(), request);
+            self.requests.borrow_mut().push_back(handle);
+        }
+    }
+
+    /// Polls the send CQ once. Returns whether it had completions.
+    pub(super) fn poll_send_cq(&self) -> bool {
+        let mut completions = self.queues.send_completions.borrow_mut();
+        completions.clear();
+        let polled = self.queues.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        if let Err(error) = polled {
+            self.mark_all_broken(Failure::Queue(error));
+            return false;
+        }
+        self.counters.borrow_mut().completions += completions.len() as u64;
+        for completion in completions.iter() {
+            let (key, kind) = decode_wr_id(completion.wr_id);
+            let Some(connection) = self.connection_by_key(key) else { continue };
+            let completed = if completion.status.is_success() {
+                connection.complete_send(kind)
+            } else {
+                Err(Failure::Broken(completion.status))
+            };
+            match completed {
+                Ok(()) => {
+                    if matches!(kind, SendKind::Operation(_)) {
+                        self.collect_ready(&connection);
+                    }
+                    self.schedule_flush(&connection);
+                }
+                Err(failure) => self.mark_broken(connection, failure),
+            }
+        }
+        !completions.is_empty()
+    }
+
+    /// Posts receives again when a third of them is used.
+    #[inline]
+    pub(super) fn refill_receives(&self) {
+        let posted = &self.queues.posted_receives;
+        if 3 * posted.get() > 2 * self.config.receives {
+            return;
+        }
+        let refused = {
+            let mut srq = self.queues.srq.borrow_mut();
+            let mut refused = None;
+            while posted.get() < self.config.receives && refused.is_none() {
+                match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
+                    Ok(()) => posted.set(posted.get() + 1),
+                    Err(error) => refused = Some(error),
+                }
+            }
+            refused
+        };
+        match refused {
+            None => {}
+            // The queue holds as many as it can.
+            Some(PostError::Full) => posted.set(self.config.receives),
+            // The receives that are left are enough for now. The next check of the peers tries again.
+            Some(_) if posted.get() > 0 => {}
+            Some(error) => self.mark_all_broken(Failure::Refused(error)),
+        }
+    }
+
+    /// Posts as many receives as the queue takes. Receives of a queue pair that is gone were used without a completion.
+    pub(super) fn refill_all_receives(&self) {
+        self.queues.posted_receives.set(0);
+        self.refill_receives();
+    }
+}

@@ -1,0 +1,300 @@
+//! A context: all connections of one thread, and what they share.
+//!
+//! - `mod.rs`: the public type, the table of connections, and the order of a poll.
+//! - `flush.rs`: which connections have something to post.
+//! - `completions.rs`: the completion queues and the shared receive queue.
+//! - `liveness.rs`: deadlines, dead peers, and the end of broken connections.
+//! - `endpoint.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
+//!
+//! The order of a poll:
+//!
+//! ```text
+//! 1. flush the connections that have something to post (a small batch may be held back)
+//! 2. poll the receive CQ: parse batches, call back for responses, queue requests
+//! 3. refill the shared receive queue if anything arrived
+//! 4. poll the send CQ: every 16th time, or every time while a flush waits for completions
+//! 5. rarely: expire deadlines, check that peers are alive, end broken connections
+//! ```
+
+mod completions;
+mod endpoint;
+mod flush;
+mod liveness;
+mod raw;
+mod recv_handle;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::key::Key;
+
+use super::config::{Config, EndpointConfig};
+use super::connection::Connection;
+use super::counters::Counters;
+use super::error::{CallFailed, Failure};
+use super::flush_policy::{SEND_DEPTH, inline_limit};
+use super::operation::RawCompletion;
+use super::payload::Payload;
+use super::qp_table::QpTable;
+use crate::device::{Device, DeviceError, DeviceSpec, Pd, QpConfig};
+
+use completions::{CompletionQueues, SEND_CQ_INTERVAL};
+use flush::FlushList;
+use liveness::{BUSY_POLLS, DEADLINE_INTERVAL, IDLE_POLLS, Liveness};
+
+pub use endpoint::Endpoint;
+pub use recv_handle::RecvHandle;
+
+/// How long a wait sleeps on the receive CQ before it looks at the send CQ: while an operation is under way, and otherwise.
+const OPERATION_WAIT_SLICE: Duration = Duration::from_micros(200);
+const WAIT_SLICE: Duration = Duration::from_millis(10);
+
+type ConnectionKey = Key<12>;
+
+/// All connections of one thread, see the [module](super).
+pub struct Context<U> {
+    core: Rc<ContextCore<U>>,
+}
+
+/// The state of a context, shared with its endpoints and requests.
+struct ContextCore<U> {
+    // The connections come first: queue pairs are dropped before the queues that they use.
+    connections: RefCell<Vec<Slot<U>>>,
+    qp_table: RefCell<QpTable>,
+    /// Requests that wait for [`Context::recv`].
+    requests: RefCell<VecDeque<RecvHandle<U>>>,
+    raw_completions: RefCell<VecDeque<RawCompletion>>,
+    flush_list: FlushList<U>,
+    liveness: Liveness<U>,
+    queues: CompletionQueues,
+    pd: Rc<Pd>,
+    config: Config,
+    counters: RefCell<Counters>,
+    is_polling: Cell<bool>,
+    /// Polls so far, and polls since something last arrived.
+    polls: Cell<u32>,
+    idle_polls: Cell<u32>,
+    weak_self: Weak<ContextCore<U>>,
+    device: Device,
+}
+
+struct Slot<U> {
+    key: ConnectionKey,
+    connection: Option<Rc<Connection<U>>>,
+}
+
+/// Exists while a poll is under way.
+struct PollGuard<'c, U>(&'c ContextCore<U>);
+
+impl<U> Drop for PollGuard<'_, U> {
+    fn drop(&mut self) {
+        self.0.is_polling.set(false);
+        if std::thread::panicking() {
+            // A callback panicked in the middle of the completions. The rest of them is lost, and it is not known which
+            // connections they belong to.
+            self.0.mark_all_broken(Failure::Closed);
+        }
+    }
+}
+
+impl<U> Context<U> {
+    /// Opens the device with this name and creates a context on it.
+    pub fn open(spec: &DeviceSpec, config: &Config) -> Result<Context<U>, DeviceError> {
+        Context::new(Device::open(spec)?, config)
+    }
+
+    /// Creates a context on a device.
+    pub fn new(device: Device, config: &Config) -> Result<Context<U>, DeviceError> {
+        let pd = device.alloc_pd()?;
+        // The send CQ has room for all work requests. If it had less, connections that fail at once would take the others
+        // down with them.
+        let most = (device.attr().max_cqe / SEND_DEPTH).min(ConnectionKey::INDICES) as usize;
+        let max_endpoints = config.max_endpoints.clamp(1, most.max(1));
+        let queues = CompletionQueues::new(&device, &pd, config.receives, max_endpoints)?;
+        let core = Rc::new_cyclic(|weak_self| ContextCore {
+            connections: RefCell::default(),
+            qp_table: RefCell::default(),
+            requests: RefCell::new(VecDeque::with_capacity(1024)),
+            raw_completions: RefCell::default(),
+            flush_list: FlushList::new(),
+            liveness: Liveness::new(),
+            queues,
+            pd: Rc::new(pd),
+            config: Config { max_endpoints, ..*config },
+            counters: RefCell::default(),
+            is_polling: Cell::new(false),
+            polls: Cell::new(0),
+            idle_polls: Cell::new(0),
+            weak_self: weak_self.clone(),
+            device,
+        });
+        core.refill_receives();
+        Ok(Context { core })
+    }
+
+    /// Creates an endpoint, which is then to be connected.
+    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<Endpoint<U>, DeviceError> {
+        let connection = self.core.add_connection(config)?;
+        Ok(Endpoint::new(connection, self.core.clone()))
+    }
+
+    /// Sends what is due and receives what has arrived. Responses go to `on_response` with what was attached to their calls;
+    /// requests go to [`recv`](Context::recv). Returns the number of calls that have ended. Never waits.
+    ///
+    /// `on_response` may call, reply and receive. A poll inside it does nothing. If it panics, all connections of the
+    /// context end.
+    #[inline]
+    pub fn poll(&self, mut on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        self.core.poll(&mut on_response)
+    }
+
+    /// The next request, in the order of arrival.
+    #[inline]
+    pub fn recv(&self) -> Option<RecvHandle<U>> {
+        self.core.requests.borrow_mut().pop_front()
+    }
+
+    /// Sends everything now. No batch is held back.
+    pub fn flush(&self) {
+        self.core.flush_connections(false);
+    }
+
+    /// Sends everything, then waits until something arrives or a work request completes, at most for `timeout`. Returns whether
+    /// something happened; then [poll](Context::poll).
+    pub fn wait(&self, timeout: Duration) -> bool {
+        self.flush();
+        let core = &self.core;
+        if !core.requests.borrow().is_empty()
+            || !core.raw_completions.borrow().is_empty()
+            || core.liveness.has_broken()
+        {
+            return true;
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            // The completion may be a READ that found room, or an error. Errors of a queue are reported by the next poll.
+            if core.queues.has_send_completion() {
+                core.flush_list.await_completions();
+                return true;
+            }
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            let slice = if core.has_operations() { OPERATION_WAIT_SLICE } else { WAIT_SLICE };
+            if core.queues.wait_recv(slice.min(left)) {
+                return true;
+            }
+            if left <= slice {
+                // Time has passed without polls. Let the next poll check deadlines and peers.
+                core.idle_polls.set(IDLE_POLLS);
+                return false;
+            }
+        }
+    }
+
+    /// What the context has done so far.
+    pub fn counters(&self) -> Counters {
+        *self.core.counters.borrow()
+    }
+}
+
+impl<U> Drop for Context<U> {
+    fn drop(&mut self) {
+        // Queued requests keep the core alive, which keeps them. Nobody can receive them any more.
+        drop(self.core.requests.take());
+    }
+}
+
+impl<U> ContextCore<U> {
+    #[inline]
+    fn poll(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        if self.is_polling.replace(true) {
+            return 0;
+        }
+        let _guard = PollGuard(self);
+        self.polls.set(self.polls.get().wrapping_add(1));
+        if self.flush_list.has_connections() {
+            self.flush_connections(true);
+        }
+        let (has_arrived, mut ended) = self.poll_recv_cq(on_response);
+        if has_arrived {
+            self.idle_polls.set(0);
+            self.refill_receives();
+        } else {
+            self.idle_polls.set(self.idle_polls.get() + 1);
+        }
+        if self.polls.get().is_multiple_of(SEND_CQ_INTERVAL) || self.flush_list.awaits_completions() {
+            self.poll_send_cq();
+        }
+        let check_peers = self.idle_polls.get() >= IDLE_POLLS || self.polls.get().is_multiple_of(BUSY_POLLS);
+        let expire_deadlines = self.liveness.has_deadlines()
+            && (check_peers || self.polls.get().is_multiple_of(DEADLINE_INTERVAL));
+        if check_peers || expire_deadlines || self.liveness.has_broken() {
+            ended += self.check_liveness(check_peers, expire_deadlines, on_response);
+        }
+        ended
+    }
+
+    fn has_operations(&self) -> bool {
+        let connections = self.connections.borrow();
+        connections.iter().any(|slot| slot.connection.as_ref().is_some_and(|c| c.has_operations()))
+    }
+
+    fn add_connection(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
+        // Completions that a closed endpoint has left in the send CQ would take the room of this one.
+        while self.poll_send_cq() {}
+        let mut slots = self.connections.borrow_mut();
+        let free = slots.iter().position(|slot| slot.connection.is_none());
+        let index = free.unwrap_or(slots.len());
+        if index >= self.config.max_endpoints {
+            return Err(DeviceError::Exhausted {
+                what: "endpoints (raise max_endpoints, unless the device has no longer completion queues)",
+            });
+        }
+        let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
+        let max_inline = inline_limit(self.device.attr().max_inline);
+        let qp = QpConfig {
+            max_send_wr: SEND_DEPTH,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline,
+        };
+        let qp = self.queues.create_qp(&self.pd, &qp)?;
+        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config)?);
+        self.qp_table.borrow_mut().insert(connection.qp_num, index as u32);
+        let slot = Slot { key, connection: Some(connection.clone()) };
+        match slots.get_mut(index) {
+            Some(former) => *former = slot,
+            None => slots.push(slot),
+        }
+        Ok(connection)
+    }
+
+    /// Closes a connection. Returns what was attached to its pending calls.
+    fn remove_connection(&self, connection: &Rc<Connection<U>>) -> Vec<U> {
+        let ended = connection.fail(Failure::Closed);
+        self.collect_ready(connection);
+        self.qp_table.borrow_mut().remove(connection.qp_num);
+        let index = ConnectionKey::from_bits(connection.key).index() as usize;
+        if let Some(slot) = self.connections.borrow_mut().get_mut(index)
+            && slot.connection.as_ref().is_some_and(|known| Rc::ptr_eq(known, connection))
+        {
+            slot.connection = None;
+        }
+        ended
+    }
+
+    #[inline]
+    fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
+        let index = self.qp_table.borrow().get(qp_num)?;
+        self.connections.borrow().get(index as usize)?.connection.clone()
+    }
+
+    fn connection_by_key(&self, key: u32) -> Option<Rc<Connection<U>>> {
+        let key = ConnectionKey::from_bits(key);
+        let slots = self.connections.borrow();
+        let slot = slots.get(key.index() as usize).filter(|slot| slot.key == key)?;
+        slot.connection.clone()
+    }
+}

@@ -1,0 +1,86 @@
+//! The flush policy: when a batch goes out, and in which form. Constants and pure decisions; nothing here posts anything.
+//!
+//! | rule | decision | reason |
+//! | --- | --- | --- |
+//! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
+//! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
+//! | hold back | a poll keeps a small batch back while earlier batches are unread | a fast loop would send every message alone |
+//! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is handed over with its work request | the device need not fetch it |
+//! | direct | a payload from [`MIN_DIRECT_PAYLOAD`] bytes on is posted from the caller's memory | saves the copy to the staging ring |
+//!
+//! Hold back, exactly: a poll keeps a batch back if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
+//! last [`BATCHES_AHEAD`] batches, and the batch is smaller than one [`SMALL_BATCH_DIVISOR`]th of what the peer has not
+//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row. A call that is alone is never held back, and
+//! neither `flush` nor `wait` hold anything back.
+//!
+//! `connection/posting.rs` applies these rules. `docs/decisions/copyrpc.md` says why they are as they are.
+
+use crosstie_protocol::copyrpc::Progress;
+
+/// One WRITE in so many asks for a completion, so that this side knows how far the send queue has moved.
+pub(super) const SIGNAL_INTERVAL: u32 = 64;
+/// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
+pub(super) const SEND_DEPTH: u32 = 2 * SIGNAL_INTERVAL;
+/// A small batch is held back only while the peer has not released this many earlier batches.
+pub(super) const BATCHES_AHEAD: usize = 2;
+/// A batch of at least one part in so many of what the peer has not released is not small, and goes at once. If the divisor were
+/// smaller (more is held back), calls would wait for others that are answered no sooner; if it were larger, a loop that is
+/// faster than the round trip would go on sending every message alone.
+const SMALL_BATCH_DIVISOR: u64 = 8;
+/// The most polls that a small batch is held back.
+const MAX_HELD_POLLS: u32 = 16;
+/// The longest batch that is posted inline.
+pub(super) const MAX_INLINE_BATCH: usize = 220;
+/// The shortest payload that is posted directly, if the device takes as much inline. So large a payload gains little from a
+/// batch. A device that takes so much inline copies at once and fetches nothing, so inline small batches gain nothing there.
+const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
+/// Messages of a batch that goes at once.
+const LARGE_BATCH: u32 = 32;
+
+/// When a message that was written should go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendTiming {
+    Now,
+    WithNextPoll,
+}
+
+/// The inline size to ask for when a queue pair is created. `device` is the most that the device offers.
+pub(super) fn inline_limit(device: u32) -> u32 {
+    if device as usize >= MIN_DIRECT_PAYLOAD { device } else { device.min(MAX_INLINE_BATCH as u32) }
+}
+
+/// Signal: whether the next WRITE asks for a completion, after `unsignaled` that did not.
+#[inline(always)]
+pub(super) fn is_signaled(unsignaled: u32) -> bool {
+    unsignaled + 1 >= SIGNAL_INTERVAL
+}
+
+/// Large batch: when a batch of `messages` goes out. `is_sealed`: a direct payload or the end of the ring has sealed it.
+#[inline(always)]
+pub(super) fn send_timing(messages: u32, is_sealed: bool) -> SendTiming {
+    if messages >= LARGE_BATCH || is_sealed { SendTiming::Now } else { SendTiming::WithNextPoll }
+}
+
+/// Hold back: whether a poll should keep the open batch. `oldest_end` is where the oldest of the last [`BATCHES_AHEAD`]
+/// batches ended; `held_polls` polls have kept this batch already.
+#[inline(always)]
+pub(super) fn is_held_back(messages: u32, progress: Progress, oldest_end: u64, held_polls: u32) -> bool {
+    let Progress { placed, posted, released } = progress;
+    messages > 0
+        && messages < LARGE_BATCH
+        && released < oldest_end
+        && SMALL_BATCH_DIVISOR * (placed - posted) < posted - released
+        && held_polls < MAX_HELD_POLLS
+}
+
+/// Inline: whether a batch of `len` bytes is posted inline on a queue pair that takes `max_inline`.
+#[inline(always)]
+pub(super) fn is_inline_batch(len: usize, max_inline: usize) -> bool {
+    len <= max_inline && max_inline < MIN_DIRECT_PAYLOAD
+}
+
+/// Direct: whether a payload of `len` bytes is posted directly on a queue pair that takes `max_inline`.
+#[inline(always)]
+pub(super) fn is_direct_payload(len: usize, max_inline: usize) -> bool {
+    len >= MIN_DIRECT_PAYLOAD && len <= max_inline
+}

@@ -1,0 +1,375 @@
+//! The call table: all open calls of a driver, from the call until its future has taken the result.
+//!
+//! A call is made at once if there is room; else it waits in the queue of its endpoint, and the driver makes it later. `slots.rs`
+//! has the states of a call.
+//!
+//! Rule: no waker runs, and none is dropped, while a slot is borrowed. A waker may drop futures, and those call back into this
+//! table.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use super::error::Error;
+use super::slots::{CallToken, EndpointQueue, Slot, SlotState, Slots, closed};
+use crate::copyrpc::{CallFailed, Failure, Payload};
+
+/// Rounds between two looks at the clock, while calls with deadlines wait for room.
+const DEADLINE_ROUNDS: u32 = 64;
+
+/// What a driver has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DriverCounters {
+    /// Calls started.
+    pub calls: u64,
+    /// Calls that had to wait for room.
+    pub waited: u64,
+    /// Responses that arrived for futures that were dropped.
+    pub dropped: u64,
+    /// Responses that were malformed.
+    pub malformed: u64,
+}
+
+pub(super) struct CallTable {
+    slots: RefCell<Slots>,
+    /// Calls that wait for room or for their response.
+    open: Cell<usize>,
+    /// Queues with waiting calls.
+    waiting: RefCell<Vec<Rc<EndpointQueue>>>,
+    has_waiting: Cell<bool>,
+    rounds: Cell<u32>,
+    /// The waker of a driver that sleeps until the next call.
+    sleeping_driver: RefCell<Option<Waker>>,
+    is_driver_asleep: Cell<bool>,
+    /// The driver was dropped: nothing polls any more.
+    is_closed: Cell<bool>,
+    counters: Cell<DriverCounters>,
+}
+
+impl CallTable {
+    pub(super) fn new(limit: usize) -> CallTable {
+        CallTable {
+            slots: RefCell::new(Slots::new(limit)),
+            open: Cell::new(0),
+            waiting: RefCell::default(),
+            has_waiting: Cell::new(false),
+            rounds: Cell::new(0),
+            sleeping_driver: RefCell::default(),
+            is_driver_asleep: Cell::new(false),
+            is_closed: Cell::new(false),
+            counters: Cell::default(),
+        }
+    }
+
+    pub(super) fn counters(&self) -> DriverCounters {
+        self.counters.get()
+    }
+
+    #[inline]
+    fn count(&self, add: impl FnOnce(&mut DriverCounters)) {
+        let mut counters = self.counters.get();
+        add(&mut counters);
+        self.counters.set(counters);
+    }
+
+    /// Calls that wait for room or for their response.
+    pub(super) fn open_calls(&self) -> usize {
+        self.open.get()
+    }
+
+    /// Makes a call, or queues it behind the calls that already wait for room.
+    #[inline]
+    pub(super) fn start_call(
+        &self,
+        queue: &Rc<EndpointQueue>,
+        bytes: &[u8],
+        allowance: usize,
+        deadline: Option<Instant>,
+    ) -> Result<CallToken, Error> {
+        if self.is_closed.get() {
+            return Err(closed());
+        }
+        let token = {
+            let mut slots = self.slots.borrow_mut();
+            let limit = slots.limit;
+            let slot = slots.allocate(SlotState::Called).ok_or(Error::TooManyCalls(limit))?;
+            let token = slot.token;
+            let mut calls = queue.calls.borrow_mut();
+            let called =
+                if calls.is_empty() { queue.call(bytes, allowance, token, deadline) } else { Ok(false) };
+            match called {
+                Ok(true) => {}
+                Ok(false) => {
+                    slot.buffer_of(bytes.len()).copy_from_slice(bytes);
+                    slot.state = SlotState::Queued;
+                    (slot.allowance, slot.deadline) = (allowance, deadline);
+                    slot.queue = Some(queue.clone());
+                    if !queue.is_listed.replace(true) {
+                        self.waiting.borrow_mut().push(queue.clone());
+                        self.has_waiting.set(true);
+                    }
+                    calls.push_back(token);
+                    self.count(|counters| counters.waited += 1);
+                }
+                Err(error) => {
+                    // The slot never had a waker.
+                    drop(slots.release(token));
+                    return Err(error);
+                }
+            }
+            token
+        };
+        self.open.set(self.open.get() + 1);
+        self.count(|counters| counters.calls += 1);
+        if self.is_driver_asleep.get() {
+            self.wake_driver();
+        }
+        Ok(token)
+    }
+
+    #[cold]
+    fn wake_driver(&self) {
+        self.is_driver_asleep.set(false);
+        let driver = self.sleeping_driver.take();
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+    }
+
+    /// Lets the next call wake the driver.
+    pub(super) fn wake_on_next_call(&self, waker: &Waker) {
+        self.is_driver_asleep.set(true);
+        let former = self.sleeping_driver.replace(Some(waker.clone()));
+        drop(former);
+    }
+
+    /// Ends a call with the result that the context delivered.
+    #[inline]
+    pub(super) fn finish_call(&self, token: CallToken, result: Result<Payload<'_>, CallFailed>) {
+        let waker = {
+            let mut slots = self.slots.borrow_mut();
+            let Some(slot) = slots.get(token) else { return };
+            match slot.state {
+                SlotState::Called => {
+                    slot.state = match result {
+                        Ok(payload) => {
+                            payload.copy_to(slot.buffer_of(payload.len()));
+                            SlotState::Answered
+                        }
+                        Err(cause) => SlotState::Failed(cause.into()),
+                    };
+                    slot.waker.take()
+                }
+                SlotState::DroppedCalled => {
+                    self.count(|counters| counters.dropped += u64::from(result.is_ok()));
+                    slots.release(token)
+                }
+                _ => return,
+            }
+        };
+        self.open.set(self.open.get() - 1);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Takes the result, if the call has ended, and frees its slot.
+    #[inline]
+    pub(super) fn poll_call<R>(
+        &self,
+        token: CallToken,
+        waker: &Waker,
+        decode: impl FnOnce(&[u8]) -> Result<R, Error>,
+    ) -> Poll<Result<R, Error>> {
+        let (polled, former) = {
+            let mut slots = self.slots.borrow_mut();
+            let Some(slot) = slots.get(token) else { return Poll::Ready(Err(closed())) };
+            match slot.state {
+                SlotState::Answered => {
+                    let response = decode(&slot.buffer[..slot.len]);
+                    (Poll::Ready(response), slots.release(token))
+                }
+                SlotState::Failed(error) => (Poll::Ready(Err(error)), slots.release(token)),
+                _ if slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) => (Poll::Pending, None),
+                _ => (Poll::Pending, slot.waker.replace(waker.clone())),
+            }
+        };
+        drop(former);
+        if matches!(polled, Poll::Ready(Err(Error::MalformedResponse))) {
+            self.count(|counters| counters.malformed += 1);
+        }
+        polled
+    }
+
+    /// Notes that the future of a call was dropped.
+    pub(super) fn drop_call(&self, token: CallToken) {
+        let waker = {
+            let mut slots = self.slots.borrow_mut();
+            let Some(slot) = slots.get(token) else { return };
+            match slot.state {
+                SlotState::Called => {
+                    slot.state = SlotState::DroppedCalled;
+                    slot.waker.take()
+                }
+                SlotState::Queued => {
+                    slot.state = SlotState::DroppedQueued;
+                    let waker = slot.waker.take();
+                    self.remove_dropped_calls(&mut slots, token);
+                    waker
+                }
+                SlotState::Answered => {
+                    self.count(|counters| counters.dropped += 1);
+                    slots.release(token)
+                }
+                _ => slots.release(token),
+            }
+        };
+        drop(waker);
+    }
+
+    /// Removes calls without a future from their queue when they are more than half of it, so that they do not pile up.
+    fn remove_dropped_calls(&self, slots: &mut Slots, token: CallToken) {
+        let Some(queue) = slots.get(token).and_then(|slot| slot.queue.clone()) else { return };
+        let mut calls = queue.calls.borrow_mut();
+        queue.dropped.set(queue.dropped.get() + 1);
+        if 2 * queue.dropped.get() <= calls.len() {
+            return;
+        }
+        calls.retain(|&token| {
+            let state = slots.get(token).map_or(SlotState::Free, |slot| slot.state);
+            if state == SlotState::DroppedQueued {
+                // Its waker was taken when the future was dropped.
+                drop(slots.release(token));
+                self.open.set(self.open.get() - 1);
+            }
+            state == SlotState::Queued
+        });
+        queue.dropped.set(0);
+    }
+
+    /// Lets the next round look at the clock, because time has passed without rounds.
+    pub(super) fn check_deadlines_soon(&self) {
+        self.rounds.set(DEADLINE_ROUNDS - 1);
+    }
+
+    /// Makes calls that wait for room, as far as there is room now. Returns how many were made or ended.
+    #[inline]
+    pub(super) fn make_waiting_calls(&self) -> usize {
+        if self.has_waiting.get() { self.advance_queues() } else { 0 }
+    }
+
+    fn advance_queues(&self) -> usize {
+        self.rounds.set(self.rounds.get().wrapping_add(1));
+        let check_deadlines = self.rounds.get().is_multiple_of(DEADLINE_ROUNDS);
+        let mut count = 0;
+        let mut index = 0;
+        loop {
+            // Wakers run in between and may make calls, so the list may grow.
+            let queue = self.waiting.borrow().get(index).cloned();
+            let Some(queue) = queue else { break };
+            if check_deadlines {
+                count += self.expire_waiting_calls(&queue);
+            }
+            while self.advance_first(&queue) {
+                count += 1;
+            }
+            index += 1;
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        waiting.retain(|queue| {
+            queue.is_listed.set(!queue.calls.borrow().is_empty());
+            queue.is_listed.get()
+        });
+        self.has_waiting.set(!waiting.is_empty());
+        count
+    }
+
+    /// Makes or ends the first call of a queue. `false`: it must wait, or the queue is empty.
+    fn advance_first(&self, queue: &EndpointQueue) -> bool {
+        let waker = {
+            let mut slots = self.slots.borrow_mut();
+            let mut calls = queue.calls.borrow_mut();
+            let Some(&token) = calls.front() else { return false };
+            let waker = match slots.get(token) {
+                Some(slot) if slot.state == SlotState::Queued => {
+                    match queue.call(&slot.buffer[..slot.len], slot.allowance, token, slot.deadline) {
+                        Ok(true) => {
+                            slot.state = SlotState::Called;
+                            slot.queue = None;
+                            None
+                        }
+                        Ok(false) => return false,
+                        Err(error) => self.fail_call(slot, error),
+                    }
+                }
+                Some(slot) if slot.state == SlotState::DroppedQueued => {
+                    queue.dropped.set(queue.dropped.get().saturating_sub(1));
+                    self.open.set(self.open.get() - 1);
+                    slots.release(token)
+                }
+                // It has ended in the meantime.
+                _ => None,
+            };
+            calls.pop_front();
+            waker
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    /// Ends an open call with an error. Returns its waker, for the caller to wake while nothing is borrowed.
+    fn fail_call(&self, slot: &mut Slot, error: Error) -> Option<Waker> {
+        self.open.set(self.open.get() - 1);
+        slot.state = SlotState::Failed(error);
+        slot.queue = None;
+        slot.waker.take()
+    }
+
+    /// Ends calls whose deadline has passed while they waited for room, anywhere in the queue.
+    fn expire_waiting_calls(&self, queue: &EndpointQueue) -> usize {
+        let now = Instant::now();
+        let mut expired = Vec::new();
+        {
+            let mut slots = self.slots.borrow_mut();
+            queue.calls.borrow_mut().retain(|&token| {
+                let Some(slot) = slots.get(token) else { return false };
+                let is_expired = slot.state == SlotState::Queued && slot.deadline.is_some_and(|at| at <= now);
+                if is_expired {
+                    expired.push(self.fail_call(slot, CallFailed::TimedOut.into()));
+                }
+                !is_expired
+            });
+        }
+        let count = expired.len();
+        expired.into_iter().flatten().for_each(Waker::wake);
+        count
+    }
+
+    /// Closes an endpoint and ends its calls.
+    pub(super) fn close_endpoint(&self, queue: &EndpointQueue) {
+        let endpoint = queue.endpoint.take();
+        if let Some(endpoint) = endpoint {
+            for token in endpoint.close() {
+                self.finish_call(token, Err(Failure::Closed.into()));
+            }
+        }
+        // Without an endpoint every waiting call ends.
+        while self.advance_first(queue) {}
+    }
+
+    /// Ends all calls, because nothing polls any more.
+    pub(super) fn close(&self) {
+        self.is_closed.set(true);
+        let mut wakers = Vec::new();
+        for slot in &mut self.slots.borrow_mut().slots {
+            if matches!(slot.state, SlotState::Called | SlotState::Queued) {
+                wakers.extend(self.fail_call(slot, closed()));
+            }
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,211 @@
+//! The callee's end of all lanes that lead to a node: it receives requests from all callers in turn, and replies.
+
+use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
+
+use crosstie_protocol::lane::{CallNumber, SlotOwner, slot_owner};
+
+use super::node_state::NodeState;
+use super::slot::{EMPTY, FULL, Slots};
+use super::sync::Arc;
+use crate::ring::lane::{self, Cursor};
+use crate::wait::{self, WaitStrategy};
+
+/// Pauses of the processor after the last request of a burst. Checking again at once would take the cache line away from
+/// the caller in the middle of its next request.
+const PAUSES_AFTER_BURST: u32 = 4;
+/// Most requests that are received from one caller in a row before the other callers are checked.
+const MAX_BURST: u32 = 32;
+
+/// Proof that a request was received and not replied to; needed for [`reply`](super::super::Node::reply).
+///
+/// If a ticket is dropped, its caller gets no response until the node that received the request is dropped.
+#[must_use = "the caller waits for a reply"]
+#[derive(Debug)]
+pub struct Ticket {
+    /// The key of the lane.
+    key: u64,
+    from: u32,
+    slot: u32,
+    call: CallNumber,
+}
+
+impl Ticket {
+    /// The node that called.
+    #[inline]
+    pub fn from(&self) -> usize {
+        self.from as usize
+    }
+}
+
+/// The callee's end of one lane.
+pub(super) struct IncomingLane<Req, Resp> {
+    pub(super) slots: Slots<Req, Resp>,
+    pub(super) cursor: Cursor,
+    /// By slot: a request was received from it and not replied to.
+    pub(super) unanswered: Box<[bool]>,
+    /// Unique in the process: tells the tickets of this lane from those of others.
+    pub(super) key: u64,
+}
+
+impl<Req, Resp> IncomingLane<Req, Resp> {
+    #[inline(always)]
+    fn has_request(&self) -> bool {
+        lane::parse_request(&self.slots[self.cursor.slot].word, self.cursor.call).is_some()
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, from: usize) -> Option<(usize, Req, Ticket)> {
+        let Cursor { slot, call } = self.cursor;
+        let entry = &self.slots[slot];
+        let header = lane::parse_request(&entry.word, call)?;
+        self.unanswered[slot] = true;
+        // SAFETY: the word says that the request is there. It was not received before, because the cursor passes every call
+        // once.
+        let request = unsafe { entry.take_request() };
+        let valid = self.cursor.advance(header.next, self.slots.len());
+        debug_assert!(valid, "callers of this process name slots that exist");
+        Some((from, request, Ticket { key: self.key, from: from as u32, slot: slot as u32, call }))
+    }
+}
+
+/// The callee's end of all lanes that lead to a node.
+pub(in super::super) struct IncomingLanes<Req, Resp> {
+    /// By caller.
+    pub(super) lanes: Box<[IncomingLane<Req, Resp>]>,
+    pub(super) node_states: Arc<[NodeState]>,
+    pub(super) own_id: usize,
+    /// The lane that was received from last.
+    pub(super) current: usize,
+    /// Requests received from it in a row; 0 after a check found no request.
+    pub(super) burst: u32,
+    /// Departures of nodes that have been handled.
+    pub(super) handled_departures: u32,
+}
+
+/// Why a reply cannot be sent.
+pub(in super::super) enum ReplyRefusal {
+    /// Another node received the request of this ticket.
+    WrongNode(Ticket),
+    Gone,
+}
+
+impl<Req, Resp> IncomingLanes<Req, Resp> {
+    #[inline(always)]
+    pub(in super::super) fn receive(&mut self) -> Option<(usize, Req, Ticket)> {
+        if (1..MAX_BURST).contains(&self.burst)
+            && let Some(received) = self.lanes[self.current].receive(self.current)
+        {
+            self.burst += 1;
+            return Some(received);
+        }
+        self.receive_from_others()
+    }
+
+    #[inline]
+    fn receive_from_others(&mut self) -> Option<(usize, Req, Ticket)> {
+        // A lane whose burst is over is checked last; a lane that was just found empty is not checked again.
+        let lanes = self.lanes.len();
+        let checks = lanes - usize::from((1..MAX_BURST).contains(&self.burst));
+        for _ in 0..checks {
+            self.current = if self.current + 1 < lanes { self.current + 1 } else { 0 };
+            if let Some(received) = self.lanes[self.current].receive(self.current) {
+                self.burst = 1;
+                return Some(received);
+            }
+        }
+        if self.burst > 0 {
+            self.burst = 0;
+            for _ in 0..PAUSES_AFTER_BURST {
+                core::hint::spin_loop();
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    pub(in super::super) fn reply(
+        &mut self,
+        ticket: Ticket,
+        response: Resp,
+    ) -> Result<(), (ReplyRefusal, Resp)> {
+        let from = ticket.from();
+        let lane = match self.lanes.get_mut(from) {
+            Some(lane) if lane.key == ticket.key => lane,
+            _ => return Err((ReplyRefusal::WrongNode(ticket), response)),
+        };
+        let caller = &self.node_states[from];
+        if caller.is_gone() {
+            return Err((ReplyRefusal::Gone, response));
+        }
+        let slot = ticket.slot as usize;
+        let entry = &lane.slots[slot];
+        lane.unanswered[slot] = false;
+        // SAFETY: the ticket has the key of this lane, so its call was received from the slot. There is one ticket for each
+        // call, and it is consumed here, so there was no reply yet: the slot holds nothing, and we own it.
+        unsafe { entry.put_response(response) };
+        lane::publish_response(&entry.word, ticket.call, FULL);
+        caller.parker.notify();
+        Ok(())
+    }
+
+    /// Whether a request is there.
+    #[inline]
+    pub(in super::super) fn has_request(&self) -> bool {
+        self.lanes.iter().any(IncomingLane::has_request)
+    }
+
+    /// The number of nodes that have left, if it differs from the number that was
+    /// [handled](Self::set_handled_departures).
+    #[inline]
+    pub(in super::super) fn unhandled_departures(&self) -> Option<u32> {
+        // Acquire, partner: the Release add in `leave`. A thread that sees the count sees that the node is gone.
+        let count = self.node_states[self.own_id].departures.load(Acquire);
+        (count != self.handled_departures).then_some(count)
+    }
+
+    pub(in super::super) fn set_handled_departures(&mut self, departures: u32) {
+        self.handled_departures = departures;
+    }
+
+    pub(in super::super) fn is_gone(&self, node: usize) -> bool {
+        self.node_states[node].is_gone()
+    }
+
+    /// Waits until `ready` returns true. Every thread that publishes something for this node notifies its parker.
+    pub(in super::super) fn wait(
+        &self,
+        strategy: WaitStrategy,
+        deadline: Option<std::time::Instant>,
+        ready: impl FnMut() -> bool,
+    ) -> bool {
+        wait::wait_until(&self.node_states[self.own_id].parker, strategy, deadline, ready)
+    }
+
+    /// Stops receiving and replying, and tells the other nodes. `order` is Release, except in a test.
+    pub(super) fn leave(&mut self, order: Ordering) {
+        for lane in &mut self.lanes {
+            for (slot, unanswered) in lane.slots.iter().zip(&mut lane.unanswered) {
+                // Relaxed: we have received from this slot, so we have seen its word, and we own it.
+                if core::mem::take(unanswered)
+                    && let SlotOwner::Callee(call) = slot_owner(slot.word.load(Relaxed))
+                {
+                    lane::publish_response(&slot.word, call, EMPTY);
+                }
+            }
+        }
+        // Release, partner: the Acquire load in `NodeState::is_gone`. A caller that sees it sees every response that there
+        // will ever be, and may take back the requests without one.
+        self.node_states[self.own_id].gone.store(1, order);
+        for node in &self.node_states[..] {
+            // Release, partner: the Acquire load in `unhandled_departures`.
+            node.departures.fetch_add(1, Release);
+            node.parker.wake();
+        }
+    }
+}
+
+impl<Req, Resp> Drop for IncomingLanes<Req, Resp> {
+    fn drop(&mut self) {
+        self.leave(Release);
+    }
+}
