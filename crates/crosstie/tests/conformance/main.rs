@@ -7,19 +7,19 @@
 mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod participant;
 #[path = "../seccomp/mod.rs"]
 mod seccomp;
-mod side;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cases::UNSUPPORTED;
 use harness::{Restriction, Run, Suite, TestSetup};
-use side::{Side, provider};
+use participant::{Participant, provider};
 
 fn main() -> ExitCode {
-    let suite = Suite::<Side> {
+    let suite = Suite::<Participant> {
         name: "conformance",
         cases: cases::all().collect(),
         timeout: Duration::from_secs(60),

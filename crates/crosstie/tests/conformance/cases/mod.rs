@@ -15,10 +15,10 @@ mod srq;
 mod states;
 mod waiting;
 
-use crate::side::{Provider, Side};
+use crate::participant::{Participant, Provider};
 
 /// A case of this suite.
-pub(crate) type Case = crate::harness::Case<Side>;
+pub(crate) type Case = crate::harness::Case<Participant>;
 
 /// A case that a provider truly cannot do.
 pub(crate) struct Unsupported {
