@@ -1,4 +1,4 @@
-//! What a case works with: its side's device, a way to talk to the other side, and shorthand for the usual objects.
+//! What a case works with: this participant's device, a channel to the other participant, and helpers for common objects.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::harness::channel::Channel;
 use crate::harness::{self, TestSetup};
 
-/// How long anything that should happen may take. Generous: it is only there to end what hangs.
+/// Limit on anything that should happen. It is generous: it only ends a case that hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long nothing is watched where nothing should happen.
+/// How long to watch that nothing happens.
 pub(crate) const QUIET_PERIOD: Duration = Duration::from_millis(30);
 
-/// The provider at the bottom.
+/// The provider, without wrappers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     Software,
     Verbs,
 }
 
-/// The provider at the bottom of what a run is on.
+/// The provider that a setup runs on, without wrappers.
 pub(crate) fn provider(setup: &TestSetup) -> Provider {
     fn bottom(spec: &DeviceSpec) -> Provider {
         match spec {
@@ -36,11 +36,11 @@ pub(crate) fn provider(setup: &TestSetup) -> Provider {
     bottom(&setup.specs[0])
 }
 
-/// One side of a case.
+/// One of the two participants of a case.
 pub(crate) struct Participant {
     index: usize,
     setup: TestSetup,
-    /// This side's device: the first of the run, or across devices the second on the right.
+    /// This participant's device: the first of the run or, with `--across`, the second for the right participant.
     pub(crate) device: Device,
     channel: Channel,
 }
@@ -56,7 +56,7 @@ impl harness::Participant for Participant {
 }
 
 impl Participant {
-    /// By convention the left side acts and the right side is acted upon.
+    /// By convention the left participant sends requests and the right one is their target.
     pub(crate) fn is_left(&self) -> bool {
         self.index == 0
     }
@@ -65,23 +65,24 @@ impl Participant {
         provider(&self.setup)
     }
 
-    /// Another handle of this side's device.
+    /// Opens this participant's device again.
     pub(crate) fn open_again(&self) -> Device {
         self.setup.open_for(self.index)
     }
 
-    /// A device of the run by its number; the same one again where there is only one.
+    /// Opens a device of the run by its number; the last one if there are fewer.
     pub(crate) fn open(&self, which: usize) -> Device {
         self.setup.open(which)
     }
 
-    /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.
+    /// The statuses with which a request may end: the one of the contract and, with verbs, those that devices are known to
+    /// report instead.
     pub(crate) fn allowed_statuses(&self, exact: Status, verbs: &[Status]) -> Vec<Status> {
         let also = if self.provider() == Provider::Verbs { verbs } else { &[] };
         [&[exact], also].concat()
     }
 
-    /// How often to repeat something cheap; every system call of an emulated guest is dear.
+    /// How often to repeat something cheap: fewer times on verbs, where a system call of an emulated guest is expensive.
     pub(crate) fn repetitions(&self, times: usize) -> usize {
         match self.provider() {
             Provider::Software => times,
@@ -89,30 +90,30 @@ impl Participant {
         }
     }
 
-    /// Sends a value to the other side.
+    /// Sends a value to the other participant.
     pub(crate) fn send<T: IntoBytes + Immutable>(&mut self, value: &T) {
         self.channel.send(value.as_bytes()).expect("the other side listens");
     }
 
-    /// Waits for a value of the other side.
+    /// Waits for a value of the other participant.
     pub(crate) fn receive<T: FromBytes>(&mut self) -> T {
         let bytes = self.channel.recv().expect("the other side tells (see its own failure)");
         T::read_from_bytes(&bytes).unwrap_or_else(|_| panic!("{} bytes of another type", bytes.len()))
     }
 
-    /// Gives one value for another.
+    /// Sends a value and waits for the other participant's.
     pub(crate) fn exchange<T: IntoBytes + FromBytes + Immutable>(&mut self, mine: &T) -> T {
         self.send(mine);
         self.receive()
     }
 
-    /// Both sides have come this far.
+    /// Returns when both participants have called this.
     pub(crate) fn wait_for_other(&mut self) {
         const HERE: u64 = 0x6865_7265;
         assert_eq!(self.exchange(&HERE), HERE, "the sides are out of step");
     }
 
-    /// A queue pair connected to the other side's, with the usual sizes.
+    /// A queue pair that is connected to the other participant's, with default sizes.
     pub(crate) fn connected_qp(&mut self) -> TestQp {
         self.connected_qp_with(&TestConfig::default())
     }
@@ -123,11 +124,11 @@ impl Participant {
         end
     }
 
-    /// Connects a queue pair to the one that the other side connects at the same point.
+    /// Connects a queue pair to the one that the other participant connects at the same point of the case.
     pub(crate) fn connect(&mut self, qp: &mut RcQp, config: &ConnectConfig) {
         let mut config = *config;
         if self.provider() == Provider::Verbs {
-            // Half a second: emulated machines lose packets and take their time.
+            // Half a second: emulated machines lose packets and are slow.
             config.timeout = config.timeout.max(17);
         }
         let peer: QpAddress = self.exchange(&qp.address());
@@ -136,7 +137,7 @@ impl Participant {
     }
 }
 
-/// Sizes that a case may want otherwise.
+/// Sizes that a case may change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TestConfig {
     pub(crate) qp: QpConfig,
@@ -144,7 +145,7 @@ pub(crate) struct TestConfig {
     pub(crate) connect: ConnectConfig,
 }
 
-/// A queue pair with a domain and a completion queue of its own, which takes sends and receives.
+/// A queue pair with its own protection domain and one completion queue for sends and receives.
 pub(crate) struct TestQp {
     pub(crate) qp: RcQp,
     pub(crate) cq: Cq,
@@ -159,7 +160,7 @@ impl TestQp {
         TestQp { qp, cq, pd }
     }
 
-    /// Memory that anybody may do anything with.
+    /// Memory with all access rights.
     pub(crate) fn region(&self, len: usize) -> Mr {
         self.pd.allocate(len, Access::ALL).expect("allocate")
     }
@@ -213,7 +214,7 @@ impl TestQp {
     }
 }
 
-/// The whole region as a piece.
+/// A scatter/gather entry for the whole region.
 pub(crate) fn whole_region(mr: &Mr) -> crosstie::device::Sge<'_> {
     mr.sge(0..mr.len()).expect("a region contains itself")
 }
@@ -230,7 +231,7 @@ pub(crate) fn expect_success(cq: &mut Cq, wr_id: u64) -> Completion {
     completion
 }
 
-/// The next `count` completions of a queue, as they come.
+/// The next `count` completions of a queue, in the order of arrival.
 pub(crate) fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
     let mut taken = Vec::with_capacity(count);
     wait_until(&format!("{count} completions"), || {
@@ -242,7 +243,7 @@ pub(crate) fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
     taken
 }
 
-/// Nothing completes for a while.
+/// Asserts that nothing completes for a while.
 pub(crate) fn assert_no_completion(cq: &mut Cq) {
     let end = Instant::now() + QUIET_PERIOD;
     while Instant::now() < end {
@@ -251,7 +252,7 @@ pub(crate) fn assert_no_completion(cq: &mut Cq) {
     }
 }
 
-/// Waits until `ready` says so.
+/// Waits until `ready` returns true.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !ready() {
@@ -260,7 +261,7 @@ pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Pseudo-random bytes that depend on the seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -274,24 +275,24 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Fills a region from its beginning.
+/// Writes bytes into a region.
 pub(crate) fn write_bytes(mr: &Mr, offset: usize, bytes: &[u8]) {
     mr.write(offset, bytes).expect("inside the region");
 }
 
-/// Bytes of a region.
+/// Reads bytes of a region.
 pub(crate) fn read_bytes(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     mr.read(offset, &mut bytes).expect("inside the region");
     bytes
 }
 
-/// An aligned word of a region.
+/// Reads an aligned word of a region.
 pub(crate) fn read_word(mr: &Mr, offset: usize) -> u64 {
     u64::from_ne_bytes(read_bytes(mr, offset, 8).try_into().expect("eight bytes"))
 }
 
-/// Says that this completion is a success of this kind.
+/// Asserts that a completion is a success with this opcode.
 #[track_caller]
 pub(crate) fn assert_opcode(completion: &Completion, opcode: Opcode) {
     assert_eq!((completion.status, completion.opcode), (Status::Success, opcode), "{completion:?}");

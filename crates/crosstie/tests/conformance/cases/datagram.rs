@@ -1,4 +1,4 @@
-//! Datagrams: to anybody, in one piece, or not at all.
+//! Datagrams: sent to any queue pair, delivered whole or not at all.
 
 use crosstie::device::{
     Access, Ah, Cq, Data, DeviceAddress, Mr, Opcode, Pd, PostError, QpConfig, QpState, RecvWr, RemoteAddr,
@@ -19,7 +19,7 @@ cases!("datagram":
 
 const QKEY: u32 = 0x1357;
 
-/// A datagram queue pair in RTS and the way to the other side's.
+/// A datagram queue pair in RTS, and the address of the other participant's.
 struct Datagrams {
     qp: UdQp,
     cq: Cq,
@@ -95,7 +95,7 @@ fn send_imm(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// What a completion says of the sender is enough to answer it.
+/// The completion contains enough about the sender to reply to it.
 fn reply_to_the_sender(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(64);
@@ -148,7 +148,7 @@ fn datagram_too_long(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A datagram with another key is lost; its sender is not told. The next one gets through to the same receive.
+/// A datagram with another qkey is lost, and its sender is not told. The next one arrives in the same receive.
 fn wrong_qkey_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     if side.is_left() {
@@ -166,7 +166,7 @@ fn wrong_qkey_is_dropped(side: &mut Participant) {
     assert_no_completion(&mut ud.cq);
 }
 
-/// A datagram that finds no receive is lost, and nobody is told.
+/// A datagram without a matching receive is lost, and neither end gets an error.
 fn datagram_without_a_receive_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(64);
@@ -187,7 +187,7 @@ fn datagram_without_a_receive_is_dropped(side: &mut Participant) {
     assert_eq!(ud.qp.state(), QpState::ReadyToSend);
 }
 
-/// A datagram to a queue pair that does not exist is lost, and nobody is told.
+/// A datagram to a queue pair that does not exist is lost, and neither end gets an error.
 fn datagram_to_an_unknown_queue_pair_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     ud.peer = 0x00ff_fff0;
@@ -323,7 +323,7 @@ fn failed_queue_pair_flushes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Datagrams have pieces at both ends; the 40 bytes are part of what is scattered.
+/// Datagrams can use several scatter/gather entries at both ends; the 40-byte header is scattered too.
 fn gathered_and_scattered(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(1000);

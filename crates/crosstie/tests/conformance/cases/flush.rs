@@ -1,4 +1,4 @@
-//! After an error: everything ends, in order, and nothing else is touched.
+//! After an error, all requests of the queue pair complete, in order, and other queue pairs are not affected.
 
 use crosstie::device::{Data, QpState, RecvWr, RemoteMemory, SendOp, SendWr, Status};
 
@@ -20,7 +20,7 @@ fn bad_write(end: &mut TestQp, wr_id: u64, remote: RemoteMemory, signaled: bool)
     end.qp.post(&wr).unwrap();
 }
 
-/// Failure shows whether asked for or not.
+/// A failure produces a completion also for an unsignaled request.
 fn unsignaled_failure_shows(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -34,7 +34,7 @@ fn unsignaled_failure_shows(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Behind the one that failed, signaled or not, each is flushed in turn.
+/// The requests behind the failed one, signaled or not, are flushed in order.
 fn sends_flush_in_order(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -76,8 +76,8 @@ fn receives_flush_in_order(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A request that breaks the rules takes the responder's queue pair down with it: its receives end, in order, none with
-/// success. The first may carry the cause instead of [`Status::Flushed`].
+/// An invalid request takes the responder's queue pair to ERR too: its receives complete in order, none with success. The
+/// first may have the cause as status instead of [`Status::Flushed`].
 fn receives_of_the_responder_flush(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -105,7 +105,7 @@ fn receives_of_the_responder_flush(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Requests before the one that failed are done, and show as successes.
+/// Requests before the failed one have taken effect and complete with success.
 fn what_was_done_before_the_error_stays(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64 * 8);
@@ -129,7 +129,7 @@ fn what_was_done_before_the_error_stays(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// ERR takes requests and receives, and flushes them.
+/// A queue pair in ERR accepts requests and receives, and flushes them.
 fn posts_in_error_flush(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -150,7 +150,7 @@ fn posts_in_error_flush(side: &mut Participant) {
     assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
 }
 
-/// Connections break one by one, also between the same two devices and in the same completion queue.
+/// An error breaks one connection only, also between the same two devices and with the same completion queue.
 fn error_breaks_one_connection_only(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -177,8 +177,8 @@ fn error_breaks_one_connection_only(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Out of ERR by RESET, on both sides, and connected again: what broke the earlier connection does not reach the new one,
-/// however late word of it comes.
+/// Both queue pairs leave ERR by RESET and are connected again: a late notice about the earlier connection does not break the
+/// new one.
 fn reset_recovers_from_error(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);

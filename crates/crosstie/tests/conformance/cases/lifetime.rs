@@ -1,4 +1,4 @@
-//! Objects that come and go, in numbers and in any order.
+//! Creating and dropping objects, many of them and in any order.
 
 use crosstie::device::{
     Access, ConnectConfig, CqConfig, Data, Device, Opcode, QpConfig, RecvWr, RemoteMemory, SendOp, SendWr,
@@ -57,7 +57,7 @@ fn destroy_with_work_outstanding(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Completions of a queue pair that is gone may show or not, but they are whole, and the queue works on.
+/// Completions of a destroyed queue pair may or may not be returned, but they are valid, and the queue keeps working.
 fn destroy_with_completions_unpolled(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(8);
@@ -88,7 +88,7 @@ fn destroy_with_completions_unpolled(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Objects keep what they were made from alive, whatever the caller lets go of first.
+/// Objects keep alive what they were created from, whatever the caller drops first.
 fn parents_dropped_first(side: &mut Participant) {
     let device = side.open_again();
     let TestQp { mut qp, cq, pd } = TestQp::unconnected(&device, &TestConfig::default());
@@ -124,7 +124,7 @@ fn parents_dropped_first(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Queues are `Send`: what one thread made another may use.
+/// Queues are `Send`: another thread may use what one thread created.
 fn moved_to_another_thread(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -150,8 +150,8 @@ fn moved_to_another_thread(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A region that is dropped under the peer's hands: its writes fail from then on, and what comes into its place is not
-/// touched.
+/// A region is dropped while the peer writes to it: the peer's writes fail from then on, and a region that is allocated
+/// afterwards is not modified.
 fn region_dropped_while_the_peer_writes(side: &mut Participant) {
     for round in 0..5 {
         let mut end = side.connected_qp();
@@ -177,9 +177,9 @@ fn region_dropped_while_the_peer_writes(side: &mut Participant) {
                 std::thread::yield_now();
             }
             drop(region);
-            let heir = end.region(4096);
+            let successor = end.region(4096);
             assert_no_completion(&mut end.cq);
-            assert_eq!(read_bytes(&heir, 0, 4096), [0; 4096]);
+            assert_eq!(read_bytes(&successor, 0, 4096), [0; 4096]);
         }
         side.wait_for_other();
     }
@@ -266,7 +266,7 @@ fn two_devices(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Regions taken and given back do not use anything up.
+/// Allocating and dropping regions leaks nothing.
 fn many_regions(side: &mut Participant) {
     let mut end = side.connected_qp();
     for i in 0..side.repetitions(10_000) {
@@ -304,7 +304,7 @@ fn many_regions_in_place(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Queue pairs made and destroyed, a few of them connected, do not use anything up.
+/// Creating and dropping queue pairs, some of them connected, leaks nothing.
 fn many_queue_pairs(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     for i in 0..side.repetitions(2000) {
@@ -348,7 +348,7 @@ fn connections_come_and_go(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Devices opened and closed do not use anything up, and the last is as good as the first.
+/// Opening and closing devices leaks nothing, and the last device works like the first.
 fn devices_come_and_go(side: &mut Participant) {
     for round in 0..side.repetitions(40) as u32 {
         let device = side.open_again();

@@ -1,4 +1,4 @@
-//! Data before its completion, and the order of one connection.
+//! Data is visible before its completion, and the requests of one connection keep their order.
 
 use crosstie::device::{Data, Opcode, QpConfig, RemoteMemory, SendOp, SendWr, Status};
 
@@ -14,7 +14,7 @@ cases!("ordering":
     both_directions_at_once, atomics_take_effect_in_order, two_connections_do_not_wait_for_each_other,
 );
 
-/// Thousands of WRITE+IMM through a ring of slots: when the completion is there, so is every byte it speaks of.
+/// Thousands of WRITE+IMM through a ring of slots: when the completion is visible, so is every byte of the message.
 fn write_imm_data_before_completion(side: &mut Participant) {
     const SLOTS: u64 = 64;
     const LEN: usize = 200;
@@ -62,7 +62,7 @@ fn write_imm_data_before_completion(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// The same with SEND from a region into receives of two pieces.
+/// The same with SEND from a region into receives with two scatter/gather entries.
 fn send_data_before_completion(side: &mut Participant) {
     const DEPTH: usize = 32;
     let count = side.repetitions(6000) as u64;
@@ -100,12 +100,12 @@ fn send_data_before_completion(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// What was written before a SEND is there when the SEND is.
+/// When a SEND is received, the WRITEs before it are visible.
 fn write_before_send(side: &mut Participant) {
     announced(side, |_| SendOp::Send);
 }
 
-/// What was written before a WRITE+IMM to another place is there when the immediate is.
+/// When the immediate of a WRITE+IMM is received, the WRITEs before it to other addresses are visible.
 fn write_before_write_imm(side: &mut Participant) {
     announced(side, |remote| SendOp::WriteImm(remote.at(0), 1));
 }
@@ -139,7 +139,7 @@ fn announced(side: &mut Participant, announcement: impl Fn(RemoteMemory) -> Send
     }
 }
 
-/// READ behind a WRITE on the same connection brings what was written.
+/// A READ behind a WRITE on the same connection returns what was written.
 fn read_sees_the_write_before_it(side: &mut Participant) {
     let rounds = side.repetitions(500) as u64;
     let mut end = side.connected_qp();
@@ -188,7 +188,7 @@ fn write_does_not_pass_an_atomic(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A fenced WRITE of what a READ brings: it leaves only when the READ is done.
+/// A fenced WRITE sends the bytes that an earlier READ returned: it starts only after the READ has completed.
 fn fence(side: &mut Participant) {
     let rounds = side.repetitions(300) as u64;
     let mut end = side.connected_qp();
@@ -298,7 +298,7 @@ fn atomics_take_effect_in_order(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A connection that waits for a receive does not hold up another between the same two devices.
+/// A connection that waits for a receive does not delay another connection between the same two devices.
 fn two_connections_do_not_wait_for_each_other(side: &mut Participant) {
     let shape =
         TestConfig { qp: QpConfig { max_send_wr: 16, ..QpConfig::default() }, ..TestConfig::default() };

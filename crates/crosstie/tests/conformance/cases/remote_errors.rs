@@ -1,7 +1,7 @@
-//! Requests that the responder refuses: the requester is told why, nothing is changed, both queue pairs break.
+//! Requests that the responder refuses: the requester gets the cause, no memory changes, and both queue pairs go to ERR.
 //!
-//! Where the right is missing on the queue pair rather than on the region, it is the request that is not allowed
-//! ([`Status::RemoteInvalidRequest`]); some devices say that it is the access ([`Status::RemoteAccess`]).
+//! If the queue pair lacks the right, not the region, the status is [`Status::RemoteInvalidRequest`]; some devices report
+//! [`Status::RemoteAccess`].
 
 use crosstie::device::{
     Access, ConnectConfig, Data, QpState, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Status,
@@ -21,13 +21,13 @@ cases!("remote_errors":
     receive_too_small, receive_without_memory,
 );
 
-/// What the right side offers and what the left side tries.
+/// What the right participant allows and what the left participant tries.
 struct Attempt {
     region: Access,
     queue_pair: Access,
     op: fn(RemoteMemory) -> SendOp,
     status: Status,
-    /// What devices say instead.
+    /// Statuses that devices report instead.
     or: &'static [Status],
 }
 
@@ -44,8 +44,8 @@ impl Default for Attempt {
 }
 
 impl Attempt {
-    /// The left tries, is refused, and finds its queue pair in ERR; the right's memory and receives tell that nothing
-    /// happened, and its queue pair is in ERR, too.
+    /// The left participant's request is refused and its queue pair goes to ERR. The right participant's memory does not
+    /// change, none of its receives succeeds, and its queue pair goes to ERR too.
     fn is_refused(&self, side: &mut Participant) {
         let connect = ConnectConfig { access: self.queue_pair, ..ConnectConfig::default() };
         let mut end = side.connected_qp_with(&TestConfig { connect, ..TestConfig::default() });
@@ -68,7 +68,7 @@ impl Attempt {
     }
 }
 
-/// Posts a request of eight bytes that must be refused, and looks at what it leaves behind.
+/// Posts a request of eight bytes that must be refused, and checks that it had no effect.
 fn expect_refusal(end: &mut TestQp, op: SendOp, allowed: &[Status]) {
     let local = end.region(8);
     end.post(1, op, &local);
@@ -79,7 +79,7 @@ fn expect_refusal(end: &mut TestQp, op: SendOp, allowed: &[Status]) {
     assert_eq!(read_bytes(&local, 0, 8), [0; 8], "a READ that was refused brought bytes");
 }
 
-/// The two receives (1 and 2) of a responder that was broken by its peer end, and none with success.
+/// The two receives (1 and 2) of a responder whose peer broke the connection complete, neither with success.
 fn expect_broken_responder(end: &mut TestQp) {
     for id in [1, 2] {
         let completion = next_completion(&mut end.cq);
@@ -111,7 +111,7 @@ fn atomic_with_a_bad_key(side: &mut Participant) {
         .is_refused(side);
 }
 
-/// Once a region is dropped its key opens nothing, also when another region takes its place.
+/// The key of a dropped region is invalid, also after another region was allocated in its place.
 fn key_of_a_dropped_region(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -129,11 +129,11 @@ fn key_of_a_dropped_region(side: &mut Participant) {
         side.send(&region.remote());
         side.wait_for_other();
         drop(region);
-        let heir = end.region(4096);
+        let successor = end.region(4096);
         side.wait_for_other();
         expect_broken_responder(&mut end);
         side.wait_for_other();
-        assert_eq!(read_bytes(&heir, 0, 4096), [0; 4096]);
+        assert_eq!(read_bytes(&successor, 0, 4096), [0; 4096]);
     }
     side.wait_for_other();
 }
@@ -203,7 +203,7 @@ fn queue_pair_without_remote_atomic(side: &mut Participant) {
     Attempt { queue_pair, op, ..NOT_ALLOWED }.is_refused(side);
 }
 
-/// A key opens a region only to the queue pairs of its own domain.
+/// A key is valid only for the queue pairs of the region's protection domain.
 fn region_of_another_domain(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -233,9 +233,8 @@ fn misaligned_fetch_add(side: &mut Participant) {
     Attempt { op, status: Status::RemoteInvalidRequest, ..Attempt::default() }.is_refused(side);
 }
 
-/// A message longer than its receive: the receiver is told of the length, the sender of the refusal. Some devices tell the
-/// receiver what they told the sender; Soft-RoCE takes it for a failure of the receive. The receive's own bytes may be
-/// filled.
+/// A message longer than its receive: the receiver gets a length error, the sender a refusal. Some devices report the same
+/// status to both; Soft-RoCE reports a failure of the receive. The memory of the receive may be written.
 fn receive_too_small(side: &mut Participant) {
     too_small(side, 63);
 }

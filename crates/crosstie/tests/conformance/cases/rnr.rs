@@ -1,4 +1,4 @@
-//! Messages that find no receive: the sender waits, then tries again.
+//! Receiver not ready (RNR): a message without a matching receive is retried.
 
 use crosstie::device::{ConnectConfig, QpState, RemoteMemory, SendOp, SrqConfig, Status};
 
@@ -14,7 +14,7 @@ cases!("rnr":
     limited_retries_are_enough_when_a_receive_comes, long_messages_wait_too, one_receive_at_a_time,
 );
 
-/// SEND before the receive is there: done when it comes.
+/// A SEND before the receive is posted completes when it is.
 fn send_waits_for_a_receive(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -32,7 +32,7 @@ fn send_waits_for_a_receive(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// WRITE+IMM before the receive is there. Its bytes may arrive before.
+/// A WRITE+IMM before the receive is posted. Its bytes may be written earlier.
 fn write_imm_waits_for_a_receive(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -124,7 +124,7 @@ fn requests_do_not_overtake_a_waiting_message(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A limited number of retries ends in an error, and the queue pair in ERR. The peer's is none the worse.
+/// A limited number of retries ends in an error, and the queue pair goes to ERR. The peer's queue pair is not affected.
 fn limited_retries_end_in_an_error(side: &mut Participant) {
     let connect = ConnectConfig { rnr_retry: 2, min_rnr_timer: 12, ..ConnectConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { connect, ..TestConfig::default() });

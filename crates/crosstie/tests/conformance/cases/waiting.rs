@@ -1,4 +1,4 @@
-//! Sleeping until something completes, polling in portions, and events.
+//! Waiting for completions, polling with a limit, and events.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -19,13 +19,13 @@ cases!("waiting":
 
 const A_MOMENT: Duration = Duration::from_millis(20);
 
-/// Sleeps until the queue has something. A wake-up that gets lost shows as a wait that lasts [`TIMEOUT`].
+/// Waits until the queue has a completion. A lost wake-up makes the wait last [`TIMEOUT`].
 fn wait_until_ready(cq: &mut Cq) {
     let asleep = Instant::now();
     assert!(cq.wait(TIMEOUT).unwrap(), "not woken in {:?}", asleep.elapsed());
 }
 
-/// The next completion, sleeping until it is there. A wait may wake early.
+/// The next completion; waits until there is one. A wait may return early.
 fn wait_for_next(cq: &mut Cq) -> crosstie::device::Completion {
     let mut seen = None;
     wait_until("a completion", || {
@@ -38,7 +38,7 @@ fn wait_for_next(cq: &mut Cq) -> crosstie::device::Completion {
     seen.expect("until waited for it")
 }
 
-/// What is there already ends a wait at once.
+/// A wait returns at once if a completion is ready.
 fn wait_returns_at_once_if_a_completion_is_ready(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -54,7 +54,7 @@ fn wait_returns_at_once_if_a_completion_is_ready(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Nothing comes: the wait ends by itself, not before its time.
+/// Without a completion, a wait ends at its timeout and not before.
 fn wait_times_out(side: &mut Participant) {
     let mut end = side.connected_qp();
     wait_until("a wait that is not woken early", || {
@@ -68,7 +68,7 @@ fn wait_times_out(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A message wakes the one who sleeps on its receive.
+/// A message wakes the thread that waits for its receive.
 fn wait_wakes_on_a_receive(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -84,7 +84,7 @@ fn wait_wakes_on_a_receive(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A receive that the peer posts late wakes the sender who sleeps on its request.
+/// When the peer posts the receive late, the sender that waits for its request is woken.
 fn wait_wakes_on_a_send_completion(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -101,7 +101,7 @@ fn wait_wakes_on_a_send_completion(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A connection that breaks wakes the one who sleeps on its receives.
+/// A connection that breaks wakes the thread that waits for its receives.
 fn wait_wakes_on_a_flush(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(8);
@@ -119,7 +119,7 @@ fn wait_wakes_on_a_flush(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Both sides sleep through every turn.
+/// Both participants wait before every message.
 fn ping_pong_with_waiting(side: &mut Participant) {
     let rounds = side.repetitions(1000) as u64;
     let mut end = side.connected_qp();
@@ -205,7 +205,7 @@ fn access_violation_is_an_event(side: &mut Participant) {
         wait_until("the event", || side.device.wait_event(A_MOMENT).unwrap() == Some(expected));
     }
     side.wait_for_other();
-    // And the device is none the worse.
+    // The device still works.
     let mut other = side.connected_qp();
     if side.is_left() {
         other.inline(2, SendOp::Send, &[]);
