@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut job = pair::join()?;
     let context = Context::open(&device, &Config::default())?;
     let endpoint = context.create_endpoint(&EndpointConfig::default())?;
-    let peer = pair::swap(&mut job, &endpoint.address())?;
+    let peer = pair::exchange_addresses(&mut job, &endpoint.address())?;
     endpoint.connect(&peer, &ConnectConfig::default())?;
     job.barrier()?;
     match job.rank() {

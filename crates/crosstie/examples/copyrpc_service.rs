@@ -71,7 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if job.rank() == 0 {
         let context = Context::open(&device, &Config::default())?;
         let endpoint = context.create_endpoint(&EndpointConfig::default())?;
-        endpoint.connect(&pair::swap(&mut job, &endpoint.address())?, &ConnectConfig::default())?;
+        endpoint
+            .connect(&pair::exchange_addresses(&mut job, &endpoint.address())?, &ConnectConfig::default())?;
         job.barrier()?;
         serve(&context, || endpoint.failure())?;
         // Nobody closes before the other has its last answer.
@@ -79,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     } else {
         let driver = Driver::new(Context::open(&device, &Config::default())?);
         let client = driver.create_client(&EndpointConfig::default())?;
-        client.connect(&pair::swap(&mut job, &client.address())?, &ConnectConfig::default())?;
+        client.connect(&pair::exchange_addresses(&mut job, &client.address())?, &ConnectConfig::default())?;
         job.barrier()?;
         driver.run_until(call(client.clone(), keys))?;
         job.barrier()?;

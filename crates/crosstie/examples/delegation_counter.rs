@@ -1,4 +1,4 @@
-//! A counter that lives in one process and is counted up by two others, through one shared ring.
+//! A counter in one process that two other processes increment, through one shared ring.
 //!
 //! ```text
 //! cargo run --release --example delegation_counter
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// A client: adds `amount` a thousand times, with up to 32 calls under way.
+/// The client: adds `amount` a thousand times, with up to 32 calls in flight.
 fn count(name: &str, amount: u64) -> Result<(), Box<dyn std::error::Error>> {
     let mut client = Client::<Add, u64, u32>::connect(name)?;
     let (mut made, mut highest) = (0, 0);
@@ -39,7 +39,7 @@ fn count(name: &str, amount: u64) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The server: starts two clients, and owns the counter until both are done.
+/// The server: starts two clients, and owns the counter until both have ended.
 fn serve(name: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut server = Server::<Add, u64>::create(name, &Config::default())?;
     let mut clients = ["1", "10"]

@@ -1,4 +1,4 @@
-//! Daemons that split a key space: each owns the keys of its shard, and asks the others for theirs.
+//! Daemons that share a keyspace: each owns the keys of its shard, and calls the others for theirs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -10,7 +10,7 @@ enum Request {
     Put(u64, String),
     Get(u64),
 }
-/// What was found under the key, or was there before. Each call's token is what to expect.
+/// The value of the key, or its previous value. The token of each call is the expected response.
 type Response = Option<String>;
 
 const KEYS_EACH: u64 = 1000;
@@ -34,22 +34,22 @@ fn daemon(mut node: Node<Request, Response, Response>, finished: &AtomicUsize) {
     let keys = || (0..KEYS_EACH).map(|i| (i * nodes + me) * nodes + i % nodes);
     let puts = keys().map(|key| (key, Request::Put(key, value(key)), None));
     let mut work = puts.chain(keys().map(|key| (key, Request::Get(key), Some(value(key))))).peekable();
-    let (mut answered, mut served) = (0, 0);
+    let (mut correct, mut served) = (0, 0);
     while finished.load(SeqCst) < node.nodes() {
         while let Some((key, request, expected)) = work.next_if(|_| node.in_flight() < 32) {
             node.call((key % nodes) as usize, request, expected)
-                .expect("room for 32, and nobody leaves early");
+                .expect("there is room for 32 calls, and no daemon ends early");
         }
         while let Some((_from, request, ticket)) = node.try_recv() {
             let response = match request {
                 Request::Put(key, value) => shard.insert(key, value),
                 Request::Get(key) => shard.get(&key).cloned(),
             };
-            node.reply(ticket, response).expect("nobody leaves before all are answered");
+            node.reply(ticket, response).expect("no daemon ends before all have their responses");
             served += 1;
         }
-        if node.poll(|expected, response| answered += u64::from(response == expected)) > 0
-            && answered == 2 * KEYS_EACH
+        if node.poll(|expected, response| correct += u64::from(response == expected)) > 0
+            && correct == 2 * KEYS_EACH
         {
             println!("daemon {me}: {} keys in the shard, {served} requests served so far", shard.len());
             finished.fetch_add(1, SeqCst);

@@ -1,6 +1,6 @@
-//! A store in one process, two clients in others: `cargo run --example ipc_store`.
+//! A store of named counters in one process, and two clients in other processes: `cargo run --example ipc_store`.
 //!
-//! Each client adds to counters by name and reads them back. Names are bytes of any length, so the messages are too.
+//! Each client increments counters by name and reads them back. Names have any length, so the messages are byte strings.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -41,11 +41,11 @@ fn serve() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn ask(word: &str) -> Result<(), Box<dyn Error>> {
+fn run_client(word: &str) -> Result<(), Box<dyn Error>> {
     let mut client = Client::<[u8], [u8]>::connect(NAME)?;
     for round in 1..=10_000u64 {
-        let mine = client.exchange(word.as_bytes(), <[u8]>::to_vec)?;
-        assert_eq!(mine, round.to_le_bytes());
+        let count = client.exchange(word.as_bytes(), <[u8]>::to_vec)?;
+        assert_eq!(count, round.to_le_bytes());
         client.exchange(b"both", |_| ())?;
     }
     Ok(())
@@ -53,7 +53,7 @@ fn ask(word: &str) -> Result<(), Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
-        Some(word) => ask(&word),
+        Some(word) => run_client(&word),
         None => serve(),
     }
 }

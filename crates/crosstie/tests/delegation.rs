@@ -1,4 +1,5 @@
-//! The shared ring from outside: threads and processes, errors, life and death; and what it has in common with `ipc`.
+//! Tests of `delegation` through its public API: threads and processes, errors, and the end of processes; and those in
+//! common with `ipc`.
 
 use crosstie::delegation as service;
 
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 use crosstie::WaitStrategy;
 use crosstie::delegation::*;
 
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A test that waits longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(20);
 const ROLE: &str = "CROSSTIE_DELEGATION_ROLE";
 
 fn fresh_name() -> String {
@@ -22,20 +23,20 @@ fn fresh_name() -> String {
 }
 
 fn until(mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < PATIENCE, "hangs");
+        assert!(start.elapsed() < TIMEOUT, "timed out");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-fn answer(request: u64) -> u64 {
+fn expected_response(request: u64) -> u64 {
     request.rotate_left(17) ^ 0x5555
 }
 
-/// Keeps `depth` calls under way until `end`; returns how many were answered, all of them correctly.
-fn call_until(name: &str, depth: usize, waiting: WaitStrategy, end: Instant) -> u64 {
-    let mut client = Client::<u64, u64, u64>::connect(name).unwrap().with_wait_strategy(waiting);
+/// Keeps `depth` calls in flight until `end`. Returns the number of responses, all of which must be correct.
+fn call_until(name: &str, depth: usize, strategy: WaitStrategy, end: Instant) -> u64 {
+    let mut client = Client::<u64, u64, u64>::connect(name).unwrap().with_wait_strategy(strategy);
     let mut count = 0u64;
     let mut next = u64::from(std::process::id()) << 40;
     while Instant::now() < end || client.in_flight() > 0 {
@@ -46,40 +47,41 @@ fn call_until(name: &str, depth: usize, waiting: WaitStrategy, end: Instant) -> 
                 Err(error) => panic!("{error}"),
             }
         }
-        assert!(client.wait(Some(PATIENCE)).unwrap() || client.in_flight() == 0, "no answer");
-        count += client.poll(|token, response| assert_eq!(*response, answer(token))).unwrap() as u64;
+        assert!(client.wait(Some(TIMEOUT)).unwrap() || client.in_flight() == 0, "no response");
+        count +=
+            client.poll(|token, response| assert_eq!(*response, expected_response(token))).unwrap() as u64;
     }
     count
 }
 
-/// Answers until told to stop; every other request later, and the latest first.
+/// Serves until told to stop. Replies to every other request later, in reverse order.
 fn serve_until(server: &mut Server<u64, u64>, stop: &AtomicBool) {
-    let mut later = Vec::new();
+    let mut deferred = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         server.wait(Some(Duration::from_millis(5)));
         while let Some(request) = server.recv() {
-            let response = answer(*request.message());
+            let response = expected_response(*request.message());
             if response.is_multiple_of(2) {
                 request.reply(&response).unwrap();
             } else {
-                later.push((request.defer(), response));
+                deferred.push((request.defer(), response));
             }
         }
-        while let Some((ticket, response)) = later.pop() {
+        while let Some((ticket, response)) = deferred.pop() {
             server.reply(ticket, &response).unwrap();
         }
     }
 }
 
 #[test]
-fn threads_get_their_own_answers() {
-    for waiting in [WaitStrategy::Adaptive, WaitStrategy::Park] {
-        // A small ring, so that it is full at times.
+fn threads_get_their_own_responses() {
+    for strategy in [WaitStrategy::Adaptive, WaitStrategy::Park] {
+        // A small ring, which is full at times.
         let config = Config {
             max_clients: 4,
             queue_depth: 8,
             ring_depth: 16,
-            wait_strategy: waiting,
+            wait_strategy: strategy,
             ..Config::default()
         };
         let name = fresh_name();
@@ -89,12 +91,12 @@ fn threads_get_their_own_answers() {
         std::thread::scope(|scope| {
             let name = &name;
             let clients: Vec<_> =
-                [1, 3, 8, 8].map(|depth| scope.spawn(move || call_until(name, depth, waiting, end))).into();
+                [1, 3, 8, 8].map(|depth| scope.spawn(move || call_until(name, depth, strategy, end))).into();
             let serving = scope.spawn(|| serve_until(&mut server, &stop));
             let counts: Vec<u64> = clients.into_iter().map(|client| client.join().unwrap()).collect();
             stop.store(true, Ordering::Relaxed);
             serving.join().unwrap();
-            println!("{waiting:?}: {counts:?} answers");
+            println!("{strategy:?}: {counts:?} responses");
             assert!(counts.iter().all(|count| *count > 0));
         });
         let counters = server.counters();
@@ -102,17 +104,17 @@ fn threads_get_their_own_answers() {
     }
 }
 
-/// This program again, as one of the roles of [`process`].
+/// Starts this program as a child process with one of the roles of [`child_process_role`].
 fn start(role: &str, name: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "process", "--nocapture"])
+        .args(["--exact", "child_process_role", "--nocapture"])
         .env(ROLE, format!("{role} {name}"))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-/// The value that a process printed.
+/// The value that a child process printed.
 fn outcome(child: Child) -> u64 {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
@@ -121,9 +123,9 @@ fn outcome(child: Child) -> u64 {
     line.parse().unwrap()
 }
 
-/// What other processes do. On its own, nothing.
+/// What the child processes do. Without a role it does nothing.
 #[test]
-fn process() {
+fn child_process_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, name) = role.split_once(' ').unwrap();
     match role {
@@ -141,7 +143,7 @@ fn process() {
 }
 
 #[test]
-fn processes_get_their_own_answers() {
+fn processes_get_their_own_responses() {
     let name = fresh_name();
     let mut server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
     let clients = [start("call", &name), start("call", &name)];
@@ -152,7 +154,7 @@ fn processes_get_their_own_answers() {
         stop.store(true, Ordering::Relaxed);
         counts
     });
-    println!("{counts:?} answers");
+    println!("{counts:?} responses");
     assert!(counts.iter().all(|count| *count > 0));
     until(|| server.clients() == 0);
     let counters = server.counters();
@@ -167,18 +169,18 @@ fn start_server(name: &str) -> Child {
 }
 
 #[test]
-fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
-    for waiting in [WaitStrategy::Spin, WaitStrategy::Adaptive, WaitStrategy::Park] {
+fn dead_server_ends_all_calls_and_a_new_one_takes_its_name() {
+    for strategy in [WaitStrategy::Spin, WaitStrategy::Adaptive, WaitStrategy::Park] {
         let name = fresh_name();
         let mut child = start_server(&name);
-        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap().with_wait_strategy(waiting);
-        assert_eq!(client.exchange(&7, |response| *response).unwrap(), answer(7));
+        let mut client = Client::<u64, u64, u64>::connect(&name).unwrap().with_wait_strategy(strategy);
+        assert_eq!(client.exchange(&7, |response| *response).unwrap(), expected_response(7));
         let taken = Server::<u64, u64>::create(&name, &Config::default());
         assert!(matches!(taken, Err(CreateError::NameTaken { .. })), "{taken:?}");
 
-        // Stopped, it is alive: calls are made, and wait.
+        // A stopped server is alive: calls are accepted, and wait.
         let (pid, mut status) = (child.id() as i32, 0);
-        // SAFETY: a signal to our own child, and waiting until it has stopped.
+        // SAFETY: a signal to our own child, and a wait until it has stopped.
         unsafe {
             libc::kill(pid, libc::SIGSTOP);
             assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
@@ -188,18 +190,18 @@ fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
         }
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                let begun = Instant::now();
+                let start = Instant::now();
                 let end = client.wait(None);
-                (end, begun.elapsed())
+                (end, start.elapsed())
             });
             std::thread::sleep(Duration::from_millis(150));
             child.kill().unwrap();
             let (end, after) = waiter.join().unwrap();
-            println!("{waiting:?}: told after {after:?}");
+            println!("{strategy:?}: the wait ended after {after:?}");
             assert_eq!(end, Err(Disconnected::ServerGone));
         });
         child.wait().unwrap();
-        assert_eq!(client.poll(|_, _| panic!("nobody answered")), Err(Disconnected::ServerGone));
+        assert_eq!(client.poll(|_, _| panic!("no response")), Err(Disconnected::ServerGone));
         let refused = client.call(&1, 99);
         assert!(matches!(
             refused,
@@ -213,33 +215,33 @@ fn a_dead_server_ends_every_call_and_a_new_one_takes_its_name() {
         lost.sort();
         assert_eq!(lost, [0, 1, 2]);
         client.reconnect().unwrap();
-        assert_eq!(client.exchange(&8, |response| *response).unwrap(), answer(8));
+        assert_eq!(client.exchange(&8, |response| *response).unwrap(), expected_response(8));
         child.kill().unwrap();
         child.wait().unwrap();
     }
 }
 
 #[test]
-fn answers_given_before_the_end_still_arrive() {
+fn responses_sent_before_the_end_still_arrive() {
     let name = fresh_name();
     let mut server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
     let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
     for token in 0..3 {
         client.call(&token, token).unwrap();
     }
-    // The last one only.
+    // Reply to the last request only.
     drop(server.recv().unwrap().defer());
     drop(server.recv().unwrap().defer());
     server.recv().unwrap().reply(&5).unwrap();
     drop(server);
-    let mut answers = Vec::new();
-    until(|| client.poll(|token, response| answers.push((token, *response))).is_err());
-    assert_eq!(answers, [(2, 5)]);
+    let mut responses = Vec::new();
+    until(|| client.poll(|token, response| responses.push((token, *response))).is_err());
+    assert_eq!(responses, [(2, 5)]);
     assert_eq!(client.in_flight(), 2);
 }
 
 #[test]
-fn errors_say_what_is_wrong_and_hand_back() {
+fn errors_name_their_cause_and_hand_back_tokens() {
     let name = fresh_name();
     assert!(matches!(Client::<u64, u64>::connect(&name), Err(ConnectError::NoServer { .. })));
     assert!(matches!(Client::<u64, u64>::connect("a b"), Err(ConnectError::BadName { .. })));
@@ -283,15 +285,17 @@ fn errors_say_what_is_wrong_and_hand_back() {
         panic!("too long")
     };
     let mut other = Server::<[u8], [u8]>::create(&fresh_name(), &config).unwrap();
-    let Err(ReplyError::WrongServer(ticket)) = other.reply(ticket, b"") else { panic!("another server's") };
+    let Err(ReplyError::WrongServer(ticket)) = other.reply(ticket, b"") else {
+        panic!("the ticket of another server was accepted")
+    };
     server.reply(ticket, b"world").unwrap();
     assert_eq!(first.poll(|token, response| assert_eq!((token, response), (0, &b"world"[..]))), Ok(1));
-    // Received, so that there is room.
+    // A request was received, so there is room.
     second.call(b"", 6).unwrap();
 }
 
 #[test]
-fn long_messages_travel_whole() {
+fn long_messages_arrive_unchanged() {
     let name = fresh_name();
     let config = Config { request_limit: 70_000, response_limit: 70_000, ring_depth: 4, ..Config::default() };
     let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
@@ -303,6 +307,6 @@ fn long_messages_travel_whole() {
         assert_eq!(received.message(), request);
         let response: Vec<u8> = received.message().iter().map(|byte| !byte).collect();
         received.reply(&response).unwrap();
-        assert_eq!(client.poll(|(), answer| assert_eq!(answer, response)), Ok(1));
+        assert_eq!(client.poll(|(), received| assert_eq!(received, response)), Ok(1));
     }
 }

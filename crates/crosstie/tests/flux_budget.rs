@@ -1,7 +1,7 @@
-//! The budget of calls between threads: no allocation and no system call per call, however deep, in order or not.
+//! The budget of a flux call: no allocation and no system call, at any depth, with replies in order or not.
 //!
-//! One thread drives both nodes, so that what is counted is exact. System calls are forbidden by a seccomp filter in a
-//! child process, which the first one kills.
+//! One thread drives both nodes, so that the counts are exact. A seccomp filter in a child process kills it at the first
+//! system call.
 
 #[path = "allocations/mod.rs"]
 mod allocations;
@@ -17,16 +17,16 @@ use crosstie::flux::{Config, Node, Ticket, network};
 
 const WARM_UP: u64 = 2_000;
 const MEASURED: u64 = 100_000;
-/// Says to a child of this test what it is for.
+/// Tells a child process of this test its task.
 const CHILD: &str = "CROSSTIE_FLUX_BUDGET_CHILD";
 
 type Message = [u64; 4];
 
-/// Two nodes in one thread's hands.
+/// Two nodes in one thread.
 struct Pair {
     caller: Node<Message, Message, u64>,
     callee: Node<Message, Message, u64>,
-    held: VecDeque<(Message, Ticket)>,
+    deferred: VecDeque<(Message, Ticket)>,
     made: u64,
 }
 
@@ -34,10 +34,10 @@ impl Pair {
     fn new() -> Pair {
         let mut nodes = network(2, &Config::default()).unwrap();
         let (callee, caller) = (nodes.pop().unwrap(), nodes.pop().unwrap());
-        Pair { caller, callee, held: VecDeque::with_capacity(64), made: 0 }
+        Pair { caller, callee, deferred: VecDeque::with_capacity(64), made: 0 }
     }
 
-    /// Makes calls with `depth` under way at a time, answered in order or in reverse, until all are answered.
+    /// Makes calls with `depth` in flight at a time and replies in order or in reverse order, until all have their responses.
     fn exchange(&mut self, calls: u64, depth: usize, in_order: bool) {
         let end = self.made + calls;
         while self.made < end || self.caller.in_flight() > 0 {
@@ -47,10 +47,10 @@ impl Pair {
             }
             while let Some((from, request, ticket)) = self.callee.try_recv() {
                 assert_eq!(from, 0);
-                self.held.push_back((request, ticket));
+                self.deferred.push_back((request, ticket));
             }
             while let Some((request, ticket)) =
-                if in_order { self.held.pop_front() } else { self.held.pop_back() }
+                if in_order { self.deferred.pop_front() } else { self.deferred.pop_back() }
             {
                 self.callee.reply(ticket, request).unwrap();
             }
@@ -63,7 +63,7 @@ impl Pair {
 const PATTERNS: [(usize, bool); 4] = [(1, true), (32, true), (64, true), (32, false)];
 
 #[test]
-fn no_call_allocates() {
+fn calls_do_not_allocate() {
     let mut pair = Pair::new();
     for (depth, in_order) in PATTERNS {
         pair.exchange(WARM_UP, depth, in_order);
@@ -81,8 +81,8 @@ fn no_call_allocates() {
 }
 
 #[test]
-fn no_call_makes_a_system_call() {
-    const NAME: &str = "no_call_makes_a_system_call";
+fn calls_make_no_system_call() {
+    const NAME: &str = "calls_make_no_system_call";
     if let Ok(task) = std::env::var(CHILD) {
         let mut pair = Pair::new();
         pair.exchange(WARM_UP, 1, true);
@@ -90,7 +90,7 @@ fn no_call_makes_a_system_call() {
         for (depth, in_order) in PATTERNS {
             pair.exchange(MEASURED, depth, in_order);
         }
-        if task == "guilty" {
+        if task == "violating" {
             std::hint::black_box(std::process::id());
         }
         // SAFETY: no memory is involved.
@@ -103,8 +103,8 @@ fn no_call_makes_a_system_call() {
             .output()
             .unwrap()
     };
-    let innocent = child("innocent");
-    assert!(innocent.status.success(), "a call made a system call, or failed: {innocent:?}");
-    let guilty = child("guilty");
-    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+    let compliant = child("compliant");
+    assert!(compliant.status.success(), "a call made a system call, or failed: {compliant:?}");
+    let violating = child("violating");
+    assert_eq!(violating.status.signal(), Some(libc::SIGSYS), "the filter kills: {violating:?}");
 }

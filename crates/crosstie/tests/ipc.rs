@@ -1,4 +1,4 @@
-//! `ipc` from outside: what it has in common with `delegation`, and what is its own.
+//! Tests of `ipc` through its public API: those in common with `delegation`, and those of `ipc` only.
 
 use crosstie::ipc as service;
 
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use service::*;
 
-/// An idle client is looked at every 32 rounds, a busy one in every round.
+/// An idle client is checked every 32 rounds, a busy one in every round.
 #[test]
-fn skipping_finds_a_request_within_its_rounds() {
+fn poll_with_skip_finds_a_request_within_32_rounds() {
     let name = format!("ipc-skip-{}", std::process::id());
     let mut server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
     let mut idle = Client::<u64, u64, u64>::connect(&name).unwrap();
     let mut busy = Client::<u64, u64, u64>::connect(&name).unwrap();
     for wait in [0, 1, 5, 31, 32, 100, 1000] {
-        // The busy one is found in every round but the first, however long the other has been idle.
+        // The busy client is found in every round but the first, however long the other has been idle.
         let mut missed = 0;
         for round in 0..=wait {
             busy.call(&round, round).unwrap();
@@ -35,23 +35,23 @@ fn skipping_finds_a_request_within_its_rounds() {
         let request = server.recv().unwrap();
         assert_eq!(*request.message(), 7);
         request.reply(&8).unwrap();
-        assert_eq!(idle.poll(|token, answer| assert_eq!((token, *answer), (7, 8))), Ok(1));
+        assert_eq!(idle.poll(|token, response| assert_eq!((token, *response), (7, 8))), Ok(1));
         assert!(!server.wait(Some(Duration::ZERO)));
     }
 }
 
-/// Requests that are taken ahead are shown once, handed out in their order, and answered; no client waits for ever behind a
-/// busier one, and one that leaves in between leaves the others' requests alone.
+/// Requests that `poll_with_prefetch` takes are passed to `needs` once and handed out in order. No client waits for ever
+/// behind a busier one, and a client that disconnects in between does not affect the requests of others.
 #[test]
-fn requests_taken_ahead_are_all_handed_out() {
-    let name = format!("ipc-ahead-{}", std::process::id());
+fn poll_with_prefetch_hands_out_all_requests() {
+    let name = format!("ipc-prefetch-{}", std::process::id());
     let config = Config { queue_depth: 32, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
     let mut clients: Vec<_> = (0..3).map(|_| Client::<u64, u64, u64>::connect(&name).unwrap()).collect();
     let memory = 5u64;
     let mut next = [0; 3];
     for round in 0..200 {
-        // The first asks for more than are taken at a time.
+        // The first client makes more calls than are taken at a time.
         for (at, client) in clients.iter_mut().enumerate() {
             let calls = if at == 0 { 20 } else { round % 3 };
             for call in 0..calls {
@@ -67,7 +67,7 @@ fn requests_taken_ahead_are_all_handed_out() {
                 Some(&memory)
             });
             assert_eq!(found, shown.len() - before);
-            // Until they are handed out, nothing else is taken.
+            // Nothing else is taken until these are handed out.
             assert_eq!(server.poll_with_prefetch(|_| -> Option<&u64> { unreachable!() }), found);
             while let Some(request) = server.recv() {
                 handed.push(*request.message());
@@ -81,19 +81,19 @@ fn requests_taken_ahead_are_all_handed_out() {
         for (at, client) in clients.iter_mut().enumerate() {
             next[at] = 0;
             while client.in_flight() > 0 {
-                let check = |token, answer: &u64| {
-                    assert_eq!((token, *answer), (next[at], ((at as u64) << 32 | next[at]) + 1));
+                let check = |token, response: &u64| {
+                    assert_eq!((token, *response), (next[at], ((at as u64) << 32 | next[at]) + 1));
                     next[at] += 1;
                 };
                 assert!(client.poll(check).unwrap() > 0);
             }
         }
     }
-    let mut leaver = clients.remove(1);
-    leaver.call(&1, 1).unwrap();
+    let mut leaving = clients.remove(1);
+    leaving.call(&1, 1).unwrap();
     clients[1].call(&2, 2).unwrap();
     while server.poll_with_prefetch(|_| Some(&memory)) < 2 {}
-    drop(leaver);
+    drop(leaving);
     while server.clients() > 2 {
         server.poll();
     }
@@ -101,12 +101,13 @@ fn requests_taken_ahead_are_all_handed_out() {
     assert_eq!(*request.message(), 2);
     request.reply(&3).unwrap();
     assert!(server.recv().is_none());
-    assert_eq!(clients[1].poll(|token, answer| assert_eq!((token, *answer), (2, 3))), Ok(1));
+    assert_eq!(clients[1].poll(|token, response| assert_eq!((token, *response), (2, 3))), Ok(1));
 }
 
-/// Messages of several parts arrive whole, whatever the parts' lengths and wherever they end; what is too long is refused as a whole.
+/// A message that is given in several parts arrives as one, whatever the lengths of the parts. A message that is too long is
+/// refused as a whole.
 #[test]
-fn parts_make_one_message() {
+fn parts_arrive_as_one_message() {
     let name = format!("ipc-parts-{}", std::process::id());
     let config = Config { queue_depth: 4, request_limit: 5000, response_limit: 5000, ..Config::default() };
     let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
@@ -120,7 +121,7 @@ fn parts_make_one_message() {
             let request = server.recv().unwrap();
             assert_eq!(request.message(), &bytes[..len]);
             request.reply_parts(&parts).unwrap();
-            let check = |token, answer: &[u8]| assert_eq!((token, answer), (len, &bytes[..len]));
+            let check = |token, response: &[u8]| assert_eq!((token, response), (len, &bytes[..len]));
             assert_eq!(client.poll(check), Ok(1), "{first}, {second} of {len}");
         }
     }
@@ -132,5 +133,5 @@ fn parts_make_one_message() {
     let refused = server.recv().unwrap().reply_parts(&long).unwrap_err();
     let ReplyError::TooLong { ticket, len: 5001, .. } = refused else { panic!("{refused:?}") };
     server.reply(ticket, b"short").unwrap();
-    assert_eq!(client.poll(|token, answer| assert_eq!((token, answer), (1, &b"short"[..]))), Ok(1));
+    assert_eq!(client.poll(|token, response| assert_eq!((token, response), (1, &b"short"[..]))), Ok(1));
 }

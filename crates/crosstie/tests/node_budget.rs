@@ -1,8 +1,8 @@
-//! The budget of a call to `ipc` and `delegation`, exactly: no allocation, no system call, so many instructions.
+//! The budget of a call of `ipc` and `delegation`: no allocation, no system call, and a limit on instructions.
 //!
-//! One thread drives both sides, so that what is counted is exact. System calls are forbidden by a seccomp filter in a
-//! child process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a
-//! child; the figures of the optimised build are in `docs/PERFORMANCE.md`.
+//! One thread drives both sides, so that the counts are exact. A seccomp filter in a child process kills it at the first
+//! system call. Callgrind (Debian package `valgrind`) counts the instructions, also in a child process; the figures of the
+//! optimised build are in `docs/PERFORMANCE.md`.
 
 #[path = "allocations/mod.rs"]
 mod allocations;
@@ -19,10 +19,10 @@ const WARM_UP: u64 = 2_000;
 const MEASURED: u64 = 100_000;
 /// Calls whose instructions are counted.
 const COUNTED: u64 = 1_000;
-/// Says to a child of this test what it is for.
+/// Tells a child process of this test its task.
 const CHILD: &str = "CROSSTIE_NODE_BUDGET_CHILD";
 
-/// 32 bytes, as a type or raw.
+/// A message of 32 bytes: a type, or a byte string.
 trait Message: crosstie::Message {
     fn of(words: &[u64; 4]) -> &Self;
     fn words(&self) -> [u64; 4];
@@ -46,11 +46,11 @@ impl Message for [u8] {
     }
 }
 
-/// How calls are made and answered.
+/// How calls and replies are made.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     depth: usize,
-    /// Received all, then answered the last one first.
+    /// Receive all requests, then reply in reverse order.
     reversed: bool,
 }
 
@@ -61,14 +61,14 @@ const PATTERNS: [Pattern; 4] = [
     Pattern { depth: 32, reversed: true },
 ];
 
-/// Both sides of a service in one thread's hands. What it does: that many calls, in that pattern, until all are answered.
+/// Server and client in one thread. The closure makes a number of calls in a pattern, until all have their responses.
 macro_rules! pair {
     ($service:ident, $message:ty) => {{
         use crosstie::$service::*;
         let name = format!("node-budget-{}", std::process::id());
         let mut server = Server::<$message, $message>::create(&name, &Config::default()).unwrap();
         let mut client = Client::<$message, $message, u64>::connect(&name).unwrap();
-        let (mut held, mut made) = (Vec::with_capacity(64), 0u64);
+        let (mut deferred, mut made) = (Vec::with_capacity(64), 0u64);
         Box::new(move |calls: u64, pattern: Pattern| {
             let end = made + calls;
             while made < end || client.in_flight() > 0 {
@@ -80,12 +80,12 @@ macro_rules! pair {
                 while let Some(request) = server.recv() {
                     let words = request.message().words();
                     if pattern.reversed {
-                        held.push((request.defer(), words));
+                        deferred.push((request.defer(), words));
                     } else {
                         request.reply(<$message>::of(&words)).unwrap();
                     }
                 }
-                while let Some((ticket, words)) = held.pop() {
+                while let Some((ticket, words)) = deferred.pop() {
                     server.reply(ticket, <$message>::of(&words)).unwrap();
                 }
                 client.poll(|token, response| assert_eq!(response.words(), [token; 4])).unwrap();
@@ -108,7 +108,7 @@ fn pair(kind: &str) -> Pair {
 }
 
 #[test]
-fn no_call_allocates() {
+fn calls_do_not_allocate() {
     if std::env::var_os(CHILD).is_some() {
         return;
     }
@@ -137,8 +137,8 @@ fn child(command: &mut Command, test: &str, task: &str) -> Output {
 }
 
 #[test]
-fn no_call_makes_a_system_call() {
-    const NAME: &str = "no_call_makes_a_system_call";
+fn calls_make_no_system_call() {
+    const NAME: &str = "calls_make_no_system_call";
     if let Ok(task) = std::env::var(CHILD) {
         let mut pair = pair(&task);
         pair(WARM_UP, PATTERNS[0]);
@@ -146,23 +146,23 @@ fn no_call_makes_a_system_call() {
         for pattern in PATTERNS {
             pair(MEASURED, pattern);
         }
-        if task == "guilty" {
+        if task == "violating" {
             std::hint::black_box(std::process::id());
         }
         // SAFETY: no memory is involved.
         unsafe { libc::_exit(0) }
     }
     for kind in KINDS {
-        let innocent = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, kind);
-        assert!(innocent.status.success(), "{kind}: a system call was made, or it failed: {innocent:?}");
+        let compliant = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, kind);
+        assert!(compliant.status.success(), "{kind}: a system call was made, or it failed: {compliant:?}");
     }
-    let guilty = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "guilty");
-    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+    let violating = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "violating");
+    assert_eq!(violating.status.signal(), Some(libc::SIGSYS), "the filter kills: {violating:?}");
 }
 
-/// Instructions of a call from `call` to the token's return, at depth 1 and at depth 32, at most: half as much again as
-/// was measured, without and with optimisation.
-fn ceilings(kind: &str) -> [u64; 2] {
+/// Most instructions of a call, from `call` until the token is handed back, at depth 1 and at depth 32: one and a half times
+/// the measured value, without and with optimisation.
+fn instruction_limits(kind: &str) -> [u64; 2] {
     match (kind, cfg!(debug_assertions)) {
         ("ipc, typed", true) => [1500, 1320],
         ("ipc, bytes", true) => [1570, 1430],
@@ -176,8 +176,8 @@ fn ceilings(kind: &str) -> [u64; 2] {
 }
 
 #[test]
-fn a_call_takes_so_many_instructions() {
-    const NAME: &str = "a_call_takes_so_many_instructions";
+fn call_stays_within_its_instruction_limit() {
+    const NAME: &str = "call_stays_within_its_instruction_limit";
     if let Ok(task) = std::env::var(CHILD) {
         let (kind, depth) = task.split_once(": ").unwrap();
         let (mut pair, pattern) = (pair(kind), Pattern { depth: depth.parse().unwrap(), reversed: false });
@@ -187,7 +187,7 @@ fn a_call_takes_so_many_instructions() {
     }
     let mut over = Vec::new();
     for kind in KINDS {
-        for (depth, ceiling) in [1, 32].into_iter().zip(ceilings(kind)) {
+        for (depth, limit) in [1, 32].into_iter().zip(instruction_limits(kind)) {
             let mut callgrind = Command::new("valgrind");
             callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
             callgrind.arg("--toggle-collect=crosstie_budget_calls").arg(std::env::current_exe().unwrap());
@@ -197,17 +197,17 @@ fn a_call_takes_so_many_instructions() {
             let collected = text.lines().find_map(|line| line.split_once("Collected : "));
             let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text);
             let per_call = count.div_ceil(COUNTED);
-            println!("{kind}, depth {depth}: {per_call} instructions per call, at most {ceiling}");
+            println!("{kind}, depth {depth}: {per_call} instructions per call, at most {limit}");
             assert!(per_call > 20, "callgrind counted {count}");
-            if per_call > ceiling {
-                over.push(format!("{kind}, depth {depth}: {per_call} instead of {ceiling}"));
+            if per_call > limit {
+                over.push(format!("{kind}, depth {depth}: {per_call} instead of {limit}"));
             }
         }
     }
     assert!(over.is_empty(), "instructions per call: {over:?}");
 }
 
-/// Under this name callgrind finds what to count.
+/// Callgrind counts the instructions inside of this function, which it finds by name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn crosstie_budget_calls(work: &mut dyn FnMut()) {

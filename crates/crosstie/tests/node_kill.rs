@@ -1,16 +1,16 @@
-//! SIGKILL at any instant: a client or the server of a service dies, and nobody else suffers.
+//! SIGKILL at any instant: a client or the server of a service dies, and the other processes are not affected.
 //!
-//! Clients that die: a server and a steady client live in this process, victims are processes that call, verify every
-//! answer and are killed: at random instants, and one instruction at a time (`PTRACE_SINGLESTEP`) through a whole `call` and
-//! `poll`. The server allows two clients, so after each kill a fresh one gets in only if the victim's place is free again.
+//! Dying clients: this process runs a server and a steady client. The victims are processes that make calls, verify every
+//! response and are killed: at random instants, and after each single instruction (`PTRACE_SINGLESTEP`) of a whole `call` and
+//! `poll`. The server allows two clients, so after each kill a new client can connect only if the victim was removed.
 //!
-//! Servers that die: two steady clients live in this process, servers are processes that are killed at random instants and
-//! at each instruction of `recv` and `reply`. After each kill both clients must hear of it, find the next server under the
-//! same name and go on.
+//! Dying servers: this process runs two steady clients. The servers are processes that are killed at random instants, and
+//! after each instruction of `recv` and `reply`. After each kill both clients must notice it, connect to the next server
+//! with the same name, and continue.
 //!
-//! All the while every survivor verifies every request and every answer. At the end nothing may be left: no descriptor,
-//! mapping, thread or file. Not a libtest harness: victims are this very program. With `CROSSTIE_STRESS_SECONDS` set, at
-//! whatever value, no instruction is left out.
+//! All the time every survivor verifies every request and every response. At the end nothing may be left: no descriptor,
+//! mapping, thread or file. This is not a libtest harness: the victims are this same program. If `CROSSTIE_STRESS_SECONDS` is
+//! set, to any value, no instruction is skipped.
 
 mod killing;
 mod node_service;
@@ -26,16 +26,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use killing::{Footprint, trace};
-use node_service::{Service, Words, answer, is_request, request};
+use node_service::{Service, Words, expected_response, is_request, request};
 use rng::Random;
 
-/// Calls that a client may have under way.
+/// Calls that a client may have in flight.
 const DEPTH: usize = 8;
 const RANDOM_KILLS: u64 = 120;
-/// Kills over the instructions of a step.
+/// Kills in one sweep over the instructions of an operation.
 const KILLS_PER_SWEEP: u64 = 70;
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A test that waits longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
@@ -58,23 +58,23 @@ fn main() {
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     node_service::each!(S, {
-        // What a process keeps from its first server on, as the thread that watches, is no leak.
+        // What a process keeps after its first server, such as the watcher thread, is not a leak.
         let name = fresh_name();
         drop((S::create(&name, 1, DEPTH), S::connect(&name)));
-        for (what, scene) in [
-            ("clients die", clients_die::<S> as fn(&mut Random) -> Fallible<u64>),
-            ("clients die beside slow ones", clients_die_beside_slow_ones::<S>),
-            ("servers die", servers_die::<S>),
+        for (what, scenario) in [
+            ("clients die", kill_clients::<S> as fn(&mut Random) -> Fallible<u64>),
+            ("clients die beside slow ones", kill_clients_beside_slow_ones::<S>),
+            ("servers die", kill_servers::<S>),
         ] {
-            let (before, begun) = (Footprint::at_rest(), Instant::now());
-            let outcome = scene(&mut random);
+            let (before, start) = (Footprint::at_rest(), Instant::now());
+            let outcome = scenario(&mut random);
             let after = Footprint::wait_until_equal(&before);
             match outcome {
                 Ok(count) if after == before => {
                     println!(
                         "{}, {what}: {count} kills in {:?}, nothing left: {after:?}",
                         S::NAME,
-                        begun.elapsed()
+                        start.elapsed()
                     );
                     (passed, kills) = (passed + 1, kills + count);
                 }
@@ -97,7 +97,8 @@ fn fresh_name() -> String {
     format!("node-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Has a victim of this task killed at its end, which tells how many instructions it has, and throughout them.
+/// Kills a victim of this task at its end, which gives the number of its instructions, and then victims at instructions all
+/// over it.
 fn kill_throughout<S: Service>(
     task: &str,
     random: &mut Random,
@@ -115,7 +116,7 @@ fn kill_throughout<S: Service>(
     Ok(())
 }
 
-/// So many instructions from one kill to the next.
+/// The number of instructions from one kill to the next.
 fn stride(total: u64) -> u64 {
     if std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some() {
         1
@@ -125,66 +126,66 @@ fn stride(total: u64) -> u64 {
 }
 
 fn until(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !done() {
-        if begun.elapsed() > PATIENCE {
-            return Err(format!("not within {PATIENCE:?}: {what}").into());
+        if start.elapsed() > TIMEOUT {
+            return Err(format!("not within {TIMEOUT:?}: {what}").into());
         }
         std::thread::sleep(Duration::from_micros(50));
     }
     Ok(())
 }
 
-/// What a survivor's thread says about itself.
+/// The shared state of a survivor's thread: its progress, and how it is controlled.
 #[derive(Default)]
-struct Pulse {
+struct Progress {
     stop: AtomicBool,
-    /// Makes a client rest: who is stepped through a call would never get a place among others that are so much faster.
+    /// Pauses a client: a victim that is single-stepped would never get room in the ring beside clients that are so much faster.
     pause: AtomicBool,
     paused: AtomicBool,
-    /// Calls answered or served.
+    /// Responses received, or requests served.
     count: AtomicU64,
-    /// A server's looks at what there is.
+    /// Polls of a server.
     turns: AtomicU64,
-    /// A server's clients.
+    /// Clients of a server.
     clients: AtomicUsize,
-    /// How often a client saw its server go, and found another one.
+    /// How often a client noticed the end of its server, and how often it reconnected.
     ends: AtomicU64,
-    returns: AtomicU64,
+    reconnects: AtomicU64,
 }
 
 struct Survivor {
-    pulse: Arc<Pulse>,
+    progress: Arc<Progress>,
     thread: JoinHandle<()>,
 }
 
 impl Survivor {
-    fn start(work: impl FnOnce(&Pulse) + Send + 'static) -> Survivor {
-        let pulse = Arc::new(Pulse::default());
-        let own = pulse.clone();
-        Survivor { pulse, thread: std::thread::spawn(move || work(&own)) }
+    fn start(work: impl FnOnce(&Progress) + Send + 'static) -> Survivor {
+        let progress = Arc::new(Progress::default());
+        let own = progress.clone();
+        Survivor { progress, thread: std::thread::spawn(move || work(&own)) }
     }
 
-    /// It lives, and does something.
+    /// Checks that it is alive and makes progress.
     fn check(&self, name: &str) -> Fallible {
-        let before = self.pulse.count.load(Relaxed);
-        until(&format!("{name}: a survivor goes on"), || {
-            self.thread.is_finished() || self.pulse.count.load(Relaxed) > before
+        let before = self.progress.count.load(Relaxed);
+        until(&format!("{name}: a survivor makes progress"), || {
+            self.thread.is_finished() || self.progress.count.load(Relaxed) > before
         })?;
         if self.thread.is_finished() { Err(format!("{name}: a survivor failed").into()) } else { Ok(()) }
     }
 
-    fn rest<R>(&self, meanwhile: impl FnOnce() -> Fallible<R>) -> Fallible<R> {
-        self.pulse.pause.store(true, Relaxed);
-        until("a survivor rests", || self.pulse.paused.load(Relaxed))?;
-        let outcome = meanwhile();
-        self.pulse.pause.store(false, Relaxed);
-        until("a survivor goes on", || !self.pulse.paused.load(Relaxed))?;
+    fn while_paused<R>(&self, action: impl FnOnce() -> Fallible<R>) -> Fallible<R> {
+        self.progress.pause.store(true, Relaxed);
+        until("a survivor pauses", || self.progress.paused.load(Relaxed))?;
+        let outcome = action();
+        self.progress.pause.store(false, Relaxed);
+        until("a survivor makes progress", || !self.progress.paused.load(Relaxed))?;
         outcome
     }
 
     fn stop(self) -> Fallible {
-        self.pulse.stop.store(true, Relaxed);
+        self.progress.stop.store(true, Relaxed);
         self.thread.join().map_err(|_| "a survivor failed".into())
     }
 }
@@ -208,18 +209,18 @@ impl Victim {
         Ok(Victim { child, input, output })
     }
 
-    /// Until it says that it is ready.
-    fn ready(&mut self) -> Fallible {
+    /// Waits until it reports that it is ready.
+    fn wait_until_ready(&mut self) -> Fallible {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        if line == "ready\n" { Ok(()) } else { Err(format!("the victim said {line:?}").into()) }
+        if line == "ready\n" { Ok(()) } else { Err(format!("the victim printed {line:?}").into()) }
     }
 
     fn go(&mut self) -> Fallible {
         Ok(self.input.write_all(b"go\n")?)
     }
 
-    /// Kills it; until then nothing may have gone wrong with it.
+    /// Kills it. It must not have ended before.
     fn kill(mut self, name: &str) -> Fallible {
         self.child.kill()?;
         let status = self.child.wait()?;
@@ -232,82 +233,80 @@ impl Victim {
 
 // --------------------------------------------------------------------------------------------------- clients die
 
-fn clients_die<S: Service>(random: &mut Random) -> Fallible<u64> {
+fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
     let name = fresh_name();
     let server = Survivor::start({
         let server = S::create(&name, 2, DEPTH)?;
-        move |pulse| serve::<S>(server, pulse)
+        move |progress| serve::<S>(server, progress)
     });
     let steady = Survivor::start({
         let client = S::connect(&name)?;
-        move |pulse| call_steadily::<S>(client, 0, pulse)
+        move |progress| call_steadily::<S>(client, 0, progress)
     });
     let mut kills = 0;
-    let mut bury = |victim: Victim, what: &str| -> Fallible {
+    let mut kill_and_check = |victim: Victim, what: &str| -> Fallible {
         victim.kill(what)?;
-        until(&format!("{what}: the victim's place is free"), || server.pulse.clients.load(Relaxed) == 1)?;
+        until(&format!("{what}: the victim is removed"), || server.progress.clients.load(Relaxed) == 1)?;
         steady.check(what)?;
         server.check(what)?;
-        let mut fresh = S::connect(&name).map_err(|e| format!("{what}: a fresh client: {e}"))?;
-        let asked = request(kills, 7);
-        if S::exchange(&mut fresh, &asked)? != answer(&asked) {
-            return Err(format!("{what}: a fresh client's answer").into());
+        let mut fresh = S::connect(&name).map_err(|e| format!("{what}: a new client: {e}"))?;
+        let request_words = request(kills, 7);
+        if S::exchange(&mut fresh, &request_words)? != expected_response(&request_words) {
+            return Err(format!("{what}: the response to a new client").into());
         }
         drop(fresh);
         kills += 1;
-        until(&format!("{what}: the fresh client's place is free"), || {
-            server.pulse.clients.load(Relaxed) == 1
-        })
+        until(&format!("{what}: the new client is removed"), || server.progress.clients.load(Relaxed) == 1)
     };
     for task in ["call", "poll"] {
         let step = |steps: u64, what: &str| -> Fallible<u64> {
             let mut victim = Victim::start::<S>("client", &name, task)?;
-            victim.ready()?;
-            let executed = steady.rest(|| {
+            victim.wait_until_ready()?;
+            let executed = steady.while_paused(|| {
                 victim.go()?;
                 trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}").into())
             })?;
-            bury(victim, what)?;
+            kill_and_check(victim, what)?;
             Ok(executed)
         };
         kill_throughout::<S>(task, random, step)?;
     }
     for i in 0..RANDOM_KILLS {
-        // Some while they are starting and connecting, most while they call as fast as they can.
+        // Some are killed while they start and connect, most while they make calls as fast as they can.
         let early = i % 4 == 0;
         let delay = Duration::from_micros(random.below(if early { 6000 } else { 3000 }));
         let what = format!("random kill {i}, after {delay:?}{}", if early { " of its life" } else { "" });
         let mut victim = Victim::start::<S>("client", &name, "run")?;
         if !early {
-            victim.ready()?;
+            victim.wait_until_ready()?;
         }
         victim.go()?;
         std::thread::sleep(delay);
-        bury(victim, &what)?;
+        kill_and_check(victim, &what)?;
     }
     steady.stop()?;
     server.stop()?;
     Ok(kills)
 }
 
-/// A client is held in the middle of a call, at any instruction, while another one dies: what is done about the dead one is
-/// not done to the one that lives. It goes on, and its call is answered.
-fn clients_die_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64> {
+/// A client is stopped in the middle of a call, at any instruction, while another one dies. The recovery for the dead client
+/// must not affect the stopped one: it continues, and gets its response.
+fn kill_clients_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64> {
     let name = fresh_name();
     let server = Survivor::start({
         let server = S::create(&name, 3, DEPTH)?;
-        move |pulse| serve::<S>(server, pulse)
+        move |progress| serve::<S>(server, progress)
     });
     let steady = Survivor::start({
         let client = S::connect(&name)?;
-        move |pulse| call_steadily::<S>(client, 0, pulse)
+        move |progress| call_steadily::<S>(client, 0, progress)
     });
-    let are = |count: usize, what: &str| {
-        until(&format!("{what}: {count} clients"), || server.pulse.clients.load(Relaxed) == count)
+    let wait_for_clients = |count: usize, what: &str| {
+        until(&format!("{what}: {count} clients"), || server.progress.clients.load(Relaxed) == count)
     };
     let mut measured = Victim::start::<S>("client", &name, "call")?;
-    measured.ready()?;
-    let total = steady.rest(|| {
+    measured.wait_until_ready()?;
+    let total = steady.while_paused(|| {
         measured.go()?;
         Ok(trace::step(measured.child.id(), u64::MAX)?)
     })?;
@@ -315,87 +314,87 @@ fn clients_die_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64
     let stride = stride(total);
     let (mut at, mut kills) = (1 + random.below(stride), 1);
     while at <= total {
-        are(1, "before")?;
+        wait_for_clients(1, "before")?;
         let what = format!("held at step {at}");
         let mut slow = Victim::start::<S>("client", &name, "slow")?;
-        slow.ready()?;
+        slow.wait_until_ready()?;
         let mut dying = Victim::start::<S>("client", &name, "run")?;
-        dying.ready()?;
-        steady.rest(|| {
+        dying.wait_until_ready()?;
+        steady.while_paused(|| {
             slow.go()?;
             trace::step(slow.child.id(), at)?;
-            are(3, &what)?;
+            wait_for_clients(3, &what)?;
             dying.kill(&what)?;
-            // Behind the place that the slow one may have reserved nothing moves until it goes on; but the server lives.
-            let served = server.pulse.turns.load(Relaxed);
-            until(&what, || server.pulse.turns.load(Relaxed) > served + 3)
+            // Requests after the position that the slow client may have reserved wait until it continues; but the server runs.
+            let served = server.progress.turns.load(Relaxed);
+            until(&what, || server.progress.turns.load(Relaxed) > served + 3)
         })?;
         trace::detach(slow.child.id())?;
-        slow.ready().map_err(|e| format!("{what}: the slow one: {e}"))?;
+        slow.wait_until_ready().map_err(|e| format!("{what}: the slow client: {e}"))?;
         steady.check(&what)?;
         slow.kill(&what)?;
         (at, kills) = (at + stride, kills + 2);
     }
     println!("{}, held in a call: {kills} kills over its {total} instructions", S::NAME);
-    are(1, "after")?;
+    wait_for_clients(1, "after")?;
     steady.stop()?;
     server.stop()?;
     Ok(kills)
 }
 
-/// Serves until told to stop: some requests at once, the others later and the latest first.
-fn serve<S: Service>(mut server: S::Server, pulse: &Pulse) {
-    let mut later = Vec::new();
-    while !pulse.stop.load(Relaxed) {
+/// Serves until told to stop. Replies to some requests at once, and to the others later in reverse order.
+fn serve<S: Service>(mut server: S::Server, progress: &Progress) {
+    let mut deferred = Vec::new();
+    while !progress.stop.load(Relaxed) {
         S::wait_for_request(&mut server, Duration::from_millis(5));
-        pulse.clients.store(S::clients(&mut server), Relaxed);
-        pulse.turns.fetch_add(1, Relaxed);
-        while let Some((asked, ticket)) = S::receive(&mut server) {
-            assert!(is_request(&asked), "a request that nobody made: {asked:x?}");
-            match asked[0] % 4 {
-                0 => later.push((ticket, answer(&asked))),
-                // One that is gone needs no answer.
-                _ => drop(S::reply(&mut server, ticket, &answer(&asked))),
+        progress.clients.store(S::clients(&mut server), Relaxed);
+        progress.turns.fetch_add(1, Relaxed);
+        while let Some((request_words, ticket)) = S::receive(&mut server) {
+            assert!(is_request(&request_words), "a request that no client sent: {request_words:x?}");
+            match request_words[0] % 4 {
+                0 => deferred.push((ticket, expected_response(&request_words))),
+                // A client that is gone needs no response.
+                _ => drop(S::reply(&mut server, ticket, &expected_response(&request_words))),
             }
-            pulse.count.fetch_add(1, Relaxed);
+            progress.count.fetch_add(1, Relaxed);
         }
-        while let Some((ticket, answer)) = later.pop() {
-            S::reply(&mut server, ticket, &answer);
+        while let Some((ticket, response)) = deferred.pop() {
+            S::reply(&mut server, ticket, &response);
         }
-        // The steady client, when it is done, is gone: without it we count as alive all the same.
-        pulse.count.fetch_add(u64::from(S::clients(&mut server) == 0), Relaxed);
+        // After the steady client has disconnected, each poll counts as progress.
+        progress.count.fetch_add(u64::from(S::clients(&mut server) == 0), Relaxed);
     }
-    assert_eq!(S::cut_off(&server), 0, "to be killed is no breach of the rules");
+    assert_eq!(S::violations(&server), 0, "a killed client does not violate the protocol");
 }
 
-/// Calls and verifies. A server that is gone is waited for; every call ends exactly once.
-fn call_steadily<S: Service>(mut client: S::Client, salt: u64, pulse: &Pulse) {
+/// Makes calls and verifies the responses. Reconnects when the server is gone. Every call must end exactly once.
+fn call_steadily<S: Service>(mut client: S::Client, salt: u64, progress: &Progress) {
     let (mut next, mut pending) = (0, HashSet::new());
-    while !pulse.stop.load(Relaxed) {
-        while pulse.pause.load(Relaxed) {
-            pulse.paused.store(true, Relaxed);
+    while !progress.stop.load(Relaxed) {
+        while progress.pause.load(Relaxed) {
+            progress.paused.store(true, Relaxed);
             std::thread::sleep(Duration::from_micros(20));
         }
-        pulse.paused.store(false, Relaxed);
-        if let Err(ended) = call_some::<S>(&mut client, salt, &mut next, &mut pending, pulse) {
+        progress.paused.store(false, Relaxed);
+        if let Err(ended) = call_some::<S>(&mut client, salt, &mut next, &mut pending, progress) {
             assert!(ended.is_server_gone(), "{ended:?}");
-            pulse.ends.fetch_add(1, Relaxed);
-            let lost: HashSet<u64> = S::abandon(&mut client).into_iter().collect();
-            assert_eq!(lost, pending, "calls that came back");
+            progress.ends.fetch_add(1, Relaxed);
+            let lost: HashSet<u64> = S::disconnect(&mut client).into_iter().collect();
+            assert_eq!(lost, pending, "calls that were handed back");
             pending.clear();
-            let begun = Instant::now();
+            let start = Instant::now();
             while let Err(e) = S::reconnect(&mut client) {
-                assert!(begun.elapsed() < PATIENCE && !pulse.stop.load(Relaxed), "no server comes back: {e}");
+                assert!(start.elapsed() < TIMEOUT && !progress.stop.load(Relaxed), "no new server: {e}");
                 std::thread::sleep(Duration::from_micros(100));
             }
-            pulse.returns.fetch_add(1, Relaxed);
+            progress.reconnects.fetch_add(1, Relaxed);
         }
     }
-    // Not one of them is lost.
-    let begun = Instant::now();
+    // Every remaining call must get its response.
+    let start = Instant::now();
     while !pending.is_empty() {
-        assert!(begun.elapsed() < PATIENCE, "calls {pending:?} were never answered");
-        take_some::<S>(&mut client, salt, &mut pending, pulse).expect("the last server lives");
+        assert!(start.elapsed() < TIMEOUT, "calls {pending:?} never received a response");
+        poll_some::<S>(&mut client, salt, &mut pending, progress).expect("the last server is alive");
     }
 }
 
@@ -404,30 +403,30 @@ fn call_some<S: Service>(
     salt: u64,
     next: &mut u64,
     pending: &mut HashSet<u64>,
-    pulse: &Pulse,
+    progress: &Progress,
 ) -> Result<(), node_service::Ended> {
     while S::call(client, &request(*next, salt), *next)? {
         pending.insert(*next);
         *next += 1;
     }
-    take_some::<S>(client, salt, pending, pulse)
+    poll_some::<S>(client, salt, pending, progress)
 }
 
-fn take_some<S: Service>(
+fn poll_some<S: Service>(
     client: &mut S::Client,
     salt: u64,
     pending: &mut HashSet<u64>,
-    pulse: &Pulse,
+    progress: &Progress,
 ) -> Result<(), node_service::Ended> {
-    S::wait_for_answer(client, Duration::from_millis(5))?;
+    S::wait_for_response(client, Duration::from_millis(5))?;
     S::poll(client, &mut |token, response| {
-        assert!(pending.remove(&token), "{token} was answered twice, or never asked");
-        assert_eq!(*response, answer(&request(token, salt)), "the answer to {token}");
-        pulse.count.fetch_add(1, Relaxed);
+        assert!(pending.remove(&token), "{token} received two responses, or was never called");
+        assert_eq!(*response, expected_response(&request(token, salt)), "the response to {token}");
+        progress.count.fetch_add(1, Relaxed);
     })
 }
 
-fn say_ready_and_await_go() -> Fallible {
+fn report_ready_and_wait_for_go() -> Fallible {
     println!("ready");
     std::io::stdin().lock().read_line(&mut String::new())?;
     Ok(())
@@ -438,94 +437,99 @@ fn client<S: Service>(name: &str, task: &str) -> Fallible {
     let salt = u64::from(std::process::id());
     let mut client = S::connect(name)?;
     for i in 0..20 {
-        assert_eq!(S::exchange(&mut client, &request(i, salt))?, answer(&request(i, salt)));
+        assert_eq!(S::exchange(&mut client, &request(i, salt))?, expected_response(&request(i, salt)));
     }
-    say_ready_and_await_go()?;
-    let asked = request(100, salt);
-    let taken = |client: &mut S::Client| {
+    report_ready_and_wait_for_go()?;
+    let request_words = request(100, salt);
+    let poll_response = |client: &mut S::Client| {
         S::poll(client, &mut |token, response| {
-            assert_eq!((token, *response), (100, answer(&asked)));
+            assert_eq!((token, *response), (100, expected_response(&request_words)));
         })
     };
     match task {
         "call" => {
             trace::stop_here();
-            let called = S::call(&mut client, &asked, 100);
+            let called = S::call(&mut client, &request_words, 100);
             trace::stop_here();
             assert!(called.is_ok_and(|called| called));
         }
         "slow" => {
             trace::stop_here();
-            let called = S::call(&mut client, &asked, 100);
-            let begun = Instant::now();
-            // A ring that went round meanwhile may look full to somebody who looked before.
+            let called = S::call(&mut client, &request_words, 100);
+            let start = Instant::now();
+            // The ring may have wrapped since, and look full to a client that read `tail` before.
             let mut called = called.map_err(|e| format!("{e:?}"))?;
             while !called {
-                assert!(begun.elapsed() < PATIENCE, "no room");
-                called = S::call(&mut client, &asked, 100).map_err(|e| format!("{e:?}"))?;
+                assert!(start.elapsed() < TIMEOUT, "no room");
+                called = S::call(&mut client, &request_words, 100).map_err(|e| format!("{e:?}"))?;
             }
-            let begun = Instant::now();
-            let mut answered = false;
-            while !answered {
-                assert!(begun.elapsed() < PATIENCE, "no answer");
-                S::wait_for_answer(&mut client, Duration::from_millis(100)).map_err(|e| format!("{e:?}"))?;
+            let start = Instant::now();
+            let mut received = false;
+            while !received {
+                assert!(start.elapsed() < TIMEOUT, "no response");
+                S::wait_for_response(&mut client, Duration::from_millis(100))
+                    .map_err(|e| format!("{e:?}"))?;
                 S::poll(&mut client, &mut |token, response| {
-                    assert_eq!((token, *response), (100, answer(&asked)));
-                    answered = true;
+                    assert_eq!((token, *response), (100, expected_response(&request_words)));
+                    received = true;
                 })
                 .map_err(|e| format!("{e:?}"))?;
             }
             println!("ready");
         }
         "poll" => {
-            assert!(S::call(&mut client, &asked, 100).is_ok_and(|called| called));
-            let begun = Instant::now();
-            while !S::wait_for_answer(&mut client, PATIENCE).map_err(|e| format!("{e:?}"))? {
-                assert!(begun.elapsed() < PATIENCE);
+            assert!(S::call(&mut client, &request_words, 100).is_ok_and(|called| called));
+            let start = Instant::now();
+            while !S::wait_for_response(&mut client, TIMEOUT).map_err(|e| format!("{e:?}"))? {
+                assert!(start.elapsed() < TIMEOUT);
             }
             trace::stop_here();
-            let polled = taken(&mut client);
+            let polled = poll_response(&mut client);
             trace::stop_here();
             assert!(polled.is_ok());
         }
-        _ => call_steadily::<S>(client, salt, &Pulse::default()),
+        _ => call_steadily::<S>(client, salt, &Progress::default()),
     }
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
     Ok(())
 }
 
 // --------------------------------------------------------------------------------------------------- servers die
 
-fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
+fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
     let name = fresh_name();
     let mut first = Victim::start::<S>("server", &name, "run")?;
-    first.ready()?;
+    first.wait_until_ready()?;
     let steady: Vec<Survivor> = (0..2)
         .map(|salt| {
             let client = S::connect(&name)?;
-            Ok(Survivor::start(move |pulse| call_steadily::<S>(client, salt, pulse)))
+            Ok(Survivor::start(move |progress| call_steadily::<S>(client, salt, progress)))
         })
         .collect::<Fallible<_>>()?;
     first.go()?;
     let (mut kills, mut slowest) = (0, Duration::ZERO);
-    let mut bury = |victim: Victim, what: &str| -> Fallible {
-        // A server has a thread that lets clients in, whatever the other one does.
+    let mut kill_and_check = |victim: Victim, what: &str| -> Fallible {
+        // The watcher thread of a server admits clients, whatever its main thread does.
         for survivor in &steady {
-            until(&format!("{what}: clients come back"), || survivor.pulse.returns.load(Relaxed) >= kills)?;
+            until(&format!("{what}: clients reconnect"), || {
+                survivor.progress.reconnects.load(Relaxed) >= kills
+            })?;
         }
         victim.kill(what)?;
         let killed = Instant::now();
         kills += 1;
         for survivor in &steady {
-            until(&format!("{what}: clients hear of it"), || survivor.pulse.ends.load(Relaxed) >= kills)?;
+            until(&format!("{what}: clients notice the end"), || {
+                survivor.progress.ends.load(Relaxed) >= kills
+            })?;
         }
         slowest = slowest.max(killed.elapsed());
         Ok(())
     };
-    bury(first, "the first server")?;
+    kill_and_check(first, "the first server")?;
     let replace = |task: &str, what: &str| -> Fallible<Victim> {
         let mut victim = Victim::start::<S>("server", &name, task)?;
-        victim.ready().map_err(|e| format!("{what}: a new server: {e}"))?;
+        victim.wait_until_ready().map_err(|e| format!("{what}: a new server: {e}"))?;
         victim.go()?;
         Ok(victim)
     };
@@ -534,7 +538,7 @@ fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
             let victim = replace(task, what)?;
             let executed =
                 trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
-            bury(victim, what)?;
+            kill_and_check(victim, what)?;
             Ok(executed)
         };
         kill_throughout::<S>(task, random, step)?;
@@ -543,14 +547,14 @@ fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
         let delay = Duration::from_micros(random.below(4000));
         let what = format!("random kill {i} of the server, after {delay:?}");
         let victim = replace("run", &what)?;
-        // Now and then before they have begun.
+        // Some are killed before the clients have made calls.
         for survivor in steady.iter().filter(|_| i % 4 > 0) {
             survivor.check(&what)?;
         }
         std::thread::sleep(delay);
-        bury(victim, &what)?;
+        kill_and_check(victim, &what)?;
     }
-    // The last one lives, and everybody goes on.
+    // The last server stays alive, and all clients continue.
     let last = replace("run", "the last server")?;
     for survivor in &steady {
         survivor.check("the last server")?;
@@ -566,12 +570,12 @@ fn servers_die<S: Service>(random: &mut Random) -> Fallible<u64> {
 /// A server that will be killed.
 fn server<S: Service>(name: &str, task: &str) -> Fallible {
     let mut server = S::create(name, 4, DEPTH)?;
-    say_ready_and_await_go()?;
+    report_ready_and_wait_for_go()?;
     let next = |server: &mut S::Server| {
-        let begun = Instant::now();
-        while S::look(server) == 0 {
-            assert!(begun.elapsed() < PATIENCE, "no request");
-            S::wait_for_request(server, PATIENCE);
+        let start = Instant::now();
+        while S::server_poll(server) == 0 {
+            assert!(start.elapsed() < TIMEOUT, "no request");
+            S::wait_for_request(server, TIMEOUT);
         }
     };
     match task {
@@ -584,18 +588,18 @@ fn server<S: Service>(name: &str, task: &str) -> Fallible {
         }
         "reply" => loop {
             next(&mut server);
-            if let Some((asked, ticket)) = S::receive(&mut server) {
-                let answer = answer(&asked);
+            if let Some((request_words, ticket)) = S::receive(&mut server) {
+                let response = expected_response(&request_words);
                 trace::stop_here();
-                let replied = S::reply(&mut server, ticket, &answer);
+                let replied = S::reply(&mut server, ticket, &response);
                 trace::stop_here();
                 assert!(replied);
                 break;
             }
         },
-        _ => serve::<S>(server, &Pulse::default()),
+        _ => serve::<S>(server, &Progress::default()),
     }
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
     Ok(())
 }
 

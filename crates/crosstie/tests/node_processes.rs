@@ -1,7 +1,7 @@
-//! `ipc` and `delegation` between processes: stress, the cost of waiting, a server's death, one server per name.
+//! `ipc` and `delegation` between processes: stress, the cost of waiting, the death of a server, one server per name.
 //!
-//! The other processes are this program, which plays a role when the environment names one. `CROSSTIE_STRESS_SECONDS` says
-//! how long the stress lasts.
+//! The child processes are this same program, with a role that an environment variable names. `CROSSTIE_STRESS_SECONDS` sets
+//! the duration of the stress test.
 
 mod node_service;
 
@@ -12,20 +12,20 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crosstie::ipc::{CallError, CreateError};
-use node_service::{Disconnected, Service, answer, is_request, request};
+use node_service::{Disconnected, Service, expected_response, is_request, request};
 
 const ROLE: &str = "CROSSTIE_NODE_ROLE";
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A test that waits longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("node-processes-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Plays the role that a test below gave it; an ordinary run has none.
+/// Runs the role that a test below gave to this process. Without a role it does nothing.
 #[test]
-fn the_other_process() {
+fn child_process_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let [role, service, name, seconds] = &role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let duration = Duration::from_secs_f64(seconds.parse().unwrap());
@@ -42,36 +42,36 @@ fn the_other_process() {
     );
 }
 
-struct Other {
+struct ChildProcess {
     child: Child,
     output: BufReader<ChildStderr>,
 }
 
-impl Other {
-    fn start<S: Service>(role: &str, name: &str, duration: Duration) -> Other {
+impl ChildProcess {
+    fn start<S: Service>(role: &str, name: &str, duration: Duration) -> ChildProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--nocapture"])
+            .args(["--exact", "child_process_role", "--nocapture"])
             .env(ROLE, format!("{role} {} {name} {}", S::NAME, duration.as_secs_f64()))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let output = BufReader::new(child.stderr.take().unwrap());
-        Other { child, output }
+        ChildProcess { child, output }
     }
 
-    /// What it says next.
+    /// The next line of its output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
-    /// Until it is done; the rest of what it says.
+    /// Waits until it ends. Returns the rest of its output.
     fn join(mut self) -> String {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
-        assert!(self.child.wait().unwrap().success(), "the other process failed:\n{rest}");
+        assert!(self.child.wait().unwrap().success(), "the child process failed:\n{rest}");
         rest.trim().to_owned()
     }
 
@@ -81,7 +81,7 @@ impl Other {
     }
 }
 
-/// Calls and verifies; says how often.
+/// Makes calls and verifies the responses. Prints their number.
 fn call_for<S: Service>(name: &str, duration: Duration) {
     let salt = u64::from(std::process::id());
     let mut client = S::connect(name).unwrap();
@@ -95,48 +95,49 @@ fn call_for<S: Service>(name: &str, duration: Duration) {
         if pending.is_empty() && Instant::now() >= end {
             break;
         }
-        S::wait_for_answer(&mut client, Duration::from_millis(100)).unwrap();
+        S::wait_for_response(&mut client, Duration::from_millis(100)).unwrap();
         S::poll(&mut client, &mut |token, response| {
-            assert!(pending.remove(&token), "{token} was answered twice, or never asked");
-            assert_eq!(*response, answer(&request(token, salt)));
+            assert!(pending.remove(&token), "{token} received two responses, or was never called");
+            assert_eq!(*response, expected_response(&request(token, salt)));
             count += 1;
             last = Instant::now();
         })
         .unwrap();
-        assert!(last.elapsed() < PATIENCE, "no answer");
+        assert!(last.elapsed() < TIMEOUT, "no response");
     }
     eprintln!("{count}");
 }
 
-/// Serves until it is over and everybody has left.
+/// Serves until `over` returns true and all clients have disconnected.
 fn serve_until<S: Service>(mut server: S::Server, mut over: impl FnMut() -> bool) {
     eprintln!("serving");
-    let mut later = Vec::new();
+    let mut deferred = Vec::new();
     while !over() || S::clients(&mut server) > 0 {
         S::wait_for_request(&mut server, Duration::from_millis(5));
-        S::look(&mut server);
-        while let Some((asked, ticket)) = S::receive(&mut server) {
-            assert!(is_request(&asked), "{asked:x?}");
-            match asked[0] % 4 {
-                0 => later.push((ticket, answer(&asked))),
-                _ => assert!(S::reply(&mut server, ticket, &answer(&asked))),
+        S::server_poll(&mut server);
+        while let Some((request_words, ticket)) = S::receive(&mut server) {
+            assert!(is_request(&request_words), "{request_words:x?}");
+            match request_words[0] % 4 {
+                0 => deferred.push((ticket, expected_response(&request_words))),
+                _ => assert!(S::reply(&mut server, ticket, &expected_response(&request_words))),
             }
         }
-        while let Some((ticket, answer)) = later.pop() {
-            assert!(S::reply(&mut server, ticket, &answer));
+        while let Some((ticket, response)) = deferred.pop() {
+            assert!(S::reply(&mut server, ticket, &response));
         }
     }
-    assert_eq!(S::cut_off(&server), 0);
+    assert_eq!(S::violations(&server), 0);
 }
 
 #[test]
-fn processes_get_their_own_answers() {
+fn processes_get_their_own_responses() {
     let seconds = std::env::var("CROSSTIE_STRESS_SECONDS").ok().and_then(|s| s.parse().ok());
     let duration = Duration::from_secs_f64(seconds.unwrap_or(1.0));
     node_service::each!(S, {
         let name = fresh_name();
         let server = S::create(&name, 4, 8).unwrap();
-        let mut clients: Vec<Other> = (0..3).map(|_| Other::start::<S>("client", &name, duration)).collect();
+        let mut clients: Vec<ChildProcess> =
+            (0..3).map(|_| ChildProcess::start::<S>("client", &name, duration)).collect();
         serve_until::<S>(server, || {
             clients.iter_mut().all(|other| other.child.try_wait().unwrap().is_some())
         });
@@ -146,36 +147,36 @@ fn processes_get_their_own_answers() {
     });
 }
 
-/// Waits for nothing, as a server and as a client; says how long both were on a core.
+/// Waits without any event, as a server and as a client. Prints the processor time of both.
 fn wait_for<S: Service>(name: &str, duration: Duration) {
     let mut server = S::create(name, 4, 8).unwrap();
     let mut client = S::connect(name).unwrap();
     assert!(S::call(&mut client, &request(1, 1), 1).unwrap());
-    let mut kept = None;
-    while kept.is_none() {
-        S::look(&mut server);
-        kept = S::receive(&mut server);
+    let mut received = None;
+    while received.is_none() {
+        S::server_poll(&mut server);
+        received = S::receive(&mut server);
     }
     let before = processor_time();
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(!S::wait_for_request(&mut server, duration)));
-        assert!(!S::wait_for_answer(&mut client, duration).unwrap());
+        assert!(!S::wait_for_response(&mut client, duration).unwrap());
     });
     eprintln!("{}", (processor_time() - before).as_micros());
 }
 
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for the result.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[test]
-fn who_waits_leaves_its_core_to_others() {
+fn waiting_uses_under_two_percent_of_a_core() {
     node_service::each!(S, {
         let used: u64 =
-            Other::start::<S>("idle", &fresh_name(), Duration::from_secs(1)).join().parse().unwrap();
+            ChildProcess::start::<S>("idle", &fresh_name(), Duration::from_secs(1)).join().parse().unwrap();
         println!("{}: an idle server and an idle client use {used} us of a second", S::NAME);
         // Two percent each.
         assert!(used < 2 * 20_000, "{}: {used} us", S::NAME);
@@ -183,16 +184,16 @@ fn who_waits_leaves_its_core_to_others() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_gone_for_everybody() {
+fn killed_server_ends_all_calls() {
     node_service::each!(S, {
         let name = fresh_name();
         for round in 0..5 {
-            let mut server = Other::start::<S>("server", &name, PATIENCE);
+            let mut server = ChildProcess::start::<S>("server", &name, TIMEOUT);
             assert_eq!(server.line(), "serving");
             let mut idle = S::connect(&name).unwrap();
             let mut blocked = S::connect(&name).unwrap();
-            assert_eq!(S::exchange(&mut idle, &request(1, 1)).unwrap(), answer(&request(1, 1)));
-            let told = std::thread::scope(|scope| {
+            assert_eq!(S::exchange(&mut idle, &request(1, 1)).unwrap(), expected_response(&request(1, 1)));
+            let delay = std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
                     let error = loop {
                         if let Err(error) = S::exchange(&mut blocked, &request(4, 4)) {
@@ -209,12 +210,12 @@ fn a_server_that_is_killed_is_gone_for_everybody() {
                 assert!(gone, "{error}");
                 when.saturating_duration_since(killed)
             });
-            println!("{}, round {round}: a blocked call ended {told:?} after the kill", S::NAME);
-            assert!(told < Duration::from_secs(2), "{told:?}");
-            assert!(S::wait_for_answer(&mut blocked, Duration::ZERO).unwrap_err().is_server_gone());
-            let begun = Instant::now();
+            println!("{}, round {round}: a blocked call ended {delay:?} after the kill", S::NAME);
+            assert!(delay < Duration::from_secs(2), "{delay:?}");
+            assert!(S::wait_for_response(&mut blocked, Duration::ZERO).unwrap_err().is_server_gone());
+            let start = Instant::now();
             while S::call(&mut idle, &request(2, 2), 2).is_ok() {
-                assert!(begun.elapsed() < Duration::from_secs(2), "a later call is still taken");
+                assert!(start.elapsed() < Duration::from_secs(2), "a later call is still accepted");
             }
             let error = S::reconnect(&mut idle).unwrap_err();
             assert!(matches!(error, crosstie::ipc::ConnectError::NoServer { .. }), "{error}");
@@ -222,7 +223,7 @@ fn a_server_that_is_killed_is_gone_for_everybody() {
     });
 }
 
-/// Finds the name taken, and says so.
+/// Tries to create a server, and prints the result.
 fn refused<S: Service>(name: &str) {
     match S::create(name, 4, 8) {
         Err(CreateError::NameTaken { .. }) => eprintln!("taken"),
@@ -232,20 +233,20 @@ fn refused<S: Service>(name: &str) {
 }
 
 #[test]
-fn a_name_has_one_live_server_among_all_processes() {
+fn name_has_one_live_server_among_all_processes() {
     node_service::each!(S, {
         let name = fresh_name();
         let server = S::create(&name, 4, 8).unwrap();
-        assert_eq!(Other::start::<S>("refused", &name, PATIENCE).join(), "taken");
+        assert_eq!(ChildProcess::start::<S>("refused", &name, TIMEOUT).join(), "taken");
         drop(server);
-        assert_eq!(Other::start::<S>("refused", &name, PATIENCE).join(), "created");
+        assert_eq!(ChildProcess::start::<S>("refused", &name, TIMEOUT).join(), "created");
         for _ in 0..5 {
-            let mut server = Other::start::<S>("server", &name, PATIENCE);
+            let mut server = ChildProcess::start::<S>("server", &name, TIMEOUT);
             assert_eq!(server.line(), "serving");
             let taken = S::create(&name, 4, 8).map(drop);
             assert!(matches!(taken, Err(CreateError::NameTaken { .. })), "{taken:?}");
             server.kill();
-            // Free with its end.
+            // The name is free when the process has ended.
             drop(S::create(&name, 4, 8).unwrap());
         }
     });

@@ -1,4 +1,4 @@
-//! A job of two processes, whose endpoints learn of each other.
+//! A job of two processes that exchange the addresses of their endpoints.
 
 use std::error::Error;
 
@@ -6,17 +6,17 @@ use crosstie::bootstrap::{self, Bootstrap};
 use crosstie::copyrpc::EndpointAddress;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// This process's part in a job of two: as the environment says, or else it starts the other one itself.
+/// Joins a job of two processes, as the environment says. Without such an environment it starts the second process itself.
 pub(crate) fn join() -> Result<Box<dyn Bootstrap>, Box<dyn Error>> {
     let job = bootstrap::from_env_or_local(2)?;
     if job.size() != 2 {
-        return Err("it takes two".into());
+        return Err("this example needs exactly two processes: start two ranks, or none".into());
     }
     Ok(job)
 }
 
-/// The other's address, for this one's.
-pub(crate) fn swap(
+/// Sends our address to the other process, and returns its address.
+pub(crate) fn exchange_addresses(
     job: &mut Box<dyn Bootstrap>,
     mine: &EndpointAddress,
 ) -> Result<EndpointAddress, Box<dyn Error>> {

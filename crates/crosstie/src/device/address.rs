@@ -1,12 +1,12 @@
-//! How devices and queue pairs find each other.
+//! Addresses of devices and queue pairs, in a form that can be sent to a peer.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A port of a device, in a form that can be sent to a peer. Opaque above the provider.
+/// The address of a device's port. Opaque above the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceAddress {
-    /// Which provider understands it: [`DeviceAddress::SOFTWARE`] or [`DeviceAddress::VERBS`].
+    /// The provider: [`DeviceAddress::SOFTWARE`] or [`DeviceAddress::VERBS`].
     pub provider: u8,
     /// Link layer for verbs: 1 InfiniBand, 2 Ethernet.
     pub link_layer: u8,
@@ -18,7 +18,7 @@ pub struct DeviceAddress {
     pub lid: u16,
     /// Zero.
     pub reserved2: u16,
-    /// GID; for the software device the 16 random bytes that name it.
+    /// GID; for the software device, the 16 random bytes that are its name.
     pub gid: [u8; 16],
 }
 
@@ -29,7 +29,7 @@ impl DeviceAddress {
     pub const VERBS: u8 = 2;
 }
 
-/// A queue pair, in a form that can be sent to the peer that shall connect to it.
+/// The address of a queue pair. Send it to the peer that will connect to the queue pair.
 ///
 /// ```
 /// use crosstie::device::QpAddress;
@@ -41,10 +41,10 @@ impl DeviceAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QpAddress {
-    /// The device and port it lives on.
+    /// Its device and port.
     pub device: DeviceAddress,
     /// Its number.
     pub qp_num: u32,
-    /// First packet sequence number it will send.
+    /// The first packet sequence number that it will send.
     pub psn: u32,
 }

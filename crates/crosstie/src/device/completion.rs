@@ -1,19 +1,19 @@
-//! What a completion queue says.
+//! Completions and events.
 
 use core::fmt;
 
-/// One finished request.
+/// The result of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The `wr_id` of the request.
     pub wr_id: u64,
     /// How it ended.
     pub status: Status,
-    /// What it was. [`Opcode::Unspecified`] where `status` is not [`Status::Success`]: hardware does not say.
+    /// The kind of request. [`Opcode::Unspecified`] if `status` is not [`Status::Success`]: hardware does not report it.
     pub opcode: Opcode,
     /// Bytes received (receives, WRITE+IMM included) or read. Exact on success, otherwise unspecified.
     pub byte_len: u32,
-    /// The 32 bits that came with a SEND+IMM or WRITE+IMM.
+    /// The immediate of a SEND+IMM or WRITE+IMM.
     pub imm: Option<u32>,
     /// The local queue pair.
     pub qp_num: u32,
@@ -21,25 +21,25 @@ pub struct Completion {
     pub src_qp: u32,
 }
 
-/// What kind of request finished.
+/// The kind of request that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
-    /// SEND or SEND+IMM left.
+    /// SEND or SEND+IMM, sender's end.
     Send = 0,
-    /// WRITE or WRITE+IMM left.
+    /// WRITE or WRITE+IMM, sender's end.
     Write = 1,
-    /// READ brought its bytes.
+    /// READ: the bytes are in local memory.
     Read = 2,
-    /// Compare-and-swap brought the former value.
+    /// Compare-and-swap: the former value is in local memory.
     CompareSwap = 3,
-    /// Fetch-and-add brought the former value.
+    /// Fetch-and-add: the former value is in local memory.
     FetchAdd = 4,
-    /// A SEND or SEND+IMM arrived.
+    /// A SEND or SEND+IMM was received.
     Recv = 5,
-    /// A WRITE+IMM arrived.
+    /// A WRITE+IMM was received.
     RecvWriteImm = 6,
-    /// The request failed.
+    /// Unknown, because the request failed.
     Unspecified = 7,
 }
 
@@ -48,37 +48,37 @@ pub enum Opcode {
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Status {
-    /// It was done.
+    /// The request succeeded.
     Success = 0,
-    /// A message longer than the receive, or longer than the device carries.
+    /// The message is longer than the receive, or longer than the device supports.
     LocalLength = 1,
-    /// The local queue pair cannot do this.
+    /// The local queue pair cannot execute this request.
     LocalQpOperation = 2,
-    /// A local piece is outside its region, of another protection domain, or lacks the right.
+    /// Local memory is outside its region, in another protection domain, or lacks the access right.
     LocalProtection = 4,
     /// The queue pair went to ERR first. A request behind one that failed may or may not have taken effect.
     Flushed = 5,
-    /// The responder answered out of protocol.
+    /// The responder sent an invalid response.
     BadResponse = 7,
-    /// Local memory could not be reached during a remote's operation.
+    /// Local memory could not be accessed during an operation of the peer.
     LocalAccess = 8,
-    /// The responder refused the request itself: too long for the receive, atomics misaligned, operation not allowed.
+    /// The responder refused the request itself: too long for the receive, atomic misaligned, operation not allowed.
     RemoteInvalidRequest = 9,
-    /// The responder refused the address: key, bounds or rights.
+    /// The responder refused the address: key, bounds or access right.
     RemoteAccess = 10,
-    /// The responder failed on its own side.
+    /// The responder could not execute the request.
     RemoteOperation = 11,
-    /// No answer after all retries: the peer is gone or its queue pair not ready.
+    /// No acknowledgement after all retries: the peer is gone, or its queue pair is not ready.
     RetryExceeded = 12,
     /// The peer had no receive after all retries.
     RnrRetryExceeded = 13,
-    /// The responder aborted.
+    /// The responder aborted the request.
     RemoteAborted = 16,
-    /// The device broke.
+    /// The device failed.
     Fatal = 19,
-    /// No answer in time.
+    /// No response in time.
     ResponseTimeout = 20,
-    /// Something else.
+    /// Any other failure.
     General = 21,
 }
 
@@ -89,7 +89,7 @@ impl Status {
         self == Status::Success
     }
 
-    /// The status with this number in `enum ibv_wc_status`; [`Status::General`] for numbers that have no name here.
+    /// The status with this number in `enum ibv_wc_status`; [`Status::General`] for all other numbers.
     pub fn from_code(code: u8) -> Status {
         use Status::*;
         [
@@ -119,41 +119,41 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Status::Success => "success",
-            Status::LocalLength => "message longer than the receive",
-            Status::LocalQpOperation => "operation not possible on this queue pair",
-            Status::LocalProtection => "local memory: bounds, protection domain or access right",
+            Status::LocalLength => "the message is longer than the receive",
+            Status::LocalQpOperation => "the local queue pair cannot execute this request",
+            Status::LocalProtection => "local memory: wrong bounds, protection domain or access right",
             Status::Flushed => "flushed: the queue pair went to ERR first",
-            Status::BadResponse => "the peer answered out of protocol",
-            Status::LocalAccess => "local memory could not be reached",
+            Status::BadResponse => "the peer sent an invalid response",
+            Status::LocalAccess => "local memory could not be accessed",
             Status::RemoteInvalidRequest => "the peer refused the request",
-            Status::RemoteAccess => "the peer refused the address: key, bounds or access right",
-            Status::RemoteOperation => "the peer failed on its own side",
-            Status::RetryExceeded => "no answer from the peer",
-            Status::RnrRetryExceeded => "the peer had no receive posted",
-            Status::RemoteAborted => "the peer aborted",
-            Status::Fatal => "the device broke",
-            Status::ResponseTimeout => "no answer in time",
+            Status::RemoteAccess => "the peer refused the address: wrong key, bounds or access right",
+            Status::RemoteOperation => "the peer could not execute the request",
+            Status::RetryExceeded => "no acknowledgement from the peer after all retries",
+            Status::RnrRetryExceeded => "the peer had no receive posted after all retries",
+            Status::RemoteAborted => "the peer aborted the request",
+            Status::Fatal => "the device failed",
+            Status::ResponseTimeout => "no response in time",
             Status::General => "unspecified failure",
         })
     }
 }
 
-/// What happened to a device outside of any request.
+/// An event of a device that belongs to no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The port went down: requests stall, then fail with [`Status::RetryExceeded`].
+    /// The port went down. Requests wait, then fail with [`Status::RetryExceeded`].
     PortDown,
     /// The port is up again.
     PortUp,
-    /// A queue pair went to ERR without a request of its own to tell why.
+    /// A queue pair went to ERR, and no completion of its own says why.
     QpFatal(u32),
-    /// A queue pair went to ERR because its peer broke the rules of access or of the request.
+    /// A queue pair went to ERR because its peer sent an invalid request or had no access.
     QpAccess(u32),
     /// A completion queue overran: completions were lost and its queue pairs are in ERR.
     CqOverrun,
-    /// A queue pair on a shared receive queue is in ERR and takes no more receives.
+    /// A queue pair with a shared receive queue is in ERR and takes no more receives.
     LastWqeReached(u32),
-    /// The device is gone.
+    /// The device failed.
     DeviceFatal,
 }

@@ -1,13 +1,13 @@
-//! Limits that devices report and sizes that callers choose.
+//! Limits that a device reports, sizes that the caller chooses, and the states of a queue pair.
 
 use super::Access;
 
-/// What a device can do.
+/// The limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Requests in one send or receive queue.
     pub max_qp_wr: u32,
-    /// Pieces per request.
+    /// Scatter/gather entries per request.
     pub max_sge: u32,
     /// Entries in a completion queue.
     pub max_cqe: u32,
@@ -23,7 +23,7 @@ pub struct DeviceAttr {
     pub max_qp: u32,
     /// Regions.
     pub max_mr: u32,
-    /// Whether WRITE, READ and atomics need nothing of the target's CPU.
+    /// Whether WRITE, READ and atomics complete without the target's CPU.
     pub one_sided: bool,
 }
 
@@ -34,9 +34,9 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Receives outstanding; without effect when a shared receive queue is used.
     pub max_recv_wr: u32,
-    /// Pieces per send request.
+    /// Scatter/gather entries per send request.
     pub max_send_sge: u32,
-    /// Pieces per receive.
+    /// Scatter/gather entries per receive.
     pub max_recv_sge: u32,
     /// Inline bytes per send request.
     pub max_inline: u32,
@@ -53,7 +53,7 @@ impl Default for QpConfig {
 pub struct SrqConfig {
     /// Receives outstanding.
     pub max_wr: u32,
-    /// Pieces per receive.
+    /// Scatter/gather entries per receive.
     pub max_sge: u32,
 }
 
@@ -66,7 +66,7 @@ impl Default for SrqConfig {
 /// Sizes of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqConfig {
-    /// Completions it holds; the caller keeps fewer requests outstanding than that.
+    /// Completions that it can hold. The caller must not have more requests outstanding than that, or it overruns.
     pub depth: u32,
 }
 
@@ -76,26 +76,26 @@ impl Default for CqConfig {
     }
 }
 
-/// How an RC connection treats its peer.
+/// Parameters of an RC connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectConfig {
-    /// What the peer may do through this queue pair.
+    /// The operations that the peer may perform through this queue pair.
     pub access: Access,
-    /// How long the peer waits before it retries when it finds no receive here, as the verbs code
+    /// How long the peer waits before it retries when this queue pair has no receive, as the verbs code
     /// (1 = 10 us, 12 = 640 us, 14 = 1.28 ms, ... 0 = 655 ms).
     pub min_rnr_timer: u8,
-    /// How often to retry when the peer has no receive; 7 means for ever.
+    /// How often to retry when the peer has no receive; 7 means without limit.
     pub rnr_retry: u8,
-    /// Time to wait for an acknowledgement: 4.096 us times two to this power; 0 means for ever.
+    /// How long to wait for an acknowledgement: 4.096 us times two to this power; 0 means without limit.
     pub timeout: u8,
-    /// How often to send again without acknowledgement, 0 to 7.
+    /// How often to retransmit without an acknowledgement, 0 to 7.
     pub retry_count: u8,
     /// READs and atomics outstanding in each direction.
     pub max_rd_atomic: u8,
 }
 
 impl Default for ConnectConfig {
-    /// All access, RNR retried for ever at 640 us, 67 ms per acknowledgement times 7.
+    /// All access; RNR is retried without limit every 640 us; 67 ms per acknowledgement, with 7 retries.
     fn default() -> Self {
         ConnectConfig {
             access: Access::ALL,
@@ -108,23 +108,23 @@ impl Default for ConnectConfig {
     }
 }
 
-/// Where a queue pair is in its life.
+/// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpState {
-    /// New, or reset.
+    /// RESET: new, or reset.
     Reset = 0,
-    /// Takes receives.
+    /// INIT: receives can be posted.
     Init = 1,
-    /// Receives.
+    /// RTR: messages of the peer are received.
     ReadyToReceive = 2,
-    /// Sends, too.
+    /// RTS: send requests can be posted too.
     ReadyToSend = 3,
-    /// Broken: everything outstanding is, and everything posted will be, flushed.
+    /// ERR: every request that is outstanding, or posted from now on, is flushed.
     Error = 6,
 }
 
-/// The RNR wait that a verbs timer code (0 to 31) stands for.
+/// The RNR delay of a verbs timer code (0 to 31).
 pub fn rnr_delay(code: u8) -> core::time::Duration {
     const HUNDREDTHS_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,

@@ -1,4 +1,4 @@
-//! Completion queues: where requests end.
+//! Completion queues: the results of requests.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -8,7 +8,7 @@ use core::time::Duration;
 use super::verbs;
 use super::{Completion, CqError, DeviceError, fault, software};
 
-/// A completion queue. Any number of queue pairs may end their requests in it; one thread polls it.
+/// A completion queue. Any number of queue pairs can use it for their completions; one thread polls it.
 #[derive(Debug)]
 pub struct Cq {
     pub(crate) provider: Provider,
@@ -31,7 +31,7 @@ pub(crate) enum Provider {
 }
 
 impl Cq {
-    /// Hands up to `max` completions to `each`, oldest first, and says how many there were. Never waits.
+    /// Calls `each` with up to `max` completions, oldest first, and returns how many there were. Never blocks.
     #[inline]
     pub fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
         match &mut self.provider {
@@ -42,7 +42,8 @@ impl Cq {
         }
     }
 
-    /// Sleeps until there is something to poll (true) or `timeout` has passed (false). May wake early: poll tells.
+    /// Blocks until there is something to poll (returns true) or `timeout` has passed (returns false). It may return true
+    /// too early; poll to find out.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         match &mut self.provider {
             Provider::Software(x) => x.wait(timeout),

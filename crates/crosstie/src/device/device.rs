@@ -1,4 +1,4 @@
-//! A device and its port.
+//! An open device and its port.
 
 use core::time::Duration;
 
@@ -7,7 +7,8 @@ use super::verbs;
 use super::{Cq, CqConfig, DeviceAddress, DeviceAttr, DeviceError, DeviceSpec, Event, Pd, dispatch};
 use super::{cq, fault, pd, software};
 
-/// An open device. Cheap to clone; all clones are the same device, and it closes with the last object made from it.
+/// An open device. It is cheap to clone; all clones are the same device. It closes when the last object created from it is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(crate) provider: Provider,
@@ -31,7 +32,7 @@ impl Device {
                 Provider::Verbs(verbs::Device::open(name, *port, *gid_index)?)
             }
             #[cfg(not(feature = "verbs"))]
-            DeviceSpec::Verbs { .. } => return Err(DeviceError::NoVerbs),
+            DeviceSpec::Verbs { .. } => return Err(DeviceError::VerbsNotBuilt),
             DeviceSpec::Fault { seed, inner } => {
                 Provider::Fault(fault::Device::new(Device::open(inner)?, fault::Plan::from_seed(*seed)))
             }
@@ -39,17 +40,17 @@ impl Device {
         Ok(Device { provider })
     }
 
-    /// Opens a software device with sizes of your own.
+    /// Opens a software device with explicit sizes.
     pub fn open_software(config: &software::Config) -> Result<Device, DeviceError> {
         Ok(Device { provider: Provider::Software(software::Device::open(config)?) })
     }
 
-    /// Wraps a device so that it fails as `plan` says.
+    /// Wraps a device so that it injects the faults of `plan`.
     pub fn with_faults(self, plan: fault::Plan) -> Device {
         Device { provider: Provider::Fault(fault::Device::new(self, plan)) }
     }
 
-    /// Controls the faults of a device that was wrapped, see [`Device::with_faults`].
+    /// Controls the faults of a wrapped device, see [`Device::with_faults`]. `None` if this device is not wrapped.
     pub fn faults(&self) -> Option<fault::Control> {
         match &self.provider {
             Provider::Fault(x) => Some(x.control()),
@@ -57,17 +58,17 @@ impl Device {
         }
     }
 
-    /// What it can do.
+    /// Its limits.
     pub fn attr(&self) -> &DeviceAttr {
         dispatch!(Provider, &self.provider, x => x.attr())
     }
 
-    /// Where it is.
+    /// Its address, which a peer needs to reach it.
     pub fn address(&self) -> DeviceAddress {
         dispatch!(Provider, &self.provider, x => x.address())
     }
 
-    /// A new protection domain.
+    /// Creates a protection domain.
     pub fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         Ok(Pd::new(match &self.provider {
             Provider::Software(x) => pd::Provider::Software(x.alloc_pd()?),
@@ -77,7 +78,7 @@ impl Device {
         }))
     }
 
-    /// A new completion queue.
+    /// Creates a completion queue.
     pub fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
         Ok(Cq::from(match &self.provider {
             Provider::Software(x) => cq::Provider::Software(x.create_cq(config)?),
@@ -87,7 +88,7 @@ impl Device {
         }))
     }
 
-    /// The next event, waiting at most `timeout` for one. Events go to one caller each.
+    /// Waits at most `timeout` for the next event. Each event is returned to one caller only.
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
         dispatch!(Provider, &self.provider, x => x.wait_event(timeout))
     }

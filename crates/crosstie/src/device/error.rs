@@ -1,130 +1,130 @@
-//! Why a call was refused. How a *request* ended is told by its completion, see [`Status`](super::Status).
+//! Errors of calls. How a *request* ended is in its completion, see [`Status`](super::Status).
 
 use super::QpState;
 
-/// A device, or an object on it, could not be set up.
+/// Setting up a device, or an object on it, failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The text of a device is not one.
-    #[error("'{0}' is no device: write software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE")]
-    Spec(String),
-    /// The provider is not part of this build.
-    #[error("this build has no verbs: build with `--features verbs`")]
-    NoVerbs,
+    /// The text does not name a device.
+    #[error("'{0}' is not a valid device name: use software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE")]
+    InvalidSpec(String),
+    /// This build does not contain the verbs provider.
+    #[error("this build does not support verbs devices: build with `--features verbs`")]
+    VerbsNotBuilt,
     /// libibverbs or the named device is missing.
     #[error("verbs device '{name}': {reason}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What was found instead, and what to do.
+        /// What is missing, and what to do.
         reason: String,
     },
-    /// A limit of the device or of this library.
-    #[error("{what}: {asked} asked for, at most {limit} possible")]
+    /// A size exceeds a limit of the device or of this library.
+    #[error("{what}: {asked} requested, but the device supports at most {limit}")]
     Limit {
-        /// Of what.
+        /// What is limited.
         what: &'static str,
-        /// How much was asked for.
+        /// The requested amount.
         asked: u64,
-        /// How much there is.
+        /// The limit.
         limit: u64,
     },
     /// The device's memory, keys or numbers are used up.
-    #[error("out of {what}: free some, or open the device with more")]
+    #[error("out of {what}: free some, or open the device with larger limits")]
     Exhausted {
-        /// Of what.
+        /// What is used up.
         what: &'static str,
     },
-    /// Objects of different devices or protection domains were put together.
-    #[error("{0} belongs to another device")]
+    /// Objects of different devices or protection domains were combined.
+    #[error("{0} belongs to another device: create both objects on the same device")]
     WrongDevice(&'static str),
     /// The queue pair is not in the state that this step needs.
-    #[error("queue pair {qp_num:#x} is in {state:?}; {step} needs {needs}")]
+    #[error("queue pair {qp_num:#x} is in state {state:?}, but {step} needs state {needs}")]
     WrongState {
-        /// Which queue pair.
+        /// The queue pair.
         qp_num: u32,
-        /// Where it is.
+        /// Its state.
         state: QpState,
-        /// What was tried.
+        /// The step that was tried.
         step: &'static str,
-        /// Where it should have been.
+        /// The state that the step needs.
         needs: &'static str,
     },
-    /// The peer could not be reached while connecting.
+    /// The peer could not be reached.
     #[error("peer unreachable: {0}")]
     Unreachable(String),
-    /// The peer is not allowed to connect, or does not let us.
+    /// The peer refuses the connection, or we refuse the peer.
     #[error("peer refused: {0}")]
     Refused(String),
-    /// The address is not one of this provider, or makes no sense.
-    #[error("bad address: {0}")]
+    /// The address belongs to another provider, or is invalid.
+    #[error("invalid address: {0}")]
     BadAddress(&'static str),
-    /// The provider cannot do this at all.
+    /// The provider does not support this.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
-    /// The operating system said no.
+    /// The operating system returned an error.
     #[error("{what}: {source}")]
     Os {
         /// What was tried.
         what: &'static str,
-        /// What it answered.
+        /// The error.
         source: std::io::Error,
     },
 }
 
-/// A request was not accepted; nothing of it happened.
+/// A request was not accepted; it had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// The queue is full: poll completions, then post again.
     #[error("the queue is full: poll completions, then post again")]
     Full,
-    /// The queue pair does not take this kind of request in its state.
-    #[error("the queue pair is in {0:?}")]
+    /// The queue pair does not accept this kind of request in its state.
+    #[error("the queue pair does not accept this request in state {0:?}")]
     WrongState(QpState),
-    /// Inline data beyond the queue pair's limit.
-    #[error("{len} bytes inline, at most {max}")]
+    /// More inline data than the queue pair's limit.
+    #[error("{len} bytes of inline data, but the queue pair allows at most {max}: see QpConfig::max_inline")]
     InlineTooLong {
         /// Bytes given.
         len: usize,
         /// The queue pair's limit.
         max: usize,
     },
-    /// More pieces than the queue pair's limit.
-    #[error("{count} pieces, at most {max}")]
+    /// More scatter/gather entries than the queue pair's limit.
+    #[error("{count} scatter/gather entries, but the queue allows at most {max}: see QpConfig and SrqConfig")]
     TooManySges {
-        /// Pieces given.
+        /// Entries given.
         count: usize,
         /// The queue pair's limit.
         max: usize,
     },
-    /// More bytes than one message may have.
-    #[error("message of {0} bytes is longer than the device carries")]
+    /// More bytes than one message can have.
+    #[error("a message of {0} bytes is longer than the device supports: see DeviceAttr::max_message")]
     TooLong(u64),
     /// The request contradicts itself, for example READ into inline data.
     #[error("{0}")]
     Invalid(&'static str),
-    /// The device refused for a reason of its own (an errno).
-    #[error("the device refused: errno {0}")]
+    /// The device refused the request; the value is an errno.
+    #[error("the device refused the request: errno {0}")]
     Device(i32),
 }
 
-/// A completion queue no longer works.
+/// A completion queue does not work any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CqError {
-    /// More completions arrived than it has room for; some are lost. Destroy it and its queue pairs.
-    #[error("the completion queue overran: make it deeper than the requests outstanding")]
+    /// More completions arrived than it can hold; some are lost. Destroy it and its queue pairs.
+    #[error("the completion queue overran: create it with a depth above the number of outstanding requests")]
     Overrun,
-    /// The device refused for a reason of its own (an errno).
-    #[error("the device refused: errno {0}")]
+    /// The device failed; the value is an errno.
+    #[error("the device failed to poll the completion queue: errno {0}")]
     Device(i32),
 }
 
 /// A range is not inside its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{offset}+{len} is outside the region of {region} bytes")]
+#[error("{len} bytes at offset {offset} are not inside the region of {region} bytes")]
 pub struct OutOfRegion {
     /// First byte.
     pub offset: usize,

@@ -1,42 +1,44 @@
-//! Devices that reach another process's memory: one contract, several providers.
+//! RDMA devices: one contract, several providers.
 //!
-//! The contract is that of verbs. A [`Device`] gives protection domains ([`Pd`]) and completion queues ([`Cq`]); a
-//! `Pd` gives regions ([`Mr`]), shared receive queues ([`Srq`]) and queue pairs ([`RcQp`], [`UdQp`]). Requests are
-//! posted to queue pairs and end in completion queues.
+//! The contract is that of verbs. A [`Device`] creates protection domains ([`Pd`]) and completion queues ([`Cq`]); a `Pd`
+//! creates memory regions ([`Mr`]), shared receive queues ([`Srq`]) and queue pairs ([`RcQp`], [`UdQp`]). Requests are
+//! posted to queue pairs; their completions are polled from completion queues.
 //!
 //! # What every provider promises
 //!
 //! - The bytes of a WRITE+IMM or SEND are visible before its completion is. Requests of one RC queue pair take effect
-//!   in the order they were posted.
-//! - Every accepted request ends: as asked, or with a [`Status`] that says why not. A request that fails takes its
-//!   queue pair to [`QpState::Error`]; what is outstanding or posted after that is flushed, receives too.
-//! - A refused post ([`PostError`]) changed nothing.
-//! - An object keeps what it was made from alive. Queues are `Send`, not `Sync`: one thread at a time owns each.
-//! - The data path takes no lock, allocates nothing and makes no system call (the software device makes one where it
-//!   reaches memory that was registered in place in another process, or wakes a sleeper).
-//! - A peer that dies takes its connections down: within 100 ms on the software device, after
-//!   [`ConnectConfig::timeout`] and its retries on a network.
+//!   in the order in which they were posted.
+//! - Every accepted request completes, with success or with a [`Status`] that names the cause. A request that fails takes
+//!   its queue pair to [`QpState::Error`]; all requests that are outstanding or posted later are flushed, receives too.
+//! - A post that returns [`PostError`] has changed nothing.
+//! - An object keeps alive what it was created from. Queues are `Send`, not `Sync`: one thread at a time uses each.
+//! - The data path takes no lock, allocates nothing and makes no system call. The software device makes one in two cases:
+//!   it accesses memory that another process registered in place, or it wakes a waiting thread.
+//! - When a peer dies, its connections go to ERR: within 100 ms on the software device, after [`ConnectConfig::timeout`]
+//!   and its retries on a network.
 //!
 //! # Providers
 //!
-//! [`DeviceSpec`] names them; the choice is made once and costs one predictable branch per call afterwards.
+//! A [`DeviceSpec`] names the provider. It is chosen once; after that it costs one predictable branch per call.
 //!
-//! | provider | where | for |
+//! | provider | runs on | use |
 //! | --- | --- | --- |
-//! | [`software`] | shared memory of this machine | everybody without a NIC; tests |
+//! | [`software`] | shared memory of this machine | machines without a NIC; tests |
 //! | `verbs` (feature) | rdma-core: InfiniBand, RoCE, Soft-RoCE | clusters |
-//! | [`fault`] | wraps another | seeing what happens when things break |
+//! | [`fault`] | another device, which it wraps | fault injection |
 //!
 //! # Adding a provider
 //!
 //! A provider is a module with the types `Device`, `Pd`, `Mr`, `Cq`, `Srq`, `RcQp`, `UdQp` and `Ah`, whose methods have
-//! the signatures that the enums in `device.rs`, `pd.rs`, `mr.rs`, `cq.rs`, `srq.rs` and `qp.rs` of this module call. Set-up goes into
-//! `setup.rs`, what runs per message into `datapath.rs`. Then add a variant to each enum and a word to [`DeviceSpec`],
-//! and run the conformance suite (`tests/conformance`) on it: it is the contract in executable form.
+//! the signatures that the enums in `device.rs`, `pd.rs`, `mr.rs`, `cq.rs`, `srq.rs` and `qp.rs` of this module call. Put
+//! set-up code into `setup.rs` and code that runs per message into `datapath.rs`. Then add a variant to each enum and a
+//! name to [`DeviceSpec`], and run the conformance suite (`tests/conformance`) on it: it is the contract in executable
+//! form.
 //!
 //! # Example
 //!
-//! Two queue pairs of one process; between processes only the way the addresses travel differs.
+//! Two connected queue pairs in one process. Between two processes the code is the same; they exchange their
+//! [`QpAddress`]es and [`RemoteMemory`] over any channel.
 //!
 //! ```
 //! use crosstie::device::*;
@@ -67,21 +69,21 @@
 //!
 //! # What does not compile
 //!
-//! Each of these differs from correct code in the one thing that it names; the correct code is compiled above or beside it.
+//! Each of these examples has one error. The corresponding correct code is compiled above or next to it.
 //!
-//! A region cannot go while its memory is named in a request:
+//! A region cannot be dropped while a request names its memory:
 //!
 //! ```compile_fail,E0505
 //! # use crosstie::device::*;
 //! fn f(qp: &mut RcQp, mr: Mr) -> Result<(), Box<dyn std::error::Error>> {
-//!     let piece = [mr.sge(0..8)?];
+//!     let sges = [mr.sge(0..8)?];
 //!     drop(mr);
-//!     qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&piece)))?;
+//!     qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)))?;
 //!     Ok(())
 //! }
 //! ```
 //!
-//! A queue pair cannot be used by two threads at once, though it can move to another:
+//! A queue pair can move to another thread, but two threads cannot use it at the same time:
 //!
 //! ```
 //! fn send<T: Send>() {}
@@ -107,7 +109,7 @@
 //! sync::<crosstie::device::Srq>();
 //! ```
 //!
-//! A completion is lent; it cannot be kept (a copy can):
+//! The closure borrows the completion; it cannot keep the reference (it can keep a copy):
 //!
 //! ```compile_fail,E0521
 //! # use crosstie::device::*;
@@ -116,7 +118,7 @@
 //! }
 //! ```
 //!
-//! Registering memory in place is `unsafe`: the caller keeps it valid, and keeps off it:
+//! Registering memory in place is `unsafe`: the caller must keep it valid and must not use references to it:
 //!
 //! ```compile_fail,E0133
 //! # use crosstie::device::*;
@@ -125,7 +127,7 @@
 //! }
 //! ```
 //!
-//! A batch cannot leave its queue pair:
+//! A batch cannot outlive the call that it belongs to:
 //!
 //! ```compile_fail,E0521
 //! # use crosstie::device::*;
@@ -169,7 +171,7 @@ pub use spec::DeviceSpec;
 pub use srq::Srq;
 pub use work::{Access, Data, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Sge};
 
-/// Runs `$body` on whichever provider the handle is of.
+/// Runs `$body` on the provider's object inside a handle.
 macro_rules! dispatch {
     ($enum:ident, $self:expr, $x:ident => $body:expr) => {
         match $self {

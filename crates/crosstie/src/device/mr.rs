@@ -1,4 +1,4 @@
-//! Regions: memory that a device may touch.
+//! Memory regions: memory that a device can access.
 
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -8,11 +8,11 @@ use super::verbs;
 use super::{Access, OutOfRegion, RemoteMemory, Sge, software};
 use crate::memory::copy;
 
-/// A registered region. Dropping it takes the registration back: when the drop returns, nobody touches the memory any
-/// more, and its keys open nothing.
+/// A registered region. Dropping it deregisters the memory: when the drop returns, no peer accesses the memory any more,
+/// and its keys are invalid.
 ///
-/// Bytes go in and out through [`Mr::write`] and [`Mr::read`], which copy: a peer may be writing at the same moment, so
-/// there is no safe way to borrow them. [`Mr::as_ptr`] is there for those who know better.
+/// [`Mr::write`] and [`Mr::read`] copy bytes in and out. A peer may be writing at the same moment, so there is no safe way to
+/// borrow the bytes. [`Mr::as_ptr`] is for callers that synchronise with the peer themselves.
 #[derive(Debug)]
 pub struct Mr {
     addr: u64,
@@ -42,37 +42,37 @@ impl Mr {
         Mr { addr, len, lkey, rkey, pd, access, provider }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the length is zero.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What others may do with it.
+    /// The operations that are allowed on it.
     #[inline]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The first byte, in this process.
+    /// Pointer to the first byte, in this process.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.addr as usize)
     }
 
-    /// What a peer needs to reach it.
+    /// What a peer needs to access it: address, length and rkey.
     #[inline]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey, reserved: 0 }
     }
 
-    /// A piece of it, for a request.
+    /// A scatter/gather entry for a range of it.
     #[inline]
     pub fn sge(&self, range: Range<usize>) -> Result<Sge<'_>, OutOfRegion> {
         let len = range.end.wrapping_sub(range.start);
@@ -89,36 +89,38 @@ impl Mr {
         })
     }
 
-    /// Copies bytes in. Peers and requests that touch the same bytes meanwhile may see any mixture.
+    /// Copies bytes into the region. Peers and requests that access the same bytes at the same time may see any mixture of
+    /// old and new bytes.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
         let to = self.checked(offset, bytes.len())?;
         // SAFETY: `to..to + len` is inside the registered region, which is valid for writes until `self` is dropped;
-        // `bytes` cannot overlap it other than through memory the caller promised not to hold references to.
+        // `bytes` could overlap it only through references that the caller of `Pd::register` promised not to use.
         unsafe { copy::copy(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
-    /// Copies bytes out. Peers and requests that write the same bytes meanwhile may yield any mixture.
+    /// Copies bytes out of the region. If peers or requests write the same bytes at the same time, the result may be any
+    /// mixture of old and new bytes.
     #[inline]
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
         let from = self.checked(offset, bytes.len())?;
-        // SAFETY: as in `write`, with the directions exchanged.
+        // SAFETY: as in `write`, in the other direction.
         unsafe { copy::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// As [`write`](Mr::write), for a few bytes at a multiple of 8.
+    /// As [`write`](Mr::write), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
         let to = self.checked(offset, N)?;
         assert!(to.cast::<u64>().is_aligned());
-        // SAFETY: inside the region, which gives out no references, and aligned.
+        // SAFETY: inside the region, to which there are no references, and aligned.
         unsafe { copy::store(bytes, to) };
         Ok(())
     }
 
-    /// As [`read`](Mr::read), for a few bytes at a multiple of 8.
+    /// As [`read`](Mr::read), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
         let from = self.checked(offset, N)?;

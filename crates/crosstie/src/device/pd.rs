@@ -1,4 +1,4 @@
-//! Protection domains: what may touch what.
+//! Protection domains: which queue pairs may access which regions.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use super::{
     mr, qp, software, srq,
 };
 
-/// A protection domain. Queue pairs reach the regions of their own domain only.
+/// A protection domain. Queue pairs can access the regions of their own domain only.
 #[derive(Debug)]
 pub struct Pd {
     id: u32,
@@ -24,7 +24,7 @@ pub(crate) enum Provider {
     Fault(fault::Pd),
 }
 
-/// Domains of all devices of this process are told apart by number, so that a piece of a foreign region is recognised.
+/// Numbers are unique in this process across all devices, so that memory of another domain is recognised.
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
 impl Pd {
@@ -36,8 +36,7 @@ impl Pd {
         Pd { id, provider }
     }
 
-    /// Memory from the library, zeroed, aligned to a page, registered. This is the memory that every provider reaches
-    /// fastest.
+    /// Allocates and registers memory: zeroed, aligned to a page. Every provider accesses this memory fastest.
     pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
         Ok(Mr::new(
             self.id,
@@ -51,15 +50,16 @@ impl Pd {
         ))
     }
 
-    /// Registers memory of the caller in place.
+    /// Registers memory that the caller owns, in place.
     ///
     /// # Safety
     ///
     /// `start..start + len` must stay valid for reads, and for writes if `access` allows any, until the [`Mr`] is
-    /// dropped. While requests, or peers that know the key, may touch a part of it, no Rust reference to that part may be
-    /// used: a shared one while it may be written, a unique one while it may be touched at all.
+    /// dropped. While requests, or peers that know the key, may access a part of it, the program must not use a Rust
+    /// reference to that part: no shared reference while the part may be written, no unique reference while it may be
+    /// accessed at all.
     pub unsafe fn register(&self, start: *mut u8, len: usize, access: Access) -> Result<Mr, DeviceError> {
-        // SAFETY: the caller upholds this function's contract, which is the providers' too.
+        // SAFETY: the caller upholds this function's contract, which is also the providers' contract.
         unsafe {
             Ok(Mr::new(
                 self.id,
@@ -74,7 +74,7 @@ impl Pd {
         }
     }
 
-    /// A new shared receive queue.
+    /// Creates a shared receive queue.
     pub fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
         Ok(Srq::from(match &self.provider {
             Provider::Software(x) => srq::Provider::Software(x.create_srq(self.id, config)?),
@@ -84,7 +84,7 @@ impl Pd {
         }))
     }
 
-    /// A new reliable connected queue pair, in RESET. Its receives come from `srq` if one is given.
+    /// Creates a reliable connected queue pair, in RESET. It takes receives from `srq` if one is given.
     pub fn create_rc(
         &self,
         config: &QpConfig,
@@ -108,7 +108,7 @@ impl Pd {
         }))
     }
 
-    /// A new unreliable datagram queue pair, in RESET. Its receives come from `srq` if one is given.
+    /// Creates an unreliable datagram queue pair, in RESET. It takes receives from `srq` if one is given.
     pub fn create_ud(
         &self,
         config: &QpConfig,
@@ -132,7 +132,7 @@ impl Pd {
         }))
     }
 
-    /// A handle for sending datagrams to a device.
+    /// Creates an address handle for sending datagrams to a device.
     pub fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
         Ok(Ah {
             provider: match &self.provider {
@@ -145,7 +145,7 @@ impl Pd {
     }
 }
 
-/// Where a datagram goes: the address of a device, resolved. See [`UdQp::post`].
+/// An address handle: a resolved device address that datagrams are sent to. See [`UdQp::post`].
 #[derive(Debug)]
 pub struct Ah {
     pub(crate) provider: AhProvider,
@@ -160,7 +160,7 @@ pub(crate) enum AhProvider {
 }
 
 impl Ah {
-    /// The device it leads to.
+    /// The address of the device.
     pub fn address(&self) -> DeviceAddress {
         dispatch!(AhProvider, &self.provider, x => x.address())
     }

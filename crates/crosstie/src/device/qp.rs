@@ -1,4 +1,4 @@
-//! Queue pairs: where requests begin.
+//! Queue pairs, to which requests are posted.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -10,7 +10,7 @@ use super::{
     software,
 };
 
-/// A reliable connected queue pair: one peer, everything arrives once and in order, or the connection breaks.
+/// A reliable connected queue pair: it has one peer. Every message arrives once and in order, or the connection breaks.
 #[derive(Debug)]
 pub struct RcQp {
     pub(crate) provider: RcProvider,
@@ -38,32 +38,32 @@ impl RcQp {
         dispatch!(RcProvider, &self.provider, x => x.qp_num())
     }
 
-    /// Where it is in its life.
+    /// Its state.
     pub fn state(&self) -> QpState {
         dispatch!(RcProvider, &self.provider, x => x.state())
     }
 
-    /// What the peer must know to connect to it.
+    /// The address that the peer needs to connect to it.
     pub fn address(&self) -> QpAddress {
         dispatch!(RcProvider, &self.provider, x => x.address())
     }
 
-    /// RESET to INIT: receives may be posted.
+    /// Moves from RESET to INIT: receives can be posted.
     pub fn init(&mut self, access: Access) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.init(access))
     }
 
-    /// INIT to RTR: the peer's requests are answered.
+    /// Moves from INIT to RTR: the peer's requests are executed.
     pub fn ready_to_receive(&mut self, peer: &QpAddress, config: &ConnectConfig) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.ready_to_receive(peer, config))
     }
 
-    /// RTR to RTS: requests may be posted.
+    /// Moves from RTR to RTS: send requests can be posted.
     pub fn ready_to_send(&mut self, config: &ConnectConfig) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.ready_to_send(config))
     }
 
-    /// From RESET or INIT through to RTS.
+    /// Moves from RESET or INIT to RTS.
     pub fn connect(&mut self, peer: &QpAddress, config: &ConnectConfig) -> Result<(), DeviceError> {
         if self.state() == QpState::Reset {
             self.init(config.access)?;
@@ -72,12 +72,12 @@ impl RcQp {
         self.ready_to_send(config)
     }
 
-    /// To ERR: everything outstanding is flushed.
+    /// Moves to ERR: every outstanding request is flushed.
     pub fn fail(&mut self) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.fail())
     }
 
-    /// To RESET: everything outstanding is dropped without a completion; the queue pair can be connected anew.
+    /// Moves to RESET: every outstanding request is dropped without a completion. The queue pair can be connected again.
     pub fn reset(&mut self) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.reset())
     }
@@ -88,8 +88,8 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.post(wr))
     }
 
-    /// Posts several requests and tells the device once. What was accepted before `fill` returns an error is posted
-    /// all the same.
+    /// Posts several requests with one doorbell. If `fill` returns an error, the requests that were accepted before are
+    /// still posted.
     #[inline]
     pub fn post_batch<E: From<PostError>>(
         &mut self,
@@ -101,13 +101,13 @@ impl RcQp {
         filled.and(submitted.map_err(E::from))
     }
 
-    /// Posts one receive. Not for queue pairs on a shared receive queue.
+    /// Posts one receive. Queue pairs with a shared receive queue refuse it.
     #[inline]
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         dispatch!(RcProvider, &mut self.provider, x => x.post_recv(wr))
     }
 
-    /// A handle that can break this queue pair from any thread.
+    /// A handle that can move this queue pair to ERR from any thread.
     pub(crate) fn fail_handle(&self) -> FailHandle {
         match &self.provider {
             RcProvider::Software(x) => FailHandle::Software(x.fail_handle()),
@@ -118,7 +118,7 @@ impl RcQp {
     }
 }
 
-/// Requests on their way into a queue pair, see [`RcQp::post_batch`].
+/// A batch of requests, see [`RcQp::post_batch`].
 #[derive(Debug)]
 pub struct Batch<'qp> {
     qp: &'qp mut RcQp,
@@ -150,8 +150,8 @@ impl FailHandle {
     }
 }
 
-/// An unreliable datagram queue pair: any peer, one datagram per request, which may get lost. Received datagrams begin
-/// with 40 bytes (the GRH); `byte_len` counts them.
+/// An unreliable datagram queue pair: it can send to any peer, one datagram per request, and datagrams may get lost. A
+/// received datagram begins with 40 bytes (the GRH); `byte_len` includes them.
 #[derive(Debug)]
 pub struct UdQp {
     pub(crate) provider: UdProvider,
@@ -174,7 +174,7 @@ pub(crate) enum UdProvider {
 }
 
 impl UdQp {
-    /// Bytes in front of every received datagram.
+    /// Length of the header in front of every received datagram.
     pub const GRH: usize = 40;
 
     /// Its number on this device.
@@ -182,28 +182,28 @@ impl UdQp {
         dispatch!(UdProvider, &self.provider, x => x.qp_num())
     }
 
-    /// Where it is in its life.
+    /// Its state.
     pub fn state(&self) -> QpState {
         dispatch!(UdProvider, &self.provider, x => x.state())
     }
 
-    /// RESET to RTS. Datagrams with another `qkey` are dropped.
+    /// Moves from RESET to RTS. Datagrams with another `qkey` are dropped.
     pub fn activate(&mut self, qkey: u32) -> Result<(), DeviceError> {
         dispatch!(UdProvider, &mut self.provider, x => x.activate(qkey))
     }
 
-    /// To ERR: everything outstanding is flushed.
+    /// Moves to ERR: every outstanding request is flushed.
     pub fn fail(&mut self) -> Result<(), DeviceError> {
         dispatch!(UdProvider, &mut self.provider, x => x.fail())
     }
 
-    /// Posts a SEND or SEND+IMM to queue pair `qp_num` of the device that `to` leads to.
+    /// Posts a SEND or SEND+IMM to queue pair `qp_num` of the device `to`.
     #[inline]
     pub fn post(&mut self, to: &Ah, qp_num: u32, qkey: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
         dispatch!(UdProvider, &mut self.provider, x => x.post(to, qp_num, qkey, wr))
     }
 
-    /// Posts one receive. Not for queue pairs on a shared receive queue.
+    /// Posts one receive. Queue pairs with a shared receive queue refuse it.
     #[inline]
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         dispatch!(UdProvider, &mut self.provider, x => x.post_recv(wr))

@@ -1,11 +1,11 @@
-//! Naming a device: `software`, `verbs:NAME[/PORT[/GID]]`, `fault:SEED:DEVICE`.
+//! Device names as text: `software`, `verbs:NAME[/PORT[/GID]]`, `fault:SEED:DEVICE`.
 
 use core::fmt;
 use core::str::FromStr;
 
 use super::DeviceError;
 
-/// Which device to open. Parsed from and printed as the text that the command line takes.
+/// Which device to open. It is parsed from, and printed as, the text that the command line accepts.
 ///
 /// ```
 /// use crosstie::device::DeviceSpec;
@@ -24,14 +24,14 @@ pub enum DeviceSpec {
         name: String,
         /// Port, from 1.
         port: u8,
-        /// GID index; chosen by the provider when absent.
+        /// GID index; the provider chooses one if absent.
         gid_index: Option<u8>,
     },
-    /// Another device, with faults injected from a seed.
+    /// Another device, with faults drawn from a seed.
     Fault {
         /// Seed of the plan.
         seed: u64,
-        /// What is wrapped.
+        /// The wrapped device.
         inner: Box<DeviceSpec>,
     },
 }
@@ -40,29 +40,29 @@ impl FromStr for DeviceSpec {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let bad = || DeviceError::Spec(text.to_owned());
+        let invalid = || DeviceError::InvalidSpec(text.to_owned());
         if text == "software" {
             return Ok(DeviceSpec::Software);
         }
         if let Some(rest) = text.strip_prefix("verbs:") {
             let mut parts = rest.split('/');
-            let name = parts.next().filter(|n| !n.is_empty()).ok_or_else(bad)?.to_owned();
-            let port = parts.next().map_or(Ok(1), str::parse).map_err(|_| bad())?;
-            let gid_index = parts.next().map(str::parse).transpose().map_err(|_| bad())?;
+            let name = parts.next().filter(|n| !n.is_empty()).ok_or_else(invalid)?.to_owned();
+            let port = parts.next().map_or(Ok(1), str::parse).map_err(|_| invalid())?;
+            let gid_index = parts.next().map(str::parse).transpose().map_err(|_| invalid())?;
             if parts.next().is_some() || port == 0 {
-                return Err(bad());
+                return Err(invalid());
             }
             return Ok(DeviceSpec::Verbs { name, port, gid_index });
         }
         if let Some((seed, inner)) = text.strip_prefix("fault:").and_then(|rest| rest.split_once(':')) {
-            let seed = seed.parse().map_err(|_| bad())?;
+            let seed = seed.parse().map_err(|_| invalid())?;
             let inner: DeviceSpec = inner.parse()?;
             if matches!(inner, DeviceSpec::Fault { .. }) {
-                return Err(bad());
+                return Err(invalid());
             }
             return Ok(DeviceSpec::Fault { seed, inner: Box::new(inner) });
         }
-        Err(bad())
+        Err(invalid())
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_round_trip() {
+    fn valid_specs_round_trip_and_invalid_specs_are_rejected() {
         for text in [
             "software",
             "verbs:rxe0",

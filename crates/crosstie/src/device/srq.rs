@@ -1,4 +1,4 @@
-//! Shared receive queues: receives for many queue pairs.
+//! Shared receive queues: one queue of receives for many queue pairs.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use super::verbs;
 use super::{DeviceError, PostError, RecvWr, dispatch, fault, software};
 
-/// A shared receive queue. Completions tell the queue pair that took a receive by `qp_num`.
+/// A shared receive queue. In a completion, `qp_num` is the queue pair that took the receive.
 #[derive(Debug)]
 pub struct Srq {
     pub(crate) provider: Provider,
@@ -30,7 +30,7 @@ pub(crate) enum Provider {
 }
 
 impl Srq {
-    /// Adds a receive.
+    /// Posts one receive.
     #[inline]
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         dispatch!(Provider, &mut self.provider, x => x.post_recv(wr))

@@ -1,4 +1,4 @@
-//! What is posted to a queue: work requests and the memory they name.
+//! Work requests and the memory that they name.
 
 use core::marker::PhantomData;
 
@@ -8,12 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::Mr;
 
 bitflags! {
-    /// What a region, or a queue pair, lets others do with memory.
+    /// The operations that a region or a queue pair allows.
     ///
-    /// Reading local memory needs no right. Remote writes and atomics need [`Access::LOCAL_WRITE`] too, as in verbs.
+    /// Reading local memory needs no right. Remote writes and atomics also need [`Access::LOCAL_WRITE`], as in verbs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// The device may write here for its owner: receives, READ results, atomic results.
+        /// The device may write here for the owner: receives, READ results, atomic results.
         const LOCAL_WRITE = 1;
         /// A peer may WRITE here.
         const REMOTE_WRITE = 1 << 1;
@@ -25,13 +25,13 @@ bitflags! {
 }
 
 impl Access {
-    /// Every right there is.
+    /// All rights.
     pub const ALL: Access = Access::all();
 }
 
-/// A piece of a local region, the unit of scatter and gather. Made by [`Mr::sge`], which checks the bounds.
+/// A scatter/gather entry: a range of a local region. Created by [`Mr::sge`], which checks the bounds.
 ///
-/// It borrows the region, so a region cannot be dropped between naming its memory and posting the request.
+/// It borrows the region, so that the region cannot be dropped before the request is posted.
 #[derive(Clone, Copy, Debug)]
 pub struct Sge<'mr> {
     pub(crate) addr: u64,
@@ -43,20 +43,20 @@ pub struct Sge<'mr> {
 }
 
 impl Sge<'_> {
-    /// Bytes in this piece.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether the piece is empty.
+    /// Whether the length is zero.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// An address in a peer's memory and the key that opens it.
+/// An address in a peer's memory and the key of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// Address in the peer's address space, as its region reports it.
@@ -65,7 +65,7 @@ pub struct RemoteAddr {
     pub rkey: u32,
 }
 
-/// A whole region of a peer, in a form that can be sent to whoever shall use it.
+/// A region of a peer, in a form that can be sent to the processes that will use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RemoteMemory {
@@ -73,14 +73,14 @@ pub struct RemoteMemory {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Key that opens it.
+    /// Its rkey.
     pub rkey: u32,
     /// Zero.
     pub reserved: u32,
 }
 
 impl RemoteMemory {
-    /// The address `offset` bytes into the region. Bounds are the target's to check: a wrong offset ends as
+    /// The address `offset` bytes into the region. The target checks the bounds: a request with a wrong offset ends with
     /// [`Status::RemoteAccess`](super::Status::RemoteAccess).
     #[inline]
     pub fn at(&self, offset: u64) -> RemoteAddr {
@@ -88,41 +88,41 @@ impl RemoteMemory {
     }
 }
 
-/// Where the bytes of a send request come from, or where those of a READ go.
+/// The source of a send request's bytes, or the destination of a READ's.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Copied while posting; the slice is the caller's again when the post returns. At most
+    /// Copied while posting; the caller can reuse the slice when the post returns. At most
     /// [`QpConfig::max_inline`](super::QpConfig::max_inline) bytes; not for READ and atomics.
     Inline(&'a [u8]),
-    /// Pieces of local regions, in order. They belong to the device until the completion.
+    /// Ranges of local regions, in order. The program must not reuse them before the completion.
     Regions(&'a [Sge<'a>]),
 }
 
 /// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
-    /// Into the peer's next receive.
+    /// Sends into the peer's next receive.
     Send,
-    /// Into the peer's next receive, with 32 bits for its completion.
+    /// Sends into the peer's next receive, with an immediate for its completion.
     SendImm(u32),
-    /// Into the peer's memory; the peer learns nothing of it.
+    /// Writes into the peer's memory. The peer gets no completion.
     Write(RemoteAddr),
-    /// Into the peer's memory; then the peer's next receive completes with the 32 bits and the byte count.
+    /// Writes into the peer's memory, then completes the peer's next receive with the immediate and the byte count.
     WriteImm(RemoteAddr, u32),
-    /// From the peer's memory.
+    /// Reads from the peer's memory.
     Read(RemoteAddr),
-    /// If the 8 bytes at the address equal `compare`, make them `swap`; the former value comes back.
+    /// If the 8 bytes at the address equal `compare`, replaces them by `swap`. Returns the former value.
     CompareSwap {
-        /// Where; a multiple of 8.
+        /// The address; a multiple of 8.
         remote: RemoteAddr,
         /// Expected value.
         compare: u64,
         /// New value.
         swap: u64,
     },
-    /// Add `add` to the 8 bytes at the address; the former value comes back.
+    /// Adds `add` to the 8 bytes at the address. Returns the former value.
     FetchAdd {
-        /// Where; a multiple of 8.
+        /// The address; a multiple of 8.
         remote: RemoteAddr,
         /// Addend, wrapping.
         add: u64,
@@ -140,13 +140,13 @@ pub enum SendOp {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
-    /// With which bytes.
+    /// Its bytes.
     pub data: Data<'a>,
-    /// Whether success makes a completion. Failure always does.
+    /// Whether success produces a completion. Failure always does.
     pub signaled: bool,
     /// Whether to wait for earlier READs and atomics of this queue pair before starting.
     pub fence: bool,
@@ -159,14 +159,14 @@ impl<'a> SendWr<'a> {
         SendWr { wr_id, op, data, signaled: false, fence: false }
     }
 
-    /// The same with a completion on success.
+    /// Makes the request signaled: success produces a completion.
     #[inline]
     pub fn signaled(mut self) -> Self {
         self.signaled = true;
         self
     }
 
-    /// The same behind a fence.
+    /// Makes the request wait for earlier READs and atomics of its queue pair.
     #[inline]
     pub fn fenced(mut self) -> Self {
         self.fence = true;
@@ -177,8 +177,8 @@ impl<'a> SendWr<'a> {
 /// A request for a receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where a SEND's bytes go, in order. Empty is right for receives that only WRITE+IMM consumes.
+    /// Where the bytes of a SEND go, in order. May be empty for receives that only WRITE+IMM consumes.
     pub sges: &'a [Sge<'a>],
 }

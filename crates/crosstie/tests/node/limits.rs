@@ -1,9 +1,9 @@
-//! Limits and refusals: each is an error that says what is wrong, and hands back what it did not take.
+//! Limits and refusals: each is an error that says what is wrong, and hands back what was not accepted.
 
 use super::*;
 
 #[test]
-fn configurations_end_at_their_limits() {
+fn configurations_outside_of_limits_are_rejected() {
     let (good, name) = (Config::default(), fresh_name());
     for (what, config) in [
         ("max_clients", Config { max_clients: 0, ..good.clone() }),
@@ -18,13 +18,13 @@ fn configurations_end_at_their_limits() {
         assert!(matches!(error, CreateError::Limit { what: w, .. } if w == what), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    // Types bring their own sizes.
+    // Types of fixed size do not use the limits.
     let ignored = Config { request_limit: 0, response_limit: 0, ..good };
     Server::<u64, u64>::create(&name, &ignored).unwrap();
 }
 
 #[test]
-fn names_are_checked_and_belong_to_one_server() {
+fn name_is_validated_and_belongs_to_one_server() {
     for bad in ["", "a b", "ä", "x\0", "new\nline", &"x".repeat(65)] {
         let created = Server::<u64, u64>::create(bad, &Config::default());
         assert!(
@@ -38,20 +38,20 @@ fn names_are_checked_and_belong_to_one_server() {
     let nobody = Client::<u64, u64>::connect(&name).unwrap_err();
     assert!(matches!(&nobody, ConnectError::NoServer { name: n } if *n == name), "{nobody}");
     let server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
-    // The same, and one of other messages: a name is a name.
+    // Also for a server with other message types.
     let second = Server::<u64, u64>::create(&name, &Config::default()).unwrap_err();
     assert!(matches!(&second, CreateError::NameTaken { name: n } if *n == name), "{second}");
     let other = Server::<[u8], u32>::create(&name, &Config::default()).unwrap_err();
     assert!(matches!(other, CreateError::NameTaken { .. }), "{other}");
     Client::<u64, u64>::connect(&name).unwrap();
     drop(server);
-    // Free at once.
+    // The name is free at once.
     Server::<u64, u64>::create(&name, &Config::default()).unwrap();
     Server::<u64, u64>::create(&"x".repeat(64), &Config::default()).unwrap();
 }
 
 #[test]
-fn other_messages_are_told_apart() {
+fn mismatched_message_types_are_refused() {
     let name = fresh_name();
     let server = Server::<u64, [u8]>::create(&name, &Config::default()).unwrap();
     let error = Client::<u32, [u8]>::connect(&name).unwrap_err();
@@ -90,7 +90,7 @@ fn other_messages_are_told_apart() {
 }
 
 #[test]
-fn as_many_clients_as_allowed() {
+fn server_accepts_up_to_max_clients() {
     let name = fresh_name();
     let config = Config { max_clients: 2, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
@@ -98,7 +98,7 @@ fn as_many_clients_as_allowed() {
     for round in 0..20 {
         let error = Client::<u64, u64>::connect(&name).unwrap_err();
         assert!(matches!(error, ConnectError::Full { limit: 2 }), "{error}");
-        // Whoever leaves makes room, also for somebody who comes at once, and whether the server looks or not.
+        // A disconnected client makes room at once, whether the server polls or not.
         drop(clients.swap_remove(round % 2));
         clients.push(Client::connect(&name).unwrap());
         if round % 3 == 0 {
@@ -108,7 +108,7 @@ fn as_many_clients_as_allowed() {
             until("both are served", || {
                 serve(&mut server);
                 clients.iter_mut().all(|client| {
-                    client.poll(|token, response| assert_eq!(*response, answer(token))).unwrap();
+                    client.poll(|token, response| assert_eq!(*response, expected_response(token))).unwrap();
                     client.in_flight() == 0
                 })
             });
@@ -118,7 +118,7 @@ fn as_many_clients_as_allowed() {
 }
 
 #[test]
-fn a_client_that_gives_up_can_come_back_to_a_full_server() {
+fn client_can_reconnect_to_a_full_server() {
     let config = Config { max_clients: 1, ..Config::default() };
     let (mut server, mut client) = pair(&config);
     client.call(&1, 1).unwrap();
@@ -128,15 +128,16 @@ fn a_client_that_gives_up_can_come_back_to_a_full_server() {
         }
         client.reconnect().unwrap();
         client.call(&2, 2).unwrap();
-        until("the answer comes", || {
+        until("the response arrives", || {
             serve(&mut server);
-            client.poll(|token, response| assert_eq!((token, *response), (2, answer(2)))).unwrap() == 1
+            client.poll(|token, response| assert_eq!((token, *response), (2, expected_response(2)))).unwrap()
+                == 1
         });
     }
 }
 
 #[test]
-fn what_is_too_long_comes_back() {
+fn messages_above_the_limit_are_handed_back() {
     let name = fresh_name();
     let config = Config { request_limit: 100, response_limit: 60, ..Config::default() };
     let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
@@ -148,7 +149,7 @@ fn what_is_too_long_comes_back() {
     server.poll();
     let request = server.recv().unwrap();
     assert_eq!(request.message(), [7; 100]);
-    // The ticket is good as often as it takes.
+    // The ticket stays valid after each refused reply.
     let Err(ReplyError::TooLong { ticket, len: 61, limit: 60 }) = request.reply(&[0; 61]) else {
         panic!("fits")
     };
@@ -158,13 +159,13 @@ fn what_is_too_long_comes_back() {
 }
 
 #[test]
-fn full_is_an_answer_and_not_an_end() {
+fn full_client_can_call_again_after_polling() {
     for depth in [1, 2, 3, 32, MAX_QUEUE_DEPTH] {
         let (mut server, mut client) = pair(&Config { queue_depth: depth, ..Config::default() });
         let depth = depth as u64;
         for round in 0..3 {
             for token in 0..depth {
-                // A ring that all share may be smaller than what one client may ask.
+                // A shared ring may be smaller than the queue depth of one client.
                 while let Err(error) = client.call(&token, token) {
                     assert!(!matches!(error, CallError::Full(_)), "call {token} of {depth} in round {round}");
                     serve(&mut server);
@@ -173,16 +174,16 @@ fn full_is_an_answer_and_not_an_end() {
             let full = client.call(&99, 77);
             assert!(matches!(full, Err(CallError::Full(77))), "{full:?}");
             serve(&mut server);
-            // Answered, but not taken yet.
+            // The responses are there, but were not polled yet.
             assert!(matches!(client.call(&99, 77), Err(CallError::Full(77))));
-            let got = collect(&mut client, depth as usize);
-            assert!(got.iter().all(|(token, response)| *response == answer(*token)));
+            let received = collect(&mut client, depth as usize);
+            assert!(received.iter().all(|(token, response)| *response == expected_response(*token)));
         }
     }
 }
 
 #[test]
-fn messages_without_content_and_long_ones_travel_whole() {
+fn empty_and_long_messages_arrive_unchanged() {
     let name = fresh_name();
     let mut server = Server::<(), ()>::create(&name, &Config::default()).unwrap();
     let mut client = Client::<(), (), u8>::connect(&name).unwrap();
@@ -210,12 +211,12 @@ fn messages_without_content_and_long_ones_travel_whole() {
         assert!(received.message() == request, "{len} bytes");
         let response: Vec<u8> = request.iter().map(|byte| !byte).collect();
         received.reply(&response).unwrap();
-        assert_eq!(client.poll(|(), got| assert!(got == response, "{len} bytes")), Ok(1));
+        assert_eq!(client.poll(|(), received| assert!(received == response, "{len} bytes")), Ok(1));
     }
 }
 
 #[test]
-fn an_enum_with_a_tag_that_is_none_ends_its_client() {
+fn invalid_enum_tag_ends_the_connection() {
     use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
     #[derive(Debug, PartialEq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
     #[repr(u8)]
@@ -234,17 +235,17 @@ fn an_enum_with_a_tag_that_is_none_ends_its_client() {
         request.reply(&Verb::Get).unwrap();
     }
     assert_eq!(good.poll(|(), verb| assert_eq!(*verb, Verb::Get)), Ok(1));
-    until("the other one is cut off", || bad.poll(|(), _| panic!("no answer")).is_err());
+    until("the other client is disconnected", || bad.poll(|(), _| panic!("no response")).is_err());
     assert_eq!(server.counters().violations, 1);
-    // The other way round: an answer that is none.
+    // The other direction: an invalid response.
     let name = fresh_name();
     let mut server = Server::<u8, u8>::create(&name, &Config::default()).unwrap();
     let mut client = Client::<u8, Verb, u8>::connect(&name).unwrap();
     client.call(&1, 1).unwrap();
     server.poll();
     server.recv().unwrap().reply(&2).unwrap();
-    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::InvalidResponse));
-    assert_eq!(client.poll(|_, _| panic!("no answer")), Err(Disconnected::InvalidResponse));
+    assert_eq!(client.poll(|_, _| panic!("no response")), Err(Disconnected::InvalidResponse));
+    assert_eq!(client.poll(|_, _| panic!("no response")), Err(Disconnected::InvalidResponse));
     assert!(matches!(
         client.call(&1, 8),
         Err(CallError::Disconnected { token: 8, cause: Disconnected::InvalidResponse })

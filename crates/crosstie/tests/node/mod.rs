@@ -1,6 +1,7 @@
-//! What `ipc` and `delegation` promise alike. The test program of each includes this and says which one `service` is.
+//! Tests that `ipc` and `delegation` have in common. The test program of each includes this module, and `service` is the
+//! one under test.
 
-mod life;
+mod lifetime;
 mod limits;
 mod oracle;
 mod stress;
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::service::*;
 
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A test that waits longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -21,37 +22,37 @@ fn fresh_name() -> String {
 
 #[track_caller]
 fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_micros(50));
     }
 }
 
-/// A server and its client, of numbers.
+/// A server and its client, with `u64` as message type.
 fn pair(config: &Config) -> (Server<u64, u64>, Client<u64, u64, u64>) {
     let name = fresh_name();
     let server = Server::create(&name, config).unwrap();
     (server, Client::connect(&name).unwrap())
 }
 
-fn answer(request: u64) -> u64 {
+fn expected_response(request: u64) -> u64 {
     request.rotate_left(17) ^ 0x5555
 }
 
-/// Answers everything that is there; says how much that was.
+/// Replies to all requests that are there. Returns their number.
 fn serve(server: &mut Server<u64, u64>) -> usize {
     let mut count = 0;
     server.poll();
     while let Some(request) = server.recv() {
-        let response = answer(*request.message());
+        let response = expected_response(*request.message());
         request.reply(&response).unwrap();
         count += 1;
     }
     count
 }
 
-/// Receives `count` requests, in order, and answers none.
+/// Receives `count` requests, in order, without a reply.
 fn defer(server: &mut Server<u64, u64>, count: usize) -> Vec<(u64, Ticket)> {
     let mut deferred = Vec::new();
     until("requests arrive", || {
@@ -66,13 +67,13 @@ fn defer(server: &mut Server<u64, u64>, count: usize) -> Vec<(u64, Ticket)> {
     deferred
 }
 
-/// Polls until so many answers are there; tokens and answers.
+/// Polls until `count` responses have arrived. Returns tokens and responses.
 fn collect(client: &mut Client<u64, u64, u64>, count: usize) -> Vec<(u64, u64)> {
-    let mut got = Vec::new();
-    until("answers arrive", || {
-        client.poll(|token, response| got.push((token, *response))).unwrap();
-        got.len() >= count
+    let mut received = Vec::new();
+    until("responses arrive", || {
+        client.poll(|token, response| received.push((token, *response))).unwrap();
+        received.len() >= count
     });
-    assert_eq!(got.len(), count);
-    got
+    assert_eq!(received.len(), count);
+    received
 }

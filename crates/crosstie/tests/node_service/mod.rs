@@ -1,4 +1,4 @@
-//! One face for `ipc` and `delegation`, as far as tests need it that run both in one program.
+//! A common interface of `ipc` and `delegation`, for tests that run both in one program.
 
 #![allow(dead_code, unused_imports, reason = "no test program uses all of it")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) use crosstie::ipc::Disconnected;
 use crosstie::ipc::{CallError, ConnectError, CreateError};
 
-/// Requests and answers.
+/// The type of requests and responses.
 pub(crate) type Words = [u64; 4];
 
 pub(crate) fn request(token: u64, salt: u64) -> Words {
@@ -18,11 +18,11 @@ pub(crate) fn is_request(words: &Words) -> bool {
     *words == request(words[0], words[3])
 }
 
-pub(crate) fn answer(asked: &Words) -> Words {
-    asked.map(|word| word.rotate_left(17) ^ 0x5555)
+pub(crate) fn expected_response(request: &Words) -> Words {
+    request.map(|word| word.rotate_left(17) ^ 0x5555)
 }
 
-/// A connection is over.
+/// A connection has ended.
 #[derive(Debug)]
 pub(crate) struct Ended(pub(crate) Disconnected);
 
@@ -32,7 +32,7 @@ impl Ended {
     }
 }
 
-/// A service of [`Words`], whose tokens are numbers.
+/// A service with [`Words`] as messages and numbers as tokens.
 pub(crate) trait Service: 'static {
     const NAME: &'static str;
     type Server: Send + 'static;
@@ -40,23 +40,23 @@ pub(crate) trait Service: 'static {
     type Ticket;
 
     fn create(name: &str, max_clients: usize, depth: usize) -> Result<Self::Server, CreateError>;
-    fn wait_for_request(server: &mut Self::Server, at_most: Duration) -> bool;
-    /// Looks for requests; says how many there are at least.
-    fn look(server: &mut Self::Server) -> usize;
-    /// Looks for requests and news; says how many clients there are.
+    fn wait_for_request(server: &mut Self::Server, timeout: Duration) -> bool;
+    /// Polls for requests. Returns a lower bound of their number.
+    fn server_poll(server: &mut Self::Server) -> usize;
+    /// Polls, and returns the number of clients.
     fn clients(server: &mut Self::Server) -> usize;
     fn receive(server: &mut Self::Server) -> Option<(Words, Self::Ticket)>;
-    /// False if the client is gone.
-    fn reply(server: &mut Self::Server, ticket: Self::Ticket, answer: &Words) -> bool;
-    fn cut_off(server: &Self::Server) -> u64;
+    /// Returns false if the client is gone.
+    fn reply(server: &mut Self::Server, ticket: Self::Ticket, response: &Words) -> bool;
+    fn violations(server: &Self::Server) -> u64;
 
     fn connect(name: &str) -> Result<Self::Client, ConnectError>;
-    /// False if there is no room.
-    fn call(client: &mut Self::Client, asked: &Words, token: u64) -> Result<bool, Ended>;
-    fn wait_for_answer(client: &mut Self::Client, at_most: Duration) -> Result<bool, Ended>;
+    /// Returns false if there is no room.
+    fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended>;
+    fn wait_for_response(client: &mut Self::Client, timeout: Duration) -> Result<bool, Ended>;
     fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended>;
-    fn exchange(client: &mut Self::Client, asked: &Words) -> Result<Words, CallError<()>>;
-    fn abandon(client: &mut Self::Client) -> Vec<u64>;
+    fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, CallError<()>>;
+    fn disconnect(client: &mut Self::Client) -> Vec<u64>;
     fn reconnect(client: &mut Self::Client) -> Result<(), ConnectError>;
 }
 
@@ -75,10 +75,10 @@ macro_rules! service {
                     crosstie::$module::Config { max_clients, queue_depth: depth, ..Default::default() };
                 Self::Server::create(name, &config)
             }
-            fn wait_for_request(server: &mut Self::Server, at_most: Duration) -> bool {
-                server.wait(Some(at_most))
+            fn wait_for_request(server: &mut Self::Server, timeout: Duration) -> bool {
+                server.wait(Some(timeout))
             }
-            fn look(server: &mut Self::Server) -> usize {
+            fn server_poll(server: &mut Self::Server) -> usize {
                 server.poll()
             }
             fn clients(server: &mut Self::Server) -> usize {
@@ -90,34 +90,34 @@ macro_rules! service {
                 server.recv().map(|request| (*request.message(), request.defer()))
             }
             #[inline(always)]
-            fn reply(server: &mut Self::Server, ticket: Self::Ticket, answer: &Words) -> bool {
-                server.reply(ticket, answer).is_ok()
+            fn reply(server: &mut Self::Server, ticket: Self::Ticket, response: &Words) -> bool {
+                server.reply(ticket, response).is_ok()
             }
-            fn cut_off(server: &Self::Server) -> u64 {
+            fn violations(server: &Self::Server) -> u64 {
                 server.counters().violations
             }
             fn connect(name: &str) -> Result<Self::Client, ConnectError> {
                 Self::Client::connect(name)
             }
             #[inline(always)]
-            fn call(client: &mut Self::Client, asked: &Words, token: u64) -> Result<bool, Ended> {
-                match client.call(asked, token) {
+            fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended> {
+                match client.call(request, token) {
                     Ok(()) => Ok(true),
                     Err(CallError::Disconnected { cause, .. }) => Err(Ended(cause)),
                     Err(_) => Ok(false),
                 }
             }
-            fn wait_for_answer(client: &mut Self::Client, at_most: Duration) -> Result<bool, Ended> {
-                client.wait(Some(at_most)).map_err(Ended)
+            fn wait_for_response(client: &mut Self::Client, timeout: Duration) -> Result<bool, Ended> {
+                client.wait(Some(timeout)).map_err(Ended)
             }
             #[inline(always)]
             fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended> {
                 client.poll(each).map(drop).map_err(Ended)
             }
-            fn exchange(client: &mut Self::Client, asked: &Words) -> Result<Words, CallError<()>> {
-                client.exchange(asked, |answer| *answer)
+            fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, CallError<()>> {
+                client.exchange(request, |response| *response)
             }
-            fn abandon(client: &mut Self::Client) -> Vec<u64> {
+            fn disconnect(client: &mut Self::Client) -> Vec<u64> {
                 let mut tokens = Vec::new();
                 client.disconnect(|token| tokens.push(token));
                 tokens
@@ -132,7 +132,7 @@ macro_rules! service {
 service!(Ipc, ipc);
 service!(Delegation, delegation);
 
-/// Does something with each service, under the name given.
+/// Evaluates an expression for each service, which `$service` names.
 macro_rules! each {
     ($service:ident, $what:expr) => {
         $crate::node_service::type_of!($service, Ipc, $what);

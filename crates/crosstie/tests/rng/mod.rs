@@ -1,21 +1,22 @@
-//! Chance with a seed: printed, so that a run can be repeated. Unit tests include this file too, and other crates' tests.
+//! A seeded random number generator for tests. The seed is printed, so that a run can be repeated. Unit tests and the tests of
+//! other crates include this file, too.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-/// Where chance begins: see [`choose_seed`]. Printed.
+/// The seed of this run, see [`choose_seed`]. Prints it.
 pub(crate) fn seed() -> u64 {
     let seed = choose_seed();
     println!("seed {seed} (set CROSSTIE_SEED to repeat)");
     seed
 }
 
-/// A seed: `CROSSTIE_SEED`, or the time.
+/// Chooses a seed: `CROSSTIE_SEED`, or the time.
 pub(crate) fn choose_seed() -> u64 {
     let given = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     given.unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))
 }
 
-/// splitmix64.
+/// The splitmix64 generator.
 #[derive(Clone)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -28,12 +29,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`.
+    /// A number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// One of so many places; the first if there is none.
+    /// An index below `count`; 0 if `count` is 0.
     pub(crate) fn place(&mut self, count: usize) -> usize {
         (self.next() % count.max(1) as u64) as usize
     }

@@ -1,57 +1,57 @@
-//! Posting and polling through the faults.
+//! Posting and polling with fault injection.
 
 use core::time::Duration;
 use std::time::Instant;
 
 use super::super::{self as device, Completion, CqError, PostError, RecvWr, SendWr, pd};
-use super::setup::{Cq, RcQp, SLICE, Srq, UdQp};
-use super::state::Owner;
+use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, UdQp};
+use super::state::RequestQueue;
 
-/// Ticks that a millisecond of sleep counts.
-const TICKS_PER_SLICE: u64 = 1000;
+/// Ticks that one millisecond of waiting counts.
+const TICKS_PER_INTERVAL: u64 = 1000;
 
 impl Cq {
     pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {
         self.drain(1)?;
-        let mut shown = core::mem::take(&mut self.shown);
-        let whole = self.state.lock().hand_out(self.id, max, &mut shown);
+        let mut ready = core::mem::take(&mut self.ready);
+        let intact = self.state.lock().take_ready(self.id, max, &mut ready);
         // Outside the lock: the caller may post from the closure.
-        shown.iter().for_each(each);
-        let count = shown.len();
-        shown.clear();
-        self.shown = shown;
-        if whole { Ok(count) } else { Err(CqError::Overrun) }
+        ready.iter().for_each(each);
+        let count = ready.len();
+        ready.clear();
+        self.ready = ready;
+        if intact { Ok(count) } else { Err(CqError::Overrun) }
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now() + timeout;
         self.drain(1)?;
         loop {
-            let (ready, stalling) = {
+            let (ready, needs_ticks) = {
                 let state = self.state.lock();
-                (state.has_shown(self.id), state.is_stalling())
+                (state.has_ready(self.id), state.needs_ticks())
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if ready || left.is_zero() {
                 return Ok(ready);
             }
-            self.inner.wait(left.min(SLICE))?;
-            self.drain(TICKS_PER_SLICE)?;
-            if stalling {
-                // What is held back counts polls; let the caller poll.
+            self.inner.wait(left.min(POLL_INTERVAL))?;
+            self.drain(TICKS_PER_INTERVAL)?;
+            if needs_ticks {
+                // A held completion counts polls: let the caller poll.
                 return Ok(true);
             }
         }
     }
 
-    /// Moves what the wrapped queue has into the state.
+    /// Moves the completions of the wrapped queue into the shared state.
     fn drain(&mut self, ticks: u64) -> Result<(), CqError> {
         let mut state = self.state.lock();
         state.tick(ticks);
         let drained = &mut self.drained;
         let polled = self.inner.poll(usize::MAX, |c| drained.push(*c));
         for completion in drained.drain(..) {
-            state.take_in(self.id, completion);
+            state.accept_completion(self.id, completion);
         }
         polled.map(drop)
     }
@@ -60,11 +60,11 @@ impl Cq {
 impl Srq {
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         let mut state = self.state.lock();
-        let owner = Owner::Srq(self.id);
+        let owner = RequestQueue::Srq(self.id);
         state.begin_post(owner)?;
-        let id = state.fresh_id();
+        let id = state.next_request_id();
         self.inner.post_recv(&RecvWr { wr_id: id, sges: wr.sges })?;
-        state.posted_recv(id, wr.wr_id, owner);
+        state.track_recv(id, wr.wr_id, owner);
         Ok(())
     }
 }
@@ -76,7 +76,7 @@ impl RcQp {
 
     pub(crate) fn batch_begin(&mut self) {}
 
-    /// Each request on its own: a batch may be cut anywhere, on hardware too.
+    /// Posts each request on its own: on hardware, too, a batch may be split anywhere.
     pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.post(wr)
     }

@@ -1,35 +1,35 @@
-//! Faults on purpose: wraps another device and makes it fail as hardware does.
+//! Fault injection: wraps another device and makes it fail as hardware does.
 //!
-//! A [`Plan`] says what fails and when; [`Control`] breaks things at run time. Every failure is one that real hardware
-//! produces, and each method of [`Plan`] says how hardware comes to it.
+//! A [`Plan`] says what fails and when; [`Control`] injects faults at run time. Every failure is one that real hardware
+//! produces, and each method of [`Plan`] says what causes it there.
 //!
 //! # Promises
 //!
-//! - The device contract holds, faults included: every accepted request ends exactly once, a failed request takes its
-//!   queue pair to ERR, nothing of a queue pair succeeds after one of its completions failed, the completions of one
+//! - The device contract holds, also with faults: every accepted request completes exactly once, a failed request takes its
+//!   queue pair to ERR, no request of a queue pair succeeds after one of its completions failed, and the completions of one
 //!   queue pair keep their order.
-//! - With [`Plan::none`] the device behaves as the one it wraps.
-//! - The same plan and the same sequence of calls and results of the wrapped device give the same faults.
+//! - With [`Plan::none`] the device behaves like the device that it wraps.
+//! - The same plan, with the same sequence of calls and of results of the wrapped device, gives the same faults.
 //!
-//! # How
+//! # How it works
 //!
-//! Each request goes to the wrapped device under a number of our own, and signaled, so that each one's end is seen here;
-//! successes that the caller did not ask to see are swallowed. Requests that the wrapped device must not see (yet) wait in
-//! the queue of their queue pair:
+//! Each request is posted to the wrapped device as signaled and with an internal `wr_id`, so that every completion is seen
+//! here. Successes of requests that the caller posted unsignaled are dropped. Requests that the wrapped device must not get,
+//! or not yet, stay in the queue of their queue pair:
 //!
 //! ```text
 //!  sends of one queue pair, oldest first
-//!  +------+------+---------+------+---------+
-//!  | gone | gone | stalled | lost | stalled |      gone: in the wrapped device, which will complete it
-//!  +------+------+---------+------+---------+      stalled: leaves when the port is up
-//!                                                  lost: fails the queue pair when it is the oldest
+//!  +--------+--------+---------+------+---------+
+//!  | posted | posted | stalled | lost | stalled |      posted: in the wrapped device, which will complete it
+//!  +--------+--------+---------+------+---------+      stalled: will be posted when the port is up
+//!                                                      lost: fails the queue pair when it is the oldest
 //! ```
 //!
-//! Everything is behind one lock per device: this provider is for tests and simulation, not for speed.
+//! One lock per device protects everything: this provider is for tests and simulation, not for speed.
 
 mod datapath;
-mod endpoint;
 mod plan;
+mod qp;
 mod setup;
 mod state;
 
@@ -41,40 +41,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::DeviceAddress;
 use state::State;
 
-/// Breaks a wrapped device while it runs, and tells what it has done. From
+/// Injects faults into a wrapped device at run time, and counts its posts and completions. Returned by
 /// [`Device::faults`](super::Device::faults); clones control the same device, from any thread.
 #[derive(Clone, Debug)]
 pub struct Control {
-    state: Shared,
+    state: SharedState,
 }
 
 impl Control {
-    /// Takes the port down until [`Control::port_up`]. See [`Plan::port_down`] for what that means.
+    /// Takes the port down until [`Control::port_up`]. [`Plan::port_down`] describes the effect.
     pub fn port_down(&self) {
         self.state.lock().port_down(None);
     }
 
-    /// Takes the port up: what stalled leaves.
+    /// Takes the port up: stalled requests are sent.
     pub fn port_up(&self) {
         self.state.lock().port_up();
     }
 
-    /// Makes a peer vanish for good: every queue pair connected to it goes to ERR. The oldest request of each ends with
+    /// Makes a peer unreachable for ever: every queue pair connected to it goes to ERR. The oldest request of each ends with
     /// [`Status::RetryExceeded`](super::Status::RetryExceeded), the others are flushed; a queue pair without requests
-    /// tells by [`Event::QpFatal`](super::Event::QpFatal). Datagrams to it are lost, connecting to it is
+    /// raises [`Event::QpFatal`](super::Event::QpFatal). Datagrams to the peer are lost, and connecting to it fails with
     /// [`DeviceError::Unreachable`](super::DeviceError::Unreachable).
     ///
     /// Hardware: the peer's machine lost power, or its process died.
     pub fn kill_peer(&self, peer: &DeviceAddress) {
-        self.state.lock().kill(*peer);
+        self.state.lock().kill_peer_device(*peer);
     }
 
-    /// Posts so far, refused ones included: sends, receives, datagrams.
+    /// Posts so far, including refused ones: sends, receives and datagrams.
     pub fn posts(&self) -> u64 {
         self.state.lock().posts()
     }
 
-    /// Completions so far that the caller has seen or could have seen.
+    /// Completions so far that were, or can be, handed to the caller.
     pub fn completions(&self) -> u64 {
         self.state.lock().completions()
     }
@@ -82,14 +82,14 @@ impl Control {
 
 /// The state that all objects of a wrapped device share.
 #[derive(Clone, Debug)]
-struct Shared(Arc<Mutex<State>>);
+struct SharedState(Arc<Mutex<State>>);
 
-impl Shared {
-    fn new(state: State) -> Shared {
-        Shared(Arc::new(Mutex::new(state)))
+impl SharedState {
+    fn new(state: State) -> SharedState {
+        SharedState(Arc::new(Mutex::new(state)))
     }
 
-    /// A caller that panicked inside (in the wrapped device) leaves nothing half-done that another could trip over.
+    /// Ignores poisoning: a panic under the lock comes from the wrapped device, and leaves this state consistent.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

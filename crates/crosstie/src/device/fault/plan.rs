@@ -1,12 +1,12 @@
-//! What shall fail, and when.
+//! The plan: what fails, and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{PostError, Status};
 
-/// What a wrapped device shall do wrong. Posts and completions are counted from zero over the whole device, see
-/// [`Control::posts`](super::Control::posts) and [`Control::completions`](super::Control::completions); a plan names
-/// them by these numbers, so a test can run once with [`Plan::none`], read the counts, and then fail each in turn.
+/// The faults that a wrapped device injects. A plan names posts and completions by number, counted from zero over the whole
+/// device (see [`Control::posts`](super::Control::posts) and [`Control::completions`](super::Control::completions)). So a
+/// test can run once with [`Plan::none`], read the counts, and then fail each post or completion in turn.
 ///
 /// The same plan and the same sequence of calls give the same faults.
 ///
@@ -28,21 +28,21 @@ pub struct Plan {
     retry_ticks: Option<u64>,
 }
 
-/// Why a completion that is there is not shown yet. The later ones of its queue pair wait behind it.
+/// How long a completion is held back. The later ones of its queue pair wait behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
     /// For this many polls of its queue.
     Polls(u32),
-    /// Until one of another queue pair has passed it, at most [`Hold::PATIENCE`] polls.
+    /// Until a completion of another queue pair has overtaken it, at most [`Hold::MAX_POLLS`] polls.
     Overtaken,
 }
 
 impl Hold {
-    /// Polls after which a completion that nobody overtakes is shown all the same.
-    pub(super) const PATIENCE: u32 = 64;
+    /// Polls after which a completion that is not overtaken is handed out anyway.
+    pub(super) const MAX_POLLS: u32 = 64;
 }
 
-/// Faults are drawn with these odds, one in so many, when a plan comes from a seed.
+/// With a seeded plan, each kind of fault has a probability of one in this many.
 mod odds {
     pub(super) const POST: u64 = 256;
     pub(super) const LOST: u64 = 8192;
@@ -53,7 +53,7 @@ mod odds {
 }
 
 impl Plan {
-    /// Ticks (see [`Plan::port_down`]) for which a request stalls on a port that is down before it fails.
+    /// Ticks (see [`Plan::port_down`]) after which a request fails that is stalled because the port is down.
     pub const RETRY_TICKS: u64 = 20_000;
 
     /// Nothing fails.
@@ -61,41 +61,41 @@ impl Plan {
         Plan::default()
     }
 
-    /// Faults drawn from a seed, rare enough that a workload which reconnects makes progress: refused posts, requests and
-    /// completions that fail, completions that come late or overtake others, lost datagrams, ports that go down for a
-    /// while. A peer's death is never drawn, since nothing comes after it.
+    /// Faults drawn from a seed, rare enough that a workload that reconnects makes progress: refused posts, requests and
+    /// completions that fail, completions that are late or overtaken, lost datagrams, ports that go down for a while. The
+    /// death of a peer is never drawn, because no workload could continue after it.
     pub fn from_seed(seed: u64) -> Plan {
         Plan { seed: Some(seed), ..Plan::default() }
     }
 
     /// Refuses post `k` with [`PostError::Full`] or [`PostError::Device`].
     ///
-    /// Hardware: a work queue whose entries were not reclaimed yet (`ENOMEM`), or a doorbell that the kernel or the
-    /// device refused (any other errno).
+    /// Hardware: the entries of the work queue were not reclaimed yet (`ENOMEM`), or the kernel or the device refused the
+    /// doorbell (any other errno).
     ///
     /// # Panics
     ///
-    /// When `error` is one that depends on the request: hardware does not invent those.
+    /// If `error` is one that depends on the request: hardware does not return those at random.
     pub fn fail_post(mut self, k: u64, error: PostError) -> Plan {
         assert!(
             matches!(error, PostError::Full | PostError::Device(_)),
-            "{error:?} is told of a request, not drawn"
+            "{error:?} depends on the request, so it cannot be injected"
         );
         self.posts.insert(k, error);
         self
     }
 
-    /// Accepts post `k`, if it is an RC send request, but fails it before it has any effect on the peer: when the requests
-    /// before it are done it ends with `status`, the queue pair goes to ERR, and what comes after it is flushed.
+    /// Accepts post `k`, if it is an RC send request, but fails it before it has any effect on the peer. When the requests
+    /// before it have completed, it ends with `status`, the queue pair goes to ERR, and the requests after it are flushed.
     ///
     /// Hardware: the request, or every retry of it, never arrived ([`Status::RetryExceeded`]); the peer had no receive
     /// ([`Status::RnrRetryExceeded`]), refused ([`Status::RemoteAccess`], [`Status::RemoteInvalidRequest`]) or failed
-    /// ([`Status::RemoteOperation`]); the device broke ([`Status::LocalQpOperation`], [`Status::Fatal`],
+    /// ([`Status::RemoteOperation`]); the device failed ([`Status::LocalQpOperation`], [`Status::Fatal`],
     /// [`Status::General`]).
     ///
     /// # Panics
     ///
-    /// When `status` is another.
+    /// If `status` is any other.
     pub fn lose_post(mut self, k: u64, status: Status) -> Plan {
         use Status::*;
         let possible = [
@@ -113,7 +113,7 @@ impl Plan {
         self
     }
 
-    /// Loses the datagram of post `k`, if it is one: its sender sees success.
+    /// Loses the datagram of post `k`, if it is a datagram: its sender sees success.
     ///
     /// Hardware: unreliable datagrams get lost.
     pub fn drop_datagram(mut self, k: u64) -> Plan {
@@ -122,16 +122,16 @@ impl Plan {
     }
 
     /// Turns completion `k`, if it is a success, into a failure with `status`. The queue pair goes to ERR; none of its
-    /// later completions is a success. What the request did to the peer is done.
+    /// later completions is a success. The request has had its effect on the peer.
     ///
     /// Hardware: the request arrived but no acknowledgement came back ([`Status::RetryExceeded`],
-    /// [`Status::ResponseTimeout`]), or the device broke after it ([`Status::LocalQpOperation`], [`Status::Fatal`],
-    /// [`Status::General`]). Receives and datagrams wait for no acknowledgement; the first two become
-    /// [`Status::LocalQpOperation`] there.
+    /// [`Status::ResponseTimeout`]), or the device failed after it ([`Status::LocalQpOperation`], [`Status::Fatal`],
+    /// [`Status::General`]). Receives and datagrams wait for no acknowledgement; for them the first two become
+    /// [`Status::LocalQpOperation`].
     ///
     /// # Panics
     ///
-    /// When `status` is another.
+    /// If `status` is any other.
     pub fn fail_completion(mut self, k: u64, status: Status) -> Plan {
         use Status::*;
         let possible = [RetryExceeded, ResponseTimeout, LocalQpOperation, Fatal, General];
@@ -140,16 +140,16 @@ impl Plan {
         self
     }
 
-    /// Shows completion `k` only `polls` polls of its queue later, and those of the same queue pair behind it. Others
-    /// pass.
+    /// Hands out completion `k` only after `polls` more polls of its queue, and later ones of the same queue pair after it.
+    /// Completions of other queue pairs overtake it.
     ///
-    /// Hardware: completions are written by the device when it comes to it.
+    /// Hardware: the device may write a completion late.
     pub fn delay_completion(mut self, k: u64, polls: u32) -> Plan {
         self.holds.insert(k, Hold::Polls(polls));
         self
     }
 
-    /// Shows completion `k` after one of another queue pair in the same queue that came behind it, if there is one soon.
+    /// Hands out completion `k` after a later completion of another queue pair in the same queue, if one arrives soon.
     ///
     /// Hardware: completions of different queue pairs have no order.
     pub fn overtake_completion(mut self, k: u64) -> Plan {
@@ -157,12 +157,12 @@ impl Plan {
         self
     }
 
-    /// Takes the port down just before post `k`, and up again `ticks` later. A tick is a post or a poll of any queue of the
-    /// device; sleeping in a wait counts a thousand per millisecond.
+    /// Takes the port down just before post `k`, and up again `ticks` later. A tick is a post, or a poll of any queue of the
+    /// device; a millisecond of waiting counts as a thousand ticks.
     ///
-    /// What is sent while the port is down stalls; it leaves, in order, if the port comes up in time, or else fails
-    /// with [`Status::RetryExceeded`], see [`Plan::give_up_after`]. Datagrams are lost. What the *peer* sends comes in
-    /// all the same: take its port down as well to part the two.
+    /// Requests that are posted while the port is down are stalled. They are sent, in order, if the port comes up in time;
+    /// otherwise they fail with [`Status::RetryExceeded`], see [`Plan::give_up_after`]. Datagrams are lost. Messages *from*
+    /// the peer still arrive: take the peer's port down as well to separate the two.
     ///
     /// Hardware: a pulled cable, a switch that restarts.
     pub fn port_down(mut self, k: u64, ticks: u64) -> Plan {
@@ -170,16 +170,16 @@ impl Plan {
         self
     }
 
-    /// How many ticks a request waits for a port that is down; [`Plan::RETRY_TICKS`] unless said. Stands for
-    /// [`ConnectConfig::timeout`](super::super::ConnectConfig::timeout) and its retries, which count in time and would
-    /// not repeat.
+    /// How many ticks a request waits while the port is down; the default is [`Plan::RETRY_TICKS`]. It replaces
+    /// [`ConnectConfig::timeout`](super::super::ConnectConfig::timeout) and its retries, which are measured in time and
+    /// would not be reproducible.
     pub fn give_up_after(mut self, ticks: u64) -> Plan {
         self.retry_ticks = Some(ticks);
         self
     }
 
-    /// Makes the peer of the queue pair that post `k` goes to vanish just before it: see
-    /// [`Control::kill_peer`](super::Control::kill_peer). Without effect on posts that go to nobody in particular.
+    /// Just before post `k`, makes the peer of its queue pair unreachable, see
+    /// [`Control::kill_peer`](super::Control::kill_peer). Without effect if the queue pair is not connected.
     pub fn kill_peer(mut self, k: u64) -> Plan {
         self.kills.insert(k);
         self
@@ -221,8 +221,8 @@ impl Plan {
     pub(super) fn outage(&self, k: u64) -> Option<u64> {
         self.port_down.get(&k).copied().or_else(|| {
             let drawn = self.draw(b'o', k, odds::PORT_DOWN)?;
-            // One outage in five is longer than requests wait.
-            Some(1 + drawn % (self.patience() * 5 / 4))
+            // One outage in five lasts longer than requests wait.
+            Some(1 + drawn % (self.retry_ticks() * 5 / 4))
         })
     }
 
@@ -230,11 +230,11 @@ impl Plan {
         self.kills.contains(&k)
     }
 
-    pub(super) fn patience(&self) -> u64 {
+    pub(super) fn retry_ticks(&self) -> u64 {
         self.retry_ticks.unwrap_or(Plan::RETRY_TICKS).max(1)
     }
 
-    /// One time in `odds`, a number. Depends on nothing but the arguments and the seed.
+    /// With probability one in `odds`, a random number. It depends on the arguments and the seed only.
     fn draw(&self, kind: u8, k: u64, odds: u64) -> Option<u64> {
         let drawn = splitmix64(splitmix64(self.seed? ^ (u64::from(kind) << 56)).wrapping_add(k));
         drawn.is_multiple_of(odds).then(|| splitmix64(drawn))
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn splitmix_matches_its_published_sequence() {
+    fn splitmix64_matches_its_published_sequence() {
         // First outputs of the reference generator seeded with 1234567.
         let mut state = 1_234_567_u64;
         let mut next = || {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_draws_the_same_faults_again_and_at_about_the_odds() {
+    fn equal_seeds_draw_equal_faults_at_the_expected_rate() {
         let (a, b) = (Plan::from_seed(7), Plan::from_seed(7));
         let refused = |plan: &Plan| (0..100_000).filter(|k| plan.refusal(*k).is_some()).collect::<Vec<_>>();
         assert_eq!(refused(&a), refused(&b));
@@ -276,8 +276,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "not drawn")]
-    fn only_what_hardware_does_can_be_planned() {
+    #[should_panic(expected = "cannot be injected")]
+    fn errors_that_hardware_does_not_return_cannot_be_planned() {
         drop(Plan::none().fail_post(0, PostError::TooLong(1)));
     }
 }

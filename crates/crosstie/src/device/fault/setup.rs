@@ -1,4 +1,4 @@
-//! The objects of a wrapped device: each holds the object it wraps, or its number in the shared state.
+//! The objects of a wrapped device. Each holds the object that it wraps, or its number in the shared state.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -7,26 +7,26 @@ use super::super::{
     self as device, Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event,
     FailHandle, QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
 };
-use super::endpoint::Inner;
+use super::qp::InnerQp;
 use super::state::State;
-use super::{Control, Plan, Shared};
+use super::{Control, Plan, SharedState};
 
-/// How long a sleeper sleeps before it looks for faults.
-pub(super) const SLICE: Duration = Duration::from_millis(1);
+/// How long a wait blocks before it looks for injected faults.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Completions that a wrapped queue has room for beyond what was asked: those of unsignaled requests.
-const HEADROOM: u32 = 4096;
+/// Additional depth of the wrapped completion queue, for the completions of unsignaled requests.
+const HIDDEN_HEADROOM: u32 = 4096;
 
 /// A wrapped device.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Box<device::Device>,
-    state: Shared,
+    state: SharedState,
 }
 
 impl Device {
     pub(crate) fn new(inner: device::Device, plan: Plan) -> Device {
-        Device { inner: Box::new(inner), state: Shared::new(State::new(plan)) }
+        Device { inner: Box::new(inner), state: SharedState::new(State::new(plan)) }
     }
 
     pub(crate) fn control(&self) -> Control {
@@ -46,13 +46,14 @@ impl Device {
     }
 
     pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
-        let inner_depth = config.depth.max(config.depth.saturating_add(HEADROOM).min(self.attr().max_cqe));
+        let inner_depth =
+            config.depth.max(config.depth.saturating_add(HIDDEN_HEADROOM).min(self.attr().max_cqe));
         let inner = Box::new(self.inner.create_cq(&CqConfig { depth: inner_depth })?);
         let mut state = self.state.lock();
-        let id = state.fresh_id() as u32;
+        let id = state.next_request_id() as u32;
         state.add_cq(id, config.depth, inner_depth);
         drop(state);
-        Ok(Cq { inner, id, drained: Vec::new(), shown: Vec::new(), state: self.state.clone() })
+        Ok(Cq { inner, id, drained: Vec::new(), ready: Vec::new(), state: self.state.clone() })
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
@@ -62,7 +63,7 @@ impl Device {
                 return Ok(Some(event));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let event = self.inner.wait_event(left.min(SLICE))?;
+            let event = self.inner.wait_event(left.min(POLL_INTERVAL))?;
             if event.is_some() || left.is_zero() {
                 return Ok(event);
             }
@@ -74,7 +75,7 @@ impl Device {
 #[derive(Debug)]
 pub struct Pd {
     inner: Box<device::Pd>,
-    state: Shared,
+    state: SharedState,
 }
 
 impl Pd {
@@ -84,7 +85,7 @@ impl Pd {
 
     pub(crate) fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
         let inner = Box::new(self.inner.create_srq(config)?);
-        let id = self.state.lock().fresh_id() as u32;
+        let id = self.state.lock().next_request_id() as u32;
         Ok(Srq { inner, id, state: self.state.clone() })
     }
 
@@ -98,7 +99,7 @@ impl Pd {
         let (send, recv) = (wrapped_cq(send_cq)?, wrapped_cq(recv_cq)?);
         let srq = srq.map(wrapped_srq).transpose()?;
         let inner = self.inner.create_rc(config, &send.inner, &recv.inner, srq)?;
-        let qp_num = self.state.lock().add_qp(Inner::Rc(inner), *config, send.id, recv.id);
+        let qp_num = self.state.lock().add_qp(InnerQp::Rc(inner), *config, send.id, recv.id);
         Ok(RcQp { qp_num, state: self.state.clone() })
     }
 
@@ -112,7 +113,7 @@ impl Pd {
         let (send, recv) = (wrapped_cq(send_cq)?, wrapped_cq(recv_cq)?);
         let srq = srq.map(wrapped_srq).transpose()?;
         let inner = self.inner.create_ud(config, &send.inner, &recv.inner, srq)?;
-        let qp_num = self.state.lock().add_qp(Inner::Ud(inner), *config, send.id, recv.id);
+        let qp_num = self.state.lock().add_qp(InnerQp::Ud(inner), *config, send.id, recv.id);
         Ok(UdQp { qp_num, state: self.state.clone() })
     }
 
@@ -140,11 +141,11 @@ fn wrapped_srq(queue: &device::Srq) -> Result<&device::Srq, DeviceError> {
 pub struct Cq {
     pub(super) inner: Box<device::Cq>,
     pub(super) id: u32,
-    /// Out of the wrapped queue, on the way into the state.
+    /// Buffer for completions on their way from the wrapped queue to the state.
     pub(super) drained: Vec<device::Completion>,
-    /// Out of the state, on the way to the caller.
-    pub(super) shown: Vec<device::Completion>,
-    pub(super) state: Shared,
+    /// Buffer for completions on their way from the state to the caller.
+    pub(super) ready: Vec<device::Completion>,
+    pub(super) state: SharedState,
 }
 
 impl Drop for Cq {
@@ -158,7 +159,7 @@ impl Drop for Cq {
 pub struct Srq {
     pub(super) inner: Box<device::Srq>,
     pub(super) id: u32,
-    pub(super) state: Shared,
+    pub(super) state: SharedState,
 }
 
 impl Drop for Srq {
@@ -183,7 +184,7 @@ impl Ah {
 #[derive(Debug)]
 pub struct RcQp {
     pub(super) qp_num: u32,
-    pub(super) state: Shared,
+    pub(super) state: SharedState,
 }
 
 impl RcQp {
@@ -208,8 +209,8 @@ impl RcQp {
         peer: &QpAddress,
         config: &ConnectConfig,
     ) -> Result<(), DeviceError> {
-        if self.state.lock().is_dead(&peer.device) {
-            return Err(DeviceError::Unreachable("its device is dead, by the plan of faults".to_owned()));
+        if self.state.lock().is_killed(&peer.device) {
+            return Err(DeviceError::Unreachable("the fault plan has killed its device".to_owned()));
         }
         self.with(|qp| qp.ready_to_receive(peer, config))?;
         self.state.lock().qp(self.qp_num).peer = Some(peer.device);
@@ -222,7 +223,7 @@ impl RcQp {
 
     pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
         self.with(|qp| qp.fail())?;
-        self.state.lock().advance(self.qp_num);
+        self.state.lock().advance_sends(self.qp_num);
         Ok(())
     }
 
@@ -230,7 +231,7 @@ impl RcQp {
         self.with(|qp| qp.reset())?;
         let mut state = self.state.lock();
         state.clear_qp(self.qp_num);
-        state.hide_completions(self.qp_num);
+        state.drop_held_completions(self.qp_num);
         Ok(())
     }
 
@@ -240,17 +241,17 @@ impl RcQp {
 
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut device::RcQp) -> R) -> R {
         match &mut self.state.lock().qp(self.qp_num).inner {
-            Inner::Rc(qp) => f(qp),
-            Inner::Ud(_) => unreachable!("an RC handle names an RC queue pair"),
+            InnerQp::Rc(qp) => f(qp),
+            InnerQp::Ud(_) => unreachable!("an RC handle names an RC queue pair"),
         }
     }
 }
 
 impl Drop for RcQp {
     fn drop(&mut self) {
-        // The wrapped one goes after the lock: closing may take its time.
-        let endpoint = self.state.lock().remove_qp(self.qp_num);
-        drop(endpoint);
+        // The wrapped queue pair is dropped outside the lock, because that may take long.
+        let qp = self.state.lock().remove_qp(self.qp_num);
+        drop(qp);
     }
 }
 
@@ -258,7 +259,7 @@ impl Drop for RcQp {
 #[derive(Debug)]
 pub struct UdQp {
     pub(super) qp_num: u32,
-    pub(super) state: Shared,
+    pub(super) state: SharedState,
 }
 
 impl UdQp {
@@ -276,21 +277,21 @@ impl UdQp {
 
     pub(crate) fn fail(&mut self) -> Result<(), DeviceError> {
         self.with(|qp| qp.fail())?;
-        self.state.lock().advance(self.qp_num);
+        self.state.lock().advance_sends(self.qp_num);
         Ok(())
     }
 
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut device::UdQp) -> R) -> R {
         match &mut self.state.lock().qp(self.qp_num).inner {
-            Inner::Ud(qp) => f(qp),
-            Inner::Rc(_) => unreachable!("a datagram handle names a datagram queue pair"),
+            InnerQp::Ud(qp) => f(qp),
+            InnerQp::Rc(_) => unreachable!("a datagram handle names a datagram queue pair"),
         }
     }
 }
 
 impl Drop for UdQp {
     fn drop(&mut self) {
-        let endpoint = self.state.lock().remove_qp(self.qp_num);
-        drop(endpoint);
+        let qp = self.state.lock().remove_qp(self.qp_num);
+        drop(qp);
     }
 }

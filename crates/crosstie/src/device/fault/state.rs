@@ -1,14 +1,14 @@
-//! What a wrapped device knows: its requests, where each is, and what the plan has in store for them.
+//! The state of a wrapped device: its requests, its completions, and the effect of the plan on them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::super::{
     Completion, DeviceAddress, Event, Opcode, PostError, QpConfig, RecvWr, SendWr, Status, UdQp,
 };
-use super::endpoint::{Endpoint, Inner, Place, Sent, Stored};
 use super::plan::{Hold, Plan};
+use super::qp::{InnerQp, SendState, StoredWr, TrackedQp, TrackedSend};
 
-/// See the module's picture.
+/// Everything behind the device's lock. The module documentation has a diagram of the sends.
 #[derive(Debug)]
 pub(super) struct State {
     plan: Plan,
@@ -16,55 +16,55 @@ pub(super) struct State {
     posts: u64,
     completions: u64,
     port: Port,
-    dead: Vec<DeviceAddress>,
+    killed_peers: Vec<DeviceAddress>,
     events: VecDeque<Event>,
     next_id: u64,
-    /// Requests in the wrapped device, by the number they have there.
-    requests: HashMap<u64, Request>,
-    /// By number. Ordered, so that what happens to all happens in the same order in every run.
-    qps: BTreeMap<u32, Endpoint>,
-    cqs: HashMap<u32, Queue>,
+    /// Outstanding requests, by the `wr_id` that they have in the wrapped device.
+    requests: HashMap<u64, PendingRequest>,
+    /// By queue pair number. Ordered, so that an event that affects all is applied in the same order in every run.
+    qps: BTreeMap<u32, TrackedQp>,
+    cqs: HashMap<u32, CqState>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Port {
     Up,
-    /// Until this tick, or until told.
+    /// Until this tick, or until `port_up` is called.
     Down(Option<u64>),
 }
 
 #[derive(Debug)]
-struct Request {
+struct PendingRequest {
     wr_id: u64,
-    owner: Owner,
+    owner: RequestQueue,
 }
 
 /// The queue that a request was posted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum RequestQueue {
     Send(u32),
     Recv(u32),
     Srq(u32),
 }
 
-/// A completion queue: what was taken from the wrapped one and is not shown yet.
+/// A completion queue: the completions that were taken from the wrapped queue and not handed out yet.
 #[derive(Debug)]
-struct Queue {
+struct CqState {
     depth: usize,
-    /// Unsignaled requests that may be in the wrapped device at once without filling its queue.
-    silent_limit: usize,
-    silent: usize,
+    /// Unsignaled requests that can be in the wrapped device at once without overrunning its queue.
+    hidden_limit: usize,
+    hidden: usize,
     polls: u64,
     overrun: bool,
-    waiting: VecDeque<Waiting>,
+    held: VecDeque<HeldCompletion>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct HeldCompletion {
     completion: Completion,
-    /// Shown from this poll on.
+    /// Handed out from this poll on.
     from: u64,
-    /// Shown earlier if another queue pair's completion passes it.
+    /// Handed out earlier if a completion of another queue pair overtakes it.
     overtakable: bool,
 }
 
@@ -76,7 +76,7 @@ impl State {
             posts: 0,
             completions: 0,
             port: Port::Up,
-            dead: Vec::new(),
+            killed_peers: Vec::new(),
             events: VecDeque::new(),
             next_id: 0,
             requests: HashMap::new(),
@@ -97,11 +97,11 @@ impl State {
         self.events.pop_front()
     }
 
-    pub(super) fn is_dead(&self, peer: &DeviceAddress) -> bool {
-        self.dead.contains(peer)
+    pub(super) fn is_killed(&self, peer: &DeviceAddress) -> bool {
+        self.killed_peers.contains(peer)
     }
 
-    pub(super) fn fresh_id(&mut self) -> u64 {
+    pub(super) fn next_request_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
@@ -109,17 +109,17 @@ impl State {
     // Objects.
 
     pub(super) fn add_cq(&mut self, cq: u32, depth: u32, inner_depth: u32) {
-        let silent_limit = match inner_depth.saturating_sub(depth) {
-            0 => depth as usize, // as deep as the device allows: no headroom, they count against the depth
+        let hidden_limit = match inner_depth.saturating_sub(depth) {
+            0 => depth as usize, // no deeper queue is possible, so unsignaled requests count against the depth
             headroom => headroom as usize,
         };
-        let queue = Queue {
+        let queue = CqState {
             depth: depth as usize,
-            silent_limit,
-            silent: 0,
+            hidden_limit,
+            hidden: 0,
             polls: 0,
             overrun: false,
-            waiting: VecDeque::new(),
+            held: VecDeque::new(),
         };
         self.cqs.insert(cq, queue);
     }
@@ -128,51 +128,52 @@ impl State {
         self.cqs.remove(&cq);
     }
 
-    pub(super) fn add_qp(&mut self, inner: Inner, config: QpConfig, send_cq: u32, recv_cq: u32) -> u32 {
+    pub(super) fn add_qp(&mut self, inner: InnerQp, config: QpConfig, send_cq: u32, recv_cq: u32) -> u32 {
         let qp_num = inner.qp_num();
-        self.qps.insert(qp_num, Endpoint::new(inner, config, send_cq, recv_cq));
+        self.qps.insert(qp_num, TrackedQp::new(inner, config, send_cq, recv_cq));
         qp_num
     }
 
-    /// The queue pair's handle is there, so it is in the table.
-    pub(super) fn qp(&mut self, qp_num: u32) -> &mut Endpoint {
+    /// A queue pair whose handle exists, so that it is in the table.
+    pub(super) fn qp(&mut self, qp_num: u32) -> &mut TrackedQp {
         self.qps.get_mut(&qp_num).expect("a queue pair is in the table while its handle lives")
     }
 
-    /// Forgets what is outstanding, without completions.
+    /// Drops all outstanding requests without completions.
     pub(super) fn clear_qp(&mut self, qp_num: u32) {
-        let endpoint = self.qp(qp_num);
-        let silent = endpoint.sends.iter().filter(|s| s.is_silent()).count();
-        endpoint.sends.clear();
-        endpoint.stalled_since = None;
-        endpoint.broken = None;
-        endpoint.peer = None;
-        let send_cq = endpoint.send_cq;
+        let qp = self.qp(qp_num);
+        let hidden = qp.sends.iter().filter(|s| s.is_hidden()).count();
+        qp.sends.clear();
+        qp.stalled_since = None;
+        qp.broken = None;
+        qp.peer = None;
+        let send_cq = qp.send_cq;
         if let Some(queue) = self.cqs.get_mut(&send_cq) {
-            queue.silent -= silent.min(queue.silent);
+            queue.hidden -= hidden.min(queue.hidden);
         }
-        self.requests.retain(|_, r| r.owner != Owner::Send(qp_num) && r.owner != Owner::Recv(qp_num));
+        self.requests
+            .retain(|_, r| r.owner != RequestQueue::Send(qp_num) && r.owner != RequestQueue::Recv(qp_num));
     }
 
-    pub(super) fn remove_qp(&mut self, qp_num: u32) -> Option<Endpoint> {
+    pub(super) fn remove_qp(&mut self, qp_num: u32) -> Option<TrackedQp> {
         self.clear_qp(qp_num);
         self.qps.remove(&qp_num)
     }
 
-    /// Completions of a queue pair that are not shown yet are never shown.
-    pub(super) fn hide_completions(&mut self, qp_num: u32) {
+    /// Drops the completions of a queue pair that were not handed out yet.
+    pub(super) fn drop_held_completions(&mut self, qp_num: u32) {
         for queue in self.cqs.values_mut() {
-            queue.waiting.retain(|w| w.completion.qp_num != qp_num);
+            queue.held.retain(|w| w.completion.qp_num != qp_num);
         }
     }
 
     pub(super) fn remove_srq(&mut self, srq: u32) {
-        self.requests.retain(|_, r| r.owner != Owner::Srq(srq));
+        self.requests.retain(|_, r| r.owner != RequestQueue::Srq(srq));
     }
 
     // Time, ports and peers.
 
-    /// Something happened: whatever was waiting for its time may be due.
+    /// Advances time: the port may come up, and stalled requests may fail.
     pub(super) fn tick(&mut self, ticks: u64) {
         self.ticks += ticks;
         match self.port {
@@ -180,20 +181,20 @@ impl State {
             Port::Down(Some(until)) if self.ticks >= until => return self.port_up(),
             Port::Down(_) => {}
         }
-        let (now, patience) = (self.ticks, self.plan.patience());
+        let (now, retry_ticks) = (self.ticks, self.plan.retry_ticks());
         for qp_num in self.all_qps() {
-            let endpoint = self.qp(qp_num);
-            if endpoint.stalled_since.is_some_and(|since| now - since >= patience) {
-                endpoint.stalled_since = None;
-                endpoint.break_with(Some(Status::RetryExceeded));
-                self.advance(qp_num);
+            let qp = self.qp(qp_num);
+            if qp.stalled_since.is_some_and(|since| now - since >= retry_ticks) {
+                qp.stalled_since = None;
+                qp.fail_with(Some(Status::RetryExceeded));
+                self.advance_sends(qp_num);
             }
         }
     }
 
-    /// Whether time must go on for somebody to get ahead.
-    pub(super) fn is_stalling(&self) -> bool {
-        self.port != Port::Up || self.cqs.values().any(|q| !q.waiting.is_empty())
+    /// Whether something waits for ticks or polls to pass.
+    pub(super) fn needs_ticks(&self) -> bool {
+        self.port != Port::Up || self.cqs.values().any(|q| !q.held.is_empty())
     }
 
     pub(super) fn port_down(&mut self, ticks: Option<u64>) {
@@ -211,25 +212,25 @@ impl State {
         self.events.push_back(Event::PortUp);
         for qp_num in self.all_qps() {
             self.qp(qp_num).stalled_since = None;
-            self.advance(qp_num);
+            self.advance_sends(qp_num);
         }
     }
 
-    pub(super) fn kill(&mut self, peer: DeviceAddress) {
-        if !self.is_dead(&peer) {
-            self.dead.push(peer);
+    pub(super) fn kill_peer_device(&mut self, peer: DeviceAddress) {
+        if !self.is_killed(&peer) {
+            self.killed_peers.push(peer);
         }
         for qp_num in self.all_qps() {
-            let endpoint = self.qp(qp_num);
-            if endpoint.peer != Some(peer) || endpoint.is_broken() {
+            let qp = self.qp(qp_num);
+            if qp.peer != Some(peer) || qp.is_in_error() {
                 continue;
             }
-            if endpoint.sends.is_empty() {
-                endpoint.break_with(None);
+            if qp.sends.is_empty() {
+                qp.fail_with(None);
                 self.events.push_back(Event::QpFatal(qp_num));
             } else {
-                endpoint.break_with(Some(Status::RetryExceeded));
-                self.advance(qp_num);
+                qp.fail_with(Some(Status::RetryExceeded));
+                self.advance_sends(qp_num);
             }
         }
     }
@@ -240,8 +241,8 @@ impl State {
 
     // Posting.
 
-    /// Counts a post; what the plan has for it happens.
-    pub(super) fn begin_post(&mut self, owner: Owner) -> Result<u64, PostError> {
+    /// Counts a post and applies the plan to it. Returns the number of the post, or the planned error.
+    pub(super) fn begin_post(&mut self, owner: RequestQueue) -> Result<u64, PostError> {
         let k = self.posts;
         self.posts += 1;
         self.tick(1);
@@ -249,56 +250,55 @@ impl State {
             self.port_down(Some(ticks));
         }
         if self.plan.kills(k)
-            && let Owner::Send(qp_num) = owner
+            && let RequestQueue::Send(qp_num) = owner
             && let Some(peer) = self.qp(qp_num).peer
         {
-            self.kill(peer);
+            self.kill_peer_device(peer);
         }
         self.plan.refusal(k).map_or(Ok(k), Err)
     }
 
     pub(super) fn post_recv(&mut self, qp_num: u32, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let owner = Owner::Recv(qp_num);
+        let owner = RequestQueue::Recv(qp_num);
         self.begin_post(owner)?;
-        let id = self.fresh_id();
+        let id = self.next_request_id();
         self.qp(qp_num).inner.post_recv(&RecvWr { wr_id: id, sges: wr.sges })?;
-        self.posted_recv(id, wr.wr_id, owner);
+        self.track_recv(id, wr.wr_id, owner);
         Ok(())
     }
 
-    /// Notes a receive that the wrapped device has taken.
-    pub(super) fn posted_recv(&mut self, id: u64, wr_id: u64, owner: Owner) {
-        self.requests.insert(id, Request { wr_id, owner });
+    /// Records a receive that was posted to the wrapped device.
+    pub(super) fn track_recv(&mut self, id: u64, wr_id: u64, owner: RequestQueue) {
+        self.requests.insert(id, PendingRequest { wr_id, owner });
     }
 
     pub(super) fn post_rc(&mut self, qp_num: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let k = self.begin_post(Owner::Send(qp_num))?;
+        let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let loss = self.plan.loss(k);
-        let (port, now, id) = (self.port, self.ticks, self.fresh_id());
-        let endpoint =
-            self.qps.get_mut(&qp_num).expect("a queue pair is in the table while its handle lives");
-        let behind = endpoint.sends.back().is_some_and(|s| !matches!(s.place, Place::Gone));
-        let place = if let Some(status) = loss {
-            endpoint.check(wr)?;
-            Place::Lost(status)
+        let (port, now, id) = (self.port, self.ticks, self.next_request_id());
+        let qp = self.qps.get_mut(&qp_num).expect("a queue pair is in the table while its handle lives");
+        let behind = qp.sends.back().is_some_and(|s| !matches!(s.state, SendState::Posted));
+        let state = if let Some(status) = loss {
+            qp.check(wr)?;
+            SendState::Lost(status)
         } else if behind || port != Port::Up {
-            endpoint.check(wr)?;
-            endpoint.stalled_since.get_or_insert(now);
-            Place::Stalled(Stored::new(wr))
+            qp.check(wr)?;
+            qp.stalled_since.get_or_insert(now);
+            SendState::Stalled(StoredWr::new(wr))
         } else {
-            let queue = self.cqs.get(&endpoint.send_cq);
-            if !wr.signaled && queue.is_some_and(|q| q.silent >= q.silent_limit) {
+            let queue = self.cqs.get(&qp.send_cq);
+            if !wr.signaled && queue.is_some_and(|q| q.hidden >= q.hidden_limit) {
                 return Err(PostError::Full);
             }
-            endpoint.inner.post(&SendWr { wr_id: id, signaled: true, ..*wr })?;
-            Place::Gone
+            qp.inner.post(&SendWr { wr_id: id, signaled: true, ..*wr })?;
+            SendState::Posted
         };
-        self.posted_send(qp_num, id, wr, place);
-        self.advance(qp_num);
+        self.track_send(qp_num, id, wr, state);
+        self.advance_sends(qp_num);
         Ok(())
     }
 
-    /// Posts a datagram; `forward` gives it to the wrapped device under the number it is told.
+    /// Posts a datagram; `forward` posts it to the wrapped device.
     pub(super) fn post_ud(
         &mut self,
         qp_num: u32,
@@ -306,53 +306,53 @@ impl State {
         wr: &SendWr<'_>,
         forward: impl FnOnce(&mut UdQp, &SendWr<'_>) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        let k = self.begin_post(Owner::Send(qp_num))?;
-        let lost = self.plan.drops(k) || self.port != Port::Up || self.is_dead(to);
-        let id = self.fresh_id();
-        let endpoint = self.qp(qp_num);
-        let place = if lost {
-            endpoint.check(wr)?;
-            Place::Dropped
+        let k = self.begin_post(RequestQueue::Send(qp_num))?;
+        let lost = self.plan.drops(k) || self.port != Port::Up || self.is_killed(to);
+        let id = self.next_request_id();
+        let qp = self.qp(qp_num);
+        let state = if lost {
+            qp.check(wr)?;
+            SendState::Dropped
         } else {
-            let Inner::Ud(inner) = &mut endpoint.inner else {
-                return Err(PostError::Invalid("datagrams go through datagram queue pairs"));
+            let InnerQp::Ud(inner) = &mut qp.inner else {
+                return Err(PostError::Invalid("a datagram needs a datagram queue pair"));
             };
             forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
-            Place::Gone
+            SendState::Posted
         };
-        self.posted_send(qp_num, id, wr, place);
-        self.advance(qp_num);
+        self.track_send(qp_num, id, wr, state);
+        self.advance_sends(qp_num);
         Ok(())
     }
 
-    fn posted_send(&mut self, qp_num: u32, id: u64, wr: &SendWr<'_>, place: Place) {
-        self.requests.insert(id, Request { wr_id: wr.wr_id, owner: Owner::Send(qp_num) });
-        let sent = Sent { id, wr_id: wr.wr_id, signaled: wr.signaled, place };
-        let silent = sent.is_silent();
-        let endpoint = self.qp(qp_num);
-        endpoint.sends.push_back(sent);
-        let send_cq = endpoint.send_cq;
-        if let Some(queue) = self.cqs.get_mut(&send_cq).filter(|_| silent) {
-            queue.silent += 1;
+    fn track_send(&mut self, qp_num: u32, id: u64, wr: &SendWr<'_>, state: SendState) {
+        self.requests.insert(id, PendingRequest { wr_id: wr.wr_id, owner: RequestQueue::Send(qp_num) });
+        let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signaled, state };
+        let hidden = sent.is_hidden();
+        let qp = self.qp(qp_num);
+        qp.sends.push_back(sent);
+        let send_cq = qp.send_cq;
+        if let Some(queue) = self.cqs.get_mut(&send_cq).filter(|_| hidden) {
+            queue.hidden += 1;
         }
     }
 
-    /// Does what can be done with the oldest sends of a queue pair.
-    pub(super) fn advance(&mut self, qp_num: u32) {
+    /// Posts, completes or fails the oldest sends of a queue pair, as far as possible.
+    pub(super) fn advance_sends(&mut self, qp_num: u32) {
         loop {
             let port_up = self.port == Port::Up;
-            let endpoint = self.qp(qp_num);
-            let broken = endpoint.is_broken();
-            let Some(front) = endpoint.sends.front() else { return };
-            match front.place {
-                Place::Lost(status) if !broken => endpoint.break_with(Some(status)),
-                Place::Dropped if !broken => self.end_here(qp_num, Status::Success),
-                Place::Stalled(_) | Place::Lost(_) | Place::Dropped if broken => {
-                    let status = endpoint.next_failure();
-                    self.end_here(qp_num, status);
+            let qp = self.qp(qp_num);
+            let broken = qp.is_in_error();
+            let Some(front) = qp.sends.front() else { return };
+            match front.state {
+                SendState::Lost(status) if !broken => qp.fail_with(Some(status)),
+                SendState::Dropped if !broken => self.complete_oldest_send(qp_num, Status::Success),
+                SendState::Stalled(_) | SendState::Lost(_) | SendState::Dropped if broken => {
+                    let status = qp.next_failure();
+                    self.complete_oldest_send(qp_num, status);
                 }
                 _ => {
-                    if !(port_up && !broken && self.release(qp_num)) {
+                    if !(port_up && !broken && self.post_next_stalled(qp_num)) {
                         return;
                     }
                 }
@@ -360,80 +360,80 @@ impl State {
         }
     }
 
-    /// Sends the first stalled request of a queue pair on its way, if it is next. Says whether it did.
-    fn release(&mut self, qp_num: u32) -> bool {
-        let endpoint = self.qp(qp_num);
-        let send_cq = endpoint.send_cq;
-        let Some(sent) = endpoint.sends.iter_mut().find(|s| !matches!(s.place, Place::Gone)) else {
+    /// Posts the first stalled request of a queue pair, if it is the next to be posted. Returns whether it did.
+    fn post_next_stalled(&mut self, qp_num: u32) -> bool {
+        let qp = self.qp(qp_num);
+        let send_cq = qp.send_cq;
+        let Some(sent) = qp.sends.iter_mut().find(|s| !matches!(s.state, SendState::Posted)) else {
             return false;
         };
-        let Place::Stalled(stored) = &sent.place else { return false };
-        let posted = stored.with(sent.id, |wr| endpoint.inner.post(wr));
-        sent.place = match posted {
-            Ok(()) => Place::Gone,
-            // It was checked when it was accepted, so the device is at fault.
-            Err(_) => Place::Lost(Status::LocalQpOperation),
+        let SendState::Stalled(stored) = &sent.state else { return false };
+        let posted = stored.with(sent.id, |wr| qp.inner.post(wr));
+        sent.state = match posted {
+            Ok(()) => SendState::Posted,
+            // The request was checked when it was accepted, so the device failed.
+            Err(_) => SendState::Lost(Status::LocalQpOperation),
         };
-        if sent.is_silent()
+        if sent.is_hidden()
             && let Some(queue) = self.cqs.get_mut(&send_cq)
         {
-            queue.silent += 1;
+            queue.hidden += 1;
         }
         true
     }
 
-    /// Ends the oldest send, which the wrapped device does not have.
-    fn end_here(&mut self, qp_num: u32, status: Status) {
-        let endpoint = self.qp(qp_num);
-        let Some(sent) = endpoint.sends.pop_front() else { return };
-        let send_cq = endpoint.send_cq;
+    /// Completes the oldest send, which was not posted to the wrapped device.
+    fn complete_oldest_send(&mut self, qp_num: u32, status: Status) {
+        let qp = self.qp(qp_num);
+        let Some(sent) = qp.sends.pop_front() else { return };
+        let send_cq = qp.send_cq;
         self.requests.remove(&sent.id);
         if sent.signaled || !status.is_success() {
             let opcode = if status.is_success() { Opcode::Send } else { Opcode::Unspecified };
             let completion =
                 Completion { wr_id: sent.wr_id, status, opcode, byte_len: 0, imm: None, qp_num, src_qp: 0 };
-            self.show(send_cq, completion);
+            self.enqueue_completion(send_cq, completion);
         }
     }
 
     // Completing.
 
-    /// A completion came out of the wrapped queue.
-    pub(super) fn take_in(&mut self, cq: u32, mut completion: Completion) {
-        // Requests of queue pairs that were reset or destroyed are not in the table any more.
+    /// Processes a completion of the wrapped queue.
+    pub(super) fn accept_completion(&mut self, cq: u32, mut completion: Completion) {
+        // The requests of queue pairs that were reset or destroyed are no longer in the table.
         let Some(request) = self.requests.remove(&completion.wr_id) else { return };
         let id = core::mem::replace(&mut completion.wr_id, request.wr_id);
         let qp_num = match request.owner {
-            Owner::Send(qp_num) | Owner::Recv(qp_num) => qp_num,
-            Owner::Srq(_) => completion.qp_num,
+            RequestQueue::Send(qp_num) | RequestQueue::Recv(qp_num) => qp_num,
+            RequestQueue::Srq(_) => completion.qp_num,
         };
-        let sending = matches!(request.owner, Owner::Send(_));
-        let Some(endpoint) = self.qps.get_mut(&qp_num) else {
-            // A receive of a shared queue, taken by a queue pair that is no more.
-            return self.show(cq, completion);
+        let sending = matches!(request.owner, RequestQueue::Send(_));
+        let Some(qp) = self.qps.get_mut(&qp_num) else {
+            // A receive of a shared queue, taken by a queue pair that was destroyed since.
+            return self.enqueue_completion(cq, completion);
         };
         let mut visible = true;
         if sending {
-            let place = endpoint.sends.iter().position(|s| s.id == id);
-            if let Some(sent) = place.and_then(|at| endpoint.sends.remove(at)) {
+            let index = qp.sends.iter().position(|s| s.id == id);
+            if let Some(sent) = index.and_then(|at| qp.sends.remove(at)) {
                 visible = sent.signaled;
                 if let Some(queue) = self.cqs.get_mut(&cq).filter(|_| !sent.signaled) {
-                    queue.silent -= queue.silent.min(1);
+                    queue.hidden -= queue.hidden.min(1);
                 }
             }
         }
-        if endpoint.broken.is_some() {
-            completion.status = if sending { endpoint.next_failure() } else { Status::Flushed };
+        if qp.broken.is_some() {
+            completion.status = if sending { qp.next_failure() } else { Status::Flushed };
         } else if completion.status.is_success()
             && visible
             && let Some(status) = self.plan.failure(self.completions)
         {
-            let acknowledged = sending && matches!(endpoint.inner, Inner::Rc(_));
+            let acknowledged = sending && matches!(qp.inner, InnerQp::Rc(_));
             completion.status = match status {
                 Status::RetryExceeded | Status::ResponseTimeout if !acknowledged => Status::LocalQpOperation,
                 status => status,
             };
-            endpoint.break_with(None);
+            qp.fail_with(None);
         }
         if !completion.status.is_success() {
             completion.opcode = Opcode::Unspecified;
@@ -441,45 +441,49 @@ impl State {
             visible = true;
         }
         if visible {
-            self.show(cq, completion);
+            self.enqueue_completion(cq, completion);
         }
-        self.advance(qp_num);
+        self.advance_sends(qp_num);
     }
 
-    /// Puts a completion where polls find it, after whatever the plan lets it wait for.
-    fn show(&mut self, cq: u32, completion: Completion) {
+    /// Queues a completion for the caller, held back as long as the plan says.
+    fn enqueue_completion(&mut self, cq: u32, completion: Completion) {
         let k = self.completions;
         self.completions += 1;
         let Some(queue) = self.cqs.get_mut(&cq) else { return };
         let (delay, overtakable) = match self.plan.hold(k) {
             None => (0, false),
             Some(Hold::Polls(n)) => (n, false),
-            Some(Hold::Overtaken) => (Hold::PATIENCE, true),
+            Some(Hold::Overtaken) => (Hold::MAX_POLLS, true),
         };
-        queue.waiting.push_back(Waiting { completion, from: queue.polls + u64::from(delay), overtakable });
-        if queue.waiting.len() > queue.depth && !queue.overrun {
+        queue.held.push_back(HeldCompletion {
+            completion,
+            from: queue.polls + u64::from(delay),
+            overtakable,
+        });
+        if queue.held.len() > queue.depth && !queue.overrun {
             queue.overrun = true;
             self.events.push_back(Event::CqOverrun);
             for qp_num in self.all_qps() {
-                let endpoint = self.qp(qp_num);
-                if (endpoint.send_cq == cq || endpoint.recv_cq == cq) && !endpoint.is_broken() {
-                    endpoint.break_with(None);
-                    self.advance(qp_num);
+                let qp = self.qp(qp_num);
+                if (qp.send_cq == cq || qp.recv_cq == cq) && !qp.is_in_error() {
+                    qp.fail_with(None);
+                    self.advance_sends(qp_num);
                 }
             }
         }
     }
 
-    /// Moves up to `max` completions that may be shown into `shown`. False when the queue has overrun.
-    pub(super) fn hand_out(&mut self, cq: u32, max: usize, shown: &mut Vec<Completion>) -> bool {
+    /// Moves up to `max` completions that are not held back into `ready`. Returns false if the queue has overrun.
+    pub(super) fn take_ready(&mut self, cq: u32, max: usize, ready: &mut Vec<Completion>) -> bool {
         let Some(queue) = self.cqs.get_mut(&cq) else { return true };
         if queue.overrun {
             return false;
         }
         let mut blocked: Vec<u32> = Vec::new();
         let mut at = 0;
-        while shown.len() < max && at < queue.waiting.len() {
-            let next = &queue.waiting[at];
+        while ready.len() < max && at < queue.held.len() {
+            let next = &queue.held[at];
             let qp_num = next.completion.qp_num;
             if blocked.contains(&qp_num) || next.from > queue.polls {
                 if !blocked.contains(&qp_num) {
@@ -488,9 +492,9 @@ impl State {
                 at += 1;
                 continue;
             }
-            let Some(next) = queue.waiting.remove(at) else { break };
-            shown.push(next.completion);
-            for passed in queue.waiting.iter_mut().take(at).filter(|w| w.overtakable) {
+            let Some(next) = queue.held.remove(at) else { break };
+            ready.push(next.completion);
+            for passed in queue.held.iter_mut().take(at).filter(|w| w.overtakable) {
                 passed.from = queue.polls;
             }
         }
@@ -498,9 +502,9 @@ impl State {
         true
     }
 
-    /// Whether a poll would show something now.
-    pub(super) fn has_shown(&self, cq: u32) -> bool {
+    /// Whether a poll would hand out a completion now.
+    pub(super) fn has_ready(&self, cq: u32) -> bool {
         let Some(queue) = self.cqs.get(&cq) else { return false };
-        queue.overrun || queue.waiting.iter().any(|w| w.from <= queue.polls)
+        queue.overrun || queue.held.iter().any(|w| w.from <= queue.polls)
     }
 }

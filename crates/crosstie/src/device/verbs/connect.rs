@@ -1,28 +1,31 @@
-//! Queue pairs: making them and moving them through their states.
+//! Queue pairs: creating them, and their state transitions.
 
 use core::ptr;
 use std::sync::{Arc, Weak};
 
 use rdma_mummy_sys as ffi;
 
-use super::cq::{Closed, Cq, CqInner};
-use super::datapath::Doorbell;
+use super::cq::{Cq, CqInner, LockedCqs};
+use super::datapath::PostApi;
 use super::send_ring::SendRing;
-use super::setup::{DeviceInner, PdInner, Srq, SrqInner, access_flags, path, refused, unreachable, within};
+use super::setup::{
+    DeviceInner, PdInner, Srq, SrqInner, access_flags, address_vector, check_limit, creation_error,
+    unreachable_error,
+};
 use crate::device::{Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState};
 
-/// What a queue pair speaks.
+/// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Transport {
     Rc,
     Ud,
 }
 
-/// A queue pair of the device with everything that must outlive it.
+/// A queue pair of the device, with references to everything that must outlive it.
 #[derive(Debug)]
 pub(super) struct QpInner {
     pub(super) qp: *mut ffi::ibv_qp,
-    pub(super) doorbell: Doorbell,
+    pub(super) post_api: PostApi,
     pub(super) max_inline: usize,
     pub(super) max_send_sge: usize,
     pub(super) max_recv_sge: usize,
@@ -31,13 +34,12 @@ pub(super) struct QpInner {
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
     pub(super) srq: Option<Arc<SrqInner>>,
-    /// Dropped before the domain it stands on.
+    /// Dropped before the protection domain that it is based on.
     _domain: ThreadDomain,
     pub(super) pd: Arc<PdInner>,
 }
 
-// SAFETY: through this, states are changed and asked for, which libibverbs lets any thread do; posting goes through the
-// one `Sender`.
+// SAFETY: this is used to change and query the state, which libibverbs allows from any thread; only the one `Sender` posts.
 unsafe impl Send for QpInner {}
 // SAFETY: as above.
 unsafe impl Sync for QpInner {}
@@ -53,12 +55,12 @@ impl QpInner {
     ) -> Result<Arc<QpInner>, DeviceError> {
         let device = &pd.device;
         let limit = &device.attr;
-        within("send requests in a queue pair", config.max_send_wr, limit.max_qp_wr)?;
-        within("pieces per send request", config.max_send_sge, limit.max_sge)?;
-        within("inline bytes per send request", config.max_inline, limit.max_inline)?;
+        check_limit("send requests in a queue pair", config.max_send_wr, limit.max_qp_wr)?;
+        check_limit("scatter/gather entries per send request", config.max_send_sge, limit.max_sge)?;
+        check_limit("inline bytes per send request", config.max_inline, limit.max_inline)?;
         if srq.is_none() {
-            within("receives in a queue pair", config.max_recv_wr, limit.max_qp_wr)?;
-            within("pieces per receive", config.max_recv_sge, limit.max_sge)?;
+            check_limit("receives in a queue pair", config.max_recv_wr, limit.max_qp_wr)?;
+            check_limit("scatter/gather entries per receive", config.max_recv_sge, limit.max_sge)?;
         }
         for cq in [send_cq, recv_cq] {
             if !Arc::ptr_eq(&cq.inner.device, device) {
@@ -77,7 +79,7 @@ impl QpInner {
             max_recv_sge: if srq.is_some() { 0 } else { config.max_recv_sge.max(1) },
             max_inline_data: config.max_inline,
         };
-        let parts = Parts {
+        let parts = QpParts {
             transport,
             send_cq: send_cq.inner.raw(),
             recv_cq: recv_cq.inner.raw(),
@@ -85,18 +87,18 @@ impl QpInner {
             pd: domain.pd(pd),
             asked,
         };
-        let (qp, doorbell, granted) = parts.create(device)?;
-        // SAFETY: the queue pair was just made.
+        let (qp, post_api, granted) = parts.create(device)?;
+        // SAFETY: the queue pair was just created.
         let qp_num = unsafe { (*qp).qp_num };
         let ring = SendRing::new(qp, qp_num, asked.max_send_wr).inspect_err(|_| {
-            // SAFETY: made above and in nobody else's hands.
+            // SAFETY: created above; nothing else has the pointer.
             let rc = unsafe { ffi::ibv_destroy_qp(qp) };
             debug_assert_eq!(rc, 0, "destroy queue pair");
         })?;
         let inner = QpInner {
             qp,
-            doorbell,
-            // Drivers round up what they are asked for; the queue pair promises what was asked for.
+            post_api,
+            // Drivers round the requested sizes up; the queue pair keeps to the requested ones.
             max_inline: config.max_inline.min(granted.max_inline_data) as usize,
             max_send_sge: config.max_send_sge as usize,
             max_recv_sge: config.max_recv_sge as usize,
@@ -108,11 +110,11 @@ impl QpInner {
             _domain: domain,
             pd: pd.clone(),
         };
-        Closed::new(&inner.send_cq, &inner.recv_cq).admit(&inner.ring);
+        LockedCqs::new(&inner.send_cq, &inner.recv_cq).add_qp(&inner.ring);
         Ok(Arc::new(inner))
     }
 
-    /// Where the device says it is: it may have failed without a word to us.
+    /// The state. It asks the device, because the queue pair may have failed without a completion.
     pub(super) fn state(&self) -> QpState {
         let known = self.ring.state();
         if matches!(known, QpState::Reset | QpState::Error) {
@@ -120,15 +122,15 @@ impl QpInner {
         }
         // SAFETY: the queue pair is live.
         if unsafe { has_failed(self.qp) } {
-            self.ring.failed();
+            self.ring.record_failure();
         }
         self.ring.state()
     }
 
-    /// RESET to INIT.
+    /// Moves from RESET to INIT.
     pub(super) fn init(&self, access: Access, qkey: u32) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
-        self.expect(QpState::Reset, "init", "RESET")?;
+        self.expect_state(QpState::Reset, "init", "RESET")?;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_INIT);
         attr.port_num = self.pd.device.port;
         attr.pkey_index = 0;
@@ -137,24 +139,24 @@ impl QpInner {
         let last = if self.transport == Transport::Rc { m::IBV_QP_ACCESS_FLAGS } else { m::IBV_QP_QKEY };
         self.modify(&mut attr, m::IBV_QP_STATE | m::IBV_QP_PKEY_INDEX | m::IBV_QP_PORT | last)
             .map_err(|e| DeviceError::Os { what: "move a queue pair to INIT", source: e })?;
-        self.stepped(QpState::Reset, QpState::Init, "init", "RESET")
+        self.finish_transition(QpState::Reset, QpState::Init, "init", "RESET")
     }
 
-    /// INIT to RTR, for RC.
+    /// Moves an RC queue pair from INIT to RTR.
     pub(super) fn ready_to_receive(
         &self,
         peer: &QpAddress,
         config: &ConnectConfig,
     ) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
-        self.expect(QpState::Init, "ready_to_receive", "INIT")?;
+        self.expect_state(QpState::Init, "ready_to_receive", "INIT")?;
         check(config)?;
         if peer.qp_num > 0xff_ffff || peer.psn > 0xff_ffff {
             return Err(DeviceError::BadAddress("queue pair and packet sequence numbers have 24 bits"));
         }
         let device = &self.pd.device;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTR);
-        attr.ah_attr = path(device, &peer.device)?;
+        attr.ah_attr = address_vector(device, &peer.device)?;
         attr.path_mtu = device.address.mtu.min(peer.device.mtu).into();
         attr.dest_qp_num = peer.qp_num;
         attr.rq_psn = peer.psn;
@@ -170,20 +172,20 @@ impl QpInner {
             | m::IBV_QP_MIN_RNR_TIMER
             | m::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attr, mask).map_err(|e| {
-            unreachable(&peer.device, &e)
+            unreachable_error(&peer.device, &e)
                 .unwrap_or(DeviceError::Os { what: "move a queue pair to RTR", source: e })
         })?;
-        self.stepped(QpState::Init, QpState::ReadyToReceive, "ready_to_receive", "INIT")
+        self.finish_transition(QpState::Init, QpState::ReadyToReceive, "ready_to_receive", "INIT")
     }
 
-    /// RTR to RTS, for RC.
+    /// Moves an RC queue pair from RTR to RTS.
     pub(super) fn ready_to_send(&self, psn: u32, config: &ConnectConfig) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
-        self.expect(QpState::ReadyToReceive, "ready_to_send", "RTR")?;
+        self.expect_state(QpState::ReadyToReceive, "ready_to_send", "RTR")?;
         check(config)?;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTS);
         attr.timeout = config.timeout;
-        // Soft-RoCE takes 7 for ever; a dead peer must be found out.
+        // Soft-RoCE retries without limit if this is 7, and would never notice a dead peer.
         attr.retry_cnt = config.retry_count.min(if self.pd.device.soft_roce { 6 } else { 7 });
         attr.rnr_retry = config.rnr_retry;
         attr.sq_psn = psn;
@@ -196,26 +198,26 @@ impl QpInner {
             | m::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask)
             .map_err(|e| DeviceError::Os { what: "move a queue pair to RTS", source: e })?;
-        self.stepped(QpState::ReadyToReceive, QpState::ReadyToSend, "ready_to_send", "RTR")
+        self.finish_transition(QpState::ReadyToReceive, QpState::ReadyToSend, "ready_to_send", "RTR")
     }
 
-    /// RESET to RTS, for UD.
+    /// Moves a UD queue pair from RESET to RTS.
     pub(super) fn activate(&self, qkey: u32) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
-        self.expect(QpState::Reset, "activate", "RESET")?;
+        self.expect_state(QpState::Reset, "activate", "RESET")?;
         self.init(Access::empty(), qkey)?;
         let failed = |e| DeviceError::Os { what: "activate a datagram queue pair", source: e };
         self.modify(&mut to_state(ffi::ibv_qp_state::IBV_QPS_RTR), m::IBV_QP_STATE).map_err(failed)?;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTS);
         attr.sq_psn = 0;
         self.modify(&mut attr, m::IBV_QP_STATE | m::IBV_QP_SQ_PSN).map_err(failed)?;
-        self.stepped(QpState::Init, QpState::ReadyToSend, "activate", "RESET")
+        self.finish_transition(QpState::Init, QpState::ReadyToSend, "activate", "RESET")
     }
 
-    /// To ERR, from anywhere and from any thread.
+    /// Moves to ERR, from any state and any thread.
     pub(super) fn fail(&self) -> Result<(), DeviceError> {
         if self.ring.state() == QpState::Reset {
-            // The one state from which the kernel refuses it.
+            // RESET is the only state from which the kernel refuses ERR.
             self.init(Access::empty(), 0)?;
         }
         self.ring.set_state(QpState::Error);
@@ -224,32 +226,37 @@ impl QpInner {
             .map_err(|e| DeviceError::Os { what: "move a queue pair to ERR", source: e })
     }
 
-    /// To RESET, from anywhere. The caller is the poster, and numbers its requests from 0 afterwards.
-    pub(super) fn reset(&self, salt: u64) -> Result<(), DeviceError> {
-        let mut closed = Closed::new(&self.send_cq, &self.recv_cq);
+    /// Moves to RESET, from any state. The caller is the poster, and numbers its requests from 0 afterwards.
+    pub(super) fn reset(&self, tag_base: u64) -> Result<(), DeviceError> {
+        let mut closed = LockedCqs::new(&self.send_cq, &self.recv_cq);
         self.modify(&mut to_state(ffi::ibv_qp_state::IBV_QPS_RESET), ffi::ibv_qp_attr_mask::IBV_QP_STATE)
             .map_err(|e| DeviceError::Os { what: "move a queue pair to RESET", source: e })?;
-        closed.sweep(self.ring.qp_num());
-        self.ring.clear(salt);
+        closed.discard_completions(self.ring.qp_num());
+        self.ring.clear(tag_base);
         self.ring.set_state(QpState::Reset);
         Ok(())
     }
 
-    fn expect(&self, needed: QpState, step: &'static str, needs: &'static str) -> Result<(), DeviceError> {
+    fn expect_state(
+        &self,
+        needed: QpState,
+        step: &'static str,
+        needs: &'static str,
+    ) -> Result<(), DeviceError> {
         match self.state() {
             state if state == needed => Ok(()),
             state => Err(DeviceError::WrongState { qp_num: self.ring.qp_num(), state, step, needs }),
         }
     }
 
-    fn stepped(
+    fn finish_transition(
         &self,
         from: QpState,
         to: QpState,
         step: &'static str,
         needs: &'static str,
     ) -> Result<(), DeviceError> {
-        if self.ring.step(from, to) { Ok(()) } else { self.expect(from, step, needs) }
+        if self.ring.try_transition(from, to) { Ok(()) } else { self.expect_state(from, step, needs) }
     }
 
     fn modify(&self, attr: &mut ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> std::io::Result<()> {
@@ -263,15 +270,15 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // Drivers remove the completions of a queue pair that they destroy: nobody may poll meanwhile.
-        let mut closed = Closed::new(&self.send_cq, &self.recv_cq);
-        // SAFETY: made in `new`, destroyed once. No `Sender` is left, and the completion queues, whose pollers use the
-        // pointer too, are closed and forget it before they open.
+        // Drivers remove the completions of a queue pair while they destroy it: no thread may poll at that time.
+        let mut closed = LockedCqs::new(&self.send_cq, &self.recv_cq);
+        // SAFETY: created in `new`, destroyed once. No `Sender` is left. The pollers of the completion queues use the
+        // pointer too, but the queues are locked, and the queue pair is removed from them before they are unlocked.
         let rc = unsafe { ffi::ibv_destroy_qp(self.qp) };
         debug_assert_eq!(rc, 0, "destroy queue pair");
-        // First forget it: what is left of it must not touch it any more.
-        closed.expel(self.ring.qp_num());
-        closed.sweep(self.ring.qp_num());
+        // Remove it first, so that discarding its completions does not use the pointer.
+        closed.remove_qp(self.ring.qp_num());
+        closed.discard_completions(self.ring.qp_num());
     }
 }
 
@@ -288,13 +295,13 @@ impl FailHandle {
 
     pub(crate) fn fail(&self) {
         if let Some(qp) = self.qp.upgrade() {
-            // A refusal means that the device is going away, which breaks the queue pair as well.
+            // If the call fails, the device is going away, and the queue pair breaks anyway.
             qp.fail().unwrap_or(());
         }
     }
 }
 
-/// Whether the device has taken the queue pair out of service: ERR, or what leads there.
+/// Whether the device has moved the queue pair to ERR, or to a state that leads there.
 ///
 /// # Safety
 ///
@@ -303,7 +310,7 @@ pub(super) unsafe fn has_failed(qp: *mut ffi::ibv_qp) -> bool {
     let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
     // SAFETY: both structures consist of integers and pointers, for which zero is valid.
     let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) = unsafe { core::mem::zeroed() };
-    // SAFETY: the caller's promise; the places are valid.
+    // SAFETY: the caller's promise; the output pointers are valid.
     let code = unsafe { ffi::ibv_query_qp(qp, &mut attr, mask, &mut init) };
     code == 0 && attr.qp_state > ffi::ibv_qp_state::IBV_QPS_RTS
 }
@@ -328,14 +335,14 @@ fn to_state(state: ffi::ibv_qp_state::Type) -> ffi::ibv_qp_attr {
 }
 
 fn check(config: &ConnectConfig) -> Result<(), DeviceError> {
-    within("code of the RNR timer", config.min_rnr_timer.into(), 31)?;
-    within("RNR retries", config.rnr_retry.into(), 7)?;
-    within("code of the acknowledgement timeout", config.timeout.into(), 31)?;
-    within("retries", config.retry_count.into(), 7)
+    check_limit("code of the RNR timer", config.min_rnr_timer.into(), 31)?;
+    check_limit("RNR retries", config.rnr_retry.into(), 7)?;
+    check_limit("code of the acknowledgement timeout", config.timeout.into(), 31)?;
+    check_limit("retries", config.retry_count.into(), 7)
 }
 
-/// What a queue pair of the device is made of.
-struct Parts {
+/// The arguments for creating a queue pair of the device.
+struct QpParts {
     transport: Transport,
     send_cq: *mut ffi::ibv_cq,
     recv_cq: *mut ffi::ibv_cq,
@@ -344,12 +351,12 @@ struct Parts {
     asked: ffi::ibv_qp_cap,
 }
 
-impl Parts {
-    /// With `ibv_wr_*` if the driver has it.
+impl QpParts {
+    /// Creates the queue pair, with `ibv_wr_*` if the driver supports it.
     fn create(
         &self,
         device: &DeviceInner,
-    ) -> Result<(*mut ffi::ibv_qp, Doorbell, ffi::ibv_qp_cap), DeviceError> {
+    ) -> Result<(*mut ffi::ibv_qp, PostApi, ffi::ibv_qp_cap), DeviceError> {
         use ffi::ibv_qp_create_send_ops_flags as with;
         let qp_type = match self.transport {
             Transport::Rc => ffi::ibv_qp_type::IBV_QPT_RC,
@@ -378,13 +385,13 @@ impl Parts {
             // SAFETY: everything that `init` names is live.
             let qp = unsafe { ffi::ibv_create_qp_ex(device.context, &mut init) };
             if !qp.is_null() {
-                // SAFETY: made with send_ops_flags, so it has the extended form.
+                // SAFETY: created with send_ops_flags, so it has the extended form.
                 let extended = unsafe { ffi::ibv_qp_to_qp_ex(qp) };
-                return Ok((qp, Doorbell::Builder(extended, device.soft_roce), init.cap));
+                return Ok((qp, PostApi::Extended(extended, device.soft_roce), init.cap));
             }
             let error = std::io::Error::last_os_error().raw_os_error();
             if !matches!(error, Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) {
-                return Err(refused("queue pairs", "create a queue pair"));
+                return Err(creation_error("queue pairs", "create a queue pair"));
             }
         }
         let mut init = ffi::ibv_qp_init_attr {
@@ -399,18 +406,18 @@ impl Parts {
         // SAFETY: everything that `init` names is live.
         let qp = unsafe { ffi::ibv_create_qp(self.pd, &mut init) };
         if qp.is_null() {
-            return Err(refused("queue pairs", "create a queue pair"));
+            return Err(creation_error("queue pairs", "create a queue pair"));
         }
-        Ok((qp, Doorbell::Plain, init.cap))
+        Ok((qp, PostApi::Legacy, init.cap))
     }
 }
 
-/// Tells the driver that one thread at a time uses a queue pair, where it wants to know. One for each queue pair: they
-/// may belong to different threads.
+/// Tells the driver that one thread at a time uses a queue pair, if the driver supports that. Each queue pair has its own,
+/// because different threads may use them.
 #[derive(Debug)]
 struct ThreadDomain {
     td: *mut ffi::ibv_td,
-    /// The protection domain seen through the thread domain. Null if the driver has none.
+    /// The parent domain: the protection domain combined with the thread domain. Null if the driver does not support it.
     parent: *mut ffi::ibv_pd,
 }
 
@@ -445,7 +452,7 @@ impl ThreadDomain {
 
 impl Drop for ThreadDomain {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once, after the queue pair that used them and before what they stand on.
+        // SAFETY: created in `new`, freed once, after the queue pair that used them and before the protection domain.
         unsafe {
             if !self.parent.is_null() {
                 let rc = ffi::ibv_dealloc_pd(self.parent);

@@ -1,4 +1,4 @@
-//! Completion queues: making them, waiting on them, and what they know of their queue pairs.
+//! Completion queues: creating, polling and waiting, and the queue pairs that use them.
 
 use core::hash::{BuildHasherDefault, Hasher};
 use core::marker::PhantomData;
@@ -13,36 +13,36 @@ use std::time::Instant;
 
 use rdma_mummy_sys as ffi;
 
-use super::gate::{Gate, Locked};
+use super::biased_lock::{BiasedLock, OtherGuard};
 use super::send_ring::SendRing;
-use super::setup::{DeviceInner, nonblocking, readable, refused, within};
+use super::setup::{DeviceInner, check_limit, creation_error, nonblocking, readable};
 use crate::device::{Completion, CqConfig, CqError, DeviceError};
 
-/// Completions that are taken from the device before they are handed to the caller: the device's queue is not held while
-/// the caller's code runs, which may well destroy a queue pair on it.
+/// Completions that are taken from the device before the caller gets them. The lock is not held while the caller's code
+/// runs, because that code may destroy a queue pair of this completion queue.
 const CHUNK: usize = 16;
 
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(super) inner: Arc<CqInner>,
-    /// `Send`, not `Sync`: whoever has it is the gate's owner.
+    /// `Send`, not `Sync`: the thread that has it is the owner of the biased lock.
     _not_sync: PhantomData<core::cell::Cell<()>>,
 }
 
 impl Cq {
     pub(super) fn new(device: &Arc<DeviceInner>, config: &CqConfig) -> Result<Cq, DeviceError> {
-        within("entries in a completion queue", config.depth, device.attr.max_cqe)?;
+        check_limit("entries in a completion queue", config.depth, device.attr.max_cqe)?;
         // SAFETY: the context is open.
         let channel = unsafe { ffi::ibv_create_comp_channel(device.context) };
         if channel.is_null() {
-            return Err(refused("completion channels", "create a completion channel"));
+            return Err(creation_error("completion channels", "create a completion channel"));
         }
         let mut inner = CqInner {
             queue: RawCq::Plain(ptr::null_mut()),
             channel,
             overrun: Box::new(AtomicBool::new(false)),
-            gate: Gate::new(CqState::default()),
+            lock: BiasedLock::new(CqState::default()),
             device: device.clone(),
         };
         // SAFETY: the channel was just made.
@@ -57,9 +57,9 @@ impl Cq {
         while total < max {
             let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
             let room = CHUNK.min(max - total);
-            let n = self.take(&mut chunk[..room])?;
+            let n = self.poll_device(&mut chunk[..room])?;
             for completion in &chunk[..n] {
-                // SAFETY: `take` filled in the first `n`.
+                // SAFETY: `poll_device` initialised the first `n`.
                 each(unsafe { completion.assume_init_ref() });
             }
             total += n;
@@ -71,10 +71,10 @@ impl Cq {
     }
 
     #[inline]
-    fn take(&mut self, out: &mut [MaybeUninit<Completion>]) -> Result<usize, CqError> {
+    fn poll_device(&mut self, out: &mut [MaybeUninit<Completion>]) -> Result<usize, CqError> {
         let inner = &*self.inner;
-        // SAFETY: there is one `Cq` per `CqInner`, it is not `Sync`, and the visit ends in this function.
-        let mut state = unsafe { inner.gate.enter() };
+        // SAFETY: there is one `Cq` per `CqInner`, it is not `Sync`, and the guard is dropped in this function.
+        let mut state = unsafe { inner.lock.lock_as_owner() };
         let mut n = 0;
         let mut push = |completion| {
             out[n].write(completion);
@@ -91,7 +91,7 @@ impl Cq {
         let drained = inner.queue.drain(&mut state, &mut push);
         match drained {
             _ if n > 0 => {
-                // Told again by the next poll.
+                // An error is reported again by the next poll.
                 Ok(n)
             }
             Err(error) => Err(error),
@@ -103,37 +103,38 @@ impl Cq {
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            if self.look()? {
+            if self.has_completion()? {
                 return Ok(true);
             }
             {
-                // SAFETY: as in `take`. Drivers read the queue's position when they arm it.
-                let _state = unsafe { self.inner.gate.enter() };
+                // SAFETY: as in `poll_device`. Drivers read the queue's position when they arm it, hence the lock.
+                let _state = unsafe { self.inner.lock.lock_as_owner() };
                 // SAFETY: the queue is live.
                 match unsafe { ffi::ibv_req_notify_cq(self.inner.queue.cq(), 0) } {
                     0 => {}
                     code => return Err(CqError::Device(code.abs())),
                 }
             }
-            // What arrived between the first look and arming made no event.
-            if self.look()? {
+            // A completion that arrived between the first check and the arming raises no event.
+            if self.has_completion()? {
                 return Ok(true);
             }
             // SAFETY: the channel, and with it the descriptor, lives in `inner`.
             let fd = unsafe { BorrowedFd::borrow_raw((*self.inner.channel).fd) };
             match readable(fd, deadline) {
-                Ok(true) => self.take_events()?,
-                Ok(false) => return self.look(),
+                Ok(true) => self.acknowledge_events()?,
+                Ok(false) => return self.has_completion(),
                 Err(error) => return Err(CqError::Device(error.raw_os_error().unwrap_or(libc::EIO))),
             }
         }
     }
 
-    /// Whether there is something to poll. What the device has is taken into the backlog: there is no other way to look.
-    fn look(&mut self) -> Result<bool, CqError> {
+    /// Whether there is something to poll. It moves completions into the backlog, because the device offers no other way to
+    /// check.
+    fn has_completion(&mut self) -> Result<bool, CqError> {
         let inner = &*self.inner;
-        // SAFETY: as in `take`.
-        let mut state = unsafe { inner.gate.enter() };
+        // SAFETY: as in `poll_device`.
+        let mut state = unsafe { inner.lock.lock_as_owner() };
         if state.backlog.is_empty() {
             let mut found = core::mem::take(&mut state.backlog);
             let drained = inner.queue.drain(&mut state, &mut |completion| {
@@ -151,34 +152,34 @@ impl Cq {
         Ok(!state.backlog.is_empty())
     }
 
-    fn take_events(&mut self) -> Result<(), CqError> {
+    fn acknowledge_events(&mut self) -> Result<(), CqError> {
         loop {
             let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the channel is live and does not block; the places are valid.
+            // SAFETY: the channel is live and does not block; the output pointers are valid.
             if unsafe { ffi::ibv_get_cq_event(self.inner.channel, &mut cq, &mut context) } != 0 {
                 return match std::io::Error::last_os_error().raw_os_error() {
                     Some(libc::EAGAIN | libc::EINTR) => Ok(()),
                     code => Err(CqError::Device(code.unwrap_or(libc::EIO))),
                 };
             }
-            // SAFETY: the event was taken above and is acknowledged once; the channel serves this queue alone.
+            // SAFETY: the event was taken above and is acknowledged once; only this queue uses the channel.
             unsafe { ffi::ibv_ack_cq_events(cq, 1) };
         }
     }
 }
 
-/// The queue itself. Shared with its queue pairs, which outlive the handle.
+/// The queue itself. Shared with its queue pairs, which may outlive the handle.
 #[derive(Debug)]
 pub(super) struct CqInner {
     queue: RawCq,
     channel: *mut ffi::ibv_comp_channel,
-    /// Set when the device's event says so; the device knows it by address, hence the box.
+    /// Set when the device reports an overrun event. The device has its address, hence the box.
     overrun: Box<AtomicBool>,
-    gate: Gate<CqState>,
+    lock: BiasedLock<CqState>,
     pub(super) device: Arc<DeviceInner>,
 }
 
-// SAFETY: the queue is polled through `gate` alone; the channel is used by the one `Cq` alone.
+// SAFETY: the queue is polled under `lock` only; only the one `Cq` uses the channel.
 unsafe impl Send for CqInner {}
 // SAFETY: as above.
 unsafe impl Sync for CqInner {}
@@ -191,8 +192,8 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // SAFETY: made in `Cq::new`, destroyed once, the queue before its channel; queue pairs on it held this Arc. All
-        // events were acknowledged when they were taken.
+        // SAFETY: created in `Cq::new`, destroyed once, the queue before its channel; its queue pairs held this Arc, so
+        // they are gone. All events were acknowledged when they were taken.
         unsafe {
             if !self.queue.cq().is_null() {
                 let rc = ffi::ibv_destroy_cq(self.queue.cq());
@@ -204,26 +205,27 @@ impl Drop for CqInner {
     }
 }
 
-/// What the gate guards, besides the device's queue.
+/// What the lock protects, in addition to the device's queue.
 #[derive(Debug, Default)]
 pub(super) struct CqState {
-    /// The queue pairs whose requests end here.
-    members: HashMap<u32, Member, BuildHasherDefault<QpNumHasher>>,
-    /// Completions taken from the device ahead of the caller.
+    /// The queue pairs that use this completion queue, by number.
+    members: HashMap<u32, CqMember, BuildHasherDefault<QpNumHasher>>,
+    /// Completions that were taken from the device before the caller polled.
     backlog: VecDeque<Completion>,
 }
 
+/// A queue pair that uses a completion queue.
 #[derive(Debug)]
-struct Member {
+struct CqMember {
     ring: Arc<SendRing>,
-    /// Whether its send requests end here too, or its receives alone.
+    /// Whether its send completions arrive here too, or those of its receives only.
     sends: bool,
 }
 
 impl CqState {
-    /// A completion as the device has it, as the caller shall see it. None for queue pairs that are no more.
+    /// Translates a completion of the device. `None` for queue pairs that were destroyed.
     #[inline]
-    fn translate(&self, raw: &Raw) -> Option<Completion> {
+    fn translate(&self, raw: &RawCompletion) -> Option<Completion> {
         use crate::device::{Opcode, Status};
         let receive = raw.opcode & ffi::ibv_wc_opcode::IBV_WC_RECV != 0;
         let mut completion = Completion {
@@ -236,8 +238,7 @@ impl CqState {
             src_qp: raw.src_qp,
         };
         if raw.status != ffi::ibv_wc_status::IBV_WC_SUCCESS {
-            // Nothing but `wr_id`, `qp_num` and the status can be relied on: whether it was a send request shows in its
-            // number.
+            // Only `wr_id`, `qp_num` and the status are defined. The tag shows whether it was a send request.
             let member = self.members.get(&raw.qp_num)?;
             completion.status = u8::try_from(raw.status).map_or(Status::General, Status::from_code);
             completion.byte_len = 0;
@@ -245,7 +246,7 @@ impl CqState {
             if member.sends {
                 completion.wr_id = member.ring.retire(raw.wr_id).unwrap_or(raw.wr_id);
             }
-            member.ring.failed();
+            member.ring.record_failure();
             return Some(completion);
         }
         if !receive {
@@ -267,39 +268,39 @@ impl CqState {
     }
 }
 
-/// The one or two completion queues of a queue pair, closed to their pollers.
-pub(super) struct Closed<'a> {
-    send: (&'a CqInner, Locked<'a, CqState>),
-    recv: Option<(&'a CqInner, Locked<'a, CqState>)>,
+/// The one or two completion queues of a queue pair, locked against their pollers.
+pub(super) struct LockedCqs<'a> {
+    send: (&'a CqInner, OtherGuard<'a, CqState>),
+    recv: Option<(&'a CqInner, OtherGuard<'a, CqState>)>,
 }
 
-impl<'a> Closed<'a> {
-    pub(super) fn new(send: &'a CqInner, recv: &'a CqInner) -> Closed<'a> {
-        // In the order of their addresses, so that two threads cannot wait for each other.
+impl<'a> LockedCqs<'a> {
+    pub(super) fn new(send: &'a CqInner, recv: &'a CqInner) -> LockedCqs<'a> {
+        // Locked in the order of their addresses, so that two threads cannot deadlock.
         if ptr::eq(send, recv) {
-            Closed { send: (send, send.gate.lock()), recv: None }
+            LockedCqs { send: (send, send.lock.lock()), recv: None }
         } else if ptr::from_ref(send) < ptr::from_ref(recv) {
-            let first = send.gate.lock();
-            Closed { send: (send, first), recv: Some((recv, recv.gate.lock())) }
+            let first = send.lock.lock();
+            LockedCqs { send: (send, first), recv: Some((recv, recv.lock.lock())) }
         } else {
-            let first = recv.gate.lock();
-            Closed { send: (send, send.gate.lock()), recv: Some((recv, first)) }
+            let first = recv.lock.lock();
+            LockedCqs { send: (send, send.lock.lock()), recv: Some((recv, first)) }
         }
     }
 
-    /// Lets completions of this queue pair be understood.
-    pub(super) fn admit(&mut self, ring: &Arc<SendRing>) {
-        self.send.1.members.insert(ring.qp_num(), Member { ring: ring.clone(), sends: true });
+    /// Adds a queue pair, so that its completions are translated.
+    pub(super) fn add_qp(&mut self, ring: &Arc<SendRing>) {
+        self.send.1.members.insert(ring.qp_num(), CqMember { ring: ring.clone(), sends: true });
         if let Some((_, recv)) = &mut self.recv {
-            recv.members.insert(ring.qp_num(), Member { ring: ring.clone(), sends: false });
+            recv.members.insert(ring.qp_num(), CqMember { ring: ring.clone(), sends: false });
         }
     }
 
-    /// Takes away every completion of this queue pair.
-    pub(super) fn sweep(&mut self, qp_num: u32) {
+    /// Discards every completion of a queue pair.
+    pub(super) fn discard_completions(&mut self, qp_num: u32) {
         for (cq, state) in core::iter::once(&mut self.send).chain(&mut self.recv) {
             let mut kept = core::mem::take(&mut state.backlog);
-            // An error of the queue itself shows again when the owner polls.
+            // An error of the queue itself is reported again when the owner polls.
             cq.queue
                 .drain(state, &mut |completion| {
                     kept.push_back(completion);
@@ -311,16 +312,16 @@ impl<'a> Closed<'a> {
         }
     }
 
-    /// Forgets the queue pair.
-    pub(super) fn expel(&mut self, qp_num: u32) {
+    /// Removes a queue pair.
+    pub(super) fn remove_qp(&mut self, qp_num: u32) {
         for (_, state) in core::iter::once(&mut self.send).chain(&mut self.recv) {
             state.members.remove(&qp_num);
         }
     }
 }
 
-/// A completion as the device has it.
-struct Raw {
+/// A completion as the device reports it.
+struct RawCompletion {
     wr_id: u64,
     status: u32,
     opcode: u32,
@@ -331,10 +332,10 @@ struct Raw {
     src_qp: u32,
 }
 
-/// The device's queue, through the newer or the older calls.
+/// The device's queue, used with the newer or the older calls.
 #[derive(Clone, Copy, Debug)]
 enum RawCq {
-    /// With whether `ibv_next_poll` may be used: Soft-RoCE's loses a completion when `ibv_end_poll` follows its last call.
+    /// The flag says whether `ibv_next_poll` can be used: with Soft-RoCE, a completion is lost if `ibv_end_poll` follows it.
     Extended(*mut ffi::ibv_cq_ex, bool),
     Plain(*mut ffi::ibv_cq),
 }
@@ -376,7 +377,7 @@ impl RawCq {
         // SAFETY: context and channel are live.
         let cq = unsafe { ffi::ibv_create_cq(context, depth as i32, cq_context, inner.channel, 0) };
         if cq.is_null() {
-            return Err(refused("completion queues", "create a completion queue"));
+            return Err(creation_error("completion queues", "create a completion queue"));
         }
         Ok(RawCq::Plain(cq))
     }
@@ -388,7 +389,7 @@ impl RawCq {
         }
     }
 
-    /// Gives completions to `push` until it returns false or there are no more.
+    /// Passes completions to `push` until it returns false or there are no more.
     #[inline]
     fn drain(self, state: &mut CqState, push: &mut impl FnMut(Completion) -> bool) -> Result<(), CqError> {
         match self {
@@ -396,14 +397,14 @@ impl RawCq {
                 let mut more = true;
                 while more {
                     let mut attr = ffi::ibv_poll_cq_attr { comp_mask: 0 };
-                    // SAFETY: the queue is live, and `state` shows that the gate is held, so nobody else is in it.
+                    // SAFETY: the queue is live, and `state` proves that the lock is held, so no other thread polls it.
                     let mut code = unsafe { ffi::ibv_start_poll(cq, &mut attr) };
                     if code != 0 {
                         return if code == libc::ENOENT { Ok(()) } else { Err(CqError::Device(code.abs())) };
                     }
                     loop {
-                        // SAFETY: start_poll or next_poll has put the queue on a completion; its driver offers the
-                        // fields that were asked for when it was made.
+                        // SAFETY: start_poll or next_poll has moved the queue to a completion; the queue was created
+                        // with the fields that are read.
                         let raw = unsafe { read(cq) };
                         more = state.translate(&raw).is_none_or(&mut *push);
                         if !more || !next {
@@ -426,14 +427,14 @@ impl RawCq {
             }
             RawCq::Plain(cq) => loop {
                 let mut wc = MaybeUninit::<ffi::ibv_wc>::zeroed();
-                // SAFETY: the queue is live, the gate is held, and there is room for one completion.
+                // SAFETY: the queue is live, the lock is held, and there is room for one completion.
                 let wc = match unsafe { ffi::ibv_poll_cq(cq, 1, wc.as_mut_ptr()) } {
                     0 => return Ok(()),
-                    // SAFETY: it consists of integers and was zero before the driver filled in what it knows.
+                    // SAFETY: it consists of integers and was zeroed before the driver filled it in.
                     1 => unsafe { wc.assume_init() },
                     code => return Err(CqError::Device(code.abs())),
                 };
-                let raw = Raw {
+                let raw = RawCompletion {
                     wr_id: wc.wr_id,
                     status: wc.status,
                     opcode: wc.opcode,
@@ -454,14 +455,16 @@ impl RawCq {
     }
 }
 
+/// Reads the current completion.
+///
 /// # Safety
 ///
-/// The queue must be on a completion, and made with the fields that are read here.
+/// The queue must be at a completion, and created with the fields that are read here.
 #[inline]
-unsafe fn read(cq: *mut ffi::ibv_cq_ex) -> Raw {
+unsafe fn read(cq: *mut ffi::ibv_cq_ex) -> RawCompletion {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut raw = Raw {
+        let mut raw = RawCompletion {
             wr_id: (*cq).wr_id,
             status: (*cq).status,
             opcode: 0,
@@ -486,7 +489,7 @@ unsafe fn read(cq: *mut ffi::ibv_cq_ex) -> Raw {
     }
 }
 
-/// Queue pair numbers are small and dense: one multiplication spreads them.
+/// A hasher for queue pair numbers: they are small and dense, so one multiplication is enough.
 #[derive(Default)]
 struct QpNumHasher(u64);
 

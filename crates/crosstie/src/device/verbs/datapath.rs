@@ -1,4 +1,4 @@
-//! What runs per message: posting to queue pairs. (Polling is in `cq.rs`, beside what it shares with set-up.)
+//! Posting to queue pairs. (Polling is in `cq.rs`, next to the state that it shares with set-up.)
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -9,7 +9,7 @@ use rdma_mummy_sys as ffi;
 
 use super::connect::{FailHandle, QpInner, Transport};
 use super::cq::Cq;
-use super::random;
+use super::random_u64;
 use super::send_ring::SendRing;
 use super::setup::{AhInner, MAX_SGE, PdInner, Srq};
 use crate::device::pd::AhProvider;
@@ -18,26 +18,27 @@ use crate::device::{
     SendWr, Sge,
 };
 
-/// How requests get into the device.
+/// The calls that post send requests.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Doorbell {
-    /// `ibv_wr_*`: requests are written in place, one bell for a batch. With whether the driver must be told that data is
-    /// inline and cannot add up lists of pieces (Soft-RoCE).
-    Builder(*mut ffi::ibv_qp_ex, bool),
-    /// `ibv_post_send`, for drivers without the former: one bell per request.
-    Plain,
+pub(super) enum PostApi {
+    /// `ibv_wr_*`: requests are written in place, one doorbell for a batch. The flag is true for Soft-RoCE, whose driver
+    /// must be told that data is inline and does not handle lists of several entries.
+    Extended(*mut ffi::ibv_qp_ex, bool),
+    /// `ibv_post_send`, for drivers without `ibv_wr_*`: one doorbell per request.
+    Legacy,
 }
 
 /// The posting half of a queue pair.
 #[derive(Debug)]
 struct Sender {
-    doorbell: Doorbell,
+    post_api: PostApi,
     qp: *mut ffi::ibv_qp,
-    /// Requests posted, of which `ended` had ended when last looked.
+    /// Requests posted so far.
     posted: u64,
+    /// Requests completed, when the shared count was last read.
     ended: u64,
-    salt: u64,
-    /// `posted` at the beginning of the batch that is being written.
+    tag_base: u64,
+    /// `posted` at the start of the open batch.
     batch: Option<u64>,
     max_inline: usize,
     max_send_sge: usize,
@@ -47,24 +48,24 @@ struct Sender {
     inner: Arc<QpInner>,
 }
 
-// SAFETY: a queue pair may be used from any thread, one at a time; everything here takes `&mut self`. The pointers keep it
-// from being `Sync`.
+// SAFETY: a queue pair may be used from any thread, one at a time; all methods take `&mut self`. The pointers make it
+// `!Sync`.
 unsafe impl Send for Sender {}
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.abandon();
+        self.abort_batch();
     }
 }
 
 impl Sender {
     fn new(inner: Arc<QpInner>, max_message: u64) -> Sender {
         Sender {
-            doorbell: inner.doorbell,
+            post_api: inner.post_api,
             qp: inner.qp,
             posted: 0,
             ended: 0,
-            salt: inner.ring.salt.load(Relaxed),
+            tag_base: inner.ring.tag_base.load(Relaxed),
             batch: None,
             max_inline: inner.max_inline,
             max_send_sge: inner.max_send_sge,
@@ -75,9 +76,9 @@ impl Sender {
         }
     }
 
-    /// Refuses what cannot be posted, before anything is written.
+    /// Refuses what cannot be posted, before anything is written to the queue.
     #[inline]
-    fn admit(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    fn check(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let state = self.ring.state();
         if !matches!(state, QpState::ReadyToSend | QpState::Error) {
             return Err(PostError::WrongState(state));
@@ -86,7 +87,7 @@ impl Sender {
         let len = match wr.data {
             Data::Inline(_) if fetches => {
                 return Err(PostError::Invalid(
-                    "READ and atomics bring bytes: give regions, not inline data",
+                    "READ and atomics return data: give a region, not inline data",
                 ));
             }
             Data::Inline(bytes) if bytes.len() > self.max_inline => {
@@ -103,10 +104,10 @@ impl Sender {
         }
         let atomic = matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         if atomic && (len != 8 || !matches!(wr.data, Data::Regions([_]))) {
-            return Err(PostError::Invalid("an atomic brings 8 bytes: give one piece of that size"));
+            return Err(PostError::Invalid("an atomic returns 8 bytes: give one entry of 8 bytes"));
         }
         if self.posted - self.ended >= self.ring.capacity {
-            // Acquire: partner is the Release in `SendRing::retire`.
+            // Acquire, partner: the Release store in `SendRing::retire`.
             self.ended = self.ring.ended.load(Acquire);
             if self.posted - self.ended >= self.ring.capacity {
                 return Err(PostError::Full);
@@ -117,61 +118,61 @@ impl Sender {
 
     #[inline]
     fn post(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
-        self.abandon();
-        self.add(wr, to)?;
+        self.abort_batch();
+        self.append(wr, to)?;
         self.submit()
     }
 
-    /// Writes a request into the batch, beginning one if there is none.
+    /// Appends a request to the open batch; opens one if there is none.
     #[inline]
-    fn add(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
-        self.admit(wr)?;
-        let place = self.posted as usize & (self.ring.wr_ids.len() - 1);
-        self.ring.wr_ids[place].store(wr.wr_id, Relaxed);
-        let tag = self.salt.wrapping_add(self.posted);
-        match self.doorbell {
-            Doorbell::Builder(_, true) if matches!(wr.data, Data::Regions([_, _, ..])) => {
+    fn append(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
+        self.check(wr)?;
+        let entry = self.posted as usize & (self.ring.wr_ids.len() - 1);
+        self.ring.wr_ids[entry].store(wr.wr_id, Relaxed);
+        let tag = self.tag_base.wrapping_add(self.posted);
+        match self.post_api {
+            PostApi::Extended(_, true) if matches!(wr.data, Data::Regions([_, _, ..])) => {
                 self.submit()?;
-                // SAFETY: the queue pair is live and no batch is open; `admit` has checked the request.
+                // SAFETY: the queue pair is live and no batch is open; `check` has checked the request.
                 unsafe { post_plain(self.qp, tag, wr, to)? };
             }
-            Doorbell::Builder(qp, soft_roce) => {
+            PostApi::Extended(qp, soft_roce) => {
                 if self.batch.is_none() {
                     // SAFETY: the queue pair is live and no batch is open on it.
                     unsafe { ffi::ibv_wr_start(qp) };
                     self.batch = Some(self.posted);
                 }
-                // SAFETY: a batch is open; `admit` has checked the request against the queue pair's limits.
+                // SAFETY: a batch is open; `check` has checked the request against the queue pair's limits.
                 unsafe { write(qp, tag, wr, to, soft_roce) };
             }
-            // SAFETY: the queue pair is live; `admit` has checked the request.
-            Doorbell::Plain => unsafe { post_plain(self.qp, tag, wr, to)? },
+            // SAFETY: the queue pair is live; `check` has checked the request.
+            PostApi::Legacy => unsafe { post_plain(self.qp, tag, wr, to)? },
         }
         self.posted += 1;
         Ok(())
     }
 
-    /// Hands the batch to the device.
+    /// Submits the open batch to the device.
     #[inline]
     fn submit(&mut self) -> Result<(), PostError> {
-        let (Some(before), Doorbell::Builder(qp, _)) = (self.batch.take(), self.doorbell) else {
+        let (Some(before), PostApi::Extended(qp, _)) = (self.batch.take(), self.post_api) else {
             return Ok(());
         };
         // SAFETY: a batch is open.
         match unsafe { ffi::ibv_wr_complete(qp) } {
             0 => Ok(()),
             code => {
-                // The device has dropped the whole batch.
+                // The device has discarded the whole batch.
                 self.posted = before;
                 Err(refusal(code))
             }
         }
     }
 
-    /// Drops a batch that was begun and never submitted: its caller panicked.
+    /// Aborts a batch that was opened and never submitted, because its caller panicked.
     #[inline]
-    fn abandon(&mut self) {
-        if let (Some(before), Doorbell::Builder(qp, _)) = (self.batch.take(), self.doorbell) {
+    fn abort_batch(&mut self) {
+        if let (Some(before), PostApi::Extended(qp, _)) = (self.batch.take(), self.post_api) {
             // SAFETY: a batch is open.
             unsafe { ffi::ibv_wr_abort(qp) };
             self.posted = before;
@@ -181,7 +182,7 @@ impl Sender {
     #[inline]
     fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if self.inner.srq.is_some() {
-            return Err(PostError::Invalid("its receives come from a shared receive queue: post there"));
+            return Err(PostError::Invalid("the queue pair uses a shared receive queue: post there"));
         }
         if self.ring.state() == QpState::Reset {
             return Err(PostError::WrongState(QpState::Reset));
@@ -197,9 +198,9 @@ impl Sender {
     }
 
     fn reset(&mut self) -> Result<(), DeviceError> {
-        self.abandon();
-        self.salt = random()?;
-        self.inner.reset(self.salt)?;
+        self.abort_batch();
+        self.tag_base = random_u64()?;
+        self.inner.reset(self.tag_base)?;
         (self.posted, self.ended) = (0, 0);
         Ok(())
     }
@@ -257,7 +258,7 @@ impl RcQp {
     }
 
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
-        // Packets of the former connection that are still on their way must not fit into the next one.
+        // Packets of the former connection that are still in flight must not be accepted by the next one.
         self.psn = first_psn()?;
         self.sender.reset()
     }
@@ -269,12 +270,12 @@ impl RcQp {
 
     #[inline]
     pub(crate) fn batch_begin(&mut self) {
-        self.sender.abandon();
+        self.sender.abort_batch();
     }
 
     #[inline]
     pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.sender.add(wr, None)
+        self.sender.append(wr, None)
     }
 
     #[inline]
@@ -296,7 +297,7 @@ impl RcQp {
 #[derive(Debug)]
 pub(crate) struct UdQp {
     sender: Sender,
-    /// The address handle of each outstanding request: Soft-RoCE looks at it when it sends, not when it is posted.
+    /// The address handle of each outstanding request: Soft-RoCE reads it when it sends, not when the request is posted.
     handles: Box<[Option<Arc<AhInner>>]>,
 }
 
@@ -338,14 +339,14 @@ impl UdQp {
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
         let AhProvider::Verbs(ah) = &to.provider else {
-            return Err(PostError::Invalid("the address handle is of another device"));
+            return Err(PostError::Invalid("the address handle belongs to another device"));
         };
         if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
-            return Err(PostError::Invalid("a datagram queue pair can SEND and SEND+IMM"));
+            return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM"));
         }
-        let place = self.sender.posted as usize & (self.handles.len() - 1);
+        let entry = self.sender.posted as usize & (self.handles.len() - 1);
         self.sender.post(wr, Some((&ah.inner, qp_num, qkey)))?;
-        let held = &mut self.handles[place];
+        let held = &mut self.handles[entry];
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &ah.inner)) {
             *held = Some(ah.inner.clone());
         }
@@ -359,7 +360,7 @@ impl UdQp {
 }
 
 fn first_psn() -> Result<u32, DeviceError> {
-    Ok(random()? as u32 & 0xff_ffff)
+    Ok(random_u64()? as u32 & 0xff_ffff)
 }
 
 fn flags(wr: &SendWr<'_>) -> u32 {
@@ -373,6 +374,7 @@ fn flags(wr: &SendWr<'_>) -> u32 {
     flags
 }
 
+/// The error of a post that the device refused.
 fn refusal(code: i32) -> PostError {
     match code.abs() {
         libc::ENOMEM | libc::ENOSPC => PostError::Full,
@@ -380,14 +382,14 @@ fn refusal(code: i32) -> PostError {
     }
 }
 
-/// The pieces as the device wants them.
+/// Scatter/gather entries in the form that the device expects.
 struct SgeList {
     sges: [MaybeUninit<ffi::ibv_sge>; MAX_SGE],
     len: usize,
 }
 
 impl SgeList {
-    /// At most `MAX_SGE` pieces; the callers have checked.
+    /// At most `MAX_SGE` entries; the callers have checked.
     #[inline]
     fn new(sges: &[Sge<'_>]) -> SgeList {
         let mut list =
@@ -460,7 +462,7 @@ unsafe fn write(
         if let Some((ah, qp_num, qkey)) = to {
             ffi::ibv_wr_set_ud_addr(qp, ah.ah, qp_num, qkey);
         }
-        // Some drivers finish the request when its data is set, so it is set even where there is none.
+        // Some drivers complete the request when its data is set, so it is set even if it is empty.
         match wr.data {
             Data::Inline(bytes) if !bytes.is_empty() => {
                 ffi::ibv_wr_set_inline_data(qp, bytes.as_ptr().cast_mut().cast(), bytes.len());
@@ -475,7 +477,7 @@ unsafe fn write(
     }
 }
 
-/// Posts a request by the older call.
+/// Posts a request with `ibv_post_send`.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Which devices there are, their ports and GIDs, and which GID to use.
+//! Lists the devices of this machine with their ports and GIDs, and chooses the default GID.
 
 use core::fmt;
 use core::net::Ipv6Addr;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rdma_mummy_sys as ffi;
 
-use super::os;
+use super::os_error;
 use crate::device::DeviceError;
 
 /// A device of this machine, see [`devices`].
@@ -16,7 +16,7 @@ use crate::device::DeviceError;
 pub struct DeviceInfo {
     /// Its name, for `verbs:NAME`.
     pub name: String,
-    /// Whether a user-space driver for it is installed. Without one it cannot be opened.
+    /// Whether a user-space driver for it is installed; it cannot be opened without one.
     pub has_driver: bool,
     /// Its ports, from 1.
     pub ports: Vec<PortInfo>,
@@ -28,33 +28,33 @@ pub struct DeviceInfo {
 pub struct PortInfo {
     /// From 1.
     pub port: u8,
-    /// What it is plugged into.
+    /// Its link layer.
     pub link_layer: LinkLayer,
     /// Whether it carries traffic.
     pub active: bool,
-    /// Its state in the kernel's words, for example `ACTIVE` or `DOWN`.
+    /// Its state as the kernel reports it, for example `ACTIVE` or `DOWN`.
     pub state: String,
     /// Its addresses.
     pub gids: Vec<Gid>,
 }
 
 impl PortInfo {
-    /// The GID that is used when the device text names none: RoCE v2 before v1, IPv4 before global IPv6 before
+    /// The GID that is used if the device name contains none: RoCE v2 before v1, IPv4 before global IPv6 before
     /// link-local, lower index first.
     pub fn default_gid(&self) -> Option<&Gid> {
-        choose(&self.gids)
+        choose_gid(&self.gids)
     }
 }
 
-/// What a port is plugged into.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// An InfiniBand fabric.
+    /// InfiniBand.
     InfiniBand,
     /// Ethernet: RoCE, Soft-RoCE.
     Ethernet,
-    /// Neither.
+    /// Any other.
     Unknown,
 }
 
@@ -64,21 +64,21 @@ pub enum LinkLayer {
 pub struct Gid {
     /// Its index, for `verbs:NAME/PORT/INDEX`.
     pub index: u8,
-    /// Which protocol it stands for.
+    /// Its protocol.
     pub kind: GidKind,
-    /// The address; IPv4 appears as an IPv4-mapped one.
+    /// The address; an IPv4 address is IPv4-mapped.
     pub address: Ipv6Addr,
     /// The network interface it belongs to.
     pub interface: Option<String>,
 }
 
-/// Which protocol a GID stands for.
+/// The protocol of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GidKind {
     /// Native InfiniBand.
     InfiniBand,
-    /// RoCE over Ethernet frames: does not leave the subnet.
+    /// RoCE directly in Ethernet frames: not routable.
     RoceV1,
     /// RoCE over UDP/IP.
     RoceV2,
@@ -94,7 +94,7 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// The RDMA devices of this machine. An empty list means that libibverbs is there and no device is.
+/// The RDMA devices of this machine. An empty list means that libibverbs is installed but there is no device.
 ///
 /// ```no_run
 /// for device in crosstie::device::verbs::devices()? {
@@ -105,7 +105,7 @@ impl fmt::Display for GidKind {
 /// # Ok::<(), crosstie::device::DeviceError>(())
 /// ```
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
-    let opened = List::get("any")?;
+    let opened = DeviceList::get("any")?;
     let mut names: Vec<String> = opened.names().collect();
     let driven = names.len();
     names.extend(kernel_devices().into_iter().filter(|n| !opened.names().any(|o| o == *n)));
@@ -116,23 +116,24 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
         .collect())
 }
 
-/// Opens the named device, or says why not and what to do.
+/// Opens the named device. The error says what is missing and what to do.
 pub(super) fn open(name: &str) -> Result<*mut ffi::ibv_context, DeviceError> {
-    let list = List::get(name)?;
+    let list = DeviceList::get(name)?;
     let missing = |reason: String| DeviceError::NoSuchDevice { name: name.to_owned(), reason };
     let Some(device) = list.devices().find(|d| name_of(*d) == name) else {
         if kernel_devices().iter().any(|n| n == name) {
             return Err(missing(
-                "the kernel has it, but no user-space driver does: install ibverbs-providers".into(),
+                "the kernel has this device, but it has no user-space driver: install ibverbs-providers"
+                    .into(),
             ));
         }
         let names: Vec<String> = list.names().collect();
         return Err(missing(if names.is_empty() {
-            "this machine has no RDMA device; any Ethernet interface can be one: \
+            "this machine has no RDMA device; create one on any Ethernet interface with Soft-RoCE: \
              `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
                 .into()
         } else {
-            format!("no such device; there are: {}", names.join(", "))
+            format!("no such device; the devices of this machine are: {}", names.join(", "))
         }));
     };
     // SAFETY: `device` is from the list, which lives until the end of this function.
@@ -140,36 +141,37 @@ pub(super) fn open(name: &str) -> Result<*mut ffi::ibv_context, DeviceError> {
     if context.is_null() {
         let error = std::io::Error::last_os_error();
         return Err(missing(format!(
-            "{error}; needs read and write access to /dev/infiniband/uverbs* (and the module ib_uverbs)"
+            "cannot be opened ({error}): check for read and write access to /dev/infiniband/uverbs*, and that the \
+             kernel module ib_uverbs is loaded"
         )));
     }
     Ok(context)
 }
 
-/// The list of libibverbs, freed when dropped. Opened devices outlive it.
-struct List {
+/// The device list of libibverbs, freed when dropped. Opened devices may outlive it.
+struct DeviceList {
     start: *mut *mut ffi::ibv_device,
     len: usize,
 }
 
-impl List {
-    fn get(name: &str) -> Result<List, DeviceError> {
+impl DeviceList {
+    fn get(name: &str) -> Result<DeviceList, DeviceError> {
         require_library(name)?;
         let mut len = 0;
-        // SAFETY: `len` is a valid place for the count.
+        // SAFETY: `len` is a valid output pointer for the count.
         let start = unsafe { ffi::ibv_get_device_list(&mut len) };
         if start.is_null() {
-            // ENOSYS: the kernel has no RDMA at all. The same as no device, for the caller.
+            // ENOSYS: the kernel has no RDMA support. For the caller that is the same as having no device.
             return match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::ENOSYS) => Ok(List { start, len: 0 }),
-                code => Err(os("list RDMA devices", code)),
+                Some(libc::ENOSYS) => Ok(DeviceList { start, len: 0 }),
+                code => Err(os_error("list RDMA devices", code)),
             };
         }
-        Ok(List { start, len: usize::try_from(len).unwrap_or(0) })
+        Ok(DeviceList { start, len: usize::try_from(len).unwrap_or(0) })
     }
 
     fn devices(&self) -> impl Iterator<Item = *mut ffi::ibv_device> + '_ {
-        // SAFETY: libibverbs gave an array of `len` pointers, which is freed in `drop` only.
+        // SAFETY: libibverbs returned an array of `len` pointers, which is freed in `drop` only.
         (0..self.len).map(|i| unsafe { *self.start.add(i) })
     }
 
@@ -178,7 +180,7 @@ impl List {
     }
 }
 
-impl Drop for List {
+impl Drop for DeviceList {
     fn drop(&mut self) {
         if !self.start.is_null() {
             // SAFETY: `start` is from ibv_get_device_list and freed once.
@@ -195,16 +197,16 @@ fn name_of(device: *mut ffi::ibv_device) -> String {
     }
 }
 
-/// The bindings look for libibverbs before `main` and answer EOPNOTSUPP for ever where they did not find it. The loader
-/// knows the reason.
+/// Checks that libibverbs can be loaded. The bindings load it before `main`; if that fails, all their calls return
+/// EOPNOTSUPP. The dynamic loader knows the reason.
 fn require_library(name: &str) -> Result<(), DeviceError> {
-    // SAFETY: the bindings' start-up code has loaded the same library already if it can be; otherwise loading it runs its
-    // initialisers, which are those of a system library. The handle is kept for the life of the process.
+    // SAFETY: the start-up code of the bindings has loaded the same library already if that is possible. Otherwise, loading
+    // it runs the initialisers of a system library. The handle is kept until the process ends.
     let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(());
     }
-    // SAFETY: dlerror gives a C string that lives until the next call of the loader on this thread, or null.
+    // SAFETY: dlerror returns null, or a C string that is valid until the next loader call of this thread.
     let why = unsafe {
         let text = libc::dlerror();
         if text.is_null() { "not found".into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
@@ -212,7 +214,7 @@ fn require_library(name: &str) -> Result<(), DeviceError> {
     Err(DeviceError::NoSuchDevice {
         name: name.to_owned(),
         reason: format!(
-            "libibverbs does not load ({why}): install libibverbs1 and ibverbs-providers (Debian, Ubuntu), or \
+            "libibverbs cannot be loaded ({why}): install libibverbs1 and ibverbs-providers (Debian, Ubuntu), or \
              libibverbs (Fedora, RHEL, SUSE)"
         ),
     })
@@ -250,16 +252,16 @@ fn ports(device: &str) -> Vec<PortInfo> {
     ports
 }
 
-/// The GID table, from sysfs: it is there with every version of libibverbs and needs no open device.
+/// The GID table, from sysfs: that works with every version of libibverbs and needs no open device.
 pub(super) fn gids(device: &str, port: u8) -> Vec<Gid> {
     let dir = Path::new(SYSFS).join(device).join("ports").join(port.to_string());
     let mut gids: Vec<Gid> = numbered(&dir.join("gids"))
         .filter_map(|(index, file)| {
             let address: Ipv6Addr = read(file)?.parse().ok().filter(|a: &Ipv6Addr| !is_empty(a))?;
-            // Reading the type of an empty entry fails.
+            // For an empty entry, this read fails.
             let kind = match read(dir.join("gid_attrs/types").join(index.to_string()))?.as_str() {
                 "RoCE v2" => GidKind::RoceV2,
-                // The kernel calls both of these by the first name on older versions; the link layer tells.
+                // Older kernels use this name for both protocols; the link layer distinguishes them.
                 "IB/RoCE v1" => match read(dir.join("link_layer"))?.as_str() {
                     "Ethernet" => GidKind::RoceV1,
                     _ => GidKind::InfiniBand,
@@ -275,13 +277,13 @@ pub(super) fn gids(device: &str, port: u8) -> Vec<Gid> {
     gids
 }
 
-/// No interface has such an address: all zero, or a default prefix without the rest.
+/// Whether the entry is unused: all zero, or a default prefix with a zero interface id.
 fn is_empty(address: &Ipv6Addr) -> bool {
     address.segments()[4..] == [0; 4]
 }
 
 /// See [`PortInfo::default_gid`].
-pub(super) fn choose(gids: &[Gid]) -> Option<&Gid> {
+pub(super) fn choose_gid(gids: &[Gid]) -> Option<&Gid> {
     let rank = |g: &Gid| {
         let family = match g.address {
             a if a.to_ipv4_mapped().is_some() => 2,
@@ -290,11 +292,11 @@ pub(super) fn choose(gids: &[Gid]) -> Option<&Gid> {
         };
         (g.kind, family)
     };
-    // `max_by_key` would take the last of equals.
+    // Not `max_by_key`, which would return the last of equal entries.
     gids.iter().min_by_key(|g| (core::cmp::Reverse(rank(g)), g.index))
 }
 
-/// Entries of a directory that are called by a number.
+/// The entries of a directory whose names are numbers.
 fn numbered(dir: &Path) -> impl Iterator<Item = (u8, PathBuf)> + use<> {
     std::fs::read_dir(dir)
         .into_iter()
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn default_is_routable_roce_v2() {
+    fn default_gid_is_routable_roce_v2() {
         use GidKind::*;
         let v4 = "::ffff:10.77.0.1";
         let table = [
@@ -327,18 +329,23 @@ mod tests {
             gid(4, RoceV2, v4),
             gid(5, RoceV2, "::ffff:10.78.0.1"),
         ];
-        assert_eq!(choose(&table).unwrap().index, 4);
-        assert_eq!(choose(&table[..4]).unwrap().index, 3);
-        assert_eq!(choose(&table[..3]).unwrap().index, 1);
-        assert_eq!(choose(&table[..1]).unwrap().index, 0);
-        assert_eq!(choose(&[]), None);
+        assert_eq!(choose_gid(&table).unwrap().index, 4);
+        assert_eq!(choose_gid(&table[..4]).unwrap().index, 3);
+        assert_eq!(choose_gid(&table[..3]).unwrap().index, 1);
+        assert_eq!(choose_gid(&table[..1]).unwrap().index, 0);
+        assert_eq!(choose_gid(&[]), None);
         assert!(is_empty(&"fe80::".parse().unwrap()) && !is_empty(&"fe80::1".parse().unwrap()));
     }
 
     #[test]
-    fn a_machine_without_the_device_says_what_to_do() {
+    fn error_for_a_missing_device_says_what_to_do() {
         let error = open("no-such-device").unwrap_err().to_string();
         assert!(error.contains("no-such-device"), "{error}");
-        assert!(["install", "rdma link add", "there are"].iter().any(|hint| error.contains(hint)), "{error}");
+        assert!(
+            ["install", "rdma link add", "the devices of this machine are"]
+                .iter()
+                .any(|hint| error.contains(hint)),
+            "{error}"
+        );
     }
 }

@@ -1,36 +1,36 @@
 //! RDMA devices through rdma-core: InfiniBand, RoCE and the kernel's Soft-RoCE.
 //!
-//! libibverbs is loaded at run time: a program with this provider starts anywhere, and [`Device::open`](super::Device::open) or
-//! [`devices`] say
-//! what to install where it is missing. The promises are those of [`crate::device`]; the device keeps most of them. What
-//! this module adds:
+//! libibverbs is loaded at run time: a program with this provider starts on any machine. Where the library is missing,
+//! [`Device::open`](super::Device::open) and [`devices`] return an error that says what to install. The promises are those
+//! of [`crate::device`]; the hardware keeps most of them. What this module adds:
 //!
-//! - **A full send queue is refused before the device sees the request.** `ibv_wr_complete` reports an overflow late and
-//!   throws the whole batch away, so places are counted here. A place is free again when a completion of that request, or
-//!   of a later one, has been polled: an unsignaled request holds its place until then.
-//! - **`wr_id` belongs to the caller.** The device carries a number of ours for send requests, which says which place in
-//!   which queue ended, also in error completions, whose other fields hardware leaves undefined.
-//! - **A failed queue pair is flushed to the end.** Devices differ in how they treat what is posted after the failure, and
-//!   leave datagram queue pairs half alive; polling its error completions makes ERR complete.
-//! - **Completions of a queue pair that was reset or dropped never appear**, as on hardware that cleans its queues.
-//! - **Old drivers work.** Extended completion queues, `ibv_wr_*`, single-threaded queues and thread domains are used where
-//!   the driver has them; where not, the older calls are. `CROSSTIE_VERBS=plain` in the environment asks for the older
-//!   calls everywhere (for drivers that misbehave).
+//! - **A full send queue is detected before the device gets the request.** `ibv_wr_complete` reports an overflow late and
+//!   discards the whole batch, so free entries are counted here. An entry is free again when the completion of its request,
+//!   or of a later one, has been polled; an unsignaled request occupies its entry until then.
+//! - **The caller's `wr_id` is returned in every completion.** The device carries an internal tag for send requests instead.
+//!   The tag identifies the request also in error completions, whose other fields hardware leaves undefined.
+//! - **A queue pair in ERR is flushed completely.** Devices differ in how they treat requests that are posted after the
+//!   failure, and some leave datagram queue pairs partly active. When the poller sees an error completion, it moves the
+//!   queue pair to ERR explicitly.
+//! - **Completions of a queue pair that was reset or dropped are never returned**, as on hardware that cleans its queues.
+//! - **Old drivers work.** Extended completion queues, `ibv_wr_*`, single-threaded queues and thread domains are used if
+//!   the driver supports them, and the older calls otherwise. `CROSSTIE_VERBS=plain` in the environment forces the older
+//!   calls (for drivers with bugs in the newer ones).
 //!
-//! Not seen here without [`Device::wait_event`](super::Device::wait_event): a completion queue that overran. Hardware tells it
-//! by an event only; once that has been taken, [`Cq::poll`](super::Cq::poll) reports it too.
+//! Hardware reports the overrun of a completion queue by an event only: the program has to call
+//! [`Device::wait_event`](super::Device::wait_event). After that, [`Cq::poll`](super::Cq::poll) reports it too.
 //!
 //! ```text
-//! Device ◄── Pd ◄── Mr, Srq, Ah          an arrow is an Arc: what it points to outlives its origin
+//! Device ◄── Pd ◄── Mr, Srq, Ah          an arrow is an Arc: its target outlives its origin
 //!    ▲        ▲
-//!    └── Cq ◄─┴── RcQp, UdQp ◄╌╌ FailHandle (weak)
+//!    └── Cq ◄─┴── RcQp, UdQp ◄╌╌ FailHandle (a Weak)
 //! ```
 
+mod biased_lock;
 mod connect;
 mod cq;
 mod datapath;
 mod discovery;
-mod gate;
 mod region;
 mod send_ring;
 mod setup;
@@ -45,7 +45,7 @@ pub(crate) use setup::{Ah, Device, Pd, Srq};
 use super::DeviceError;
 
 /// The error that a call of libibverbs left in `errno`, or returned as `code`.
-fn os(what: &'static str, code: Option<i32>) -> DeviceError {
+fn os_error(what: &'static str, code: Option<i32>) -> DeviceError {
     let source = match code {
         Some(code) => std::io::Error::from_raw_os_error(code.abs()),
         None => std::io::Error::last_os_error(),
@@ -53,11 +53,11 @@ fn os(what: &'static str, code: Option<i32>) -> DeviceError {
     DeviceError::Os { what, source }
 }
 
-/// A number nobody can guess.
-fn random() -> Result<u64, DeviceError> {
+/// A random number from the kernel.
+fn random_u64() -> Result<u64, DeviceError> {
     let mut bytes = [0; 8];
     let n = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| DeviceError::Os { what: "getrandom", source: e.into() })?;
-    debug_assert_eq!(n, bytes.len(), "getrandom gives up to 256 bytes at once");
+    debug_assert_eq!(n, bytes.len(), "getrandom returns up to 256 bytes at once");
     Ok(u64::from_ne_bytes(bytes))
 }

@@ -1,19 +1,19 @@
-//! Regions: registering memory, and memory of our own.
+//! Memory regions: registering memory, and allocating memory to register.
 
 use core::ptr;
 use std::sync::Arc;
 
 use rdma_mummy_sys as ffi;
 
-use super::os;
+use super::os_error;
 use super::setup::{Pd, PdInner, access_flags};
 use crate::device::{Access, DeviceError};
 
 impl Pd {
     pub(crate) fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
-        // A region without bytes is one byte to the device, which takes no less.
+        // The device does not accept an empty region, so it gets one byte.
         let memory = Mapping::new(len.max(1))?;
-        // SAFETY: the mapping is as long as asked for and goes into the `Mr`, which takes the registration back first.
+        // SAFETY: the mapping is as long as requested, and moves into the `Mr`, which deregisters it before unmapping it.
         let mut mr = unsafe { self.register(memory.start, memory.len, access)? };
         (mr.len, mr.memory) = (len, Some(memory));
         Ok(mr)
@@ -33,15 +33,15 @@ impl Pd {
         {
             return Err(DeviceError::BadAddress("remote writes and atomics need local write access"));
         }
-        // SAFETY: the domain is live; the caller vouches for the memory.
+        // SAFETY: the domain is live; the caller promised that the memory is valid.
         let mr = unsafe { ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, access_flags(access) as i32) };
         if mr.is_null() {
             return Err(match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOSPC) => DeviceError::Exhausted { what: "regions" },
                 Some(libc::ENOMEM) => {
-                    os("register memory (raise the limit on locked memory, `ulimit -l`)", None)
+                    os_error("register memory (raise the limit on locked memory, `ulimit -l`)", None)
                 }
-                code => os("register memory", code),
+                code => os_error("register memory", code),
             });
         }
         // SAFETY: the call above filled the structure in; it lives until the region is deregistered.
@@ -58,12 +58,12 @@ pub(crate) struct Mr {
     len: usize,
     lkey: u32,
     rkey: u32,
-    /// Dropped after `drop` has taken the registration back.
+    /// Memory that we allocated; unmapped after `drop` has deregistered it.
     memory: Option<Mapping>,
     _pd: Arc<PdInner>,
 }
 
-// SAFETY: the handle is used for deregistration alone, which any thread may do; the memory is not touched through it.
+// SAFETY: the handle is used for deregistration only, which any thread may do; the memory is not accessed through it.
 unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
@@ -92,13 +92,13 @@ impl Drop for Mr {
         let rc = unsafe { ffi::ibv_dereg_mr(self.mr) };
         debug_assert_eq!(rc, 0, "deregister memory");
         if rc != 0 {
-            // The device may still reach the pages: keep them for good rather than hand them to somebody else.
+            // The device may still access the pages, so they are leaked rather than reused.
             core::mem::forget(self.memory.take());
         }
     }
 }
 
-/// Pages of our own, zeroed.
+/// Zeroed pages that we mapped.
 #[derive(Debug)]
 struct Mapping {
     start: *mut u8,
@@ -109,7 +109,7 @@ impl Mapping {
     fn new(len: usize) -> Result<Mapping, DeviceError> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let failed = |e: rustix::io::Errno| DeviceError::Os { what: "map memory", source: e.into() };
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses affects no existing memory.
         let start = unsafe {
             mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }
@@ -119,7 +119,7 @@ impl Mapping {
         // SAFETY: the range is the mapping.
         unsafe { madvise(start, len, Advice::LinuxDontFork) }.map_err(failed)?;
         if len >= 2 << 20 {
-            // A kernel without transparent huge pages refuses; small pages do as well.
+            // A kernel without transparent huge pages returns an error; small pages work too.
             // SAFETY: the range is the mapping.
             unsafe { madvise(start, len, Advice::LinuxHugepage) }.unwrap_or(());
         }

@@ -1,4 +1,4 @@
-//! Devices, protection domains, regions, shared receive queues and address handles.
+//! Devices, protection domains, shared receive queues and address handles.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -14,12 +14,12 @@ use rustix::event::{PollFd, PollFlags};
 use super::cq::Cq;
 use super::datapath::{RcQp, UdQp};
 use super::discovery::{self, GidKind};
-use super::os;
+use super::os_error;
 use crate::device::{
     Access, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig, RecvWr, SrqConfig,
 };
 
-/// Pieces per request that are supported whatever the device says: they are listed on the stack.
+/// Limit on scatter/gather entries per request, whatever the device supports: the list is on the stack.
 pub(super) const MAX_SGE: usize = 32;
 
 const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
@@ -40,20 +40,20 @@ pub(super) struct DeviceInner {
     /// READs and atomics outstanding per queue pair: as responder, as initiator.
     pub(super) max_rd_atomic: (u8, u8),
     max_srq_sge: u32,
-    /// Use the calls that every driver has.
+    /// Use only the older calls, which every driver has.
     pub(super) plain: bool,
-    /// Soft-RoCE: its driver gets parts of the newer calls wrong, see docs/decisions/verbs-bindings.md.
+    /// Soft-RoCE: its driver has bugs in parts of the newer calls, see docs/decisions/verbs-bindings.md.
     pub(super) soft_roce: bool,
 }
 
-// SAFETY: libibverbs promises that its calls may be made from any thread; the fields are not changed after `open`.
+// SAFETY: the calls of libibverbs may be made from any thread; the fields do not change after `open`.
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
-        // SAFETY: opened in `open`, closed once; whatever was made from it held this Arc.
+        // SAFETY: opened in `open`, closed once; every object created from it held this Arc.
         let rc = unsafe { ffi::ibv_close_device(self.context) };
         debug_assert_eq!(rc, 0, "close device");
     }
@@ -64,7 +64,7 @@ impl Device {
         crate::ring::fence::register()
             .map_err(|source| DeviceError::Os { what: "membarrier (Linux 4.16 or later)", source })?;
         let context = discovery::open(name)?;
-        // From here on `inner` closes the device if anything fails.
+        // From here on, dropping `inner` closes the device if a step fails.
         let mut inner = DeviceInner {
             context,
             attr: DeviceAttr {
@@ -99,24 +99,27 @@ impl Device {
 
         // SAFETY: the structure consists of integers, for which zero is valid.
         let mut device: ffi::ibv_device_attr = unsafe { core::mem::zeroed() };
-        // SAFETY: `context` is open and `device` a valid place for the answer.
+        // SAFETY: `context` is open and `device` is a valid output pointer.
         match unsafe { ffi::ibv_query_device(context, &mut device) } {
             0 => {}
-            code => return Err(os("query device", Some(code))),
+            code => return Err(os_error("query device", Some(code))),
         }
         if port == 0 || port > device.phys_port_cnt {
-            return Err(missing(format!("no port {port}; its ports are 1 to {}", device.phys_port_cnt)));
+            return Err(missing(format!(
+                "it has no port {port}; its ports are 1 to {}",
+                device.phys_port_cnt
+            )));
         }
         // SAFETY: an open context points to its device.
         if unsafe { (*(*context).device).transport_type } != ffi::ibv_transport_type::IBV_TRANSPORT_IB {
-            return Err(missing("neither InfiniBand nor RoCE (iWARP is not supported)".into()));
+            return Err(missing("it is neither InfiniBand nor RoCE (iWARP is not supported)".into()));
         }
         // SAFETY: the structure consists of integers, for which zero is valid.
         let mut link: ffi::ibv_port_attr = unsafe { core::mem::zeroed() };
-        // SAFETY: `context` is open and `link` a valid place for the answer.
+        // SAFETY: `context` is open and `link` is a valid output pointer.
         match unsafe { ffi::ibv_query_port(context, port, &mut link) } {
             0 => {}
-            code => return Err(os("query port", Some(code))),
+            code => return Err(os_error("query port", Some(code))),
         }
         if link.state != ffi::ibv_port_state::IBV_PORT_ACTIVE {
             return Err(missing(format!(
@@ -132,14 +135,14 @@ impl Device {
             Some(index) => gids.iter().find(|g| g.index == index).ok_or_else(|| {
                 let known: Vec<String> =
                     gids.iter().map(|g| format!("{} ({} {})", g.index, g.kind, g.address)).collect();
-                missing(format!("no GID {index} on port {port}; there are: {}", known.join(", ")))
+                missing(format!("port {port} has no GID {index}; its GIDs are: {}", known.join(", ")))
             })?,
-            // InfiniBand's first GID is the port's own.
+            // On InfiniBand, the first GID is the port's own.
             None if inner.address.link_layer == 1 => gids
                 .iter()
                 .min_by_key(|g| (g.kind != GidKind::InfiniBand, g.index))
                 .ok_or_else(|| missing(format!("port {port} has no GID: is a subnet manager running?")))?,
-            None => discovery::choose(&gids).ok_or_else(|| {
+            None => discovery::choose_gid(&gids).ok_or_else(|| {
                 missing(format!("port {port} has no GID: give its interface an IP address"))
             })?,
         };
@@ -180,7 +183,7 @@ impl Device {
         // SAFETY: the context is open.
         let pd = unsafe { ffi::ibv_alloc_pd(self.inner.context) };
         if pd.is_null() {
-            return Err(refused("protection domains", "allocate a protection domain"));
+            return Err(creation_error("protection domains", "allocate a protection domain"));
         }
         Ok(Pd { inner: Arc::new(PdInner { pd, device: self.inner.clone() }) })
     }
@@ -205,12 +208,12 @@ impl Device {
         }
     }
 
-    /// The next event that has a meaning here; those that have none are thrown away.
+    /// The next event that has an [`Event`]; all others are discarded.
     fn take_event(&self) -> Result<Option<Event>, DeviceError> {
         use ffi::ibv_event_type::*;
         loop {
             let mut raw = MaybeUninit::<ffi::ibv_async_event>::zeroed();
-            // SAFETY: the context is open and `raw` a valid place for an event.
+            // SAFETY: the context is open and `raw` is a valid output pointer.
             if unsafe { ffi::ibv_get_async_event(self.inner.context, raw.as_mut_ptr()) } != 0 {
                 let error = std::io::Error::last_os_error();
                 return match error.raw_os_error() {
@@ -218,7 +221,7 @@ impl Device {
                     _ => Err(DeviceError::Os { what: "take a device event", source: error }),
                 };
             }
-            // A newer kernel may send numbers that the Rust enum lacks, so the number is read as one.
+            // A newer kernel may send values that the Rust enum does not have, so the field is read as an integer.
             // SAFETY: the field is a C enum that the call above has filled in.
             let kind = unsafe { ptr::addr_of!((*raw.as_ptr()).event_type).cast::<u32>().read() };
             // SAFETY: only called for kinds whose element is a queue pair, which lives until the event is acknowledged.
@@ -235,7 +238,7 @@ impl Device {
                 k if k == IBV_EVENT_QP_LAST_WQE_REACHED as u32 => Some(Event::LastWqeReached(qp_num())),
                 k if k == IBV_EVENT_CQ_ERR as u32 => {
                     // SAFETY: the element is a completion queue of this context, which lives until the event is
-                    // acknowledged; its context is the flag that `Cq::new` put there and that outlives it.
+                    // acknowledged; its context is the flag that `Cq::new` set, which outlives the queue.
                     let flag =
                         unsafe { (*(*raw.as_ptr()).element.cq).cq_context.cast::<AtomicBool>().as_ref() };
                     if let Some(flag) = flag {
@@ -267,14 +270,14 @@ pub(super) struct PdInner {
     pub(super) device: Arc<DeviceInner>,
 }
 
-// SAFETY: libibverbs takes a protection domain from any thread; the fields are not changed.
+// SAFETY: libibverbs accepts a protection domain from any thread; the fields do not change.
 unsafe impl Send for PdInner {}
 // SAFETY: as above.
 unsafe impl Sync for PdInner {}
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // SAFETY: allocated in `alloc_pd`, freed once; what was made from it held this Arc.
+        // SAFETY: allocated in `alloc_pd`, freed once; every object created from it held this Arc.
         let rc = unsafe { ffi::ibv_dealloc_pd(self.pd) };
         debug_assert_eq!(rc, 0, "free protection domain");
     }
@@ -283,8 +286,8 @@ impl Drop for PdInner {
 impl Pd {
     pub(crate) fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
         let device = &self.inner.device;
-        within("receives in a shared receive queue", config.max_wr, device.attr.max_srq_wr)?;
-        within("pieces per receive", config.max_sge, device.max_srq_sge)?;
+        check_limit("receives in a shared receive queue", config.max_wr, device.attr.max_srq_wr)?;
+        check_limit("scatter/gather entries per receive", config.max_sge, device.max_srq_sge)?;
         let mut init = ffi::ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
             attr: ffi::ibv_srq_attr {
@@ -296,7 +299,7 @@ impl Pd {
         // SAFETY: the domain is live and `init` valid.
         let srq = unsafe { ffi::ibv_create_srq(self.inner.pd, &mut init) };
         if srq.is_null() {
-            return Err(refused("shared receive queues", "create a shared receive queue"));
+            return Err(creation_error("shared receive queues", "create a shared receive queue"));
         }
         let inner = SrqInner { srq, pd: self.inner.clone() };
         Ok(Srq { srq, max_sge: config.max_sge as usize, inner: Arc::new(inner) })
@@ -323,12 +326,12 @@ impl Pd {
     }
 
     pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
-        let mut attr = path(&self.inner.device, to)?;
+        let mut attr = address_vector(&self.inner.device, to)?;
         // SAFETY: the domain is live and `attr` valid.
         let ah = unsafe { ffi::ibv_create_ah(self.inner.pd, &mut attr) };
         if ah.is_null() {
             let error = std::io::Error::last_os_error();
-            return Err(unreachable(to, &error)
+            return Err(unreachable_error(to, &error)
                 .unwrap_or(DeviceError::Os { what: "resolve an address", source: error }));
         }
         Ok(Ah { inner: Arc::new(AhInner { ah, address: *to, _pd: self.inner.clone() }) })
@@ -343,8 +346,7 @@ pub(crate) struct Srq {
     pub(super) inner: Arc<SrqInner>,
 }
 
-// SAFETY: the queue may be used from any thread, one at a time: `post_recv` takes `&mut self`. The pointer keeps it from
-// being `Sync`.
+// SAFETY: the queue may be used from any thread, one at a time: `post_recv` takes `&mut self`. The pointer makes it `!Sync`.
 unsafe impl Send for Srq {}
 
 impl Srq {
@@ -363,7 +365,7 @@ pub(super) struct SrqInner {
     pub(super) pd: Arc<PdInner>,
 }
 
-// SAFETY: shared only to keep the queue alive and to name it when a queue pair is made.
+// SAFETY: shared only to keep the queue alive and to pass it on when a queue pair is created.
 unsafe impl Send for SrqInner {}
 // SAFETY: as above.
 unsafe impl Sync for SrqInner {}
@@ -389,7 +391,7 @@ pub(super) struct AhInner {
     _pd: Arc<PdInner>,
 }
 
-// SAFETY: an address handle is not changed after its creation; libibverbs takes it from any thread.
+// SAFETY: an address handle does not change after its creation; libibverbs accepts it from any thread.
 unsafe impl Send for AhInner {}
 // SAFETY: as above.
 unsafe impl Sync for AhInner {}
@@ -408,13 +410,18 @@ impl Drop for AhInner {
     }
 }
 
-/// The way to a peer. The address came from outside: everything in it is checked.
-pub(super) fn path(device: &DeviceInner, to: &DeviceAddress) -> Result<ffi::ibv_ah_attr, DeviceError> {
+/// The address vector of a peer. The address came from outside, so every field is checked.
+pub(super) fn address_vector(
+    device: &DeviceInner,
+    to: &DeviceAddress,
+) -> Result<ffi::ibv_ah_attr, DeviceError> {
     if to.provider != DeviceAddress::VERBS {
-        return Err(DeviceError::BadAddress("it is not one of a verbs device"));
+        return Err(DeviceError::BadAddress("it is not the address of a verbs device"));
     }
     if to.link_layer != device.address.link_layer {
-        return Err(DeviceError::BadAddress("InfiniBand and Ethernet do not reach each other"));
+        return Err(DeviceError::BadAddress(
+            "one port is InfiniBand and the other Ethernet; they cannot connect",
+        ));
     }
     if !(1..=5).contains(&to.mtu) {
         return Err(DeviceError::BadAddress("its MTU code is not 1 to 5"));
@@ -441,8 +448,8 @@ pub(super) fn path(device: &DeviceInner, to: &DeviceAddress) -> Result<ffi::ibv_
     })
 }
 
-/// The error for a peer that the network does not lead to.
-pub(super) fn unreachable(to: &DeviceAddress, error: &std::io::Error) -> Option<DeviceError> {
+/// The error for a peer to which there is no route; `None` if `error` has another cause.
+pub(super) fn unreachable_error(to: &DeviceAddress, error: &std::io::Error) -> Option<DeviceError> {
     let known = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ETIMEDOUT, libc::EADDRNOTAVAIL];
     error.raw_os_error().filter(|code| known.contains(code)).map(|_| {
         let gid = core::net::Ipv6Addr::from(to.gid);
@@ -465,22 +472,23 @@ pub(super) fn access_flags(access: Access) -> u32 {
     .fold(0, |flags, (_, theirs)| flags | theirs.0)
 }
 
-pub(super) fn within(what: &'static str, asked: u32, limit: u32) -> Result<(), DeviceError> {
+pub(super) fn check_limit(what: &'static str, asked: u32, limit: u32) -> Result<(), DeviceError> {
     if asked > limit {
         return Err(DeviceError::Limit { what, asked: asked.into(), limit: limit.into() });
     }
     Ok(())
 }
 
-/// The error of a creation that failed: out of something, or what the system says.
-pub(super) fn refused(what: &'static str, doing: &'static str) -> DeviceError {
+/// The error of a creation that failed: a resource is used up, or the error of the system.
+pub(super) fn creation_error(what: &'static str, doing: &'static str) -> DeviceError {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::ENOMEM | libc::ENOSPC) => DeviceError::Exhausted { what },
-        code => os(doing, code),
+        code => os_error(doing, code),
     }
 }
 
-/// Waits until `fd` can be read (true) or the deadline has passed (false); `None` waits for ever.
+/// Waits until `fd` is readable (returns true) or the deadline has passed (returns false). Without a deadline there is no
+/// limit.
 pub(super) fn readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> std::io::Result<bool> {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -508,9 +516,9 @@ fn count(n: i32) -> u32 {
     u32::try_from(n).unwrap_or(0)
 }
 
-/// No device reports how much inline data it takes; creating a queue pair tells.
+/// Finds the limit on inline data. Devices do not report it, so this tries to create queue pairs.
 fn max_inline(context: *mut ffi::ibv_context) -> u32 {
-    // SAFETY: the context is open; each object is made, used and destroyed here, in the right order.
+    // SAFETY: the context is open; each object is created, used and destroyed here, in the right order.
     unsafe {
         let pd = ffi::ibv_alloc_pd(context);
         let cq = ffi::ibv_create_cq(context, 1, ptr::null_mut(), ptr::null_mut(), 0);

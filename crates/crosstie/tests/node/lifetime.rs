@@ -1,9 +1,9 @@
-//! Answers in any order, ends of either side, and who is served when.
+//! Replies in any order, the end of either side, reused client slots, and fairness.
 
 use super::*;
 
 #[test]
-fn answers_come_in_any_order() {
+fn replies_may_come_in_any_order() {
     let (mut server, mut client) = pair(&Config { queue_depth: 8, ..Config::default() });
     for token in 0..8 {
         client.call(&token, token).unwrap();
@@ -12,18 +12,18 @@ fn answers_come_in_any_order() {
     for i in [7, 3, 0, 5, 1, 6, 2, 4] {
         let (request, ticket) = deferred[i].take().unwrap();
         assert_eq!(request, i as u64, "requests arrive in order");
-        server.reply(ticket, &answer(request)).unwrap();
-        assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
-        assert_eq!(collect(&mut client, 1), [(request, answer(request))]);
+        server.reply(ticket, &expected_response(request)).unwrap();
+        assert_eq!(client.wait(Some(TIMEOUT)), Ok(true));
+        assert_eq!(collect(&mut client, 1), [(request, expected_response(request))]);
     }
 }
 
 #[test]
-fn an_answer_that_never_comes_holds_up_nobody() {
+fn missing_response_does_not_block_other_calls() {
     for depth in [2, 3, 8] {
         let (mut server, mut client) = pair(&Config { queue_depth: depth, ..Config::default() });
         client.call(&0, 0).unwrap();
-        let stuck = defer(&mut server, 1);
+        let unanswered = defer(&mut server, 1);
         let mut token = 0;
         for _ in 0..500 {
             for _ in 1..depth {
@@ -32,58 +32,58 @@ fn an_answer_that_never_comes_holds_up_nobody() {
             }
             assert!(matches!(client.call(&0, 0), Err(CallError::Full(0))));
             assert_eq!(serve(&mut server), depth - 1);
-            let got = collect(&mut client, depth - 1);
-            assert!(got.iter().all(|(token, response)| *response == answer(*token)));
+            let received = collect(&mut client, depth - 1);
+            assert!(received.iter().all(|(token, response)| *response == expected_response(*token)));
         }
-        for (request, ticket) in stuck {
-            server.reply(ticket, &answer(request)).unwrap();
+        for (request, ticket) in unanswered {
+            server.reply(ticket, &expected_response(request)).unwrap();
         }
-        assert_eq!(collect(&mut client, 1), [(0, answer(0))]);
+        assert_eq!(collect(&mut client, 1), [(0, expected_response(0))]);
     }
 }
 
-/// What a wait says is there, one poll takes.
+/// After a wait has found a response, one poll returns it.
 #[test]
-fn a_poll_finds_what_a_wait_found() {
+fn poll_returns_the_response_that_wait_found() {
     let (mut server, mut client) = pair(&Config { queue_depth: 4, ..Config::default() });
     for token in 0..4 {
         client.call(&token, token).unwrap();
     }
     let mut deferred = defer(&mut server, 4);
     while let Some((request, ticket)) = deferred.pop() {
-        server.reply(ticket, &answer(request)).unwrap();
-        assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
-        let polled =
-            client.poll(|token, response| assert_eq!((token, *response), (request, answer(request))));
-        assert_eq!(polled, Ok(1), "the answer to {request}");
+        server.reply(ticket, &expected_response(request)).unwrap();
+        assert_eq!(client.wait(Some(TIMEOUT)), Ok(true));
+        let polled = client
+            .poll(|token, response| assert_eq!((token, *response), (request, expected_response(request))));
+        assert_eq!(polled, Ok(1), "the response to {request}");
     }
 }
 
 #[test]
-fn answers_of_a_server_that_ended_still_arrive() {
+fn responses_of_an_ended_server_still_arrive() {
     let (mut server, mut client) = pair(&Config::default());
     for token in 0..10 {
         client.call(&token, token).unwrap();
     }
     for (request, ticket) in defer(&mut server, 10).into_iter().rev() {
         if request % 3 == 0 {
-            server.reply(ticket, &answer(request)).unwrap();
+            server.reply(ticket, &expected_response(request)).unwrap();
         }
     }
     drop(server);
-    let (mut got, mut end) = (Vec::new(), Ok(0));
-    until("the end is noticed", || {
-        end = client.poll(|token, response| got.push((token, *response)));
+    let (mut received, mut end) = (Vec::new(), Ok(0));
+    until("the end of the server is noticed", || {
+        end = client.poll(|token, response| received.push((token, *response)));
         end.is_err()
     });
     assert_eq!(end, Err(Disconnected::ServerGone));
     let refused = client.call(&0, 99);
     assert!(matches!(refused, Err(CallError::Disconnected { token: 99, cause: Disconnected::ServerGone })));
-    got.sort();
-    assert_eq!(got, [0, 3, 6, 9].map(|token| (token, answer(token))));
+    received.sort();
+    assert_eq!(received, [0, 3, 6, 9].map(|token| (token, expected_response(token))));
     assert_eq!(client.in_flight(), 6);
     assert_eq!(client.wait(None), Err(Disconnected::ServerGone));
-    let error = client.exchange(&5, |_| panic!("no answer")).unwrap_err();
+    let error = client.exchange(&5, |_| panic!("no response")).unwrap_err();
     assert!(matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. }), "{error}");
     let mut lost = Vec::new();
     client.disconnect(|token| lost.push(token));
@@ -92,7 +92,7 @@ fn answers_of_a_server_that_ended_still_arrive() {
 }
 
 #[test]
-fn a_new_server_takes_over() {
+fn client_reconnects_to_a_new_server() {
     let name = fresh_name();
     let config = Config { queue_depth: 4, ..Config::default() };
     let mut client: Option<Client<u64, u64, u64>> = None;
@@ -101,7 +101,9 @@ fn a_new_server_takes_over() {
         match &mut client {
             None => client = Some(Client::connect(&name).unwrap()),
             Some(client) => {
-                until("the end is noticed", || client.poll(|_, _| panic!("no answer")).is_err());
+                until("the end of the server is noticed", || {
+                    client.poll(|_, _| panic!("no response")).is_err()
+                });
                 client.reconnect().unwrap();
                 assert_eq!(client.in_flight(), 0);
             }
@@ -113,14 +115,16 @@ fn a_new_server_takes_over() {
         until("requests arrive", || serve(&mut server) > 0);
         until("all are served", || {
             serve(&mut server);
-            client.poll(|token, response| assert_eq!(*response, answer(token + generation))).unwrap();
+            client
+                .poll(|token, response| assert_eq!(*response, expected_response(token + generation)))
+                .unwrap();
             client.in_flight() == 0
         });
-        // Something is always under way when it ends.
+        // A call is always in flight when the server ends.
         client.call(&0, 0).unwrap();
         drop(server);
         if generation % 2 == 0 {
-            until("the end is noticed", || client.poll(|_, _| panic!("no answer")).is_err());
+            until("the end of the server is noticed", || client.poll(|_, _| panic!("no response")).is_err());
             let nobody = client.reconnect().unwrap_err();
             assert!(matches!(nobody, ConnectError::NoServer { .. }), "{nobody}");
         }
@@ -128,7 +132,7 @@ fn a_new_server_takes_over() {
 }
 
 #[test]
-fn tickets_open_their_own_call_only() {
+fn ticket_is_valid_for_its_own_call_only() {
     let (mut server, mut client) = pair(&Config::default());
     let (mut other, _theirs) = pair(&Config::default());
     client.call(&1, 1).unwrap();
@@ -137,13 +141,13 @@ fn tickets_open_their_own_call_only() {
     let (_, second) = deferred.pop().unwrap();
     let (_, first) = deferred.pop().unwrap();
     let Err(ReplyError::WrongServer(first)) = other.reply(first, &0) else {
-        panic!("another server took it")
+        panic!("another server accepted the ticket")
     };
-    server.reply(first, &answer(1)).unwrap();
-    assert_eq!(collect(&mut client, 1), [(1, answer(1))]);
-    // Its client leaves, and another one gets its place.
+    server.reply(first, &expected_response(1)).unwrap();
+    assert_eq!(collect(&mut client, 1), [(1, expected_response(1))]);
+    // The client disconnects before the reply.
     drop(client);
-    until("its leaving is noticed", || {
+    until("the disconnect is noticed", || {
         server.poll();
         server.counters().disconnects == 1
     });
@@ -152,7 +156,7 @@ fn tickets_open_their_own_call_only() {
 }
 
 #[test]
-fn places_of_those_that_left_are_used_again() {
+fn slots_of_disconnected_clients_are_reused() {
     let name = fresh_name();
     let config = Config { max_clients: 3, queue_depth: 2, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
@@ -166,13 +170,13 @@ fn places_of_those_that_left_are_used_again() {
         let (request, ticket) = deferred.pop().unwrap();
         assert_eq!(request, generation);
         assert!(keys.insert(ticket.client()), "no two clients have the same key");
-        server.reply(ticket, &answer(request)).unwrap();
-        assert_eq!(collect(&mut client, 1), [(2, answer(generation))]);
+        server.reply(ticket, &expected_response(request)).unwrap();
+        assert_eq!(collect(&mut client, 1), [(2, expected_response(generation))]);
         stale.push(deferred.pop().unwrap().1);
         drop(client);
-        // What was never answered is nobody's any more, although others use the same memory or place.
+        // Replies to the disconnected clients fail, although new clients use the same memory.
         if generation % 10 == 9 {
-            until("all have left", || {
+            until("all clients have disconnected", || {
                 server.poll();
                 server.counters().disconnects == generation + 1
             });
@@ -186,7 +190,7 @@ fn places_of_those_that_left_are_used_again() {
 }
 
 #[test]
-fn a_client_that_floods_starves_nobody() {
+fn flooding_client_does_not_starve_others() {
     let name = fresh_name();
     let config = Config { queue_depth: 16, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
@@ -195,7 +199,7 @@ fn a_client_that_floods_starves_nobody() {
     const FLOOD: u64 = u64::MAX;
     let pump = |flood: &mut Client<u64, u64, u64>| {
         while flood.call(&FLOOD, FLOOD).is_ok() {}
-        flood.poll(|_, response| assert_eq!(*response, answer(FLOOD))).unwrap();
+        flood.poll(|_, response| assert_eq!(*response, expected_response(FLOOD))).unwrap();
     };
     for round in 0..200 {
         pump(&mut flood);
@@ -203,17 +207,20 @@ fn a_client_that_floods_starves_nobody() {
         let (mut before, mut served) = (0, false);
         while !served {
             server.poll();
-            // Until it is served: where all share one queue, requests never run out.
+            // Stop when it is served: with a shared ring, requests never run out.
             while !served && let Some(request) = server.recv() {
                 let message = *request.message();
-                request.reply(&answer(message)).unwrap();
+                request.reply(&expected_response(message)).unwrap();
                 served |= message == round;
                 before += u32::from(!served);
-                assert!(before < 100, "the quiet client waits for {before} others in round {round}");
-                // Topped up after every single request.
+                assert!(
+                    before < 100,
+                    "{before} other requests were served before the quiet client in round {round}"
+                );
+                // Refill after every single request.
                 pump(&mut flood);
             }
         }
-        assert_eq!(collect(&mut quiet, 1), [(round, answer(round))]);
+        assert_eq!(collect(&mut quiet, 1), [(round, expected_response(round))]);
     }
 }

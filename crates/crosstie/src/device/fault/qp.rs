@@ -1,4 +1,4 @@
-//! A queue pair of a wrapped device and the sends that are on their way through it.
+//! A queue pair of a wrapped device, with its send requests.
 
 use core::marker::PhantomData;
 use std::collections::VecDeque;
@@ -9,59 +9,62 @@ use super::super::{
 
 /// A queue pair of either kind.
 #[derive(Debug)]
-pub(super) struct Endpoint {
-    pub(super) inner: Inner,
+pub(super) struct TrackedQp {
+    pub(super) inner: InnerQp,
     pub(super) config: QpConfig,
     pub(super) send_cq: u32,
     pub(super) recv_cq: u32,
-    /// Where an RC queue pair is connected to.
+    /// RC: the connected device.
     pub(super) peer: Option<DeviceAddress>,
-    pub(super) sends: VecDeque<Sent>,
-    /// Since when the oldest stalled request has waited.
+    pub(super) sends: VecDeque<TrackedSend>,
+    /// The tick since which the oldest stalled request has waited.
     pub(super) stalled_since: Option<u64>,
-    /// Broken from here, not by the wrapped device; with the status that its oldest send request ends with.
+    /// Set if this module, not the wrapped device, moved the queue pair to ERR. The inner value is the status with which
+    /// its oldest send request ends.
     pub(super) broken: Option<Option<Status>>,
 }
 
+/// The wrapped queue pair.
 #[derive(Debug)]
-pub(super) enum Inner {
+pub(super) enum InnerQp {
     Rc(RcQp),
     Ud(UdQp),
 }
 
+/// A send request that has not completed.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct TrackedSend {
     pub(super) id: u64,
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
-    pub(super) place: Place,
+    pub(super) state: SendState,
 }
 
-/// Where a send request is.
+/// The state of a send request.
 #[derive(Debug)]
-pub(super) enum Place {
-    /// In the wrapped device.
-    Gone,
-    /// Here, waiting for the port.
-    Stalled(Stored),
-    /// Nowhere: fails when it is the oldest.
+pub(super) enum SendState {
+    /// Posted to the wrapped device.
+    Posted,
+    /// Not posted yet: waits until the port is up.
+    Stalled(StoredWr),
+    /// Never posted: fails when it is the oldest.
     Lost(Status),
-    /// Nowhere: a datagram that succeeds all the same.
+    /// Never posted: a datagram that is lost but succeeds.
     Dropped,
 }
 
-/// A request that outlives the call it was posted by. Its memory is the device's until its completion, as ever.
+/// A copy of a request that outlives the call that posted it. As always, its memory must stay valid until its completion.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(super) struct StoredWr {
     op: SendOp,
     inline: Option<Vec<u8>>,
     sges: Vec<Sge<'static>>,
     fence: bool,
 }
 
-impl Endpoint {
-    pub(super) fn new(inner: Inner, config: QpConfig, send_cq: u32, recv_cq: u32) -> Endpoint {
-        Endpoint {
+impl TrackedQp {
+    pub(super) fn new(inner: InnerQp, config: QpConfig, send_cq: u32, recv_cq: u32) -> TrackedQp {
+        TrackedQp {
             inner,
             config,
             send_cq,
@@ -73,24 +76,24 @@ impl Endpoint {
         }
     }
 
-    /// In ERR, whoever put it there.
-    pub(super) fn is_broken(&self) -> bool {
+    /// Whether it is in ERR, because of an injected fault or in the wrapped device.
+    pub(super) fn is_in_error(&self) -> bool {
         self.broken.is_some() || self.inner.state() == QpState::Error
     }
 
-    pub(super) fn break_with(&mut self, oldest: Option<Status>) {
+    pub(super) fn fail_with(&mut self, oldest: Option<Status>) {
         if self.broken.is_none() {
             self.broken = Some(oldest);
             self.inner.fail();
         }
     }
 
-    /// How the next send of a broken queue pair ends.
+    /// The status of the next send of a queue pair in ERR.
     pub(super) fn next_failure(&mut self) -> Status {
         self.broken.as_mut().and_then(Option::take).unwrap_or(Status::Flushed)
     }
 
-    /// What the wrapped device would have refused, for requests that it does not see now.
+    /// Refuses what the wrapped device would refuse, for requests that are not posted to it now.
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self.inner.state() {
             QpState::ReadyToSend | QpState::Error => {}
@@ -98,11 +101,15 @@ impl Endpoint {
         }
         let fetches = matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let atomic = fetches && !matches!(wr.op, SendOp::Read(_));
-        if matches!(self.inner, Inner::Ud(_)) && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
-            return Err(PostError::Invalid("datagrams can only be sent"));
+        if matches!(self.inner, InnerQp::Ud(_)) && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
+            return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM"));
         }
         match wr.data {
-            Data::Inline(_) if fetches => return Err(PostError::Invalid("what is fetched needs a region")),
+            Data::Inline(_) if fetches => {
+                return Err(PostError::Invalid(
+                    "READ and atomics return data: give a region, not inline data",
+                ));
+            }
             Data::Inline(bytes) if bytes.len() > self.config.max_inline as usize => {
                 return Err(PostError::InlineTooLong {
                     len: bytes.len(),
@@ -116,7 +123,7 @@ impl Endpoint {
                     return Err(PostError::TooManySges { count: sges.len(), max });
                 }
                 if atomic && sges.iter().map(|s| u64::from(s.len())).sum::<u64>() != 8 {
-                    return Err(PostError::Invalid("an atomic fetches 8 bytes"));
+                    return Err(PostError::Invalid("an atomic returns 8 bytes: give one entry of 8 bytes"));
                 }
             }
         }
@@ -127,61 +134,61 @@ impl Endpoint {
     }
 }
 
-impl Inner {
+impl InnerQp {
     pub(super) fn qp_num(&self) -> u32 {
         match self {
-            Inner::Rc(qp) => qp.qp_num(),
-            Inner::Ud(qp) => qp.qp_num(),
+            InnerQp::Rc(qp) => qp.qp_num(),
+            InnerQp::Ud(qp) => qp.qp_num(),
         }
     }
 
     pub(super) fn state(&self) -> QpState {
         match self {
-            Inner::Rc(qp) => qp.state(),
-            Inner::Ud(qp) => qp.state(),
+            InnerQp::Rc(qp) => qp.state(),
+            InnerQp::Ud(qp) => qp.state(),
         }
     }
 
     pub(super) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            Inner::Rc(qp) => qp.post(wr),
-            Inner::Ud(_) => Err(PostError::Invalid("a datagram needs an address")),
+            InnerQp::Rc(qp) => qp.post(wr),
+            InnerQp::Ud(_) => Err(PostError::Invalid("a datagram needs an address handle")),
         }
     }
 
     pub(super) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         match self {
-            Inner::Rc(qp) => qp.post_recv(wr),
-            Inner::Ud(qp) => qp.post_recv(wr),
+            InnerQp::Rc(qp) => qp.post_recv(wr),
+            InnerQp::Ud(qp) => qp.post_recv(wr),
         }
     }
 
     fn fail(&mut self) {
         match self {
-            Inner::Rc(qp) => qp.fail_handle().fail(),
-            Inner::Ud(qp) => {
+            InnerQp::Rc(qp) => qp.fail_handle().fail(),
+            InnerQp::Ud(qp) => {
                 if qp.fail().is_err() {
-                    // Not active yet, so there is nothing to break.
+                    // It is not active yet, so there is nothing to flush.
                 }
             }
         }
     }
 }
 
-impl Sent {
-    /// Makes a completion in the wrapped queue that the caller's queue has no room for.
-    pub(super) fn is_silent(&self) -> bool {
-        !self.signaled && matches!(self.place, Place::Gone)
+impl TrackedSend {
+    /// Whether it produces a completion in the wrapped queue that the caller will not see.
+    pub(super) fn is_hidden(&self) -> bool {
+        !self.signaled && matches!(self.state, SendState::Posted)
     }
 }
 
-impl Stored {
-    pub(super) fn new(wr: &SendWr<'_>) -> Stored {
+impl StoredWr {
+    pub(super) fn new(wr: &SendWr<'_>) -> StoredWr {
         let (inline, sges) = match wr.data {
             Data::Inline(bytes) => (Some(bytes.to_vec()), Vec::new()),
             Data::Regions(sges) => (None, sges.iter().map(detach).collect()),
         };
-        Stored { op: wr.op, inline, sges, fence: wr.fence }
+        StoredWr { op: wr.op, inline, sges, fence: wr.fence }
     }
 
     pub(super) fn with<R>(&self, wr_id: u64, f: impl FnOnce(&SendWr<'_>) -> R) -> R {
@@ -193,7 +200,7 @@ impl Stored {
     }
 }
 
-/// The piece without its borrow: it is only given to the wrapped device, which checks the key again.
+/// The entry without its borrow: only the wrapped device gets it, and checks the key again.
 fn detach(sge: &Sge<'_>) -> Sge<'static> {
     Sge { addr: sge.addr, len: sge.len, lkey: sge.lkey, pd: sge.pd, access: sge.access, region: PhantomData }
 }
