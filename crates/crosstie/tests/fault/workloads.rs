@@ -4,7 +4,7 @@ use super::*;
 
 /// What one run of [`ping_pong`] did.
 #[derive(Debug, Default, PartialEq)]
-struct Outcome {
+struct PingPongResult {
     /// Immediates that arrived, per end.
     arrived: [Vec<u32>; 2],
     /// How each request ended, by its number.
@@ -14,7 +14,7 @@ struct Outcome {
 
 /// A WRITE+IMM ping-pong of `rounds` between two ends of one wrapped device. Every other request is unsignaled. Whatever
 /// happens, it comes to an end, and every accepted request with it.
-fn ping_pong(plan: Plan, rounds: u32) -> (Outcome, Control) {
+fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
     let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
     let control = device.faults().unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -25,13 +25,13 @@ fn ping_pong(plan: Plan, rounds: u32) -> (Outcome, Control) {
     b.connect(&a.address(), &ConnectConfig::default()).unwrap();
     let mut qps = [a, b];
 
-    let mut outcome = Outcome::default();
+    let mut outcome = PingPongResult::default();
     // Requests accepted, by number: which end, and whether a success must show.
     let mut accepted: BTreeMap<u64, bool> = BTreeMap::new();
     let mut next_id = 0;
     let mut turn = 0;
     let mut due = vec![(0, None), (1, None), (0, Some(0))];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     // Full is tried again, any other refusal ends the connection, as it would for a careful caller.
     while !outcome.broken && (turn < rounds || !due.is_empty()) {
         assert!(Instant::now() < deadline, "stuck at {turn} of {rounds}: {outcome:?}");
@@ -71,7 +71,7 @@ fn ping_pong(plan: Plan, rounds: u32) -> (Outcome, Control) {
     }
     qps.iter_mut().for_each(|qp| qp.fail().unwrap());
     // Every request that must show ends now; a few more polls would show what ends twice.
-    let missing = |outcome: &Outcome| {
+    let missing = |outcome: &PingPongResult| {
         accepted.iter().filter(|(id, shows)| **shows && !outcome.ended.contains_key(id)).count()
     };
     let mut spare = 200;
@@ -182,7 +182,7 @@ fn trace(seed: u64) -> Vec<String> {
 }
 
 #[test]
-fn workloads_get_on_under_random_faults() {
+fn workloads_make_progress_under_random_faults() {
     for seed in seeds() {
         println!("seed {seed}");
         // A new connection goes on where the broken one stopped.
