@@ -1,6 +1,6 @@
 //! `cargo xtask`: the tasks of this repository.
 //!
-//! - `cargo xtask test` installs the packages that the checks need, runs all checks ([`test`]; the list is in
+//! - `cargo xtask test` installs the packages that the checks need, runs all checks ([`mod@test`]; the list is in
 //!   `test/steps.rs`), and ends with one line `N passed, N failed`.
 //! - `cargo xtask vm -- COMMAND` runs a command on kernel Soft-RoCE, in a QEMU guest. It needs neither KVM nor an RDMA
 //!   NIC nor a kernel module on this machine ([`vm`]).

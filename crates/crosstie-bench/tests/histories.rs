@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cluster::other::{Other, ROLE, serve};
+use cluster::process::{ChildProcess, ROLE, serve};
 use cluster::{BACKENDS, Plan, Random, fresh_name, seed};
 use crosstie_bench::history::{
     BUDGET, Event, Failure, History, Outcome, Pending, Recorder, Summary, check_from, now,
@@ -58,7 +58,7 @@ const TAG: u64 = 0x6b76_6869 << 32;
 
 /// Plays the role that a test below gave it; an ordinary run has none.
 #[test]
-fn the_other_process() {
+fn child_process_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
@@ -343,13 +343,13 @@ impl Asker {
 
 /// A client process and what it writes.
 struct Witness {
-    other: Other,
+    other: ChildProcess,
     reader: JoinHandle<Vec<Observed>>,
 }
 
 impl Witness {
     fn start(name: &str, number: u32, seed: u64, bug: Bug) -> Witness {
-        let mut other = Other::start(&format!("client {name} {number} {seed} {bug:?}"));
+        let mut other = ChildProcess::start(&format!("client {name} {number} {seed} {bug:?}"));
         let mut output = other.output.take().unwrap();
         let reader = std::thread::spawn(move || {
             let (mut events, mut record) = (Vec::new(), [0; 16 + size_of::<Event>()]);
@@ -402,8 +402,8 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     let name = fresh_name("history");
     let Plan { listeners, addresses, .. } = Plan::new(NODES);
     drop(listeners);
-    let start_node = |rank: u32| Other::node(&name, rank, backend, &addresses);
-    let mut nodes: Vec<Other> = (0..NODES).map(start_node).collect();
+    let start_node = |rank: u32| ChildProcess::node(&name, rank, backend, &addresses);
+    let mut nodes: Vec<ChildProcess> = (0..NODES).map(start_node).collect();
     nodes.iter_mut().for_each(|node| node.expect("serving"));
     let mut started = 0;
     let mut start_client = |place: usize| {
@@ -434,7 +434,7 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     }
     std::thread::sleep(Duration::from_millis(500));
     observed.extend(clients.into_iter().flat_map(Witness::join));
-    nodes.into_iter().for_each(Other::join);
+    nodes.into_iter().for_each(ChildProcess::join);
     Evidence { observed, victim, kills }
 }
 

@@ -319,13 +319,13 @@ fn a_plan_measures_all_combinations() {
         ("nodes = \"two\"", "nodes"),
         ("zipf = -1.0", "Zipf"),
         ("nodes = ", "nodes"),
-        ("nodes = -1", "no value of this option"),
-        ("backend = [\"meta\", \"both\"]", "no value of this option"),
+        ("nodes = -1", "neither a value of this option"),
+        ("backend = [\"meta\", \"both\"]", "neither a value of this option"),
     ] {
         fs::write(&plan, text).expect("written");
         refuses(&["--plan", &path(&plan)], complaint);
     }
-    refuses(&["--plan", "/dev/zero"], "that is no plan");
+    refuses(&["--plan", "/dev/zero"], "not a plan");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The store from the command line: nodes and clients as a user starts them, and ends them.
+//! The store from the command line: nodes and clients as a user starts and stops them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -11,11 +11,11 @@ use crosstie_kv::sharding::ShardMap;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// After this long without progress a test fails: something hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const SECRET: &str = "a secret of these tests alone";
-/// Bytes of a value at most.
-const LONGEST: usize = 1 << 20;
+/// The longest value, in bytes.
+const MAX_VALUE: usize = 1 << 20;
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_crosstie"));
@@ -28,7 +28,7 @@ fn fresh_name(what: &str) -> String {
     format!("cli-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// `crosstie kv` with these words, to its end.
+/// Runs `crosstie kv` with these arguments, to its end.
 fn kv(words: &[&str]) -> Output {
     program().arg("kv").args(words).output().unwrap()
 }
@@ -38,21 +38,21 @@ fn kv_with_input(words: &[&str], input: &[u8]) -> Output {
     let mut command = program();
     command.arg("kv").args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // It need not read all of it.
+    // The program may end before it has read everything.
     child.stdin.take().unwrap().write_all(input).ok();
     child.wait_with_output().unwrap()
 }
 
-/// What a command that succeeds writes.
+/// Checks that the command succeeded. Returns its standard output.
 #[track_caller]
-fn done(output: &Output) -> &[u8] {
+fn succeeded(output: &Output) -> &[u8] {
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     &output.stdout
 }
 
-/// The one line of a command that ends with that status.
+/// Checks that the command failed with this exit status and one line on standard error. Returns that line.
 #[track_caller]
-fn refused(output: &Output, status: i32) -> String {
+fn failed(output: &Output, status: i32) -> String {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(status), "{text}");
     assert!(output.stdout.is_empty());
@@ -60,7 +60,7 @@ fn refused(output: &Output, status: i32) -> String {
     text
 }
 
-/// A node that runs.
+/// A running node.
 struct Node {
     child: Child,
     lines: Receiver<String>,
@@ -82,10 +82,10 @@ impl Node {
         Node { child, lines }
     }
 
-    /// Waits for a line with these words.
+    /// Waits for a line that contains `words`.
     #[track_caller]
     fn expect(&self, words: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut before = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -102,7 +102,7 @@ impl Node {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -120,14 +120,14 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Whoever is left when a test ends is no longer needed.
+        // A test may end, or fail, while its nodes run.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// Addresses that nobody listens at. Below the ports that the system gives to those who dial: a node that is down is dialled
-/// again and again, and must not find its port taken.
+/// Addresses that nobody listens on. The ports are below the ephemeral range: other nodes connect to a node that is down again and
+/// again, and their outgoing connections must not take its port.
 fn addresses(count: usize) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = 20_000 + std::process::id() % 600 * 20;
@@ -137,80 +137,84 @@ fn addresses(count: usize) -> String {
 }
 
 #[test]
-fn one_node_keeps_what_it_is_given() {
+fn one_node_executes_all_operations() {
     let name = fresh_name("one");
     let mut node = Node::start(&name, &["--daemons", "2"], None);
     let ready = node.expect("ready");
     assert!(ready.contains(&name) && ready.contains("2 daemons"), "{ready}");
-    let ask = |words: &[&str]| kv(&[words, &["--name", &name]].concat());
+    let run = |words: &[&str]| kv(&[words, &["--name", &name]].concat());
 
-    done(&ask(&["put", "greeting", "hello"]));
-    assert_eq!(done(&ask(&["get", "greeting"])), b"hello", "as it is: this is no terminal");
-    done(&ask(&["cas", "greeting", "hello", "good day"]));
-    assert!(refused(&ask(&["cas", "greeting", "hello", "good night"]), 1).contains("another value"));
-    assert_eq!(done(&ask(&["get", "greeting"])), b"good day");
-    done(&ask(&["del", "greeting"]));
+    succeeded(&run(&["put", "greeting", "hello"]));
+    assert_eq!(
+        succeeded(&run(&["get", "greeting"])),
+        b"hello",
+        "without a line end: the output is not a terminal"
+    );
+    succeeded(&run(&["cas", "greeting", "hello", "good day"]));
+    assert!(failed(&run(&["cas", "greeting", "hello", "good night"]), 1).contains("another value"));
+    assert_eq!(succeeded(&run(&["get", "greeting"])), b"good day");
+    succeeded(&run(&["del", "greeting"]));
     for gone in [["get", "greeting"], ["del", "greeting"]] {
-        assert!(refused(&ask(&gone), 1).contains("no such key"));
+        assert!(failed(&run(&gone), 1).contains("no such key"));
     }
-    assert!(refused(&ask(&["cas", "greeting", "a", "b"]), 1).contains("no such key"));
-    done(&ask(&["put", "empty", ""]));
-    assert_eq!(done(&ask(&["get", "empty"])), b"");
+    assert!(failed(&run(&["cas", "greeting", "a", "b"]), 1).contains("no such key"));
+    succeeded(&run(&["put", "empty", ""]));
+    assert_eq!(succeeded(&run(&["get", "empty"])), b"");
 
-    // Numbers are keys of their own.
-    done(&ask(&["put", "--word", "7", "0xff"]));
-    assert_eq!(done(&ask(&["get", "--word", "7"])), b"255\n");
-    refused(&ask(&["get", "7"]), 1);
-    done(&ask(&["cas", "--word", "7", "255", "256"]));
-    assert!(refused(&ask(&["cas", "--word", "7", "255", "257"]), 1).contains("another value"));
-    done(&ask(&["del", "--word", "0x7"]));
-    refused(&ask(&["get", "--word", "7"]), 1);
+    // Numeric keys live in a separate keyspace.
+    succeeded(&run(&["put", "--word", "7", "0xff"]));
+    assert_eq!(succeeded(&run(&["get", "--word", "7"])), b"255\n");
+    failed(&run(&["get", "7"]), 1);
+    succeeded(&run(&["cas", "--word", "7", "255", "256"]));
+    assert!(failed(&run(&["cas", "--word", "7", "255", "257"]), 1).contains("another value"));
+    succeeded(&run(&["del", "--word", "0x7"]));
+    failed(&run(&["get", "--word", "7"]), 1);
 
-    // The longest value, with all bytes in it, and one that is longer.
-    let long: Vec<u8> = (0..LONGEST as u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 23) as u8).collect();
+    // The longest value, with all byte values in it, and one that is longer.
+    let long: Vec<u8> = (0..MAX_VALUE as u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 23) as u8).collect();
     let put = ["put", "long", "--value-file", "-", "--name", &name];
-    done(&kv_with_input(&put, &long));
-    assert!(done(&ask(&["get", "long"])) == long, "other bytes came back");
-    assert!(refused(&kv_with_input(&put, &[&long[..], b"x"].concat()), 1).contains("1048576"));
+    succeeded(&kv_with_input(&put, &long));
+    assert!(succeeded(&run(&["get", "long"])) == long, "other bytes came back");
+    assert!(failed(&kv_with_input(&put, &[&long[..], b"x"].concat()), 1).contains("1048576"));
     let file = std::env::temp_dir().join(format!("{name}.value"));
     std::fs::write(&file, b"\0of a file\n").unwrap();
-    done(&ask(&["put", "file", "--value-file", file.to_str().unwrap()]));
+    succeeded(&run(&["put", "file", "--value-file", file.to_str().unwrap()]));
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(done(&ask(&["get", "file"])), b"\0of a file\n");
-    assert!(refused(&ask(&["put", "file", "--value-file", "/there/is/none"]), 1).contains("/there/is/none"));
+    assert_eq!(succeeded(&run(&["get", "file"])), b"\0of a file\n");
+    assert!(failed(&run(&["put", "file", "--value-file", "/there/is/none"]), 1).contains("/there/is/none"));
 
-    let figures: Value = serde_json::from_slice(done(&ask(&["stats", "--json"]))).unwrap();
+    let figures: Value = serde_json::from_slice(succeeded(&run(&["stats", "--json"]))).unwrap();
     let daemons = figures["nodes"][0]["daemons"].as_array().unwrap();
     let sum = |what: &str| daemons.iter().map(|daemon| daemon[what].as_u64().unwrap()).sum::<u64>();
     assert_eq!((daemons.len(), sum("strings"), sum("words")), (2, 3, 0));
     assert!(sum("bytes") > 1 << 20 && sum("bytes") < sum("limit"));
     assert_eq!((sum("gets"), sum("hits"), sum("puts"), sum("swaps")), (9, 6, 5, 5));
-    let table = String::from_utf8(done(&ask(&["stats"])).to_vec()).unwrap();
+    let table = String::from_utf8(succeeded(&run(&["stats"])).to_vec()).unwrap();
     assert_eq!(table.lines().count(), 3, "{table}");
 
     // The name is taken while it runs, and free when it has stopped.
-    assert!(refused(&ask(&["serve"]), 1).contains("has the name"));
+    assert!(failed(&run(&["serve"]), 1).contains("has the name"));
     node.signal(Signal::TERM);
     assert!(node.wait().success());
     node.expect("stopped");
-    assert!(refused(&ask(&["get", "empty"]), 1).contains("crosstie kv serve"));
+    assert!(failed(&run(&["get", "empty"]), 1).contains("crosstie kv serve"));
     let mut again = Node::start(&name, &[], None);
     again.expect("ready");
-    refused(&ask(&["get", "empty"]), 1);
+    failed(&run(&["get", "empty"]), 1);
     again.signal(Signal::INT);
     assert!(again.wait().success());
 }
 
-/// A node that is stopped keeps nobody waiting for longer than told, and answers again when it goes on.
+/// Commands on a stopped node fail after the timeout, and succeed when the node continues.
 #[test]
-fn a_stopped_node_is_given_up() {
+fn commands_on_a_stopped_node_time_out() {
     let name = fresh_name("stopped");
     let node = Node::start(&name, &[], None);
     node.expect("ready");
-    done(&kv(&["put", "key", "value", "--name", &name]));
+    succeeded(&kv(&["put", "key", "value", "--name", &name]));
     node.signal(Signal::STOP);
     let late = ["--name", &name, "--timeout", "0.3"];
-    let questions: [&[&str]; 6] = [
+    let commands: [&[&str]; 6] = [
         &["get", "key"],
         &["put", "key", "other"],
         &["del", "key"],
@@ -218,31 +222,35 @@ fn a_stopped_node_is_given_up() {
         &["put", "--word", "1", "2"],
         &["stats"],
     ];
-    for words in questions {
-        let text = refused(&kv(&[words, &late].concat()), 1);
+    for words in commands {
+        let text = failed(&kv(&[words, &late].concat()), 1);
         assert!(text.contains("did not answer within 300ms") && text.contains("stopped"), "{text}");
     }
     node.signal(Signal::CONT);
-    assert_eq!(done(&kv(&["get", "key", "--name", &name])), b"value", "nobody who gave up had got in");
+    assert_eq!(
+        succeeded(&kv(&["get", "key", "--name", &name])),
+        b"value",
+        "no command that timed out had connected"
+    );
     let wrong = kv(&["get", "key", "--name", &name, "--timeout", "0"]);
     assert_eq!(wrong.status.code(), Some(2));
 }
 
 #[test]
-fn memory_ends_with_an_error() {
+fn put_beyond_the_memory_limit_fails() {
     let name = fresh_name("memory");
     let node = Node::start(&name, &["--memory", "512KiB"], None);
     node.expect("ready");
     let value = vec![b'x'; 200 << 10];
     let put = |key: &str| kv_with_input(&["put", key, "--value-file", "-", "--name", &name], &value);
-    done(&put("first"));
+    succeeded(&put("first"));
     let text = (0..4).map(|number| put(&format!("more-{number}"))).find(|output| !output.status.success());
-    assert!(refused(&text.expect("there is a limit"), 1).contains("memory"));
-    assert_eq!(done(&kv(&["get", "first", "--name", &name])), value, "what is there stays");
+    assert!(failed(&text.expect("there is a limit"), 1).contains("memory"));
+    assert_eq!(succeeded(&kv(&["get", "first", "--name", &name])), value, "earlier values stay");
 }
 
 #[test]
-fn three_nodes_are_one_store_and_outlive_each_other() {
+fn three_nodes_serve_one_store_and_survive_each_other() {
     for backend in ["meta", "delegation"] {
         let (addresses, name) = (addresses(3), fresh_name(backend));
         let names: Vec<String> = (0..3).map(|rank| format!("{name}-{rank}")).collect();
@@ -254,14 +262,14 @@ fn three_nodes_are_one_store_and_outlive_each_other() {
             node
         };
         let mut nodes: Vec<Node> = (0..3).map(start).collect();
-        let placement = ShardMap::new(3, 2).unwrap();
+        let shard_map = ShardMap::new(3, 2).unwrap();
         let key_of = |rank: u32| {
             let mut keys = (0..).map(|number| format!("key-{number}"));
-            keys.find(|key| placement.shard_of_bytes(key.as_bytes()).rank == rank).unwrap()
+            keys.find(|key| shard_map.shard_of_bytes(key.as_bytes()).rank == rank).unwrap()
         };
         let word_of = |rank: u32| {
             (0..)
-                .find(|word| placement.shard_of_word(*word).rank == rank)
+                .find(|word| shard_map.shard_of_word(*word).rank == rank)
                 .map(|word| word.to_string())
                 .unwrap()
         };
@@ -269,56 +277,56 @@ fn three_nodes_are_one_store_and_outlive_each_other() {
         nodes[1].expect("rank 2 is up");
         nodes[2].expect("rank 0 is up");
 
-        // Put through one, got through every.
-        let long = vec![b'v'; LONGEST];
+        // A value is put through one node and read through every node.
+        let long = vec![b'v'; MAX_VALUE];
         for rank in 0..3u32 {
             let (key, word) = (key_of(rank), word_of(rank));
             let through = &names[(rank as usize + 1) % 3];
-            done(&kv_with_input(&["put", &key, "--value-file", "-", "--name", through], &long));
-            done(&kv(&["put", "--word", &word, "5", "--name", through]));
+            succeeded(&kv_with_input(&["put", &key, "--value-file", "-", "--name", through], &long));
+            succeeded(&kv(&["put", "--word", &word, "5", "--name", through]));
             for name in &names {
-                assert_eq!(done(&kv(&["get", &key, "--name", name])), long);
-                assert_eq!(done(&kv(&["get", "--word", &word, "--name", name])), b"5\n");
+                assert_eq!(succeeded(&kv(&["get", &key, "--name", name])), long);
+                assert_eq!(succeeded(&kv(&["get", "--word", &word, "--name", name])), b"5\n");
             }
         }
 
-        // One is killed: its keys are gone, and only they.
+        // One node is killed: only its keys are unavailable.
         nodes.pop().unwrap().kill();
         nodes[0].expect("rank 2 is gone");
         nodes[1].expect("rank 2 is gone");
         let states = |through: &str| {
             let output = kv(&["stats", "--json", "--name", through]);
-            let figures: Value = serde_json::from_slice(done(&output)).unwrap();
+            let figures: Value = serde_json::from_slice(succeeded(&output)).unwrap();
             let nodes = figures["nodes"].as_array().unwrap();
             nodes.iter().map(|node| node["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         for name in &names[..2] {
-            assert!(refused(&kv(&["get", &key_of(2), "--name", name]), 1).contains("rank 2"));
-            assert!(refused(&kv(&["put", &key_of(2), "x", "--name", name]), 1).contains("gone"));
-            assert!(refused(&kv(&["get", "--word", &word_of(2), "--name", name]), 1).contains("rank 2"));
+            assert!(failed(&kv(&["get", &key_of(2), "--name", name]), 1).contains("rank 2"));
+            assert!(failed(&kv(&["put", &key_of(2), "x", "--name", name]), 1).contains("gone"));
+            assert!(failed(&kv(&["get", "--word", &word_of(2), "--name", name]), 1).contains("rank 2"));
             for rank in 0..2 {
-                assert_eq!(done(&kv(&["get", &key_of(rank), "--name", name])), long);
-                assert_eq!(done(&kv(&["get", "--word", &word_of(rank), "--name", name])), b"5\n");
+                assert_eq!(succeeded(&kv(&["get", &key_of(rank), "--name", name])), long);
+                assert_eq!(succeeded(&kv(&["get", "--word", &word_of(rank), "--name", name])), b"5\n");
             }
             assert_eq!(states(name), ["up", "up", "gone"]);
-            let table = String::from_utf8(done(&kv(&["stats", "--name", name])).to_vec()).unwrap();
+            let table = String::from_utf8(succeeded(&kv(&["stats", "--name", name])).to_vec()).unwrap();
             assert!(table.lines().nth(5).is_some_and(|line| line.contains("gone")), "{table}");
         }
-        refused(&kv(&["get", &key_of(0), "--name", &names[2]]), 1);
+        failed(&kv(&["get", &key_of(0), "--name", &names[2]]), 1);
 
-        // It comes back, empty, and all is as before.
+        // It comes back empty.
         nodes.push(start(2));
         nodes[0].expect("rank 2 is up");
         nodes[1].expect("rank 2 is up");
         nodes[2].expect("rank 1 is up");
         for name in &names {
-            assert!(refused(&kv(&["get", &key_of(2), "--name", name]), 1).contains("no such key"));
+            assert!(failed(&kv(&["get", &key_of(2), "--name", name]), 1).contains("no such key"));
         }
-        done(&kv(&["put", &key_of(2), "again", "--name", &names[0]]));
-        assert_eq!(done(&kv(&["get", &key_of(2), "--name", &names[1]])), b"again");
+        succeeded(&kv(&["put", &key_of(2), "again", "--name", &names[0]]));
+        assert_eq!(succeeded(&kv(&["get", &key_of(2), "--name", &names[1]])), b"again");
         assert_eq!(states(&names[1]), ["up", "up", "up"]);
 
-        // One ends in order, the others see it go.
+        // One node is stopped by a signal, and the others notice.
         nodes[0].signal(Signal::TERM);
         assert!(nodes[0].wait().success());
         nodes[1].expect("rank 0 is gone");
@@ -327,17 +335,17 @@ fn three_nodes_are_one_store_and_outlive_each_other() {
 }
 
 #[test]
-fn a_node_with_another_secret_is_refused() {
+fn node_with_another_secret_is_refused() {
     let (addresses, name) = (addresses(2), fresh_name("secret"));
     let names = [0, 1].map(|rank| format!("{name}-{rank}"));
     let words = |rank| ["--rank", rank, "--nodes", &addresses];
     let first = Node::start(&names[0], &words("0"), Some(SECRET));
     first.expect("ready");
-    let stranger = Node::start(&names[1], &words("1"), Some("not the secret of these tests"));
-    stranger.expect("secret");
+    let intruder = Node::start(&names[1], &words("1"), Some("not the secret of these tests"));
+    intruder.expect("secret");
     assert!(first.expect("refused").contains("another secret"));
-    stranger.kill();
-    // From a file, which only its owner may read.
+    intruder.kill();
+    // The secret from a file, which only its owner may read.
     let file = std::env::temp_dir().join(format!("{name}.secret"));
     std::fs::write(&file, format!("{SECRET}\n")).unwrap();
     let with_file = |mode: u32| {
@@ -348,19 +356,19 @@ fn a_node_with_another_secret_is_refused() {
         command.env("CROSSTIE_SECRET_FILE", &file);
         command
     };
-    refused(&with_file(0o644).output().unwrap(), 1);
+    failed(&with_file(0o644).output().unwrap(), 1);
     let mut second = with_file(0o600).stdout(Stdio::null()).spawn().unwrap();
     first.expect("rank 1 is up");
     second.kill().unwrap();
     second.wait().unwrap();
     std::fs::remove_file(&file).unwrap();
-    // And none at all.
+    // No secret at all.
     let none = kv(&[&["serve", "--name", &names[1]][..], &words("1")].concat());
-    assert!(refused(&none, 1).contains("CROSSTIE_SECRET_FILE"));
+    assert!(failed(&none, 1).contains("CROSSTIE_SECRET_FILE"));
 }
 
 #[test]
-fn wrong_command_lines_have_status_2() {
+fn invalid_command_lines_exit_with_status_2() {
     for words in [
         &["put"][..],
         &["put", "key"],
@@ -389,17 +397,17 @@ fn wrong_command_lines_have_status_2() {
     ] {
         let output = kv(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        refused(&output, 2);
+        failed(&output, 2);
     }
 }
 
 #[test]
-fn a_taken_address_is_named() {
+fn error_names_an_address_that_is_in_use() {
     let addresses = addresses(2);
     let (first, _) = addresses.split_once(',').unwrap();
     let _taken = TcpListener::bind(first).unwrap();
     let mut command = program();
     command.args(["kv", "serve", "--name", &fresh_name("taken"), "--rank", "0", "--nodes", &addresses]);
     let output = command.env("CROSSTIE_SECRET", SECRET).output().unwrap();
-    assert!(refused(&output, 1).contains(first));
+    assert!(failed(&output, 1).contains(first));
 }

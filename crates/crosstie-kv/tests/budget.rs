@@ -1,4 +1,4 @@
-//! What requests cost: no allocation, on any thread of any node.
+//! Requests cause no allocation, on any thread of any node.
 
 mod cluster;
 
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time, so that each counts its own.
+/// Held by each test, so that tests run one at a time and count only their own allocations.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const OPERATIONS: u64 = 50_000;
@@ -75,7 +75,7 @@ fn work(client: &mut Client<u64>, numbers: &mut Random) {
 }
 
 #[test]
-fn requests_allocate_nothing() {
+fn word_requests_do_not_allocate() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for backend in BACKENDS {
         for nodes in [1, 3] {
@@ -119,15 +119,15 @@ fn work_with_bytes(client: &mut Client<u64>, numbers: &mut Random, write: bool) 
     }
 }
 
-/// Neither a client nor a node allocates anything for byte strings, new values of the same length among them.
+/// Neither a client nor a node allocates for byte strings, also not for new values of the same length.
 #[test]
-fn pipelined_byte_strings_allocate_nothing() {
+fn pipelined_byte_string_requests_do_not_allocate() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for nodes in [1, 2] {
         let cluster = start(nodes, |config| config.daemons = 2);
         let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         let mut numbers = Random(1);
-        // Lanes are connected, and lists grow to their size.
+        // Warm-up: connects the lanes and lets queues grow to their size.
         for write in [true, false] {
             work_with_bytes(&mut client, &mut numbers, write);
         }

@@ -1,6 +1,7 @@
-//! The client: words and byte strings in one pipeline, against an oracle; and nodes that are stopped, killed, or talk nonsense.
+//! The client: words and byte strings in one pipeline, checked against an oracle; nodes that are stopped or killed, or that send
+//! invalid responses.
 //!
-//! The other processes are this program, which plays a role when the environment names one.
+//! Child processes are the same program, in a role that an environment variable names.
 
 mod cluster;
 
@@ -8,8 +9,8 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use cluster::other::{Other, ROLE, serve, until};
-use cluster::{BACKENDS, PATIENCE, Plan, Random, fresh_name, seed, start};
+use cluster::process::{ChildProcess, ROLE, serve, wait_until};
+use cluster::{BACKENDS, Plan, Random, TIMEOUT, fresh_name, seed, start};
 use crosstie::ipc;
 use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, BeginBytesError, BeginError, Client, Error};
@@ -18,12 +19,12 @@ use crosstie_kv::wire::{self, BytesOp, MAX_KEY, MAX_VALUE, NodeInfo, Op, Status,
 use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::IntoBytes;
 
-/// Long enough to be sure that nobody answers.
+/// Long enough to be sure that no response comes.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Plays the role that a test below gave it; an ordinary run has none.
+/// Plays the role that a test below gave to its child process. Does nothing in an ordinary run.
 #[test]
-fn the_other_process() {
+fn child_process_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["alone", name] => {
@@ -37,14 +38,14 @@ fn the_other_process() {
     }
 }
 
-fn alone() -> (String, Other) {
+fn start_single_node() -> (String, ChildProcess) {
     let name = fresh_name("alone");
-    let mut node = Other::start(&format!("alone {name}"));
+    let mut node = ChildProcess::start(&format!("alone {name}"));
     node.expect("serving");
     (name, node)
 }
 
-/// More than the node lets wait at its door.
+/// More clients connect at the same time than the node's listen backlog holds.
 #[test]
 fn many_clients_attach_at_once() {
     let name = fresh_name("crowd");
@@ -64,33 +65,33 @@ fn many_clients_attach_at_once() {
     node.stop().unwrap();
 }
 
-/// Stops a process; returns when none of its threads runs any more.
-fn stop(node: &Other) {
+/// Stops a process with SIGSTOP. Returns when none of its threads runs any more.
+fn stop(node: &ChildProcess) {
     signal(node, Signal::STOP);
     let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
     };
     let threads = format!("/proc/{}/task", node.child.id());
-    until("it does not stop", || std::fs::read_dir(&threads).unwrap().all(is_stopped));
+    wait_until("it does not stop", || std::fs::read_dir(&threads).unwrap().all(is_stopped));
 }
 
-fn resume(node: &Other) {
+fn resume(node: &ChildProcess) {
     signal(node, Signal::CONT);
 }
 
-fn signal(node: &Other, signal: Signal) {
+fn signal(node: &ChildProcess, signal: Signal) {
     kill_process(Pid::from_child(&node.child), signal).unwrap();
 }
 
-/// What an operation must hear.
+/// The response that an operation must get.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
     Word(WordResponse),
     Bytes(Status, Vec<u8>),
 }
 
-/// A client, and what it should hear.
+/// A client, and a model of the keys that it uses.
 struct Oracle {
     client: Client<u64>,
     numbers: Random,
@@ -115,8 +116,8 @@ impl Oracle {
 
     fn step(&mut self) {
         match self.numbers.below(16) {
-            0..=4 => self.word(),
-            5..=8 => self.string(),
+            0..=4 => self.begin_word(),
+            5..=8 => self.begin_bytes(),
             9..=10 => self.poll(),
             11..=12 => self.poll_bytes(),
             13 => {
@@ -127,8 +128,8 @@ impl Oracle {
         }
     }
 
-    /// Begins an operation on a word; several on one key may be under way.
-    fn word(&mut self) {
+    /// Begins an operation on a word; several on one key may be in flight.
+    fn begin_word(&mut self) {
         let (key, value) = (self.numbers.below(12), self.numbers.next());
         let now = self.words.get(&key).copied();
         let request = |op| WordRequest { value, ..WordRequest::new(op, 0, key) };
@@ -160,7 +161,7 @@ impl Oracle {
         }
     }
 
-    fn value(&mut self) -> Vec<u8> {
+    fn random_value(&mut self) -> Vec<u8> {
         let longest = match self.numbers.below(40) {
             0 => MAX_VALUE as u64 + 1,
             1..10 => 60_000,
@@ -173,16 +174,16 @@ impl Oracle {
     }
 
     /// The same with byte strings.
-    fn string(&mut self) {
+    fn begin_bytes(&mut self) {
         let key = vec![b'k'; self.numbers.below(8) as usize + 1];
-        let (value, kind) = (self.value(), self.numbers.below(5));
+        let (value, kind) = (self.random_value(), self.numbers.below(5));
         let now = self.strings.get(&key).cloned();
         let wrong = b"never a value of this test".to_vec();
         let guess = if self.numbers.below(3) == 0 { wrong } else { now.clone().unwrap_or_default() };
         let done = Expected::Bytes(Status::Done, Vec::new());
         let absent = || Expected::Bytes(Status::NotFound, Vec::new());
         let mismatch = |now: &Vec<u8>| Expected::Bytes(Status::Mismatch, now.clone());
-        let (call, expected, after) = match (kind, &now) {
+        let (op, expected, after) = match (kind, &now) {
             (0, None) => (BytesOp::Get { key: &key }, absent(), None),
             (0, Some(value)) => {
                 (BytesOp::Get { key: &key }, Expected::Bytes(Status::Done, value.clone()), now.clone())
@@ -193,15 +194,15 @@ impl Oracle {
             (3, None) => (BytesOp::Insert { key: &key, value: &value }, done, Some(value.clone())),
             (3, Some(other)) => (BytesOp::Insert { key: &key, value: &value }, mismatch(other), now.clone()),
             (_, now) => {
-                let call = BytesOp::CompareAndSwap { key: &key, expected: &guess, value: &value };
+                let op = BytesOp::CompareAndSwap { key: &key, expected: &guess, value: &value };
                 match now {
-                    None => (call, absent(), None),
-                    Some(now) if *now == guess => (call, done, Some(value.clone())),
-                    Some(now) => (call, mismatch(now), Some(now.clone())),
+                    None => (op, absent(), None),
+                    Some(now) if *now == guess => (op, done, Some(value.clone())),
+                    Some(now) => (op, mismatch(now), Some(now.clone())),
                 }
             }
         };
-        match self.client.begin_bytes(call, self.next) {
+        match self.client.begin_bytes(op, self.next) {
             Ok(()) => {
                 match after {
                     Some(after) => self.strings.insert(key, after),
@@ -217,7 +218,7 @@ impl Oracle {
         }
     }
 
-    /// A call that waits sees what was begun before it, and leaves the answers to that where they are.
+    /// A call that waits sees the effect of operations that were begun before it, and does not take their responses.
     fn one_at_a_time(&mut self) {
         let key = self.numbers.below(12);
         let string = vec![b'k'; self.numbers.below(8) as usize + 1];
@@ -263,7 +264,7 @@ impl Oracle {
             if self.pending.len() < before {
                 last = Instant::now();
             }
-            assert!(last.elapsed() < PATIENCE, "{} operations never end", self.pending.len());
+            assert!(last.elapsed() < TIMEOUT, "{} operations never end", self.pending.len());
         }
         assert_eq!(self.client.in_flight(), 0);
     }
@@ -271,10 +272,10 @@ impl Oracle {
 
 /// Words and byte strings in one pipeline, several operations on one key at a time, and calls that wait in between.
 #[test]
-fn what_is_pipelined_is_what_an_oracle_says() {
+fn pipelined_operations_match_the_oracle() {
     let seed = seed();
     for backend in BACKENDS {
-        // With as much room between nodes as usual, or so little that long requests wait for each other, and short ones need not.
+        // With the usual queues between nodes, or with queues so small that long requests wait for each other; short ones need not.
         for (nodes, depth, is_scarce) in [(1, 32, false), (2, 4, false), (2, 32, false), (2, 32, true)] {
             let cluster = start(nodes, |config| {
                 (config.daemons, config.backend, config.queue_depth) = (2, backend, depth);
@@ -295,10 +296,10 @@ fn what_is_pipelined_is_what_an_oracle_says() {
     }
 }
 
-/// Back-pressure is a value that hands the token back, and costs nothing.
+/// Back-pressure is an error that returns the token, and changes nothing.
 #[test]
-fn too_many_byte_strings_come_back() {
-    let (name, node) = alone();
+fn begin_bytes_beyond_the_queue_depth_returns_the_token() {
+    let (name, node) = start_single_node();
     let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     client.put_bytes(b"key", b"value").unwrap();
     stop(&node);
@@ -309,18 +310,18 @@ fn too_many_byte_strings_come_back() {
     assert!(begun >= 8, "{begun} are not many");
     assert!(matches!(client.begin_bytes(BytesOp::Get { key: b"key" }, 99), Err(BeginBytesError::Full(99))));
     assert_eq!(client.get_bytes(b"key"), Err(Error::Full));
-    // Those are no obstacle to words.
+    // Byte strings in flight do not prevent operations on words.
     client.begin(WordRequest::new(Op::Get, 0, 1), 100).unwrap();
     let (long_key, long_value) = (vec![0; MAX_KEY + 1], vec![0; MAX_VALUE + 1]);
-    for call in [BytesOp::Get { key: &long_key }, BytesOp::Put { key: b"key", value: &long_value }] {
-        let refused = client.begin_bytes(call, 5);
+    for op in [BytesOp::Get { key: &long_key }, BytesOp::Put { key: b"key", value: &long_value }] {
+        let refused = client.begin_bytes(op, 5);
         assert!(matches!(refused, Err(BeginBytesError::Refused { token: 5, cause: Error::TooLong(_) })));
     }
     assert_eq!(client.in_flight() as u64, begun + 1);
     resume(&node);
     let mut ended = 0;
     while client.in_flight() > 0 {
-        assert!(client.wait(Some(PATIENCE)));
+        assert!(client.wait(Some(TIMEOUT)));
         client.poll(|token, _| assert_eq!(token, 100));
         client.poll_bytes(|token, response| {
             assert_eq!((token, response.value), (ended, &b"value"[..]), "those of one key end in order");
@@ -331,10 +332,10 @@ fn too_many_byte_strings_come_back() {
     node.join();
 }
 
-/// A client of a node that is stopped gives up when it was told to; what comes late is nobody's answer.
+/// A client of a stopped node times out, and drops the late responses.
 #[test]
-fn a_stopped_node_is_given_up_and_good_again() {
-    let (name, node) = alone();
+fn client_of_a_stopped_node_times_out_and_works_again_later() {
+    let (name, node) = start_single_node();
     let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     let text = |key: u64| (10_000 + key).to_string().into_bytes();
     for key in 0..100 {
@@ -353,27 +354,27 @@ fn a_stopped_node_is_given_up_and_good_again() {
     assert_eq!(client.stats(0, 2), Err(late));
     let attached = Client::<()>::attach_within(&name, SHORT).map(|_| ());
     assert!(matches!(attached, Err(AttachError::TimedOut { after: SHORT, .. })), "{attached:?}");
-    // More than there is room for.
+    // More than fit in the queue.
     client.set_timeout(Duration::from_millis(1));
     for key in 2..100 {
         assert!(matches!(client.get(key), Err(Error::TimedOut { .. })), "{key}");
         assert!(matches!(client.get_bytes(&key.to_le_bytes()), Err(Error::TimedOut { .. })), "{key}");
     }
     assert_eq!(client.in_flight(), 2);
-    assert!(!client.wait(Some(SHORT)), "nobody answers");
+    assert!(!client.wait(Some(SHORT)), "nobody responses");
 
     resume(&node);
-    client.set_timeout(PATIENCE);
+    client.set_timeout(TIMEOUT);
     for key in (2..100).rev() {
         assert_eq!(client.get(key), Ok(Some(1000 + key)));
         assert_eq!(client.get_bytes(&key.to_le_bytes()), Ok(Some(text(key))));
     }
-    // What was put too late was done all the same.
+    // The puts that timed out were done all the same.
     assert_eq!(client.get(1), Ok(Some(11)));
     assert_eq!(client.get_bytes(&1u64.to_le_bytes()).unwrap().unwrap(), b"late");
     let mut ended = Vec::new();
     while client.in_flight() > 0 {
-        assert!(client.wait(Some(PATIENCE)));
+        assert!(client.wait(Some(TIMEOUT)));
         client.poll(|token, response| ended.push((token, response.value)));
         client.poll_bytes(|token, response| {
             assert_eq!((token, response.value), (8, &text(8)[..]));
@@ -382,18 +383,18 @@ fn a_stopped_node_is_given_up_and_good_again() {
     }
     ended.sort_unstable();
     assert_eq!(ended, [(7, 1007), (8, 0)]);
-    assert!(!client.wait(None), "nothing is under way");
+    assert!(!client.wait(None), "nothing is in flight");
     node.join();
 }
 
-/// The node that has the key is stopped, not the one that the client is attached to.
+/// The node that owns the key is stopped, not the one that the client is attached to.
 #[test]
-fn a_stopped_peer_is_given_up_and_others_answer() {
+fn operations_on_a_stopped_peer_time_out_and_others_succeed() {
     for backend in BACKENDS {
         let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("stopped"));
         drop(listeners);
-        let mut nodes: Vec<Other> =
-            (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
+        let mut nodes: Vec<ChildProcess> =
+            (0..2).map(|rank| ChildProcess::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
         let place = client.shard_map();
@@ -409,23 +410,23 @@ fn a_stopped_peer_is_given_up_and_others_answer() {
         let late = Error::TimedOut { rank: 1, after: SHORT };
         assert_eq!(client.get(key_of(1)), Err(late));
         assert_eq!(client.get_bytes(&bytes_of(1)), Err(late));
-        client.set_timeout(PATIENCE);
+        client.set_timeout(TIMEOUT);
         assert_eq!(client.get(key_of(0)), Ok(Some(5)));
         assert_eq!(client.get_bytes(&bytes_of(0)).unwrap().unwrap(), b"five");
         resume(&nodes[1]);
-        // If it was away for so long that it was taken for dead, it joins again, with its keys.
-        until("it does not come back", || client.get(key_of(1)) == Ok(Some(5)));
-        until("it does not come back", || client.get_bytes(&bytes_of(1)).is_ok());
+        // If it was stopped for so long that it counts as failed, it joins again, with its keys.
+        wait_until("it does not come back", || client.get(key_of(1)) == Ok(Some(5)));
+        wait_until("it does not come back", || client.get_bytes(&bytes_of(1)).is_ok());
         // The first ends when both do.
         nodes.iter_mut().for_each(|node| node.input = None);
-        nodes.into_iter().for_each(Other::join);
+        nodes.into_iter().for_each(ChildProcess::join);
     }
 }
 
-/// Who waits for several daemons sleeps, wakes when one answers, and when all are gone.
+/// A client that waits for several daemons sleeps, and wakes when one responds or when all are gone.
 #[test]
-fn waiting_for_several_daemons_is_sleeping() {
-    let (name, mut node) = alone();
+fn client_that_waits_for_several_daemons_sleeps() {
+    let (name, mut node) = start_single_node();
     let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
     client.put_bytes(b"key", b"value").unwrap();
     stop(&node);
@@ -440,7 +441,7 @@ fn waiting_for_several_daemons_is_sleeping() {
     assert!(!client.wait(Some(Duration::from_secs(1))));
     let share = (thread_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
     println!("waiting for three daemons and a lane of byte strings: {:.2} % of a core", share * 100.0);
-    // One that spins or only yields uses all that it gets.
+    // A client that spins or only yields would use a whole core.
     assert!(share < 0.25, "{share}");
 
     let waker = std::thread::spawn({
@@ -451,10 +452,10 @@ fn waiting_for_several_daemons_is_sleeping() {
             Instant::now()
         }
     });
-    assert!(client.wait(Some(PATIENCE)));
+    assert!(client.wait(Some(TIMEOUT)));
     println!("woken {:?} after the node went on", waker.join().unwrap().elapsed());
     while client.in_flight() > 0 {
-        assert!(client.wait(Some(PATIENCE)));
+        assert!(client.wait(Some(TIMEOUT)));
         client.poll(|_, response| assert_eq!(response.status, Status::NotFound));
         client.poll_bytes(|_, response| assert_eq!(response.value, b"value"));
     }
@@ -463,7 +464,7 @@ fn waiting_for_several_daemons_is_sleeping() {
     node.kill();
     let mut ended = 0;
     while client.in_flight() > 0 {
-        assert!(client.wait(Some(PATIENCE)));
+        assert!(client.wait(Some(TIMEOUT)));
         client.poll(|_, response| ended += u64::from(response.status == Status::NodeGone));
         client.poll_bytes(|token, response| {
             assert_eq!((token, response.status), (20, Status::NodeGone));
@@ -477,20 +478,20 @@ fn waiting_for_several_daemons_is_sleeping() {
     ));
 }
 
-/// Of this thread, so far.
+/// Processor time of this thread so far.
 fn thread_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// An answer that is longer than any of a node.
+/// The length of a response that is longer than any of a node.
 const LONGEST: usize = ipc::MAX_MESSAGE;
 
-/// Whatever a node says on the lane of byte strings, the client ends with an error that says so.
+/// Whatever bytes a node sends on the lane for byte strings, the client returns an error that says so.
 #[test]
-fn nonsense_from_a_node_is_an_error() {
+fn invalid_responses_of_a_node_are_errors() {
     let seed = seed();
-    let name = fresh_name("nonsense");
+    let name = fresh_name("invalid");
     let config =
         ipc::Config { queue_depth: 4, request_limit: 1 << 20, response_limit: LONGEST, ..Default::default() };
     let _words = ipc::Server::<WordRequest, WordResponse>::create(&format!("{name}.d0"), &config).unwrap();
@@ -510,9 +511,9 @@ fn nonsense_from_a_node_is_an_error() {
         reserved: [0; 3],
         attach_count: 0,
     };
-    let nonsense = std::thread::spawn(move || {
+    let server = std::thread::spawn(move || {
         let mut numbers = Random(seed);
-        let mut answers = vec![
+        let mut responses = vec![
             Vec::new(),
             vec![1],
             vec![1, 0, 0, 0, 9, 0, 0, 0],
@@ -521,9 +522,9 @@ fn nonsense_from_a_node_is_an_error() {
             vec![1, 0, 0, 0, 255, 255, 255, 255],
             vec![0; LONGEST],
         ];
-        answers
+        responses
             .extend((0..200).map(|_| (0..numbers.below(40)).map(|_| numbers.next() as u8 | 0x80).collect()));
-        let mut answers = answers.into_iter();
+        let mut responses = responses.into_iter();
         loop {
             long.wait(Some(SHORT));
             long.poll();
@@ -532,32 +533,32 @@ fn nonsense_from_a_node_is_an_error() {
                     wire::BytesRequest::decode(request.message()),
                     Ok(wire::BytesRequest { op: BytesOp::Info, .. })
                 ) {
-                    let mut answer = Vec::new();
+                    let mut encoded = Vec::new();
                     let response = wire::BytesResponse { status: Status::Done, value: info.as_bytes() };
-                    response.encode(&mut answer).unwrap();
-                    request.reply(&answer).unwrap();
+                    response.encode(&mut encoded).unwrap();
+                    request.reply(&encoded).unwrap();
                     continue;
                 }
-                let Some(answer) = answers.next() else { return };
-                request.reply(&answer).unwrap();
+                let Some(response) = responses.next() else { return };
+                request.reply(&response).unwrap();
             }
         }
     });
     let mut client = Client::<u64>::attach_pipelined(&name).unwrap();
-    client.set_timeout(PATIENCE);
+    client.set_timeout(TIMEOUT);
     let unexpected = Error::Unexpected { rank: 0, status: Status::Malformed };
     for round in 0..100u64 {
         assert_eq!(client.get_bytes(b"key"), Err(unexpected), "round {round}");
         client.begin_bytes(BytesOp::Get { key: b"key" }, round).unwrap();
         while client.in_flight() > 0 {
-            assert!(client.wait(Some(PATIENCE)));
+            assert!(client.wait(Some(TIMEOUT)));
             client.poll_bytes(|token, response| {
                 assert_eq!((token, response), (round, wire::BytesResponse::new(Status::Malformed)));
             });
         }
     }
-    // Then it ends in the middle of a request.
-    let last = (0..8).map(|_| client.get_bytes(b"key")).find(|answer| *answer != Err(unexpected));
+    // Then the node ends in the middle of a request.
+    let last = (0..8).map(|_| client.get_bytes(b"key")).find(|result| *result != Err(unexpected));
     assert_eq!(last, Some(Err(Error::ServerGone)));
-    nonsense.join().unwrap();
+    server.join().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What nodes take of the machine's memory, beside what they say that they take at most.
+//! The memory of nodes under load, compared with their bound.
 
 mod cluster;
 
@@ -11,17 +11,17 @@ use crosstie_kv::node::{Node, NodeConfig};
 use crosstie_kv::wire::MAX_VALUE;
 
 const NODES: u32 = 2;
-/// Of each node. There may be no more.
+/// Clients of each node; it allows no more.
 const CLIENTS: usize = 4;
-/// What a swap of two of the longest values has no room for.
+/// Bytes by which a swap of two of the longest values exceeds the limit of a request.
 const KEY_AND_HEAD: usize = 64;
 /// Rounds of each client.
 const ROUNDS: u64 = 150;
-/// What a client keeps for itself at most: two values to swap, and an answer.
+/// The most memory that a client itself takes: two values to swap, and a response.
 const CLIENT_SIDE: u64 = 4 << 20;
 
-/// The longest values, from everywhere to everywhere, in stores that are full: the nodes take less than their bound, and more than
-/// half of it, so it says something.
+/// With full stores and the longest values between all nodes, the nodes take less than their bound, and more than half of it, so the
+/// bound is meaningful.
 #[test]
 fn nodes_under_load_stay_below_their_bound() {
     let seed = seed();
@@ -67,7 +67,7 @@ fn nodes_under_load_stay_below_their_bound() {
     }
 }
 
-/// Puts, swaps and gets long values, and words between; says how often there was no memory.
+/// Puts, swaps and gets long values, with words in between. Returns how often there was no memory.
 fn load(node: &Node, seed: u64) -> u64 {
     let mut client = Client::attach(node.name()).unwrap();
     let mut numbers = Random(seed);
@@ -90,7 +90,7 @@ fn load(node: &Node, seed: u64) -> u64 {
     refused
 }
 
-/// Bytes of this process, each page once, however often it is mapped.
+/// Resident bytes of this process. A page that is mapped several times counts once.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux says what a process uses");
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("there is a line for it");

@@ -1,4 +1,4 @@
-//! What a shard says that it has allocated, beside what it has.
+//! The memory that a shard reports, compared with what it has allocated.
 
 use crosstie_kv::store::Shard;
 use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
@@ -8,7 +8,7 @@ mod allocations;
 
 use allocations::{ALLOCATIONS, LIVE_BYTES};
 
-/// Runs `step` until the shard is full, and compares at every step.
+/// Runs `step` until the shard is full, and compares the two numbers after every step.
 fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Status) {
     let [before, _] = LIVE_BYTES.get();
     LIVE_BYTES.set([before, before]);
@@ -36,12 +36,12 @@ fn word(shard: &mut Shard, op: Op, key: u64) -> Status {
 }
 
 #[test]
-fn words_take_what_is_said() {
+fn reported_memory_of_words_is_correct() {
     fill(4 << 20, 0.9, |shard, n| word(shard, Op::Put, n));
 }
 
 #[test]
-fn strings_take_what_is_said() {
+fn reported_memory_of_byte_strings_is_correct() {
     fill(4 << 20, 0.7, |shard, n| {
         let key = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes();
         let value = &[0; 512][..(n % 512) as usize];
@@ -59,7 +59,7 @@ fn strings_take_what_is_said() {
 }
 
 #[test]
-fn both_together_keep_to_one_limit() {
+fn words_and_byte_strings_share_one_limit() {
     fill(4 << 20, 0.7, |shard, n| match n % 3 {
         0 => shard.apply_bytes(&BytesOp::Put { key: &n.to_ne_bytes(), value: &[1; 100] }).status,
         _ => word(shard, Op::Put, n),
@@ -67,7 +67,7 @@ fn both_together_keep_to_one_limit() {
 }
 
 #[test]
-fn nothing_is_allocated_where_nothing_is_added() {
+fn requests_that_add_nothing_do_not_allocate() {
     let mut shard = Shard::new(16 << 20);
     for key in 0..20_000 {
         assert_eq!(word(&mut shard, Op::Put, key), Status::Done);

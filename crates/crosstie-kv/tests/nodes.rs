@@ -1,10 +1,10 @@
-//! Clusters in one process: every answer of every backend is the right one, with much room and with hardly any.
+//! Clusters in one process: both backends respond correctly, with large queues and with tiny ones.
 
 mod cluster;
 
 use std::time::Instant;
 
-use cluster::{BACKENDS, PATIENCE, Plan, exercise_all, fresh_name, start};
+use cluster::{BACKENDS, Plan, TIMEOUT, exercise_all, fresh_name, start};
 use crosstie::copyrpc::EndpointConfig;
 use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, Client, Error, SwapOutcome};
@@ -12,7 +12,7 @@ use crosstie_kv::node::{Node, NodeConfig, QueueSizes, StartError};
 use crosstie_kv::wire::{MAX_KEY, MAX_REQUEST, MAX_VALUE};
 
 #[test]
-fn one_node_answers() {
+fn one_node_responds_correctly() {
     for daemons in 1..=3 {
         let cluster = start(1, |config| config.daemons = daemons);
         exercise_all(&cluster, 3, 20_000, 50);
@@ -20,7 +20,7 @@ fn one_node_answers() {
 }
 
 #[test]
-fn several_nodes_answer() {
+fn several_nodes_respond_correctly() {
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)] {
             let begun = Instant::now();
@@ -31,30 +31,30 @@ fn several_nodes_answer() {
     }
 }
 
-/// With room for next to nothing, requests wait at every corner, and none is lost.
+/// With tiny queues, requests wait in all backlogs, and none is lost.
 #[test]
-fn nothing_is_lost_where_room_is_scarce() {
+fn no_request_is_lost_with_tiny_queues() {
     let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, bulk: MAX_REQUEST };
-    let room = QueueSizes { forward: 1, ring: 2, endpoint };
+    let queues = QueueSizes { forward: 1, ring: 2, endpoint };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {
             let begun = Instant::now();
             let cluster = start(nodes, |config| {
                 (config.daemons, config.backend, config.queues, config.queue_depth) =
-                    (daemons, backend, room, 16);
+                    (daemons, backend, queues, 16);
             });
             exercise_all(&cluster, 3, 20_000, 64);
             println!("{backend:?}, {nodes} nodes, {daemons} daemons: {:?}", begun.elapsed());
             let waited: u64 =
                 cluster.iter().flat_map(Node::counters).map(|counters| counters.activity.backlogged).sum();
-            assert!(waited > 0, "there was room after all");
+            assert!(waited > 0, "no request had to wait");
         }
     }
 }
 
-/// Many clients swap the same words: every increment counts once.
+/// Many clients increment the same words with compare-and-swap: every increment counts once.
 #[test]
-fn swaps_of_all_nodes_add_up() {
+fn concurrent_increments_of_all_nodes_add_up() {
     const EACH: u64 = 300;
     for backend in BACKENDS {
         let cluster = start(3, |config| (config.daemons, config.backend) = (2, backend));
@@ -83,7 +83,7 @@ fn swaps_of_all_nodes_add_up() {
 }
 
 #[test]
-fn byte_strings_go_everywhere() {
+fn byte_strings_are_readable_through_every_node() {
     for backend in BACKENDS {
         for nodes in 1..=3 {
             let begun = Instant::now();
@@ -123,7 +123,7 @@ fn byte_strings_go_everywhere() {
 }
 
 #[test]
-fn limits_of_byte_strings_are_errors() {
+fn too_long_byte_strings_are_errors() {
     let cluster = start(1, |_| {});
     let mut client = Client::attach(cluster[0].name()).unwrap();
     let (key, value) = (vec![1; MAX_KEY + 1], vec![2; MAX_VALUE + 1]);
@@ -136,7 +136,7 @@ fn limits_of_byte_strings_are_errors() {
 }
 
 #[test]
-fn memory_has_an_end_and_says_so() {
+fn put_beyond_the_memory_limit_fails() {
     let cluster = start(2, |config| config.memory_limit = 1 << 20);
     let mut client = Client::attach(cluster[0].name()).unwrap();
     let refused = (0..200_000u64).find_map(|key| client.put(key, key).err()).unwrap();
@@ -145,14 +145,14 @@ fn memory_has_an_end_and_says_so() {
 }
 
 #[test]
-fn a_name_belongs_to_one_node() {
+fn second_node_with_the_same_name_is_refused() {
     let config = NodeConfig::single(&fresh_name("taken"));
     let node = Node::start(&config).unwrap();
     match Node::start(&config) {
         Err(StartError::NameTaken { name }) => assert_eq!(name, config.name),
         other => panic!("{other:?}"),
     }
-    // The first one is not disturbed.
+    // The first node is not affected.
     let mut client = Client::attach(&config.name).unwrap();
     client.put(1, 2).unwrap();
     node.stop().unwrap();
@@ -165,7 +165,7 @@ fn a_name_belongs_to_one_node() {
 }
 
 #[test]
-fn configurations_that_make_no_sense_are_refused() {
+fn invalid_configurations_are_refused() {
     let good = NodeConfig::single(&fresh_name("config"));
     for (bad, word) in [
         (NodeConfig { daemons: 0, ..good.clone() }, "daemons"),
@@ -186,7 +186,7 @@ fn configurations_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn other_clusters_are_told_why() {
+fn node_of_another_cluster_is_told_the_reason() {
     let (plan, name) = (Plan::new(2), fresh_name("other"));
     let first = Node::join(&NodeConfig::member(&format!("{name}-0"), 0, 2), plan.membership(0)).unwrap();
     let config = NodeConfig { daemons: 2, ..NodeConfig::member(&format!("{name}-1"), 1, 2) };
@@ -199,7 +199,7 @@ fn other_clusters_are_told_why() {
             if problem.contains("2 daemons") && problem.contains("start all nodes with the same options") {
                 break;
             }
-            assert!(begun.elapsed() < PATIENCE, "{peers:?}");
+            assert!(begun.elapsed() < TIMEOUT, "{peers:?}");
             std::thread::yield_now();
         }
     }

@@ -1,6 +1,6 @@
-//! Clients and nodes as processes of their own, and what happens when they are killed.
+//! Clients and nodes in separate processes, and what happens when they are killed.
 //!
-//! The other processes are this program, which plays a role when the environment names one.
+//! Child processes are the same program, in a role that an environment variable names.
 
 mod cluster;
 
@@ -8,16 +8,16 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use cluster::other::{Other, ROLE, SECRET, serve, until};
-use cluster::{BACKENDS, PATIENCE, Plan, Random, exercise, fresh_name, seed, start};
+use cluster::process::{ChildProcess, ROLE, SECRET, serve, wait_until};
+use cluster::{BACKENDS, Plan, Random, TIMEOUT, exercise, fresh_name, seed, start};
 use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::wire::{Op, Status, WordRequest};
 
-/// Plays the role that a test below gave it; an ordinary run has none.
+/// Plays the role that a test below gave to its child process. Does nothing in an ordinary run.
 #[test]
-fn the_other_process() {
+fn child_process_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["exercise", name, owner, count] => {
@@ -33,7 +33,7 @@ fn the_other_process() {
     }
 }
 
-/// Begins operations for ever, as many as there is room for.
+/// Begins operations for ever, as many as the node allows.
 fn load(name: &str) {
     let mut client = Client::<()>::attach_pipelined(name).unwrap();
     eprintln!("attached");
@@ -49,43 +49,43 @@ fn load(name: &str) {
 }
 
 #[test]
-fn processes_attach_beside_threads() {
+fn processes_and_threads_attach_to_one_node() {
     for backend in BACKENDS {
         let cluster = start(2, |config| (config.daemons, config.backend) = (2, backend));
-        let mut others: Vec<Other> = (0..4)
+        let mut others: Vec<ChildProcess> = (0..4)
             .map(|other| {
                 let name = cluster[other % 2].name();
-                Other::start(&format!("exercise {name} {} 10000", other + 1))
+                ChildProcess::start(&format!("exercise {name} {} 10000", other + 1))
             })
             .collect();
         let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         exercise(&mut client, 9, 7, 10_000, 40);
         others.iter_mut().for_each(|other| other.expect("attached"));
         others.iter_mut().for_each(|other| other.expect("done"));
-        others.into_iter().for_each(Other::join);
+        others.into_iter().for_each(ChildProcess::join);
     }
 }
 
-/// Clients that are killed in the middle of their work are forgotten, and others do not notice.
+/// Clients that are killed in the middle of their work free their slots, and do not affect other clients.
 #[test]
-fn killed_clients_leave_room_for_others() {
+fn killed_clients_free_their_slots() {
     let mut numbers = Random(seed());
     for backend in BACKENDS {
-        // With room for three clients: one that stays, and two that come and go.
+        // Three clients are allowed: one that stays, and two that come and go.
         let cluster = start(2, |config| {
             (config.daemons, config.backend, config.max_clients) = (2, backend, 3);
         });
         let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         for round in 0..8 {
-            let mut victims: Vec<Other> =
-                (0..2).map(|_| Other::start(&format!("load {}", cluster[0].name()))).collect();
+            let mut victims: Vec<ChildProcess> =
+                (0..2).map(|_| ChildProcess::start(&format!("load {}", cluster[0].name()))).collect();
             victims.iter_mut().for_each(|victim| victim.expect("attached"));
             // With keys that no round before has used.
             exercise(&mut client, 2 * round + 1, round, 500, 40);
             std::thread::sleep(Duration::from_micros(numbers.below(20_000)));
-            victims.iter_mut().for_each(Other::kill);
+            victims.iter_mut().for_each(ChildProcess::kill);
             exercise(&mut client, 2 * round + 2, round, 500, 40);
-            until("the dead still have their places", || {
+            wait_until("the dead still have their places", || {
                 cluster[0]
                     .counters()
                     .iter()
@@ -95,14 +95,14 @@ fn killed_clients_leave_room_for_others() {
     }
 }
 
-/// A word key of a rank.
+/// A word key that `rank` owns.
 fn key_of(client: &Client<u64>, rank: u32, after: u64) -> u64 {
     (after..).find(|key| client.shard_map().shard_of_word(*key).rank == rank).unwrap()
 }
 
-/// A node that is killed is gone for its keys only, and back when it is back.
+/// When a node is killed, only its keys are unavailable, until it is back.
 #[test]
-fn a_killed_node_rejoins() {
+fn killed_node_rejoins_after_restart() {
     let mut numbers = Random(seed());
     for backend in BACKENDS {
         let nodes = 3;
@@ -117,15 +117,15 @@ fn a_killed_node_rejoins() {
             })
             .collect();
         let Plan { mut listeners, addresses, .. } = plan;
-        // The other process listens itself.
+        // The child process listens itself.
         drop(listeners.pop());
         let start_other = || {
-            let mut other = Other::node(&name, 2, backend, &addresses);
+            let mut other = ChildProcess::node(&name, 2, backend, &addresses);
             other.expect("serving");
             other
         };
         let mut other = start_other();
-        survivors.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+        survivors.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
         let mut client = Client::<u64>::attach_pipelined(survivors[0].name()).unwrap();
         let (here, beside, there) = (key_of(&client, 0, 0), key_of(&client, 1, 0), key_of(&client, 2, 0));
         let mut bytes_there = 0u64;
@@ -144,7 +144,7 @@ fn a_killed_node_rejoins() {
             std::thread::sleep(Duration::from_micros(numbers.below(3) * 100));
             other.kill();
             let (mut ended, mut gone) = (0, 0);
-            until("an operation never ended", || {
+            wait_until("an operation never ended", || {
                 client.poll(|_, response| {
                     ended += 1;
                     match response.status {
@@ -158,15 +158,15 @@ fn a_killed_node_rejoins() {
                 ended == begun
             });
             println!("{backend:?}: {gone} of {begun} operations were too late");
-            until("its death goes unnoticed", || client.get(there) == Err(Error::NodeGone { rank: 2 }));
+            wait_until("its death goes unnoticed", || client.get(there) == Err(Error::NodeGone { rank: 2 }));
             assert_eq!(client.get_bytes(&bytes_there), Err(Error::NodeGone { rank: 2 }));
             // All else goes on.
             client.put(here, round).unwrap();
             client.put(beside, round).unwrap();
             assert_eq!((client.get(here), client.get(beside)), (Ok(Some(round)), Ok(Some(round))));
-            until("the survivors do not know", || survivors.iter().all(|node| !node.peers()[2].is_up));
+            wait_until("the survivors do not know", || survivors.iter().all(|node| !node.peers()[2].is_up));
             other = start_other();
-            survivors.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+            survivors.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
             assert_eq!(client.get(there), Ok(None), "it came back empty");
             assert_eq!(client.get_bytes(&bytes_there), Ok(None));
         }
@@ -175,14 +175,14 @@ fn a_killed_node_rejoins() {
     }
 }
 
-/// A client whose node is killed hears of it, whatever it waits for.
+/// All operations of a client end when its node is killed, and the client can reconnect.
 #[test]
-fn a_client_survives_its_node() {
+fn client_can_reconnect_after_its_node_was_killed() {
     for backend in BACKENDS {
         let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("survivor"));
         drop(listeners);
-        let mut nodes: Vec<Other> =
-            (0..2).map(|rank| Other::node(&name, rank, backend, &addresses)).collect();
+        let mut nodes: Vec<ChildProcess> =
+            (0..2).map(|rank| ChildProcess::node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
         let mut begun = 0;
@@ -191,17 +191,17 @@ fn a_client_survives_its_node() {
         }
         nodes[0].kill();
         let mut ended = 0;
-        until("an operation never ended", || {
+        wait_until("an operation never ended", || {
             client.poll(|_, response| {
                 assert!(matches!(response.status, Status::NotFound | Status::NodeGone));
                 ended += 1;
             });
             ended == begun
         });
-        until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
+        wait_until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
         assert_eq!(client.get_bytes(b"x"), Err(Error::ServerGone));
         assert!(matches!(client.begin(WordRequest::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
-        let mut again = Other::node(&name, 0, backend, &addresses);
+        let mut again = ChildProcess::node(&name, 0, backend, &addresses);
         again.expect("serving");
         client.reconnect().unwrap();
         for key in 0..10 {
@@ -211,47 +211,47 @@ fn a_client_survives_its_node() {
     }
 }
 
-/// Who does not know the secret, or says nothing sensible, is refused and disturbs nobody.
+/// A connection that does not know the secret, or sends invalid bytes, is refused and does not affect the cluster.
 #[test]
-fn strangers_at_the_control_port_are_harmless() {
+fn unauthenticated_connections_to_the_control_port_are_refused() {
     let seed = seed();
-    let (plan, name) = (Plan::new(3), fresh_name("strangers"));
+    let (plan, name) = (Plan::new(3), fresh_name("intruder"));
     let config = |rank| NodeConfig::member(&format!("{name}-{rank}"), rank, 3);
     let nodes: Vec<Node> =
         (0..2).map(|rank| Node::join(&config(rank), plan.membership(rank as usize)).unwrap()).collect();
     // A node with another secret, as rank 2.
     let wrong = Membership { secret: Secret::random().unwrap(), ..plan.membership(2) };
-    let stranger = Node::join(&config(2), wrong).unwrap();
-    until("the stranger was not refused", || {
-        let problems = stranger.peers();
+    let intruder = Node::join(&config(2), wrong).unwrap();
+    wait_until("the node with another secret was not refused", || {
+        let problems = intruder.peers();
         problems[0].problem.as_deref().is_some_and(|problem| problem.contains("secret"))
     });
     assert!(nodes[0].refused_connections() > 0);
-    // Bytes that mean nothing, and connections that say nothing.
+    // Invalid bytes, and connections that send nothing.
     let mut numbers = Random(seed);
     let mut silent = Vec::new();
     for _ in 0..200 {
         let mut stream = TcpStream::connect(plan.addresses[0]).unwrap();
         let garbage: Vec<u8> = (0..numbers.below(300)).map(|_| numbers.next() as u8).collect();
-        // It may hang up on us in the middle.
+        // The node may close the connection in the middle.
         stream.write_all(&garbage).ok();
         if garbage.len() < 20 {
             silent.push(stream);
         }
     }
-    drop(stranger);
+    drop(intruder);
     let third = Node::join(&config(2), plan.membership(2)).unwrap();
-    third.wait_for_peers(PATIENCE).unwrap();
-    nodes.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+    third.wait_for_peers(TIMEOUT).unwrap();
+    nodes.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
     let mut client = Client::attach_pipelined(third.name()).unwrap();
     exercise(&mut client, 3, seed, 2000, 40);
     drop(silent);
 }
 
-/// How much of a core an idle cluster uses, in a process of its own. For the reader; machines differ.
+/// Prints how much of a core an idle cluster uses, in a separate process. Machines differ.
 #[test]
-fn an_idle_node_is_nearly_asleep() {
-    let mut other = Other::start("idle");
+fn idle_node_uses_little_processor_time() {
+    let mut other = ChildProcess::start("idle");
     println!("{}", other.line().trim());
     other.join();
 }
@@ -267,12 +267,12 @@ fn idle() {
     std::thread::sleep(Duration::from_secs(2));
     let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
     eprintln!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
-    let naps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
-    assert!(naps > 100, "it does not nap");
+    let sleeps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
+    assert!(sleeps > 100, "it does not sleep");
     assert_eq!(client.get(7), Ok(Some(7)));
 }
 
-/// Of this process, so far.
+/// Processor time of this process so far.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap();
     let threads = std::fs::read_dir("/proc/self/task").unwrap();

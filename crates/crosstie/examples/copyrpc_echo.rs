@@ -1,12 +1,12 @@
 //! Calls between two processes, on one machine or two.
 //!
-//! Alone, it starts its second process itself:
+//! Started without further settings, it starts its second process itself:
 //!
 //! ```text
 //! cargo run --release --example copyrpc_echo
 //! ```
 //!
-//! In two terminals, or on two hosts with an RDMA device each (`--features verbs`, device `verbs:r0` or the like):
+//! In two terminals, or on two hosts with an RDMA device each (`--features verbs`, device for example `verbs:r0`):
 //!
 //! ```text
 //! (umask 077; head -c 32 /dev/urandom | base64 > secret); export CROSSTIE_SECRET_FILE=secret  # the same for both
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 
-/// Unanswered calls at a time.
+/// Calls in flight at a time.
 const DEPTH: u64 = 64;
-/// The request after which the server ends.
+/// The request that ends the server.
 const STOP: &[u8] = b"stop";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         0 => serve(&context, &endpoint)?,
         _ => call(&context, &endpoint, calls)?,
     }
-    // Nobody closes before the other has its last answer.
+    // Neither process closes its endpoint before the other has its last response.
     job.barrier()?;
     job.finish()?;
     Ok(())
@@ -84,7 +84,7 @@ fn call(context: &Context<u64>, endpoint: &Endpoint<u64>, calls: u64) -> Result<
         }
         answered += context.poll(|number, answer| match answer {
             Ok(echo) if echo.read::<u64>() == Some(number.to_le()) => {}
-            Ok(_) => wrong = Some(format!("call {number}: another echo")),
+            Ok(_) => wrong = Some(format!("call {number}: wrong echo")),
             Err(cause) => wrong = Some(format!("call {number}: {cause}")),
         }) as u64;
         if let Some(wrong) = wrong {

@@ -1,12 +1,12 @@
-//! A small store between two processes: typed methods, and a client that awaits its calls.
+//! A small key-value service between two processes: typed methods, and a client that awaits its calls.
 //!
-//! Alone, it starts its second process itself:
+//! Started without further settings, it starts its second process itself:
 //!
 //! ```text
 //! cargo run --release --example copyrpc_service
 //! ```
 //!
-//! In two terminals, or on two hosts, it is started as `copyrpc_echo` is: `copyrpc_service [DEVICE [KEYS]]`.
+//! In two terminals, or on two hosts, start it like `copyrpc_echo`: `copyrpc_service [DEVICE [KEYS]]`.
 
 mod pair;
 
@@ -19,7 +19,7 @@ use crosstie::copyrpc::{Config, Context, EndpointConfig};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-/// Calls at a time.
+/// Calls in flight at a time.
 const DEPTH: usize = 64;
 
 #[derive(Clone, Copy, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -29,7 +29,7 @@ struct Pair {
     value: u64,
 }
 
-/// Stores a value; says how many keys there are.
+/// Stores a value. Returns the number of keys.
 struct Put;
 impl Method for Put {
     const ID: u32 = 1;
@@ -37,7 +37,7 @@ impl Method for Put {
     type Response = u64;
 }
 
-/// The value of a key; refused if there is none.
+/// Returns the value of a key. Refused if the key does not exist.
 struct Get;
 impl Method for Get {
     const ID: u32 = 2;
@@ -46,7 +46,7 @@ impl Method for Get {
 }
 const NO_SUCH_KEY: Refused = Refused(1);
 
-/// The next value that is stored under a key: answered when it is.
+/// Returns the next value that is stored under a key. The reply is sent when that happens.
 struct Watch;
 impl Method for Watch {
     const ID: u32 = 3;
@@ -54,7 +54,7 @@ impl Method for Watch {
     type Response = u64;
 }
 
-/// The server ends.
+/// Ends the server.
 struct Stop;
 impl Method for Stop {
     const ID: u32 = 4;
@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .connect(&pair::exchange_addresses(&mut job, &endpoint.address())?, &ConnectConfig::default())?;
         job.barrier()?;
         serve(&context, || endpoint.failure())?;
-        // Nobody closes before the other has its last answer.
+        // Neither process closes its endpoint before the other has its last response.
         job.barrier()?;
     } else {
         let driver = Driver::new(Context::open(&device, &Config::default())?);
@@ -107,7 +107,7 @@ fn serve(
         .on::<Put>(|store, Pair { key, value }| {
             store.values.insert(key, value);
             for watcher in store.watchers.remove(&key).into_iter().flatten() {
-                // Who is gone does not care.
+                // An error means that the watcher's connection has ended.
                 watcher.send(value).ok();
             }
             store.values.len() as u64
@@ -131,7 +131,7 @@ async fn call(client: Client, keys: u64) -> Result<(), service::Error> {
     let begin = Instant::now();
     let keys: Vec<u64> = (0..keys).collect();
     for keys in keys.chunks(DEPTH) {
-        // Calls are under way from here on, not only when they are awaited.
+        // The calls are sent now, not only when they are awaited.
         let calls = keys.iter().map(|&key| client.call::<Put>(Pair { key, value: key * key }));
         for call in calls.collect::<Vec<_>>() {
             call.await?;
@@ -143,10 +143,10 @@ async fn call(client: Client, keys: u64) -> Result<(), service::Error> {
     }
     let rate = 2.0 * keys.len() as f64 / begin.elapsed().as_secs_f64();
     println!("client: {} keys stored and read, {rate:.0} calls per second", keys.len());
-    println!("client: the last of them became {}", watched.await?);
+    println!("client: the watched key got the value {}", watched.await?);
     match client.call::<Get>(u64::MAX).await {
-        Err(service::Error::Refused(NO_SUCH_KEY)) => println!("client: and another is not there"),
-        answer => println!("client: a key that nobody stored: {answer:?}"),
+        Err(service::Error::Refused(NO_SUCH_KEY)) => println!("client: an unknown key is refused"),
+        answer => println!("client: unexpected response for an unknown key: {answer:?}"),
     }
     client.call::<Stop>(()).await
 }

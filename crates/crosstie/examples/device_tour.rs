@@ -1,7 +1,7 @@
 //! A tour of the device contract, on any device: `device_tour [DEVICE [DEVICE]]`.
 //!
-//! Queue pairs of this process, on one device or on two, do everything that queue pairs can do. Between two processes only
-//! the way in which addresses travel differs.
+//! Queue pairs of this process, on one device or on two, perform every operation. Between two processes the code would be
+//! the same, except that they exchange their addresses over some channel.
 
 use std::error::Error;
 use std::time::Duration;
@@ -24,30 +24,30 @@ fn main() -> Outcome {
     failures(&here, &there)
 }
 
-/// What takes part on one side.
-struct Side {
+/// One end of a connection.
+struct ConnectionEnd {
     qp: RcQp,
     cq: Cq,
     memory: Mr,
     pd: Pd,
 }
 
-fn side(device: &Device) -> Outcome<Side> {
+fn create_end(device: &Device) -> Outcome<ConnectionEnd> {
     let pd = device.alloc_pd()?;
     let cq = device.create_cq(&CqConfig::default())?;
     let qp = pd.create_rc(&QpConfig { max_inline: 64, ..QpConfig::default() }, &cq, &cq, None)?;
     let memory = pd.allocate(1 << 16, Access::ALL)?;
-    Ok(Side { qp, cq, memory, pd })
+    Ok(ConnectionEnd { qp, cq, memory, pd })
 }
 
-fn pair(here: &Device, there: &Device, config: &ConnectConfig) -> Outcome<(Side, Side)> {
-    let (mut a, mut b) = (side(here)?, side(there)?);
+fn connect(here: &Device, there: &Device, config: &ConnectConfig) -> Outcome<(ConnectionEnd, ConnectionEnd)> {
+    let (mut a, mut b) = (create_end(here)?, create_end(there)?);
     a.qp.connect(&b.qp.address(), config)?;
     b.qp.connect(&a.qp.address(), config)?;
     Ok((a, b))
 }
 
-/// The next completion, asleep until it comes.
+/// Waits for the next completion.
 fn next(cq: &mut Cq) -> Outcome<Completion> {
     let mut next = None;
     cq.wait(Duration::from_secs(20))?;
@@ -68,7 +68,7 @@ fn bytes<const N: usize>(mr: &Mr, at: usize) -> Outcome<[u8; N]> {
 }
 
 fn reliable(here: &Device, there: &Device) -> Outcome {
-    let (mut a, mut b) = pair(here, there, &ConnectConfig::default())?;
+    let (mut a, mut b) = connect(here, there, &ConnectConfig::default())?;
     let remote = b.memory.remote();
 
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] })?;
@@ -123,11 +123,11 @@ fn reliable(here: &Device, there: &Device) -> Outcome {
 }
 
 fn shared_receives(here: &Device, there: &Device) -> Outcome {
-    let Side { mut cq, memory, pd, .. } = side(there)?;
+    let ConnectionEnd { mut cq, memory, pd, .. } = create_end(there)?;
     let mut srq = pd.create_srq(&SrqConfig::default())?;
     let mut pairs = Vec::new();
     for _ in 0..2 {
-        let mut sender = side(here)?;
+        let mut sender = create_end(here)?;
         let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, Some(&srq))?;
         qp.connect(&sender.qp.address(), &ConnectConfig::default())?;
         sender.qp.connect(&qp.address(), &ConnectConfig::default())?;
@@ -144,15 +144,15 @@ fn shared_receives(here: &Device, there: &Device) -> Outcome {
 
 fn datagrams(here: &Device, there: &Device) -> Outcome {
     const KEY: u32 = 0x1357;
-    let (mut a, mut b) = (side(here)?, side(there)?);
+    let (mut a, mut b) = (create_end(here)?, create_end(there)?);
     let mut from = a.pd.create_ud(&QpConfig::default(), &a.cq, &a.cq, None)?;
     let mut to = b.pd.create_ud(&QpConfig::default(), &b.cq, &b.cq, None)?;
     from.activate(KEY)?;
     to.activate(KEY)?;
     to.post_recv(&RecvWr { wr_id: 40, sges: &[b.memory.sge(0..256)?] })?;
-    let way = a.pd.create_ah(&there.address())?;
+    let ah = a.pd.create_ah(&there.address())?;
     let wr = SendWr::new(41, SendOp::SendImm(5), Data::Inline(b"datagram")).signaled();
-    from.post(&way, to.qp_num(), KEY, &wr)?;
+    from.post(&ah, to.qp_num(), KEY, &wr)?;
     let c = success(&mut b.cq, 40, Opcode::Recv)?;
     assert_eq!((c.byte_len, c.imm, c.src_qp), (UdQp::GRH as u32 + 8, Some(5), from.qp_num()));
     assert_eq!(&bytes(&b.memory, UdQp::GRH)?, b"datagram");
@@ -162,7 +162,7 @@ fn datagrams(here: &Device, there: &Device) -> Outcome {
 }
 
 fn failures(here: &Device, there: &Device) -> Outcome {
-    let (mut a, b) = pair(here, there, &ConnectConfig::default())?;
+    let (mut a, b) = connect(here, there, &ConnectConfig::default())?;
     let closed = RemoteAddr { rkey: b.memory.remote().rkey ^ 0x5a5a, ..b.memory.remote().at(0) };
     let write = |wr_id| SendWr::new(wr_id, SendOp::Write(closed), Data::Inline(b"?"));
     a.qp.post_recv(&RecvWr { wr_id: 50, sges: &[] })?;
@@ -179,7 +179,7 @@ fn failures(here: &Device, there: &Device) -> Outcome {
     assert_eq!(next(&mut a.cq).map(|c| (c.wr_id, c.status))?, (54, Status::Flushed));
     println!("after error  what is posted is flushed");
 
-    let (mut a, _b) = pair(here, there, &ConnectConfig { rnr_retry: 1, ..ConnectConfig::default() })?;
+    let (mut a, _b) = connect(here, there, &ConnectConfig { rnr_retry: 1, ..ConnectConfig::default() })?;
     a.qp.post(&SendWr::new(60, SendOp::Send, Data::Inline(b"?")))?;
     assert_eq!(next(&mut a.cq)?.status, Status::RnrRetryExceeded);
     println!("rnr          {}", Status::RnrRetryExceeded);

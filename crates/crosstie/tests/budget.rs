@@ -1,9 +1,9 @@
-//! The budget of the data path, exactly: no allocation and no system call per operation, and a poll of an empty
-//! completion queue that costs the same however many queue pairs there are.
+//! The budget of the data path: no allocation and no system call per operation, and an empty poll that takes the same number
+//! of instructions with any number of queue pairs.
 //!
-//! The traffic runs between two threads, each with a device of its own, as two processes would. Allocations are counted
-//! by the allocator of this test, per thread. System calls are forbidden to both threads by a seccomp filter in a child
-//! process, which the first one kills. Instructions are counted by callgrind (Debian package `valgrind`), also in a child.
+//! The traffic runs between two threads, each with its own device, as two processes would have. The allocator of this test
+//! counts allocations per thread. In a child process, a seccomp filter forbids system calls to both threads; the first
+//! system call kills the child. Callgrind (Debian package `valgrind`) counts instructions, also in a child.
 
 #[path = "allocations/mod.rs"]
 mod allocations;
@@ -19,18 +19,18 @@ use std::time::{Duration, Instant};
 use allocations::ALLOCATIONS;
 use crosstie::device::*;
 
-/// Operations before anything is counted, so that everything that is set up late is set up.
+/// Operations before counting starts, so that lazy initialisation is done.
 const WARM_UP: u64 = 2_000;
 /// Operations that are counted.
 const MEASURED: u64 = 100_000;
 /// Messages in flight in streams.
 const DEPTH: u64 = 64;
-/// Says to a child of this test what it is for.
+/// Environment variable that tells a child of this test what to do.
 const CHILD: &str = "CROSSTIE_BUDGET_CHILD";
-/// How long a child may take; a guard against hanging, nothing else.
+/// Limit on the run time of a child, in case it hangs.
 const CHILD_TIME: Duration = Duration::from_secs(300);
 
-/// What the two threads do.
+/// The traffic between the two threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
     WriteImmPingPong,
@@ -58,7 +58,7 @@ const ALL: [Traffic; 9] = [
     FetchAdd,
 ];
 
-/// One side: a queue pair and what belongs to it.
+/// One end of the connection: a queue pair and its queues and memory.
 struct End {
     qp: RcQp,
     send_cq: Cq,
@@ -73,7 +73,7 @@ struct End {
     received: u64,
 }
 
-/// The memory of an end: a word that the peer counts in, a word for atomics, then slots.
+/// Layout of an end's memory: a word in which the peer counts what it consumed, a word for atomics, then slots.
 const CONSUMED: usize = 0;
 const WORD: usize = 64;
 const SLOTS: usize = 128;
@@ -223,7 +223,7 @@ impl End {
     }
 }
 
-/// Spins, gives the core away where the other thread has none, and fails where the other thread has ended.
+/// Spins, yields now and then in case the other thread needs the core, and panics if the other thread never responds.
 struct Idle(u64);
 
 impl Idle {
@@ -340,7 +340,7 @@ fn exit_at_once(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// From here on, this thread may call `sched_yield` and `exit_group`.
+/// From here on, this thread may only call `sched_yield` and `exit_group`.
 fn forbid_system_calls() {
     seccomp::install_filter(&[libc::SYS_sched_yield, libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
 }
@@ -376,14 +376,14 @@ fn an_empty_poll_costs_the_same_with_any_number_of_queue_pairs() {
 const POLLS: u64 = 1000;
 
 fn poll_empty_among(qps: usize) {
-    // Valgrind has little address space to give.
+    // Under valgrind there is little address space.
     let device = Device::open_software(&software::Config { space: 256 << 20 }).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(&CqConfig::default()).unwrap();
     let config = QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::default() };
     let mut ends: Vec<RcQp> = (0..qps).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
     for end in &mut ends {
-        // Connected to itself: a queue pair is a peer like any other.
+        // Each queue pair is connected to itself.
         let address = end.address();
         end.connect(&address, &ConnectConfig::default()).unwrap();
     }
@@ -391,7 +391,7 @@ fn poll_empty_among(qps: usize) {
     crosstie_budget_poll_empty(&mut cq);
 }
 
-/// Under this name callgrind finds what to count.
+/// Callgrind counts the instructions of the function with this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn crosstie_budget_poll_empty(cq: &mut Cq) {
@@ -400,7 +400,7 @@ fn crosstie_budget_poll_empty(cq: &mut Cq) {
     }
 }
 
-/// How a child ended, and what it said.
+/// The exit status and the output of a child.
 struct Ended {
     status: ExitStatus,
     text: String,

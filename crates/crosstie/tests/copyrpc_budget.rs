@@ -1,9 +1,9 @@
-//! The budget of copyrpc's data path, exactly: no allocation and no system call per call, and a call that costs the same
-//! however many endpoints its context has. And of the service layer: no allocation either, and little more work.
+//! The budget of copyrpc's data path: no allocation and no system call per call, and a cost per call that does not depend on the
+//! number of endpoints. The service layer allocates nothing either, and costs little more.
 //!
-//! Both sides run in one thread, which polls them in turn, so counts are the same in every run. Allocations are counted by
-//! the allocator of this test; system calls are forbidden by a seccomp filter in a child process, which the first one
-//! kills; instructions are counted by callgrind (Debian package `valgrind`), also in a child.
+//! Both sides run in one thread, which polls them in turn, so the counts are the same in every run. This test's allocator counts
+//! allocations. A seccomp filter in a child process kills the child at its first system call. Callgrind (Debian package
+//! `valgrind`) counts the instructions of a child process.
 
 #[path = "allocations/mod.rs"]
 mod allocations;
@@ -20,10 +20,10 @@ use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{Access, ConnectConfig, Device, Mr, RemoteMemory, software};
 
-/// Says to a child of this test what it is for.
+/// Environment variable that tells a child process of this test its task.
 const CHILD: &str = "CROSSTIE_COPYRPC_BUDGET_CHILD";
 
-/// Two contexts and what connects them.
+/// Two contexts and the connections between them.
 struct Pair {
     client: Context<u32>,
     server: Context<u32>,
@@ -38,7 +38,7 @@ impl Pair {
     }
 
     fn with_bulk(endpoints: usize, ring: usize, bulk: usize) -> Pair {
-        // Valgrind has little address space to give.
+        // Valgrind limits the address space.
         let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
         let client = Context::new(device(), &Config::default()).unwrap();
         let server = Context::new(device(), &Config::default()).unwrap();
@@ -55,7 +55,7 @@ impl Pair {
         Pair { client, server, here, there }
     }
 
-    /// `rounds` times: `depth` calls spread over the endpoints, and their answers.
+    /// `rounds` times: makes `depth` calls, spread over the endpoints, and waits for their responses.
     fn exchange(&self, rounds: u32, depth: usize) {
         let mut buffer = [0; 64];
         for round in 0..rounds {
@@ -79,7 +79,7 @@ impl Pair {
 }
 
 #[test]
-fn no_call_allocates() {
+fn calls_do_not_allocate() {
     for (endpoints, depth) in [(1, 1), (1, 64), (1, 300), (16, 256)] {
         let pair = Pair::new(endpoints, 1 << 18);
         pair.exchange(2_000, depth);
@@ -93,7 +93,7 @@ fn no_call_allocates() {
     assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
 }
 
-/// Long requests with long answers, two at a time, and READs in between, with regions that are used again.
+/// Bulk requests with bulk responses, two at a time, and READs in between, with regions that are reused.
 fn exchange_bulk(pair: &Pair, rounds: u32, buffer: &mut [u8], regions: &mut Vec<Mr>, board: RemoteMemory) {
     let endpoint = &pair.here[0];
     for round in 0..rounds {
@@ -123,7 +123,7 @@ fn exchange_bulk(pair: &Pair, rounds: u32, buffer: &mut [u8], regions: &mut Vec<
 static LONG_REQUEST: [u8; 700_000] = [7; 700_000];
 
 #[test]
-fn no_bulk_call_allocates() {
+fn bulk_calls_do_not_allocate() {
     let pair = Pair::with_bulk(1, 1 << 14, 4 << 20);
     let mut buffer = vec![0; LONG_REQUEST.len()];
     let board = pair.server.allocate(4096, Access::ALL).unwrap();
@@ -137,8 +137,8 @@ fn no_bulk_call_allocates() {
 }
 
 #[test]
-fn no_call_makes_a_system_call() {
-    const NAME: &str = "no_call_makes_a_system_call";
+fn calls_make_no_system_call() {
+    const NAME: &str = "calls_make_no_system_call";
     if let Ok(task) = std::env::var(CHILD) {
         let pair = Pair::with_bulk(4, 1 << 16, 4 << 20);
         pair.exchange(2_000, 64);
@@ -164,13 +164,14 @@ fn no_call_makes_a_system_call() {
     assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
 }
 
-/// Calls in flight, over all endpoints together: 16 for each of 512, so that batches are batches with any number.
+/// Calls in flight, over all endpoints together: 16 for each of 512 endpoints, so that there are batches with any number of
+/// endpoints.
 const DEPTH: usize = 8192;
 const ROUNDS: u32 = 3;
 
 #[test]
-fn a_call_costs_the_same_with_any_number_of_endpoints() {
-    const NAME: &str = "a_call_costs_the_same_with_any_number_of_endpoints";
+fn call_cost_does_not_depend_on_the_number_of_endpoints() {
+    const NAME: &str = "call_cost_does_not_depend_on_the_number_of_endpoints";
     if let Ok(task) = std::env::var(CHILD) {
         let endpoints = task.parse().unwrap();
         let pair = Pair::new(endpoints, (DEPTH / endpoints * 1024).max(4096));
@@ -188,14 +189,14 @@ fn a_call_costs_the_same_with_any_number_of_endpoints() {
     assert!(most <= 1.3 * counts[0], "instructions per call: {counts:?}");
 }
 
-/// Under this name callgrind finds what to count.
+/// Callgrind counts the instructions of the function with this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn crosstie_budget_exchange(pair: &Pair) {
     pair.exchange(ROUNDS, DEPTH);
 }
 
-/// A typed client, and a service, that do what a [`Pair`] does.
+/// A typed client and a service that make the same exchange as a [`Pair`].
 struct Typed<H> {
     driver: Driver,
     client: Client,
@@ -212,7 +213,7 @@ impl Method for Echo {
     type Response = [u8; 32];
 }
 
-/// Larger than what goes through registers.
+/// Larger than what fits into registers.
 struct Large;
 impl Method for Large {
     const ID: u32 = 2;
@@ -269,8 +270,8 @@ impl<H: Handlers<(), u32>> Typed<H> {
 }
 
 #[test]
-fn no_typed_call_allocates() {
-    // With the small ring most calls wait for room.
+fn typed_calls_do_not_allocate() {
+    // With the small ring most calls are queued.
     for (ring, depth) in [(1 << 18, 1), (1 << 18, 64), (1 << 18, 300), (4096, 300)] {
         let mut typed = typed(ring);
         let (mut echoes, mut larges) = (Vec::with_capacity(depth + 1), Vec::with_capacity(depth + 1));
@@ -287,13 +288,13 @@ fn no_typed_call_allocates() {
     }
 }
 
-/// Calls in flight for the comparison of typed calls with plain ones, and how many times.
+/// Calls in flight for the comparison of typed calls with plain ones, and the number of rounds.
 const TYPED_DEPTH: usize = 64;
 const TYPED_ROUNDS: u32 = 200;
 
 #[test]
-fn a_typed_call_costs_little_more_than_a_plain_one() {
-    const NAME: &str = "a_typed_call_costs_little_more_than_a_plain_one";
+fn typed_call_costs_at_most_1_75_times_a_plain_call() {
+    const NAME: &str = "typed_call_costs_at_most_1_75_times_a_plain_call";
     if let Ok(task) = std::env::var(CHILD) {
         let (pair, mut typed) = (Pair::new(1, 1 << 18), typed(1 << 18));
         let mut calls = Vec::with_capacity(TYPED_DEPTH);
@@ -332,7 +333,7 @@ fn crosstie_budget_typed(exchange: &mut dyn FnMut()) {
     exchange();
 }
 
-/// Instructions that a child of this test, set to a task, spends in a function.
+/// Counts the instructions that a child process with this task spends in a function.
 fn instructions(function: &str, test: &str, task: &str) -> u64 {
     let mut callgrind = Command::new("valgrind");
     callgrind
@@ -346,7 +347,7 @@ fn instructions(function: &str, test: &str, task: &str) -> u64 {
     collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text)
 }
 
-/// Runs a command that starts one test of this program again, for a task.
+/// Runs a command that starts one test of this program again, with a task.
 fn child(command: &mut Command, test: &str, task: &str) -> Output {
     let program = command.get_program().to_owned();
     let started =

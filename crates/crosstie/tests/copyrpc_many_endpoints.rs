@@ -1,4 +1,4 @@
-//! Many connections of one context that fail at once do not take the others along.
+//! Many endpoints of one context: many that fail at once do not affect the others.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use crosstie::copyrpc::{CallFailed, Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Endpoints whose peer goes away.
-const CROWD: usize = 64;
+/// Endpoints whose peer disappears.
+const FAILING: usize = 64;
 /// Batches that each of them has under way.
 const BATCHES: usize = 128;
 
@@ -23,37 +23,37 @@ fn pair(left: &Context<usize>, right: &Context<usize>) -> (Endpoint<usize>, Endp
     (here, there)
 }
 
-/// Every batch waits for a receive that its peer never posts, until the peer goes. Then all of them end at once, each with a
-/// completion of its own, though none was asked for.
+/// Every batch waits for a receive that its peer never posts, until the peer disappears. Then all of them fail at once, each with a
+/// completion of its own, although none of them was signaled.
 #[test]
-fn a_crowd_that_fails_leaves_others_alone() {
-    let client = context(&Config { max_endpoints: CROWD + 1, ..Config::default() });
-    let doomed = context(&Config { max_endpoints: CROWD, receives: 4 });
+fn many_connections_that_fail_at_once_do_not_affect_others() {
+    let client = context(&Config { max_endpoints: FAILING + 1, ..Config::default() });
+    let doomed = context(&Config { max_endpoints: FAILING, receives: 4 });
     let healthy = context(&Config::default());
-    let (crowd, crowd_peers): (Vec<_>, Vec<_>) = (0..CROWD).map(|_| pair(&client, &doomed)).unzip();
+    let (failing, failing_peers): (Vec<_>, Vec<_>) = (0..FAILING).map(|_| pair(&client, &doomed)).unzip();
     let (other, _other_peer) = pair(&client, &healthy);
-    for (index, endpoint) in crowd.iter().enumerate() {
+    for (index, endpoint) in failing.iter().enumerate() {
         for _ in 0..BATCHES {
             endpoint.call(b"x", 8, index).map_err(|error| error.cause).unwrap();
             client.flush();
         }
     }
-    drop(crowd_peers);
+    drop(failing_peers);
     drop(doomed);
 
     let (mut failed, mut answered, end) = (0, 0, Instant::now() + TIMEOUT);
-    while failed < CROWD * BATCHES || answered < 100 {
+    while failed < FAILING * BATCHES || answered < 100 {
         assert!(Instant::now() < end, "{failed} failed, {answered} answered");
         if other.pending_calls() == 0 {
-            other.call(b"are you there", 16, CROWD).map_err(|error| error.cause).unwrap();
+            other.call(b"are you there", 16, FAILING).map_err(|error| error.cause).unwrap();
         }
         client.poll(|index, result| match result {
             Ok(bytes) => {
-                assert_eq!((index, bytes.to_vec()), (CROWD, b"are you there".to_vec()));
+                assert_eq!((index, bytes.to_vec()), (FAILING, b"are you there".to_vec()));
                 answered += 1;
             }
             Err(CallFailed::Connection(cause)) => {
-                assert!(index < CROWD, "the healthy connection is over: {cause}");
+                assert!(index < FAILING, "the healthy connection is over: {cause}");
                 failed += 1;
             }
             Err(cause) => panic!("{cause}"),
@@ -65,13 +65,13 @@ fn a_crowd_that_fails_leaves_others_alone() {
         }
         healthy.flush();
     }
-    assert_eq!(failed, CROWD * BATCHES);
-    assert!(crowd.iter().all(|endpoint| endpoint.failure().is_some()));
+    assert_eq!(failed, FAILING * BATCHES);
+    assert!(failing.iter().all(|endpoint| endpoint.failure().is_some()));
 }
 
-/// Endpoints come and go, and what those that went have left does not fill the queue for those that come.
+/// The completions that closed endpoints have left do not fill the queue for new endpoints.
 #[test]
-fn endpoints_follow_each_other() {
+fn closed_endpoints_make_room_for_new_ones() {
     let client = context(&Config { max_endpoints: 2, ..Config::default() });
     let server = context(&Config { receives: 4, ..Config::default() });
     for _ in 0..64 {
@@ -91,7 +91,7 @@ fn endpoints_follow_each_other() {
         client.poll(|_, result| answered = result.is_ok());
         server.poll(|_, _| ());
         while let Some(request) = server.recv() {
-            // Some are of endpoints that are gone.
+            // Some requests are of endpoints that were closed.
             drop(request.reply(b"here"));
         }
         server.flush();
@@ -99,7 +99,7 @@ fn endpoints_follow_each_other() {
 }
 
 #[test]
-fn endpoints_have_a_limit() {
+fn number_of_endpoints_is_limited() {
     let client = context(&Config { max_endpoints: 2, ..Config::default() });
     let made: Vec<_> = (0..2).map(|_| client.create_endpoint(&EndpointConfig::default()).unwrap()).collect();
     let refused = client.create_endpoint(&EndpointConfig::default());

@@ -1,12 +1,12 @@
-//! SIGKILL at any instant: a process of the software device dies, and nobody else suffers.
+//! SIGKILL at any instant: when a process that uses the software device dies, other connections are not affected.
 //!
-//! A survivor holds one completion queue and one shared receive queue for many queue pairs. Victim processes connect, send,
-//! and are killed: at random instants, and one instruction at a time (`PTRACE_SINGLESTEP`) through a whole post, so that
-//! every window between reserving and publishing is hit. After each kill the survivor must see the connection in ERR, get
-//! every receive back exactly once, and still exchange messages with a steady peer over the same queues. At the end
-//! nothing may be left: no descriptor, mapping, thread or file.
+//! A survivor has one completion queue and one shared receive queue for many queue pairs. Victim processes connect, send, and
+//! are killed: at random instants, and after every n-th instruction of a post (`PTRACE_SINGLESTEP`), so that every window
+//! between reserving and publishing is hit. After each kill the survivor must see the connection in ERR, get every receive
+//! back exactly once, and still exchange messages with a steady peer over the same queues. At the end no descriptor,
+//! mapping, thread or file may be left.
 //!
-//! Not a libtest harness: victims are this very program. The seed is printed; `CROSSTIE_SEED` sets it.
+//! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
 
 mod killing;
 mod rng;
@@ -26,15 +26,15 @@ const SRQ_RECEIVES: u64 = 32;
 const RANDOM_KILLS: u32 = 200;
 const KILLS_PER_SWEEP: u64 = 60;
 const QKEY: u32 = 7;
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit on anything that should happen.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     if args.get(1).map(String::as_str) == Some("victim") {
-        victim(&args[2]).expect("victim");
+        run_victim(&args[2]).expect("victim");
         return;
     }
     let seed = rng::seed();
@@ -55,10 +55,10 @@ fn fail(why: &str) -> ! {
     std::process::exit(1)
 }
 
-/// What a victim needs to reach the survivor.
+/// What a victim needs to connect to the survivor.
 #[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
-struct Invitation {
+struct ConnectInfo {
     qp: QpAddress,
     memory: RemoteMemory,
     datagrams: u32,
@@ -67,33 +67,33 @@ struct Invitation {
 
 // ---------------------------------------------------------------------------------------------------- the survivor
 
-/// The queues that everybody shares, with exact books.
+/// The queues that all connections share, with a record of every outstanding receive.
 struct Survivor {
     device: Device,
     pd: Pd,
     cq: Cq,
     srq: Srq,
     memory: Mr,
-    /// Receives posted to the shared queue that have not ended.
+    /// Receives of the shared queue that have not completed.
     srq_out: HashSet<u64>,
     next_wr: u64,
-    /// The steady peer: both ends are ours, over the same queues.
+    /// The steady peer: both ends are in this process and use the same queues.
     steady_near: RcQp,
     steady_far: RcQp,
     slowest: Duration,
 }
 
-/// A victim and our ends of its connections.
-struct Guest {
+/// A victim process and our ends of its connections.
+struct Victim {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     shared: bool,
     qp: RcQp,
-    /// Receives of `qp` that have not ended.
+    /// Receives of `qp` that have not completed.
     out: HashSet<u64>,
     ud: UdQp,
-    /// Receives of `ud` that have not ended.
+    /// Receives of `ud` that have not completed.
     ud_out: HashSet<u64>,
 }
 
@@ -168,7 +168,7 @@ impl Survivor {
         Ok(())
     }
 
-    fn invite(&mut self, op: &str, shared: bool) -> Fallible<Guest> {
+    fn start_victim(&mut self, op: &str, shared: bool) -> Fallible<Victim> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["victim", op])
             .stdin(Stdio::piped())
@@ -180,69 +180,69 @@ impl Survivor {
         let input = child.stdin.take().ok_or("no stdin")?;
         let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         let (out, ud_out) = (HashSet::new(), HashSet::new());
-        let mut guest = Guest { child, input, output, shared, qp, out, ud, ud_out };
-        guest.qp.init(Access::ALL)?;
-        guest.ud.activate(QKEY)?;
-        self.refill_own(&mut guest)?;
-        let invitation = Invitation {
-            qp: guest.qp.address(),
+        let mut victim = Victim { child, input, output, shared, qp, out, ud, ud_out };
+        victim.qp.init(Access::ALL)?;
+        victim.ud.activate(QKEY)?;
+        self.refill_own(&mut victim)?;
+        let info = ConnectInfo {
+            qp: victim.qp.address(),
             memory: self.memory.remote(),
-            datagrams: guest.ud.qp_num(),
+            datagrams: victim.ud.qp_num(),
             reserved: 0,
         };
-        guest.input.write_all(invitation.as_bytes())?;
+        victim.input.write_all(info.as_bytes())?;
         let mut theirs = [0; size_of::<QpAddress>()];
-        guest.output.read_exact(&mut theirs)?;
+        victim.output.read_exact(&mut theirs)?;
         let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
-        guest.qp.ready_to_receive(&theirs, &ConnectConfig::default())?;
-        guest.qp.ready_to_send(&ConnectConfig::default())?;
-        Ok(guest)
+        victim.qp.ready_to_receive(&theirs, &ConnectConfig::default())?;
+        victim.qp.ready_to_send(&ConnectConfig::default())?;
+        Ok(victim)
     }
 
-    fn refill_own(&mut self, guest: &mut Guest) -> Fallible {
-        while !guest.shared && (guest.out.len() as u64) < OWN_RECEIVES {
+    fn refill_own(&mut self, victim: &mut Victim) -> Fallible {
+        while !victim.shared && (victim.out.len() as u64) < OWN_RECEIVES {
             self.next_wr += 1;
-            guest.qp.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(64..128)?] })?;
-            guest.out.insert(self.next_wr);
+            victim.qp.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(64..128)?] })?;
+            victim.out.insert(self.next_wr);
         }
-        while (guest.ud_out.len() as u64) < OWN_RECEIVES {
+        while (victim.ud_out.len() as u64) < OWN_RECEIVES {
             self.next_wr += 1;
-            guest.ud.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(128..256)?] })?;
-            guest.ud_out.insert(self.next_wr);
+            victim.ud.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(128..256)?] })?;
+            victim.ud_out.insert(self.next_wr);
         }
         Ok(())
     }
 
-    /// Kills a victim after `steps` instructions of a post, or after all of them. Says how many it executed.
+    /// Kills a victim after `steps` instructions of a post, or after all of them. Returns how many it executed.
     fn kill_stepping(&mut self, op: &str, shared: bool, steps: u64, name: &str) -> Fallible<u64> {
-        let mut guest = self.invite(op, shared)?;
-        guest.input.write_all(b"step\n")?;
-        let executed = trace::step(guest.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
-        self.bury(guest, name)?;
+        let mut victim = self.start_victim(op, shared)?;
+        victim.input.write_all(b"step\n")?;
+        let executed = trace::step(victim.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
+        self.kill_and_check(victim, name)?;
         Ok(executed)
     }
 
-    /// Kills a victim that posts as fast as it can.
+    /// Kills a victim, which posts as fast as it can, after `delay`.
     fn kill_after(&mut self, op: &str, shared: bool, delay: Duration, name: &str) -> Fallible {
-        let mut guest = self.invite(op, shared)?;
-        guest.input.write_all(b"run\n")?;
-        guest.output.read_line(&mut String::new())?;
+        let mut victim = self.start_victim(op, shared)?;
+        victim.input.write_all(b"run\n")?;
+        victim.output.read_line(&mut String::new())?;
         let begun = Instant::now();
         while begun.elapsed() < delay {
-            self.collect(&mut guest, name, true)?;
+            self.collect(&mut victim, name, true)?;
             self.refill()?;
-            self.refill_own(&mut guest)?;
+            self.refill_own(&mut victim)?;
         }
-        self.bury(guest, name)
+        self.kill_and_check(victim, name)
     }
 
-    /// Kills the victim for good and checks everything.
-    fn bury(&mut self, mut guest: Guest, name: &str) -> Fallible {
-        guest.child.kill()?;
+    /// Kills the victim and checks that nothing was lost.
+    fn kill_and_check(&mut self, mut victim: Victim, name: &str) -> Fallible {
+        victim.child.kill()?;
         let killed = Instant::now();
-        guest.child.wait()?;
-        while guest.qp.state() != QpState::Error {
-            if killed.elapsed() > PATIENCE {
+        victim.child.wait()?;
+        while victim.qp.state() != QpState::Error {
+            if killed.elapsed() > TIMEOUT {
                 return Err(format!("{name}: the queue pair did not go to ERR").into());
             }
             std::thread::yield_now();
@@ -250,16 +250,16 @@ impl Survivor {
         self.slowest = self.slowest.max(killed.elapsed());
 
         // Every receive of the queue pair's own queue comes back.
-        while !guest.out.is_empty() {
-            if killed.elapsed() > PATIENCE {
-                return Err(format!("{name}: receives {:?} were never flushed", guest.out).into());
+        while !victim.out.is_empty() {
+            if killed.elapsed() > TIMEOUT {
+                return Err(format!("{name}: receives {:?} were never flushed", victim.out).into());
             }
-            self.collect(&mut guest, name, false)?;
+            self.collect(&mut victim, name, false)?;
         }
 
         // The shared queue lost nothing: as many messages as it has receives arrive without a refill. A receive that the
-        // victim had taken comes back flushed, perhaps while the last message already waits for it: that one arrives
-        // after the refill.
+        // victim had taken comes back flushed. If the last message already waits for that receive, it arrives after the
+        // refill.
         let begun = Instant::now();
         let mut under_way = 0;
         while !self.srq_out.is_empty() || under_way > 0 {
@@ -268,13 +268,13 @@ impl Survivor {
                     .post(&SendWr::new(0, SendOp::SendImm(77), Data::Inline(b"steady")).signaled())?;
                 under_way = 1;
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let left = &self.srq_out;
                 return Err(
                     format!("{name}: the steady peer hangs; shared receives {left:?} are left").into()
                 );
             }
-            if self.collect(&mut guest, name, false)? {
+            if self.collect(&mut victim, name, false)? {
                 under_way = 0;
             } else if self.srq_out.is_empty() {
                 break;
@@ -282,30 +282,30 @@ impl Survivor {
         }
         self.refill()?;
         while under_way > 0 {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(format!("{name}: the steady peer hangs after the refill").into());
             }
-            under_way -= i32::from(self.collect(&mut guest, name, false)?);
+            under_way -= i32::from(self.collect(&mut victim, name, false)?);
         }
         self.refill()?;
 
-        // The datagram queue pair outlives its sender and lost nothing either.
-        guest.ud.fail()?;
+        // The datagram queue pair still works after its sender died, and lost no receive either.
+        victim.ud.fail()?;
         let begun = Instant::now();
-        while !guest.ud_out.is_empty() {
-            if begun.elapsed() > PATIENCE {
+        while !victim.ud_out.is_empty() {
+            if begun.elapsed() > TIMEOUT {
                 return Err(
-                    format!("{name}: datagram receives {:?} were never returned", guest.ud_out).into()
+                    format!("{name}: datagram receives {:?} were never returned", victim.ud_out).into()
                 );
             }
-            self.collect(&mut guest, name, false)?;
+            self.collect(&mut victim, name, false)?;
         }
         while self.device.wait_event(Duration::ZERO)?.is_some() {}
         Ok(())
     }
 
-    /// Polls once and keeps the books. True if a send of the steady peer completed.
-    fn collect(&mut self, guest: &mut Guest, name: &str, alive: bool) -> Fallible<bool> {
+    /// Polls once and updates the records. Returns whether a send of the steady peer completed.
+    fn collect(&mut self, victim: &mut Victim, name: &str, alive: bool) -> Fallible<bool> {
         let mut done = Vec::new();
         self.cq.poll(16, |c| done.push(*c))?;
         let mut sent = false;
@@ -315,12 +315,12 @@ impl Survivor {
                 c.status == Status::Success
             } else if c.qp_num == self.steady_near.qp_num() {
                 c.status == Status::Success && c.imm == Some(77) && self.srq_out.remove(&c.wr_id)
-            } else if c.qp_num == guest.ud.qp_num() {
-                guest.ud_out.remove(&c.wr_id)
-            } else if c.qp_num == guest.qp.qp_num() && guest.shared {
+            } else if c.qp_num == victim.ud.qp_num() {
+                victim.ud_out.remove(&c.wr_id)
+            } else if c.qp_num == victim.qp.qp_num() && victim.shared {
                 self.srq_out.remove(&c.wr_id)
             } else {
-                c.qp_num == guest.qp.qp_num() && guest.out.remove(&c.wr_id)
+                c.qp_num == victim.qp.qp_num() && victim.out.remove(&c.wr_id)
             };
             if !known || (alive && c.status != Status::Success) {
                 return Err(format!("{name}: unexpected, or ended twice: {c:?}").into());
@@ -332,11 +332,11 @@ impl Survivor {
 
 // ------------------------------------------------------------------------------------------------------ the victim
 
-fn victim(op: &str) -> Fallible {
+fn run_victim(op: &str) -> Fallible {
     let mut input = std::io::stdin().lock();
-    let mut bytes = [0; size_of::<Invitation>()];
+    let mut bytes = [0; size_of::<ConnectInfo>()];
     input.read_exact(&mut bytes)?;
-    let to = Invitation::read_from_bytes(&bytes).map_err(|e| e.to_string())?;
+    let to = ConnectInfo::read_from_bytes(&bytes).map_err(|e| e.to_string())?;
 
     let device = Device::open(&DeviceSpec::Software)?;
     let pd = device.alloc_pd()?;
@@ -374,7 +374,7 @@ fn victim(op: &str) -> Fallible {
         }
     };
     if order == "step\n" {
-        // The first post maps pages and attaches; the second is the one that is stepped through.
+        // The first post maps pages and attaches to the peer; the second one is single-stepped.
         post(0)?;
         trace::stop_here();
         post(2)?;
@@ -387,6 +387,6 @@ fn victim(op: &str) -> Fallible {
             cq.poll(64, |_| {})?;
         }
     }
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! A process of another user gets nothing from a software device, and gives nothing to one; nor does it find a service.
+//! Processes of different users cannot connect their software devices, and one cannot find the other's services.
 //!
-//! Needs root, which can become somebody else; fails loudly otherwise.
+//! Needs root, to become another user; fails with a message otherwise.
 
 mod node_service;
 
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const NOBODY: u32 = 65534;
 const ROLE: &str = "CROSSTIE_OTHER_USER";
 
-/// Plays the other user when started by the tests below; an ordinary run has nothing to play.
+/// Runs as the other user when the tests below start it in a child process; does nothing in an ordinary run.
 #[test]
 fn the_other_user() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -51,7 +51,7 @@ fn refused(outcome: &Result<(), DeviceError>) -> bool {
 }
 
 #[test]
-fn is_refused_in_both_directions() {
+fn device_of_another_user_is_refused_in_both_directions() {
     if std::env::var_os(ROLE).is_some() {
         return;
     }
@@ -80,11 +80,11 @@ fn is_refused_in_both_directions() {
     assert!(refused(&outcome), "we trusted another user's device: {outcome:?}");
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
-    // Our own user goes on being served.
+    // Our own user is still served.
     qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
 }
 
-/// As the other user: there is no such service for us, and the name is ours to take.
+/// Runs as the other user: it finds no such service, and it can create one with the same name.
 fn look_for_services(name: &str) {
     let (mut fine, mut servers) = (true, Vec::<Box<dyn std::any::Any>>::new());
     node_service::each!(S, {
@@ -99,7 +99,7 @@ fn look_for_services(name: &str) {
 }
 
 #[test]
-fn finds_no_service_and_takes_none_over() {
+fn another_user_does_not_find_our_service_and_can_use_its_name() {
     if std::env::var_os(ROLE).is_some() {
         return;
     }
@@ -121,11 +121,11 @@ fn finds_no_service_and_takes_none_over() {
         child.stderr.as_mut().unwrap().read_exact(&mut answer).unwrap();
         assert_eq!(answer, [b'>', 1], "another user found the service, or could not have one of that name");
         assert_eq!(S::clients(&mut server), 0);
-        // Both have one of that name now, and each finds its own.
+        // Both users have a service of that name now, and each user finds its own.
         let client = S::connect(&name).unwrap();
         assert_eq!(S::clients(&mut server), 1);
         drop(server);
-        // Ours is gone; the other user's is none to us.
+        // Our service is gone, and we do not find the other user's.
         assert!(matches!(S::connect(&name), Err(crosstie::ipc::ConnectError::NoServer { .. })));
         drop((client, child.stdin.take()));
         assert!(child.wait().unwrap().success());

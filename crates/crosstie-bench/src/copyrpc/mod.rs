@@ -1,9 +1,10 @@
-//! `crosstie bench copyrpc`: calls between two nodes, beside what the machine allows.
+//! `crosstie bench copyrpc`: calls between two nodes, compared with what the machine allows.
 //!
 //! Two sides, threads or processes, each kept on a core of its own, or on two hosts. The leading one asks, with the loop
 //! of `bench ipc`; the other answers until it is told, by a last request, that the slice is over. Between our slices the
 //! limits are measured where both sides share memory, and, where it is wanted, the same exchange with one SEND per
-//! message over the same device. So all of them see the same weather, and the medians over the slices can be compared.
+//! message over the same device. All of them run under the same load of the machine, so the
+//! medians over the slices can be compared.
 
 mod peer;
 mod plan;
@@ -32,7 +33,7 @@ use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
 use crate::median::median;
 
-/// Measures, and reports where this process leads.
+/// Runs the benchmark. Returns the summary in the process that leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     // Usual sizes as types, as a user would; others as raw bytes.
     let run_member = match plan.payload {
@@ -98,7 +99,7 @@ fn run_member<M: Message + ?Sized>(
     let mut measured = Measured::default();
     for at in 0..=count {
         if at == 1 {
-            // What came before was to warm up.
+            // The first slice was the warm-up.
             measured = Measured::default();
             ours.rpc().counter_sums = CounterSums::default();
             ours.reset_counters();

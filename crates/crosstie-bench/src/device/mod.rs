@@ -1,8 +1,8 @@
-//! `crosstie bench device`: operations of one connected queue pair, beside what the machine allows.
+//! `crosstie bench device`: operations of one connected queue pair, compared with what the machine allows.
 //!
 //! Two sides, threads or processes, each kept on a core of its own. The run is cut into slices: ours, one cache cache_line there and
-//! back, the plainest code that makes the same exchange, memcpy; then again. So all of them see the same weather, and
-//! the medians over the slices can be compared.
+//! back, the plainest code that makes the same exchange, memcpy; then again. All of them run under the same load of the machine, so the
+//! medians over the slices can be compared.
 
 mod connection;
 mod plan;

@@ -1,8 +1,8 @@
-//! One thread and its clients, which take turns.
+//! The client loop: one thread runs several clients.
 //!
-//! A round is a turn of each client, so none is left out for longer than the others' turns take. When nobody was answered in a round,
-//! the thread spins, lets others run or sleeps, as the least patient of its clients has it. When one client gives up, the run ends
-//! for all of the thread.
+//! One round makes one step of each client, so no client waits longer than the steps of the others take. After a round without a
+//! response the thread spins, yields or sleeps, as the client with the most urgent step requires. If one client gives up, the run ends
+//! for all clients of the thread.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,17 +12,17 @@ use super::Error;
 use super::worker::{MAX_SLEEP, RESPONSE_TIMEOUT, Recording, Step, Worker};
 use crate::history::now;
 
-/// How long a thread sleeps at a time that has waited for answers for a while, and does not know for how long.
+/// Length of one sleep of a thread that has waited for responses for a while.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
-/// A yield that takes so many nanoseconds went to somebody who does not yield.
+/// A yield longer than this: another thread is running without yielding, so sleep instead of yielding again.
 const LONG_YIELD_NS: u64 = 500_000;
-/// Rounds without an answer in which a thread lets others run, before it sleeps.
+/// Rounds without a response in which a thread yields, before it sleeps.
 const YIELDS: u32 = 256;
-/// Rounds between two looks whether a client hears nothing any more.
+/// Rounds between two checks whether a client has timed out.
 const ROUNDS_PER_TIMEOUT_CHECK: u32 = 1 << 14;
 
-/// A run: works until `stop`, or until a client has a reason to end it, and waits for what is under way. Then each
-/// client's tally says what it did.
+/// Runs the clients until `stop` is set or a client gives up, then waits for the operations in flight. Afterwards the tally of each
+/// client has what it did.
 pub(super) fn run<R: Recording>(
     workers: &mut [Worker<R>],
     measured: bool,
@@ -59,15 +59,15 @@ pub(super) fn run<R: Recording>(
     Ok(())
 }
 
-/// What a thread does between rounds.
+/// What a thread does between rounds: spin, yield or sleep.
 struct Backoff {
     spins: u32,
-    /// Rounds without an answer, and more where a yield took long.
+    /// Rounds without a response; a long yield counts as all remaining yields.
     idle: u32,
 }
 
 impl Backoff {
-    /// After a round that came to `least`. Says whether it has slept for lack of answers.
+    /// Waits after a round whose most urgent step was `least`. Returns whether it slept because no response came.
     #[inline]
     fn after_round(&mut self, least: Step) -> bool {
         match least {
@@ -93,7 +93,7 @@ impl Backoff {
         }
         let before = now();
         std::thread::yield_now();
-        // Who got the core for so long does not give it back: one that sleeps and wakes gets it sooner.
+        // The thread that got the core does not yield. A thread that sleeps and wakes up gets the core back sooner.
         let taken = now() - before > LONG_YIELD_NS;
         self.idle += if taken { YIELDS - yields } else { 1 };
         false

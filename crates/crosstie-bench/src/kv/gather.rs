@@ -1,11 +1,10 @@
-//! How ranks keep step.
+//! Collective operations between ranks that also carry errors.
 
 use crosstie::bootstrap::Bootstrap;
 
 use super::Error;
 
-/// Waits for all ranks and gives everybody all results, in the order of ranks. Each tells how it fared; when one has
-/// failed, all know.
+/// Waits for all ranks. Every rank gets the results of all, in the order of ranks. If one rank has failed, all get its error.
 pub(super) fn gather(job: &mut dyn Bootstrap, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
     let blob = match &mine {
         Ok(blob) => [&[0], blob.as_slice()].concat(),
@@ -21,7 +20,7 @@ pub(super) fn gather(job: &mut dyn Bootstrap, mine: Result<Vec<u8>, Error>) -> R
     (0..).zip(&blobs).map(read).collect()
 }
 
-/// Waits for everybody; whoever has something keeps it if all have.
+/// Waits for all ranks. Returns this rank's own value if all ranks succeeded.
 pub(super) fn agree<T>(job: &mut dyn Bootstrap, mine: Result<T, Error>) -> Result<T, Error> {
     let (mine, step) = match mine {
         Ok(mine) => (Some(mine), Ok(Vec::new())),
@@ -31,7 +30,7 @@ pub(super) fn agree<T>(job: &mut dyn Bootstrap, mine: Result<T, Error>) -> Resul
     mine.ok_or(Error::Protocol)
 }
 
-/// Gives rank 0 everybody's bytes, of any length, in pieces that the job can carry. Others get none.
+/// Sends the bytes of all ranks to rank 0, in pieces that the job can carry. The other ranks get none.
 pub(super) fn gather_to_rank_zero(job: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     const PIECE: usize = 1 << 19;
     let lens = gather(job, Ok((mine.len() as u64).to_le_bytes().to_vec()))?;

@@ -1,30 +1,30 @@
-//! The benchmark of the store: what a cluster reaches, and how long its clients wait.
+//! The benchmark of the key-value store: throughput of a cluster, and latency that its clients see.
 //!
-//! Every rank of a job [runs](run) the same [`Plan`]: a node for each backend, the node's share of the keys in it, and clients on
-//! threads or as processes. Where there are not enough cores for a thread each, one thread has several clients, which take turns, as
-//! in a program with one thread and several connections ([`Figures::client_threads`]). After a warm-up come the runs; between them all ranks meet. With two backends the runs alternate, so
-//! that both have the same machine, whatever else it does.
+//! Every rank of a job [runs](run) the same [`Plan`]: one node per backend, filled with the node's share of the keys, and clients on
+//! threads or as processes. If there are not enough cores for a thread per client, one thread runs several clients, as a program with
+//! one thread and several connections does ([`Figures::client_threads`]). After a warm-up come the runs; all ranks synchronize between
+//! runs. With two backends the runs alternate, so that both see the same load of the machine.
 //!
 //! # What is measured
 //!
-//! - **Closed loop**: each client keeps so many operations under way. **Open loop**: operations start at random at a given rate,
-//!   whatever the answers do, and latency counts from when they should have started. A client that has as many under way as it
-//!   may starts late; what has not started at the end is in the counter `not_started`.
-//! - Operations are those of all ranks. The time of a run is that from the first client's start to the last one's last answer;
-//!   on several machines, whose clocks differ, the longest of the ranks'. The result is the median of the runs.
-//! - Which operations are timed: see [`SAMPLE_EVERY`].
-//! - Every answer is looked at: what is got must be what was put there. With [`Plan::check`] all operations are recorded, and
-//!   rank 0 looks for an order that explains them, see [`history`]. On several machines it takes times to be known as well as
-//!   comparing clocks through the job tells: the counter `clocks_within_ns`.
-//! - On one node, with a core for each daemon and client, the same run measures in between the plainest code that makes the same
-//!   exchange: client threads in a closed loop, 8-byte values. See [`Figures::limit_ops_per_s`].
-//! - Memory of a rank is what its process grew by when the node started, was filled and warmed up, its clients' threads included, and
-//!   of memory that it shares with other processes its part; beside it is what the node may use at most.
+//! - **Closed loop**: each client keeps `queue_depth` operations in flight. **Open loop**: operations start at random times at a given
+//!   rate, without waiting for responses, and latency counts from the intended start. A client that has reached its queue depth starts
+//!   late; the counter `not_started` has the operations that had not started at the end.
+//! - Operations are summed over all ranks. A run lasts from the start of the first client to the last response of the last client. On
+//!   several machines, whose clocks differ, it is the longest time of a rank. The result is the median of the runs.
+//! - One operation in [`SAMPLE_EVERY`] is timed, or every one where a client has one operation in flight or in an open loop.
+//! - Every response is checked: a get must return what was put. With [`Plan::check`] all operations are recorded, and rank 0 checks
+//!   that the history is linearizable, see [`history`]. On several machines the checker takes the uncertainty of the clocks into account:
+//!   the counter `clocks_within_ns`.
+//! - On one node, with a core for each daemon and client, the same run also measures minimal code for the same requests: client threads
+//!   in a closed loop, 8-byte values. See [`Figures::limit_ops_per_s`].
+//! - The memory of a rank is what its process grew by from before the node started until after the warm-up, client threads included.
+//!   Memory shared with other processes counts in proportion. The result also has the limit of the node's memory.
 //!
 //! # What ends it
 //!
-//! When `interrupt` is set at one rank, it tells the others through the store, and the figures are those until then. When a
-//! rank dies, each survivor has what its own clients saw ([`Outcome::error`] says why). Nobody waits for ever.
+//! If `interrupt` is set at one rank, this rank tells the others through the store, and the figures cover the time until then. If a rank
+//! dies, each surviving rank has what its own clients measured, and [`Outcome::error`] says why. No wait is without a timeout.
 
 #![forbid(unsafe_code)]
 
@@ -67,45 +67,45 @@ pub const MAX_DURATION: Duration = Duration::from_secs(3600);
 /// Operations that are recorded at most, those of all clients together.
 pub const MAX_RECORDED: usize = 1 << 20;
 
-/// What to measure. The same on all ranks.
+/// What to measure. It must be the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// One or two, whose runs alternate.
+    /// One or two backends; the runs of two alternate.
     pub backends: Vec<Backend>,
     /// Of each node.
     pub daemons: u32,
     /// Of each node.
     pub clients: u32,
-    /// Operations that a client has under way at most.
+    /// Operations that a client has in flight at most.
     pub queue_depth: u32,
-    /// What clients ask for.
+    /// The requests of the clients.
     pub workload: workload::Plan,
     /// Operations per second of all clients together, for an open loop.
     pub rate: Option<f64>,
-    /// How often to measure.
+    /// Number of runs.
     pub runs: u32,
-    /// How long to measure, all runs of a backend together.
+    /// Measured time of a backend, all runs together.
     pub duration: Duration,
     /// For clients that are processes: the arguments of this program that call [`run_client_process`].
     pub processes: Option<Vec<OsString>>,
     /// Whether to record and check all operations.
     pub check: bool,
-    /// What nodes reach each other through.
+    /// The device that connects the nodes.
     pub device: DeviceSpec,
-    /// Who runs where.
+    /// Which threads are pinned to which cores.
     pub cores: Cores,
-    /// What started the ranks, in a word.
+    /// Name of the launcher of the ranks.
     pub launcher: String,
 }
 
-/// Who runs where.
+/// Which threads are pinned to which cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cores {
-    /// Each daemon and each thread of clients has a core of those that the rank may use, if there are enough for all.
+    /// Each daemon and each client thread is pinned to one of the cores that the rank may use, if there are enough for all.
     Auto,
-    /// Nobody is bound.
+    /// Threads are not pinned.
     None,
-    /// As `Auto`, on these cores of each machine.
+    /// As `Auto`, with these cores of each machine.
     List(Vec<usize>),
 }
 
@@ -130,23 +130,23 @@ impl Default for Plan {
     }
 }
 
-/// What was found.
+/// The result of a benchmark.
 #[derive(Debug)]
 pub struct Outcome {
-    /// For each backend, in the plan's order.
+    /// The figures of each backend, in the order of the plan.
     pub figures: Vec<Figures>,
-    /// Why there is not more.
+    /// The error that ended the benchmark early.
     pub error: Option<Error>,
 }
 
-/// Why there are no figures, or not all.
+/// Why the benchmark failed or ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The plan asks for what cannot be.
+    /// The plan is invalid.
     #[error("{0}")]
     Plan(String),
-    /// The workload cannot be made.
+    /// The workload is invalid.
     #[error(transparent)]
     Workload(#[from] PlanError),
     /// The ranks lost each other.
@@ -163,22 +163,22 @@ pub enum Error {
     /// A node did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Nodes did not find each other.
+    /// The nodes did not connect to each other.
     #[error(transparent)]
     Peers(#[from] PeersMissing),
-    /// A client did not find its node.
+    /// A client could not attach to its node.
     #[error(transparent)]
     Attach(#[from] AttachError),
     /// The store could not be filled.
-    #[error("filling the store: {0}")]
+    #[error("the store could not be filled: {0}")]
     Fill(client::Error),
-    /// Somebody wanted it to end before there was anything to tell.
-    #[error("it was told to end before anything was measured")]
+    /// The benchmark was interrupted before the first run.
+    #[error("interrupted before anything was measured")]
     Interrupted,
     /// A client could not connect for byte strings.
-    #[error("connecting for byte strings: {0}")]
+    #[error("a client could not connect for byte-string operations: {0}")]
     Strings(client::Error),
-    /// A client cannot go on.
+    /// A client failed.
     #[error("client {client}: {what}")]
     Client {
         /// Which one, among those of this rank.
@@ -186,24 +186,24 @@ pub enum Error {
         /// Why.
         what: String,
     },
-    /// Clients do not answer.
-    #[error("nothing came from the clients for {0} s: they are stopped, or starved of their cores")]
+    /// The clients of this rank sent nothing for this many seconds.
+    #[error("the clients of this rank sent nothing for {0} s: they are stopped, or do not get their cores")]
     ClientsSilent(u64),
-    /// Operations found no node.
+    /// Operations failed because a node was gone.
     #[error(
-        "{0} operations ended because a node was gone or did not answer: the figures are those until then"
+        "{0} operations ended because a node was gone or did not respond: the figures cover the time until then"
     )]
     NodesGone(u64),
-    /// Another rank speaks otherwise.
-    #[error("another rank answered out of protocol: run the same build everywhere")]
+    /// Another rank sent something that is not in the protocol.
+    #[error("another rank sent an invalid message: run the same build of crosstie on all ranks")]
     Protocol,
-    /// Nobody knows how to reach this machine.
+    /// This machine has no address that other machines can reach.
     #[error(
-        "no address by which other machines reach this one: set CROSSTIE_RENDEZVOUS, or let its name resolve to its address"
+        "this machine has no address that the other machines can reach: set CROSSTIE_RENDEZVOUS, or make its host name resolve to its address"
     )]
     NoAddress,
-    /// The store did what no store may.
-    #[error("the store broke its promise (backend {backend:?}, seed {seed}): {failure}")]
+    /// The recorded history is not linearizable, or the check was not decided.
+    #[error("linearizability check failed (backend {backend:?}, seed {seed}): {failure}")]
     Violation {
         /// Which one.
         backend: Backend,
@@ -212,7 +212,7 @@ pub enum Error {
         /// What it did.
         failure: history::Failure,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
         /// What was tried.
@@ -229,7 +229,7 @@ impl From<serde_json::Error> for Error {
 }
 
 impl Plan {
-    /// Says what is wrong with it.
+    /// Checks the plan for a cluster of `nodes`.
     pub fn validate(&self, nodes: u32) -> Result<(), Error> {
         let wrong = |text: String| Err(Error::Plan(text));
         for (what, value, limit) in [
@@ -254,7 +254,7 @@ impl Plan {
         if self.check && self.recorded_each(nodes) == 0 {
             let (clients, runs) = (u64::from(nodes) * u64::from(self.clients), self.runs);
             return wrong(format!(
-                "{MAX_RECORDED} operations are recorded at most, none each for {clients} clients in {runs} runs: give fewer"
+                "at most {MAX_RECORDED} operations are recorded, too few for {clients} clients in {runs} runs: give fewer clients or runs"
             ));
         }
         if let Some(rate) = self.rate
@@ -266,12 +266,12 @@ impl Plan {
             let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
                 return wrong(format!(
-                    "histories of values of {size} bytes are not checked: give values of 8 bytes"
+                    "histories with values of {size} bytes are not checked: use --value-size 8 with --check"
                 ));
             }
             if depth as usize > limit {
                 return wrong(format!(
-                    "queue depth {depth}: with values of {size} bytes a client has {limit} operations under way at most"
+                    "queue depth {depth}: with values of {size} bytes a client has at most {limit} operations in flight"
                 ));
             }
         }
@@ -280,24 +280,24 @@ impl Plan {
             let threads = if self.clients_share_threads() { 1 } else { self.clients };
             if count < (daemons + threads) as usize {
                 return wrong(format!(
-                    "{count} cores for a node's {daemons} daemons and at least {threads} threads of clients: name one for each"
+                    "{count} cores for a node's {daemons} daemons and at least {threads} client threads: give one for each"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whether one thread may have several clients: not if they are processes.
+    /// Whether one thread may run several clients: not if the clients are processes.
     fn clients_share_threads(&self) -> bool {
         self.processes.is_none()
     }
 
-    /// Operations of each client that are recorded in each run, the warm-up included, at most.
+    /// Most operations of one client that are recorded in one run, or in the warm-up.
     fn recorded_each(&self, nodes: u32) -> usize {
         MAX_RECORDED / (nodes as usize * self.clients as usize) / (self.runs as usize + 1)
     }
 
-    /// All that must be the same on all ranks, in words. Devices and cores of machines have names of their own.
+    /// All parameters that must be equal on all ranks, as text. Devices and cores may differ between machines.
     fn shared_parameters(&self) -> String {
         let Plan {
             backends,
@@ -321,7 +321,7 @@ impl Plan {
     }
 }
 
-/// Takes part as one rank of `job`, and returns when all are through. `progress` hears which share of the work is done.
+/// Runs one rank of `job`; returns when all ranks have finished. `progress` is called with the share of the work that is done.
 pub fn run(
     job: &mut dyn Bootstrap,
     plan: &Plan,
@@ -351,7 +351,7 @@ pub fn run(
             if over {
                 break 'runs;
             }
-            // Nobody is always first.
+            // The order alternates, so that no backend is always first.
             let turn = if run % 2 == 0 { turn } else { rank_runs.len() - 1 - turn };
             match rank_runs[turn].measure(job, plan, interrupt) {
                 Ok(()) => over = rank_runs[turn].is_over(),
@@ -368,7 +368,7 @@ pub fn run(
     }
     let interrupted = over || error.is_some();
     let mut figures = Vec::new();
-    // A node that stops takes others' operations with it: all end together, after the last word.
+    // Stopping a node fails operations of other ranks: keep all nodes until all ranks have exchanged their results.
     let mut nodes = Vec::new();
     for rank_run in rank_runs {
         let (node, mut found, problem) = rank_run.finish(job, plan, &topology, clocks.as_ref(), interrupted);

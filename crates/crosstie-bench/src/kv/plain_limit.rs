@@ -1,4 +1,4 @@
-//! What the machine allows on one node: the plainest code that makes the same exchange on the same cores.
+//! The limit of the machine for one node: minimal code that serves the same requests on the same cores.
 //!
 //! ```text
 //! for each client and server   a ring of `depth` lines; a slot holds request k, then its response     number 2k+1, then 2k+2
@@ -21,14 +21,14 @@ use crate::median::median;
 use crate::workload::Pattern;
 use crosstie_kv::sharding::ShardMap;
 
-/// Of both ways together, for each run.
+/// Measured time per run.
 const SLICE: Duration = Duration::from_millis(200);
-/// Marks a slot that has no key: no workload has this one.
+/// Marks a table entry without a key: no workload uses this key.
 const VACANT: u64 = u64::MAX;
 const GET: u64 = 1;
 const PUT: u64 = 2;
 
-/// The exchange, ready to be measured again and again.
+/// The minimal code with its tables; it is measured after each run.
 pub(super) struct PlainLimit {
     servers: Vec<usize>,
     clients: Vec<usize>,
@@ -65,7 +65,7 @@ impl PlainLimit {
         }))
     }
 
-    /// One slice.
+    /// Measures one slice of each variant; the faster one counts.
     pub(super) fn measure(&mut self) -> Result<(), Error> {
         let rates = [false, true].map(|all| self.run(all));
         let [one, all] = rates;
@@ -73,7 +73,7 @@ impl PlainLimit {
         Ok(())
     }
 
-    /// Operations per second, the median of the slices.
+    /// Operations per second: the median of the slices.
     pub(super) fn per_second(&self) -> Option<f64> {
         median(self.measured.iter().copied())
     }
@@ -154,13 +154,13 @@ fn run_client(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool
             slot.op.store(if entry.is_read { GET } else { PUT }, Relaxed);
             slot.key.store(u64::from(entry.key), Relaxed);
             slot.value.store(position, Relaxed);
-            // Release, partner: the Acquire in `run_server`. The request is there.
+            // Release, partner: the Acquire in `run_server`. The request is complete.
             slot.number.store(2 * *k + 1, Release);
             *k += 1;
             position += 1;
         }
         for (ring, k) in rings.iter().zip(&mut received) {
-            // Acquire, partner: the Release in `run_server`. The answer is there.
+            // Acquire, partner: the Release in `run_server`. The response is complete.
             while ring.at(*k).number.load(Acquire) == 2 * *k + 2 {
                 black_box(ring.at(*k).value.load(Relaxed));
                 *k += 1;
@@ -174,13 +174,13 @@ fn run_client(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool
     count
 }
 
-/// A server, until no client is left.
+/// A server; ends when no client is left.
 fn run_server(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool) {
     let mut next = vec![0; rings.len()];
     while left.load(Relaxed) > 0 {
         let mut idle = true;
         for (ring, k) in rings.iter().zip(&mut next) {
-            // Acquire, partner: the Release in `run_client`. The request is there.
+            // Acquire, partner: the Release in `run_client`. The request is complete.
             while ring.at(*k).number.load(Acquire) == 2 * *k + 1 {
                 let slot = ring.at(*k);
                 let value = table.value(slot.key.load(Relaxed));
@@ -188,7 +188,7 @@ fn run_server(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool)
                     GET => slot.value.store(*value, Relaxed),
                     _ => *value = slot.value.load(Relaxed),
                 }
-                // Release, partner: the Acquire in `run_client`. The answer is there.
+                // Release, partner: the Acquire in `run_client`. The response is complete.
                 slot.number.store(2 * *k + 2, Release);
                 *k += 1;
                 idle = false;
@@ -203,7 +203,7 @@ fn run_server(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool)
     }
 }
 
-/// Keys that are all there from the start.
+/// A hash table whose keys are all inserted at the start.
 struct Table {
     slots: Box<[[u64; 2]]>,
     shift: u32,

@@ -1,4 +1,4 @@
-//! One rank's node of one backend, and its clients.
+//! The run of one rank with one backend: its node and its clients.
 
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
@@ -22,24 +22,24 @@ use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::sharding::ShardMap;
 use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
 
-/// Clients of a node beside those that are measured: one that fills it, one that watches, one that leaves late.
+/// Clients of a node besides the measured ones: one that fills the store, one that watches for the stop key, and some reserve.
 pub(super) const OTHER_CLIENTS: usize = 4;
-/// How long nodes may take to find each other.
+/// Time for the nodes to connect to each other.
 const PEER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Operations under way while the store is filled.
+/// Operations in flight while the store is filled.
 const FILL_DEPTH: usize = 32;
-/// How often a rank looks whether a run should end early.
+/// Interval of the checks whether a run should end early.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How many such looks lie between two looks at what other ranks say.
+/// Checks between two reads of the stop key, by which other ranks end the run.
 const POLLS_PER_STOP_CHECK: u32 = 5;
 /// The longest warm-up.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// The least memory that a node may use.
+/// Lower bound of a node's memory limit.
 const MIN_MEMORY: u64 = 1 << 30;
 
-/// What rank 0 makes up for all: the cluster's secret and a part of its nodes' names.
+/// Random bytes that rank 0 generates for all ranks. The cluster's secret and the names of its nodes are derived from them.
 ///
-/// It travels as readable as all blobs of a job do, and is worth nothing after the benchmark.
+/// They are sent unencrypted, as all data of a job, and are worthless after the benchmark.
 pub(super) struct ClusterToken([u8; 32]);
 
 impl ClusterToken {
@@ -58,7 +58,7 @@ impl ClusterToken {
     }
 
     fn name(&self, backend: Backend, rank: u32) -> String {
-        // What is in a name is no secret.
+        // A name is public: hash it, so that it does not reveal the secret.
         let [a, b, c, d, ..] = self.0.map(|byte| byte ^ 0x5a);
         let number = crosstie_kv::sharding::hash_word(u64::from(u32::from_le_bytes([a, b, c, d]))) as u32;
         let letter = if backend == Backend::Meta { 'm' } else { 'd' };
@@ -72,20 +72,20 @@ pub(super) struct RankRun {
     node: Node,
     pool: ClientPool,
     control_client: Client<()>,
-    /// A key of each rank, which no workload has: who puts it ends the run there.
+    /// One key of each rank that no workload uses. Putting it ends the run at that rank.
     stop_keys: Vec<u64>,
     one_machine: bool,
     counters_before: NodeCounters,
     memory: u64,
     runs: Vec<RunTotals>,
     local: RunTotals,
-    /// Of the local sums' runs.
+    /// Measured time of this rank's own runs.
     seconds: f64,
     over: bool,
 }
 
 impl RankRun {
-    /// Starts the node, fills it, and warms it up.
+    /// Starts the node, fills the store, and runs the warm-up.
     pub(super) fn start(
         job: &mut dyn Bootstrap,
         plan: &Plan,
@@ -138,19 +138,19 @@ impl RankRun {
         };
         let sums = rank_run.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
         rank_run.over = sums.ends(plan.check);
-        // What a warm-up finds missing counts, though nothing else of it does.
+        // Errors of the warm-up count; nothing else of it does.
         (rank_run.local.errors, rank_run.local.node_gone) = (sums.own_errors, sums.own_node_gone);
         rank_run.counters_before = NodeCounters::of(&rank_run.node);
         rank_run.memory = topology::resident_memory().saturating_sub(before);
         Ok(rank_run)
     }
 
-    /// Whether there shall be no more runs.
+    /// Whether no more runs should follow.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }
 
-    /// One run.
+    /// Makes one measured run.
     pub(super) fn measure(
         &mut self,
         job: &mut dyn Bootstrap,
@@ -187,7 +187,7 @@ impl RankRun {
         Ok(sums)
     }
 
-    /// This rank's part of a run.
+    /// Runs this rank's clients for one run.
     fn run_clients(
         &mut self,
         measured: bool,
@@ -219,16 +219,16 @@ impl RankRun {
         Ok(sums)
     }
 
-    /// Ends the run at all ranks.
+    /// Ends the run at all other ranks.
     fn interrupt_other_ranks(&mut self) {
         let own = self.node.config().rank as usize;
         for (_, key) in self.stop_keys.iter().enumerate().filter(|(rank, _)| *rank != own) {
-            // One that is gone needs no word.
+            // A rank that is gone needs no signal.
             self.control_client.put(*key, 1).ok();
         }
     }
 
-    /// What was found, by all ranks if they are still there, and the node, which still runs.
+    /// Collects the figures of all ranks that are still there. Returns the node, which keeps running.
     pub(super) fn finish(
         self,
         job: &mut dyn Bootstrap,
@@ -245,7 +245,7 @@ impl RankRun {
             error = Some(cause);
             vec![local]
         });
-        // Where ranks are missing, the runs are this rank's.
+        // If ranks are missing, the runs are those of this rank.
         let mut figures = totals::figures(plan, topology, self.backend, job.size(), &self.runs, &all);
         figures.interrupted = interrupted || error.is_some();
         if let Some(clocks) = clocks
@@ -258,14 +258,14 @@ impl RankRun {
     }
 }
 
-/// The clients of each thread: as many as another has, or one more.
+/// Splits the clients evenly over the threads.
 fn split_clients(clients: u32, threads: u32) -> impl Iterator<Item = Range<u32>> {
     let (each, more) = (clients / threads, clients % threads);
     let first = move |thread: u32| thread * each + thread.min(more);
     (0..threads).map(move |thread| first(thread)..first(thread + 1))
 }
 
-/// Starts a node that knows all others.
+/// Starts this rank's node and joins it with the others.
 fn start_node(
     job: &mut dyn Bootstrap,
     plan: &Plan,
@@ -304,7 +304,7 @@ fn start_node(
     gather::agree(job, node)
 }
 
-/// Puts this rank's keys. Each has itself as its value. Many take long: it ends when somebody has had enough.
+/// Puts this rank's keys; the value of each key is the key. `interrupt` ends it early.
 fn fill_store(
     name: &str,
     plan: &Plan,
@@ -364,7 +364,7 @@ fn poll_or_wait(client: &mut Client<()>, refused: &mut Option<Status>) {
     }
 }
 
-/// Rank 0 looks for an order that explains what all clients saw.
+/// Gathers the histories on rank 0, which checks that they are linearizable.
 fn check_history(
     job: &mut dyn Bootstrap,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! Where the ranks are: on one machine or on several, and on which cores.
+//! The topology of a job: which ranks share a machine, and which cores their threads are pinned to.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
@@ -9,41 +9,41 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cores, Error, Plan, gather};
 
-/// Rounds without an answer before a client's thread lets others run, where it has a core to itself.
+/// Rounds without a response before a client thread with its own core yields.
 const SPINS: u32 = 20_000;
 
-/// What a rank knows about itself.
+/// What each rank tells the others about itself.
 #[derive(Serialize, Deserialize)]
 struct RankInfo {
-    /// Differs from one machine to the next, and from one boot to the next.
+    /// Identifies the machine and its boot.
     boot: String,
-    /// What it measures.
+    /// The parameters that all ranks must share, as text.
     plan: String,
     cores: Vec<usize>,
     /// Where others reach it, if they are on_other_machine.
     address: Option<IpAddr>,
 }
 
-/// Where this rank is.
+/// The topology as this rank sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Topology {
-    /// Whether all ranks are on one machine, and have one clock.
+    /// Whether all ranks are on one machine and share its clock.
     pub(super) one_machine: bool,
     /// By rank: whether it is on another machine than rank 0.
     pub(super) on_other_machine: Vec<bool>,
-    /// Where this rank's node listens.
+    /// The address at which this rank's node listens.
     pub(super) address: IpAddr,
-    /// Threads of each node that its clients are spread over.
+    /// Client threads of each node.
     pub(super) threads: u32,
-    /// A core for each daemon and each of these threads, where there are enough.
+    /// A core for each daemon and each client thread, if there are enough.
     pub(super) daemons: Option<Vec<usize>>,
     pub(super) clients: Option<Vec<usize>>,
-    /// Of all ranks, in words.
+    /// The cores of all ranks as text.
     pub(super) cores: String,
     pub(super) spins: u32,
 }
 
-/// Asks everybody where they are.
+/// Exchanges the ranks' information and assigns the cores.
 pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology, Error> {
     let info = local_info(plan).and_then(|info| Ok(serde_json::to_vec(&info)?));
     let infos = gather::gather(job, info)?;
@@ -52,7 +52,7 @@ pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology,
     let mine = infos.get(job.rank() as usize).ok_or(Error::Protocol)?;
     if let Some(rank) = infos.iter().position(|info| info.plan != infos[0].plan) {
         return Err(Error::Plan(format!(
-            "rank {rank} was told to measure something else than rank 0: give all ranks the same options"
+            "rank {rank} has other options than rank 0: give all ranks the same options"
         )));
     }
     let one_machine = infos.iter().all(|info| info.boot == mine.boot);
@@ -61,12 +61,12 @@ pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology,
         true => IpAddr::V4(Ipv4Addr::LOCALHOST),
         false => mine.address.ok_or(Error::NoAddress)?,
     };
-    // The same everywhere, so that ranks can be compared.
+    // The same number on all ranks, so that they can be compared.
     let threads = (0..infos.len()).map(|rank| client_threads(&infos, rank, plan)).min().unwrap_or(1);
     let each = (plan.daemons + threads) as usize;
     let shares: Vec<Option<Vec<usize>>> =
         (0..infos.len()).map(|rank| cores_of_rank(&infos, rank, each)).collect();
-    // All or nobody: ranks that wait in different ways cannot be compared.
+    // Either all ranks are pinned or none: ranks that wait in different ways cannot be compared.
     let pinned = plan.cores != Cores::None && shares.iter().all(Option::is_some);
     let share = shares[job.rank() as usize].clone().filter(|_| pinned);
     let split = |share: &[usize]| {
@@ -119,12 +119,12 @@ fn allowed_cores() -> Result<Vec<usize>, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::Os { what: "sched_getaffinity", source: errno.into() })?;
     let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
-    // Second hyperthreads come last: they are half a core.
+    // Second hyperthreads of a core come last.
     cores.sort_by_key(|cpu| is_second_hyperthread(*cpu));
     Ok(cores)
 }
 
-/// Whether a hyperthread of a lower number shares the core.
+/// Whether a hyperthread with a lower number shares the core.
 fn is_second_hyperthread(cpu: usize) -> bool {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     // Such as "3,19" or "6-7".
@@ -133,8 +133,8 @@ fn is_second_hyperthread(cpu: usize) -> bool {
     first.is_some_and(|first| first < cpu)
 }
 
-/// How many threads the clients of `rank` are spread over: one each where every daemon and client can have a core, else one for
-/// each core that daemons leave, and one at least. Processes do not share a thread.
+/// The number of client threads of `rank`: one per client if every daemon and client can have a core, else one for each core that the
+/// daemons leave free, and at least one. Client processes do not share a thread.
 fn client_threads(infos: &[RankInfo], rank: usize, plan: &Plan) -> u32 {
     if !plan.clients_share_threads() {
         return plan.clients;
@@ -144,8 +144,8 @@ fn client_threads(infos: &[RankInfo], rank: usize, plan: &Plan) -> u32 {
     cores.saturating_sub(plan.daemons).clamp(1, plan.clients)
 }
 
-/// The cores of `rank`, one for `each` of its threads; `None` if there are not enough. Ranks that may run on the same cores of
-/// a machine share them out.
+/// The cores of `rank`, one for `each` of its threads; `None` if there are not enough. Ranks that may run on the same cores of a
+/// machine divide them.
 fn cores_of_rank(infos: &[RankInfo], rank: usize, each: usize) -> Option<Vec<usize>> {
     let turn = infos[..rank].iter().filter(|other| share_cores(other, &infos[rank])).count();
     infos[rank].cores.chunks_exact(each).nth(turn).map(<[usize]>::to_vec)
@@ -156,9 +156,9 @@ fn share_cores(one: &RankInfo, other: &RankInfo) -> bool {
     (&one.boot, &one.cores) == (&other.boot, &other.cores)
 }
 
-/// Keeps the calling thread on one core.
+/// Pins the calling thread to one core.
 pub(super) fn pin_thread(core: usize) -> Result<(), Error> {
-    let failed = |source| Error::Os { what: "binding a client to its core", source };
+    let failed = |source| Error::Os { what: "pinning a client to its core", source };
     if core >= CpuSet::MAX_CPU {
         return Err(failed(std::io::ErrorKind::InvalidInput.into()));
     }
@@ -167,11 +167,11 @@ pub(super) fn pin_thread(core: usize) -> Result<(), Error> {
     sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
 }
 
-/// The address of this machine that others reach it by: the one that talks to the rendezvous, or that its name stands for.
+/// The address by which other machines reach this one: the one with the route to the rendezvous, or that of the host name.
 fn local_address() -> Option<IpAddr> {
     if let Ok(rendezvous) = std::env::var("CROSSTIE_RENDEZVOUS") {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-        // Sends nothing.
+        // Connecting a UDP socket sends nothing.
         socket.connect(rendezvous).ok()?;
         return socket.local_addr().ok().map(|address| address.ip());
     }
@@ -180,7 +180,7 @@ fn local_address() -> Option<IpAddr> {
     addresses.find(|address| !address.is_loopback())
 }
 
-/// The processor and its number of cores, in words.
+/// The processor and its number of cores as text.
 pub(super) fn machine_description() -> String {
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -191,8 +191,8 @@ pub(super) fn machine_description() -> String {
     format!("{}, {cores} cores", model.chars().take(200).collect::<String>())
 }
 
-/// Bytes of memory that this process uses; of what it shares with others, its part. Files are not among them: the more processes
-/// run a program, the less of it each has.
+/// Bytes of memory that this process uses; shared memory counts in proportion. Mapped files do not count, because the share of
+/// each process depends on how many run the same program.
 pub(super) fn resident_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let part = |name| {

@@ -1,4 +1,4 @@
-//! What ranks add up, and the figures that come of it.
+//! Adds up the results of all ranks and makes the figures from them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ use crate::median::median;
 use crosstie_kv::Backend;
 use crosstie_kv::node::Node;
 
-/// Within this all daemons publish their counters, however little they get to run.
-const PUBLISHED: Duration = Duration::from_secs(3);
+/// Time for all daemons to publish their counters, even on an overloaded machine.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A run, of one rank or of all.
+/// Totals of one run, of one rank or of all ranks.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct RunTotals {
@@ -30,17 +30,17 @@ pub(super) struct RunTotals {
     pub(super) errors: u64,
     pub(super) node_gone: u64,
     pub(super) not_started: u64,
-    /// Ranks that were.
+    /// Number of ranks that were interrupted.
     pub(super) interrupted: u64,
-    /// Clients that did.
+    /// Number of clients that gave up.
     pub(super) gave_up: u64,
-    /// Of this rank.
+    /// Errors of this rank alone.
     pub(super) own_errors: u64,
     pub(super) own_node_gone: u64,
 }
 
 impl RunTotals {
-    /// Of a rank's clients.
+    /// The totals of one rank's clients.
     pub(super) fn of(tallies: &[Tally]) -> RunTotals {
         let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
         RunTotals {
@@ -55,7 +55,7 @@ impl RunTotals {
         }
     }
 
-    /// Of all ranks. Their clocks are the same, or only lengths of time can be compared.
+    /// The totals of all ranks. Without the same clock, only durations can be compared.
     pub(super) fn together(all: &[RunTotals], same_clock: bool) -> RunTotals {
         let mut sums = RunTotals::default();
         all.iter().for_each(|one| sums.add(one));
@@ -83,7 +83,7 @@ impl RunTotals {
         self.ended.saturating_sub(self.begun) as f64 / 1e9
     }
 
-    /// Whether no run shall follow. Clients that record stop when there is no more room, which is no reason.
+    /// Whether no more runs should follow. Clients that record also stop when their recorder is full; that does not count.
     pub(super) fn ends(&self, recorded: bool) -> bool {
         self.interrupted > 0 || self.node_gone > 0 || (self.gave_up > 0 && !recorded)
     }
@@ -97,7 +97,7 @@ impl RunTotals {
     }
 }
 
-/// What the daemons of a node counted.
+/// The counters of a node's daemons.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct NodeCounters {
     counters: BTreeMap<String, u64>,
@@ -105,10 +105,10 @@ pub(super) struct NodeCounters {
 }
 
 impl NodeCounters {
-    /// What they have counted by now: waits until each has published it, which takes some milliseconds.
+    /// Reads the counters after each daemon has published them once more, which takes some milliseconds.
     pub(super) fn of(node: &Node) -> NodeCounters {
         let passes = || node.counters().iter().map(|daemon| daemon.activity.passes).collect::<Vec<_>>();
-        let (before, end) = (passes(), Instant::now() + PUBLISHED);
+        let (before, end) = (passes(), Instant::now() + PUBLISH_TIMEOUT);
         while before.iter().zip(passes()).any(|(before, now)| *before == now) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -180,7 +180,7 @@ impl NodeCounters {
     }
 }
 
-/// What one rank found in all runs.
+/// The results of one rank over all runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankResults {
     rank: u32,
@@ -189,7 +189,7 @@ pub(super) struct RankResults {
     node_gone: u64,
     not_started: u64,
     seconds: f64,
-    /// What it uses, and what it may use.
+    /// Memory in use, and its limit.
     memory: [u64; 2],
     latency: Vec<(u64, u64)>,
     max: u64,
@@ -224,7 +224,7 @@ impl RankResults {
     }
 }
 
-/// Everybody's.
+/// Exchanges the results between all ranks.
 pub(super) fn exchange(job: &mut dyn Bootstrap, mine: &RankResults) -> Result<Vec<RankResults>, Error> {
     let mine = serde_json::to_vec(mine).map_err(Error::from);
     let all = gather::gather(job, mine)?;
@@ -256,7 +256,7 @@ pub(super) fn figures(
         .collect();
     let longest = all.iter().map(|local| local.seconds).fold(0.0, f64::max);
     if runs.is_empty() || (all.len() as u32) < nodes {
-        // Of runs that not all ranks finished there is only what the survivors saw.
+        // Of runs that not all ranks finished, only the results of the surviving ranks are known.
         let ops = sum(|local| local.ops);
         runs = vec![Run { ops, seconds: longest, ops_per_s: rate(ops, longest) }];
     }

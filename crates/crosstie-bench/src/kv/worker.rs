@@ -1,12 +1,7 @@
-//! One client at work: what is measured, and nothing else in the way of it.
+//! One benchmark client: sends the requests of its pattern, checks the responses and measures latency.
 //!
-//! A client never waits: a [turn](Worker::turn) takes the answers that are there and begins what is due, and
-//! [`turns`](super::client_loop) has one thread give its clients their turns. Requests come from a pattern that was made before,
-//! answers are all looked at, and nothing is allocated, locked or printed while time is taken.
-//!
-//! In a closed loop with one operation at a time, all are timed, with one reading of the clock for each: the end of one is the
-//! start of the client's next, and if its thread is with another client then, that time counts. With more at a time, one in [`SAMPLE_EVERY`] is: a reading for each would slow them all. In an open loop all are
-//! timed, from when they should have started.
+//! A client makes one step at a time and never waits; [`client_loop`](super::client_loop) runs the clients of a thread. The requests come
+//! from a pattern that was generated before the run, so that generating them is not measured.
 
 use std::time::Duration;
 
@@ -18,36 +13,37 @@ use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 use crosstie_kv::client::{BeginBytesError, Client};
 use crosstie_kv::wire::{self, BytesOp, Status, WordRequest, WordResponse};
 
-/// One operation in so many is timed where several are under way. Odd, so that it is not always the same part of a pattern.
+/// One operation in so many is timed if several are in flight. It is odd, so that the sample does not always hit the same part of a
+/// pattern.
 pub const SAMPLE_EVERY: u64 = 17;
-/// After so long without an answer nobody waits any more.
+/// A client that gets no response for this long gives up.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client sleeps at most that waits for its next start: short enough to notice the end.
+/// Longest sleep of a client that waits for its next start: short enough to notice the end of the run.
 pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
-/// What values that are byte strings consist of, behind their key.
+/// The bytes of byte-string values after their key.
 pub(super) const FILLER: u8 = 0xab;
-/// A start so close is awaited by spinning, in nanoseconds.
+/// A start that is closer than this, in nanoseconds, is waited for by spinning.
 const SPIN_BEFORE_START_NS: u64 = 100_000;
 
-/// What a client is told before anything else.
+/// The task of a client: its node, its workload and how it runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     /// The node to attach to.
     pub(super) node: String,
     pub(super) rank: u32,
-    /// Among the clients of its node.
+    /// Number among the clients of its node.
     pub(super) client: u32,
-    /// Among all clients.
+    /// Number among all clients.
     pub(super) number: u32,
     pub(super) workload: workload::Plan,
     pub(super) depth: usize,
     /// Operations per second of this client, in an open loop.
     pub(super) rate: Option<f64>,
-    /// Operations that are recorded in each run at most, where they are, and runs.
+    /// If operations are recorded: how many in each run at most, and the number of runs.
     pub(super) recorded: Option<(usize, usize)>,
-    /// Where its thread stays.
+    /// The core that its thread is pinned to.
     pub(super) core: Option<usize>,
-    /// Rounds without an answer in which its thread spins; 0 where that has no core to itself, and lets others run at once.
+    /// Rounds without a response in which its thread spins; 0 if the thread shares its core and must yield at once.
     pub(super) spins: u32,
 }
 
@@ -67,20 +63,20 @@ pub(super) struct Tally {
     pub(super) gave_up: bool,
 }
 
-/// What a turn came to. Of the turns of several clients the least says what their thread does next.
+/// The result of one step. The least of several clients' results decides what their thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
-    /// Answers came.
+    /// Responses came.
     Completed,
-    /// None came; a start is close.
+    /// No response came; the next start is close.
     StartDue,
-    /// None came; operations are under way, and no start is close.
+    /// No response came; operations are in flight, and no start is close.
     Waiting,
-    /// Nothing is under way, and nothing will be for so many nanoseconds.
+    /// Nothing is in flight, and the next start is this many nanoseconds away.
     IdleFor(u64),
 }
 
-/// Writes down what is asked and answered, or does not.
+/// Records requests and responses, or does nothing.
 pub(super) trait Recording {
     type Pending;
     /// `None`: there is no more room in this run.
@@ -88,7 +84,7 @@ pub(super) trait Recording {
     fn end(&mut self, pending: Self::Pending, response: &WordResponse);
     /// A run begins.
     fn start_run(&mut self) {}
-    /// Whether puts must write values that nobody else writes.
+    /// Whether every put must write a unique value.
     const UNIQUE: bool;
 }
 
@@ -105,7 +101,7 @@ impl Recording for () {
     fn end(&mut self, (): (), _: &WordResponse) {}
 }
 
-/// A recorder with room for each run.
+/// A recorder with the same capacity for each run.
 pub(super) struct RunRecorder {
     pub(super) recorder: Recorder,
     each: usize,
@@ -136,21 +132,21 @@ impl Recording for RunRecorder {
     }
 }
 
-/// What comes back with an answer.
+/// Returned with the response of an operation.
 struct Token<M> {
-    /// When it was, or should have been, begun; 0 if nobody wants to know.
+    /// When the operation started, or should have started; 0 if it is not timed.
     start: u64,
     pending: M,
     key: u32,
     is_read: bool,
 }
 
-/// A client with all that it needs.
+/// A client and its state.
 pub(super) struct Worker<R: Recording> {
     task: Task,
     client: Client<Token<R::Pending>>,
     pattern: Pattern,
-    /// Requests so far, which is where it is in the pattern.
+    /// Requests so far: the position in the pattern.
     position: u64,
     /// Until the next operation that is timed.
     untimed: u64,
@@ -160,23 +156,23 @@ pub(super) struct Worker<R: Recording> {
     measured: bool,
     tally: Tally,
     in_flight: usize,
-    /// When an answer was last seen, where that is of interest: with one operation at a time, the start of the next.
+    /// When the last response was seen. With one operation in flight it is the start of the next.
     seen: u64,
     /// In an open loop, when operations start, and the next one's time.
     starts: Option<Schedule>,
     due: u64,
-    /// Operations that had ended, and the time, when somebody last looked and saw that some had.
+    /// For the timeout: completed operations at the last check that saw progress, and its time.
     answered: u64,
     silent_since: u64,
     pub(super) record: R,
     /// Of measured runs.
     pub(super) latency: Histogram,
-    /// Where keys and values are byte strings, what puts write; its first bytes are the key's.
+    /// For byte strings: the value that puts write. It begins with the key.
     value: Option<Box<[u8]>>,
 }
 
 impl<R: Recording> Worker<R> {
-    /// Attaches to the node, and makes everything in advance.
+    /// Attaches to the node and generates the pattern.
     pub(super) fn new(task: Task, record: R) -> Result<Worker<R>, super::Error> {
         if let Some(core) = task.core {
             super::topology::pin_thread(core)?;
@@ -184,7 +180,7 @@ impl<R: Recording> Worker<R> {
         let mut client = Client::attach_pipelined(&task.node)?;
         let value = (!task.workload.has_words()).then(|| vec![FILLER; task.workload.value_size].into());
         if value.is_some() {
-            // The first byte string at a daemon connects, which takes time.
+            // Connects to each daemon for byte strings now, not during a run.
             for daemon in 0..client.info().daemons {
                 client.stats(task.rank, daemon).map_err(super::Error::Strings)?;
             }
@@ -226,13 +222,13 @@ impl<R: Recording> Worker<R> {
         Ok(())
     }
 
-    /// Takes the answers that are there, and begins what is due. Never waits.
+    /// Polls for responses and starts the operations that are due. Never waits.
     #[inline]
     pub(super) fn step(&mut self) -> Step {
         if self.starts.is_some() { self.step_open_loop() } else { self.step_closed_loop() }
     }
 
-    /// As many operations as allowed are always under way.
+    /// Closed loop: keeps `depth` operations in flight.
     #[inline]
     fn step_closed_loop(&mut self) -> Step {
         let ended = self.poll();
@@ -253,7 +249,7 @@ impl<R: Recording> Worker<R> {
         if ended > 0 { Step::Completed } else { Step::Waiting }
     }
 
-    /// Operations start when they should, unless too many are under way; then they start late, and it counts.
+    /// Open loop: starts operations at their intended times. With `depth` in flight they start late, and the delay counts as latency.
     fn step_open_loop(&mut self) -> Step {
         let ended = self.poll();
         let time = now();
@@ -283,13 +279,13 @@ impl<R: Recording> Worker<R> {
         }
     }
 
-    /// Whether it ended the run of its own accord.
+    /// Whether the client has ended the run by itself.
     #[inline]
     pub(super) fn has_given_up(&self) -> bool {
         self.tally.gave_up
     }
 
-    /// Gives up if nothing was answered for too long. To be called now and then.
+    /// Gives up if no response came for too long. The loop calls it regularly.
     pub(super) fn check_timeout(&mut self, time: u64) {
         if self.in_flight == 0 || self.tally.ops != self.answered {
             (self.answered, self.silent_since) = (self.tally.ops, time);
@@ -298,7 +294,7 @@ impl<R: Recording> Worker<R> {
         }
     }
 
-    /// The run is over: nothing is begun any more.
+    /// Ends the run: no more operations start.
     pub(super) fn stop(&mut self) {
         let end = now();
         if let Some(rate) = self.task.rate
@@ -310,7 +306,7 @@ impl<R: Recording> Worker<R> {
         self.tally.ended = end;
     }
 
-    /// A turn after the end, for what is still under way; `None` if nothing is.
+    /// Polls after the end of a run; `None` if nothing is in flight any more.
     pub(super) fn drain(&mut self) -> Option<Step> {
         if self.in_flight == 0 {
             return None;
@@ -322,7 +318,7 @@ impl<R: Recording> Worker<R> {
         Some(if ended > 0 { Step::Completed } else { Step::Waiting })
     }
 
-    /// What it did. What has not ended by now is an error.
+    /// What the client did in the run. Operations still in flight count as errors.
     pub(super) fn tally(&mut self) -> Tally {
         let lost = std::mem::take(&mut self.in_flight) as u64;
         self.tally.errors += lost;
@@ -333,7 +329,7 @@ impl<R: Recording> Worker<R> {
         self.tally
     }
 
-    /// Begins the next operation; false if that is not possible now, or not at all.
+    /// Starts the next operation; false if that is not possible now, or not at all.
     #[inline]
     fn begin(&mut self, start: u64) -> bool {
         let entry = self.pattern.at(self.position);
@@ -378,7 +374,7 @@ impl<R: Recording> Worker<R> {
         }
     }
 
-    /// Looks at the answers that are there.
+    /// Polls for responses and checks them.
     #[inline]
     fn poll(&mut self) -> usize {
         let Worker { client, record, latency, tally, measured, value, .. } = self;
@@ -416,13 +412,13 @@ impl<R: Recording> Worker<R> {
             self.seen = time;
         }
         self.tally.ops += ended as u64;
-        // More only if an earlier run did not wait for the last ones any longer.
+        // More responses than operations come only if an earlier run timed out.
         self.in_flight = self.in_flight.saturating_sub(ended);
         ended
     }
 }
 
-/// Begins an operation on a byte string. What a put writes starts with its key.
+/// Starts an operation on a byte string. A put's value begins with its key.
 #[inline(never)]
 fn begin_string<T>(
     client: &mut Client<T>,
@@ -438,13 +434,13 @@ fn begin_string<T>(
     client.begin_bytes(BytesOp::Put { key: &key, value }, token)
 }
 
-/// Has a value begin with its key, as far as it is long enough.
+/// Writes the key to the beginning of a value, as far as the value is long enough.
 pub(super) fn write_key_prefix(value: &mut [u8], key: &[u8; 8]) {
     let len = value.len().min(key.len());
     value[..len].copy_from_slice(&key[..len]);
 }
 
-/// Whether a value is as long as all are, and begins with this key.
+/// Whether a value has the right length and begins with this key.
 fn is_value_of(key: u32, response: &wire::BytesResponse<'_>, len: usize) -> bool {
     let key = key_bytes(u64::from(key));
     let common = len.min(key.len());

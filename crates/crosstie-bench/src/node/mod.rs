@@ -1,7 +1,7 @@
-//! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, beside what the machine allows.
+//! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, compared with what the machine allows.
 //!
 //! One server and some clients, threads or processes. The first client leads: it has the clock, and between its slices it
-//! measures the limits together with the server, while further clients sleep. So all see the same weather, and the
+//! measures the limits together with the server, while further clients sleep. All of them run under the same load of the machine, so the
 //! medians over the slices can be compared.
 //!
 //! ```text
@@ -54,7 +54,7 @@ trait Transport: Sync {
     fn connect(&self, plan: &Plan, name: &str, rank: usize) -> Result<Self::Client, Error>;
 }
 
-/// Measures, and reports where this process leads.
+/// Runs the benchmark. Returns the summary in the process that leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     match plan.kind {
         Kind::Ipc => ipc::run(plan),
@@ -169,7 +169,7 @@ fn run_rank<T: Transport>(
     let mut measured = Measured::default();
     for at in 0..=count {
         if at == 1 {
-            // What came before was to warm up.
+            // The first slice was the warm-up.
             measured = Measured::default();
             match &mut role {
                 Role::Client(client) => client.tally = Tally::default(),

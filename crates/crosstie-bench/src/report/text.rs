@@ -39,9 +39,14 @@ pub fn table(results: &[Figures]) -> String {
     for group in &comparison.groups {
         let Some(ratio) = group.ratio() else { continue };
         let runs: Vec<String> = ratio.by_run.iter().map(|ratio| format!("{ratio:.2}")).collect();
-        let runs = if runs.is_empty() { String::new() } else { format!(" (runs: {})", runs.join(" ")) };
-        let verdict = if ratio.is_difference { "" } else { ", no difference seen" };
-        text += &format!("\nDelegation / Meta, {}: {:.2}{runs}{verdict}", group.label, ratio.ratio);
+        let runs = if runs.is_empty() { String::new() } else { format!("runs: {}", runs.join(" ")) };
+        let result = match (ratio.is_difference, runs.is_empty()) {
+            (true, true) => format!("{:.2}", ratio.ratio),
+            (true, false) => format!("{:.2} ({runs})", ratio.ratio),
+            (false, true) => format!("no difference seen (ratio {:.2})", ratio.ratio),
+            (false, false) => format!("no difference seen (ratio {:.2}; {runs})", ratio.ratio),
+        };
+        text += &format!("\nDelegation / Meta, {}: {result}", group.label);
     }
     for warning in comparison.warnings() {
         text += &format!("\nwarning: {}", warning.text);

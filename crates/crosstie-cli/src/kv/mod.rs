@@ -1,6 +1,6 @@
-//! `crosstie kv`: a node of the store, and one question at a time to it.
+//! `crosstie kv`: runs a node of the store, or one operation on it.
 
-mod ask;
+mod operations;
 mod serve;
 mod stats;
 
@@ -11,21 +11,21 @@ use crosstie_kv::client::Client;
 
 use crate::error::Error;
 
-/// What a node is called, unless told.
-const NAME: &str = "kv";
-/// What `--timeout` is, unless told: as for programs, see [`crosstie_kv::client::DEFAULT_TIMEOUT`].
-const TIMEOUT: &str = "10";
-/// What it may be, in seconds.
-const LONGEST_TIMEOUT: f64 = 86_400.0;
+/// The default name of a node.
+const DEFAULT_NAME: &str = "kv";
+/// The default of `--timeout`: that of the library, see [`crosstie_kv::client::DEFAULT_TIMEOUT`].
+const DEFAULT_TIMEOUT: &str = "10";
+/// The largest `--timeout`, in seconds.
+const MAX_TIMEOUT: f64 = 86_400.0;
 
-/// Whom to ask, and for how long.
+/// The node to attach to, and the timeout.
 #[derive(Debug, clap::Args)]
 struct Target {
-    /// The node to ask, on this machine.
-    #[arg(long, value_name = "NAME", default_value = NAME)]
+    /// The name of a node on this machine.
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_NAME)]
     name: String,
-    /// Give up if no answer comes for so many seconds; what was asked may still be done then.
-    #[arg(long, value_name = "S", default_value = TIMEOUT, value_parser = seconds)]
+    /// Give up when no response has come for this many seconds; the operation may still be done later.
+    #[arg(long, value_name = "S", default_value = DEFAULT_TIMEOUT, value_parser = parse_seconds)]
     timeout: Duration,
 }
 
@@ -35,21 +35,21 @@ impl Target {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= LONGEST_TIMEOUT);
-    let seconds = seconds.ok_or_else(|| format!("give seconds, above 0 and up to {LONGEST_TIMEOUT}"))?;
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= MAX_TIMEOUT);
+    let seconds = seconds.ok_or_else(|| format!("give seconds, above 0 and up to {MAX_TIMEOUT}"))?;
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Nodes and their clients. A client needs no address: it attaches to a node of the same user on the same machine, by name,
-/// and reaches the keys of all nodes through it. What each does is said where its arguments are.
+/// Run a node of the key-value store, or one operation on it. A client needs no address: it attaches by name to a node of the same
+/// user on the same machine, and reaches the keys of all nodes through it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Serve(serve::Arguments),
-    Put(ask::Put),
-    Get(ask::Get),
-    Del(ask::Del),
-    Cas(ask::Cas),
+    Put(operations::Put),
+    Get(operations::Get),
+    Del(operations::Del),
+    Cas(operations::Cas),
     Stats(stats::Arguments),
 }
 
@@ -69,11 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_seconds() {
-        assert_eq!(seconds(TIMEOUT), Ok(crosstie_kv::client::DEFAULT_TIMEOUT));
-        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+    fn parse_seconds_accepts_positive_numbers() {
+        assert_eq!(parse_seconds(DEFAULT_TIMEOUT), Ok(crosstie_kv::client::DEFAULT_TIMEOUT));
+        assert_eq!(parse_seconds("0.25"), Ok(Duration::from_millis(250)));
         for wrong in ["", "0", "-1", "inf", "NaN", "1e99", "5s"] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
         }
     }
 }

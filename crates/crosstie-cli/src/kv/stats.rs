@@ -1,4 +1,4 @@
-//! `crosstie kv stats`: what each daemon of each node has and did.
+//! `crosstie kv stats`: the statistics of each daemon of each node.
 
 use crosstie_kv::client::{self, Client};
 use crosstie_kv::store::ShardStats;
@@ -9,9 +9,9 @@ use crate::error::Error;
 use crosstie_bench::table;
 use crosstie_bench::units::bytes;
 
-/// Keys, bytes and requests so far, of every daemon of every node.
+/// Show keys, memory and requests of every daemon of every node.
 ///
-/// A node that cannot be reached is shown as gone, and one that does not answer in time as silent; that is no failure.
+/// A node that cannot be reached is shown as gone, and one that does not respond in time as silent; neither is an error.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 #[derive(Serialize)]
 struct Cluster {
     name: String,
-    /// Of the node that was asked.
+    /// That of the node that the command attached to.
     rank: u32,
     backend: &'static str,
     nodes: Vec<Node>,
@@ -35,11 +35,11 @@ struct Node {
     rank: u32,
     /// "up", "gone" or "silent".
     state: &'static str,
-    /// None if it is not up.
+    /// Empty if the node is not up.
     daemons: Vec<Shard>,
 }
 
-/// As [`ShardStats`] has it.
+/// The fields of [`ShardStats`].
 #[derive(Serialize)]
 struct Shard {
     daemon: u32,
@@ -60,20 +60,20 @@ struct Shard {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut client = arguments.target.attach()?;
     let info = *client.info();
-    let nodes = (0..info.nodes).map(|rank| node(&mut client, rank)).collect::<Result<_, _>>()?;
+    let nodes = (0..info.nodes).map(|rank| node_stats(&mut client, rank)).collect::<Result<_, _>>()?;
     let backend = info.backend.as_str();
     let cluster = Cluster { name: arguments.target.name.clone(), rank: info.rank, backend, nodes };
     crate::print(&if arguments.json { crate::json(&cluster)? } else { cluster.table() })
 }
 
-fn node(client: &mut Client, rank: u32) -> Result<Node, Error> {
+fn node_stats(client: &mut Client, rank: u32) -> Result<Node, Error> {
     let mut daemons = Vec::new();
     for daemon in 0..client.info().daemons {
         match client.stats(rank, daemon) {
             Ok(stats) => daemons.push(Shard::new(daemon, &stats)),
-            // Whatever its daemons said before, it is gone now.
+            // Its daemons may have responded before, but the node is gone now.
             Err(client::Error::NodeGone { .. }) => return Ok(Node { rank, state: "gone", daemons: vec![] }),
-            // The one that was asked must answer.
+            // The node that the command attached to must respond.
             Err(client::Error::TimedOut { .. }) if rank != client.info().rank => {
                 return Ok(Node { rank, state: "silent", daemons: vec![] });
             }

@@ -1,4 +1,4 @@
-//! What can go wrong for a client.
+//! The errors of a client.
 
 use std::time::Duration;
 
@@ -10,39 +10,39 @@ use crate::wire::{MessageError, Status};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// No node has that name.
-    #[error("no live node on this machine has the name {name:?}: start it first")]
+    /// No running node has that name.
+    #[error("no running node of this user on this machine has the name {name:?}: start it first")]
     NoNode {
         /// The name.
         name: String,
     },
-    /// The node is there, but the connection was not made.
-    #[error("attaching to {service:?}: {cause}")]
+    /// The node is running, but the connection failed.
+    #[error("cannot connect to the service {service:?} of the node: {cause}")]
     Connect {
-        /// Which service of the node.
+        /// The service of the node.
         service: String,
         /// Why.
         cause: ipc::ConnectError,
     },
-    /// The node is there, and says nothing.
+    /// The node is running, but does not respond.
     #[error(
-        "the node {name:?} did not answer within {after:?}: it is stopped (SIGSTOP, a debugger), or overloaded; \
-         let it go on, or give it more time"
+        "the node {name:?} did not answer within {after:?}: it is stopped (SIGSTOP, a debugger) or overloaded; \
+         let it continue, or use a longer timeout"
     )]
     TimedOut {
         /// The name.
         name: String,
-        /// How long it had.
+        /// The timeout.
         after: Duration,
     },
-    /// The node went away while it was asked what it is.
+    /// The node ended while the client was attaching.
     #[error("the node {name:?} ended while this client was attaching: try again when it is back")]
     Gone {
         /// The name.
         name: String,
     },
-    /// The node does not say what it is in a way that is understood here.
-    #[error("the node {name:?} is of another release: build both from the same one")]
+    /// The node's description is invalid or of another version.
+    #[error("the node {name:?} runs another release than this client: use the same release for both")]
     OtherVersion {
         /// The name.
         name: String,
@@ -53,51 +53,53 @@ pub enum AttachError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The node that this client is attached to ended. The operation may have been done.
+    /// The node that this client is attached to has ended. The operation may have been done.
     #[error("the node that this client is attached to has ended: reconnect when it is back")]
     ServerGone,
-    /// The node that has the key is not there, or went before it answered: then the operation may have been done.
-    #[error("rank {rank}, which has the key, is gone, or has not started yet: try again when it is up")]
+    /// The node that owns the key is not connected, or went away before it responded. In the second case the operation may have been
+    /// done.
+    #[error("rank {rank}, which owns the key, is gone or has not started yet: try again when it is up")]
     NodeGone {
         /// Its rank.
         rank: u32,
     },
-    /// No answer came in time. The operation may have been done, may be done later, or never.
+    /// No response came within the timeout. The operation may have been done, may be done later, or never.
     #[error(
-        "rank {rank} did not answer within {after:?}: it is stopped, overloaded or cut off; \
-         what was asked may still be done, so look before you try again"
+        "rank {rank} did not answer within {after:?}: it is stopped, overloaded or disconnected; \
+         the operation may still be done, so check the key before you try again"
     )]
     TimedOut {
-        /// The rank that has the key.
+        /// The rank that owns the key.
         rank: u32,
-        /// How long it had.
+        /// The timeout.
         after: Duration,
     },
-    /// The daemon that has the key has no memory left for it; nothing has changed.
+    /// The shard that owns the key has no memory left. Nothing has changed.
     #[error(
-        "rank {rank} has no memory left for this, and nothing has changed: delete keys, or start it with more memory"
+        "rank {rank} has no memory left for this key and value; nothing has changed: \
+         delete keys, or start the node with more memory"
     )]
     OutOfMemory {
         /// Its rank.
         rank: u32,
     },
-    /// As many operations as the node allows were begun and have not ended: poll first.
-    #[error("as many operations as the node allows are under way: poll for their answers, then try again")]
+    /// As many operations as the node allows are in flight: poll first.
+    #[error("as many operations as the node allows are in flight: poll for their responses, then try again")]
     Full,
-    /// Byte strings need a lane of their own, and the node has as many clients with one as it may have.
-    #[error("the node has as many clients as it may have: end one, or start it with more (max_clients)")]
+    /// The first operation on a byte string connects a separate lane, and the node has as many clients with one as it allows.
+    #[error(
+        "the node has as many clients as it allows: end one, or start the node with a larger max_clients"
+    )]
     TooManyClients,
-    /// The key or the value is too long.
+    /// The key or a value is too long.
     #[error(transparent)]
     TooLong(#[from] MessageError),
-    /// The node answered in a way that it never should.
-    #[error(
-        "rank {rank} gave an answer that is none ({status:?}): build node and client from the same release"
-    )]
+    /// The node sent a response that is invalid, or that does not fit the request.
+    #[error("rank {rank} sent an invalid response ({status:?}): use the same release for node and client")]
     Unexpected {
-        /// The rank that was asked.
+        /// The rank that owns the key.
         rank: u32,
-        /// What it said; [`Status::Malformed`] also if it said nothing sensible.
+        /// The status in the response; [`Status::Malformed`] also if the response could not be decoded.
         status: Status,
     },
 }
@@ -105,10 +107,10 @@ pub enum Error {
 /// Why an operation was not begun. The token comes back.
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError<T> {
-    /// As many operations as the node allows are under way: poll, then try again.
-    #[error("as many operations as the node allows are under way: poll for their answers, then try again")]
+    /// As many operations as the node allows are in flight: poll, then try again.
+    #[error("as many operations as the node allows are in flight: poll for their responses, then try again")]
     Full(T),
-    /// The node that this client is attached to ended.
+    /// The node that this client is attached to has ended.
     #[error("the node that this client is attached to has ended: reconnect when it is back")]
     ServerGone(T),
 }
@@ -117,13 +119,13 @@ pub enum BeginError<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BeginBytesError<T> {
-    /// As many operations as the node allows are under way: poll, then try again.
-    #[error("as many operations as the node allows are under way: poll for their answers, then try again")]
+    /// As many operations as the node allows are in flight: poll, then try again.
+    #[error("as many operations as the node allows are in flight: poll for their responses, then try again")]
     Full(T),
-    /// The node that this client is attached to ended.
+    /// The node that this client is attached to has ended.
     #[error("the node that this client is attached to has ended: reconnect when it is back")]
     ServerGone(T),
-    /// A key or a value is too long; or it was the first one at a daemon, which did not let us in.
+    /// A key or a value is too long, or the first operation at a daemon could not connect.
     #[error("{cause}")]
     Refused {
         /// The token.

@@ -1,10 +1,10 @@
-//! Asking the store: from a thread of a node, or from another process on its machine.
+//! The client library: for a thread of a node, or for another process on its machine.
 //!
-//! A client attaches to a node by its name and reaches all keys of the cluster through it. Requests for keys of that node
-//! go straight to the daemon that has them, all others on the [way](crate::Backend) that the cluster was started
-//! with.
+//! A client attaches to a node by name, through shared memory, and reaches all keys of the cluster through it. The node must run
+//! on the same machine under the same user. Requests for keys of that node go directly to the daemon that owns the key; all
+//! others travel as the cluster's [backend](crate::Backend) says.
 //!
-//! One at a time:
+//! One operation at a time:
 //!
 //! ```
 //! # use crosstie_kv::node::{Node, NodeConfig};
@@ -20,7 +20,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Many at a time, each with a token that comes back with its answer:
+//! Many operations at a time. Each has a token, which comes back with the response:
 //!
 //! ```
 //! # use crosstie_kv::node::{Node, NodeConfig};
@@ -41,26 +41,31 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Byte strings the same way, with [`begin_bytes`](Client::begin_bytes) and [`poll_bytes`](Client::poll_bytes). Both kinds may be under way
-//! at a time; they have lanes of their own, so an 8-byte operation does not wait behind a value of a megabyte, and a long
-//! answer is only copied when it is polled for. [`wait`](Client::wait) and [`in_flight`](Client::in_flight) are about both.
+//! Operations on byte strings work the same way, with [`begin_bytes`](Client::begin_bytes) and
+//! [`poll_bytes`](Client::poll_bytes). Both kinds may be in flight at the same time. They have separate lanes, so an operation on
+//! an 8-byte key does not wait behind a value of a megabyte. [`wait`](Client::wait) and [`in_flight`](Client::in_flight) cover
+//! both.
 //!
-//! # When no answer comes
+//! # When no response comes
 //!
-//! A node that ends, however it does, is noticed. One that is stopped (SIGSTOP, a debugger, a machine that swaps) says nothing. Calls
-//! that wait give up after the client's [timeout](Client::set_timeout), [`DEFAULT_TIMEOUT`] unless told, with [`Error::TimedOut`]. **What
-//! was asked may then have been done, may be done later, when the node goes on, or never**: to put the same value again is
-//! safe, a compare-and-swap or an insert tells by its answer. Nothing of the kind is tried again by itself. An answer that comes
-//! too late is dropped; it is never taken for that of another operation. The client stays good for when the node goes on.
-//! Pipelined operations have no deadline of their own: who has waited long enough leaves them, and drops the client, or polls on.
+//! The client notices when the node ends, however it does. A node that is stopped (SIGSTOP, a debugger, a machine that swaps) does
+//! not end and does not respond. Calls that wait for a response return [`Error::TimedOut`] after the client's
+//! [timeout](Client::set_timeout), by default [`DEFAULT_TIMEOUT`]. **The operation may then have been done, may be done later
+//! when the node continues, or never.** To put the same value again is safe; a compare-and-swap or an insert tells by its
+//! response what happened. The client retries nothing by itself. It drops a response that comes too late, and never takes it for
+//! that of another operation. The client can be used again when the node continues.
+//!
+//! Pipelined operations have no timeout of their own: the program decides how long it polls. It may drop the client at any time.
 //!
 //! # Promises
 //!
-//! - Every operation that was begun ends once: with what the node that has the key answered, or as
-//!   [`NodeGone`](Status::NodeGone) if that node, or the one that the client is attached to, went away. Then it may have been done.
-//! - Operations on one key are done in the order in which they were begun, if they are of one client and nothing fails.
-//! - Beginning and polling neither allocate nor lock nor make system calls (but for the first byte strings: see there).
-//! - WaitStrategy spins, lets others run, then sleeps until an answer comes on whichever way, see [`WaitStrategy`].
+//! - Every operation that was begun ends once: with the response of the node that owns the key, or as
+//!   [`NodeGone`](Status::NodeGone) if that node, or the node that the client is attached to, went away. In the second case the
+//!   operation may have been done.
+//! - Operations of one client on one key are done in the order in which they were begun, if nothing fails.
+//! - `begin` and `poll` do not allocate, lock or make system calls, except for the first byte-string operations, see
+//!   [`begin_bytes`](Client::begin_bytes).
+//! - `wait` spins, yields, then sleeps until a response comes, see [`WaitStrategy`].
 
 mod bytes;
 mod error;
@@ -76,26 +81,26 @@ use crate::service_names;
 use crate::sharding::ShardMap;
 use crate::wire::{self, NodeInfo, Status, WordRequest, WordResponse};
 
-/// How long calls that wait do so, unless [told](Client::set_timeout) otherwise.
+/// How long calls wait for a response by default, see [`Client::set_timeout`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Asks the store. `T` is whatever comes back with the answers to pipelined operations. See the [module](self).
+/// A client of a node. `T` is the type of the tokens of pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
     name: String,
     info: NodeInfo,
     shard_map: ShardMap,
-    /// The daemon that takes requests for other nodes, where there is no ring.
+    /// The daemon that takes this client's requests for other nodes, where there is no ring.
     home: usize,
     /// By daemon.
     words: Vec<ipc::Client<WordRequest, WordResponse, T>>,
-    /// A bit for each daemon: operations are under way. May be set without, never the other way.
-    busy: u64,
+    /// A bit for each daemon: set while operations are in flight there. It may stay set a little longer.
+    busy_words: u64,
     ring: Option<delegation::Client<WordRequest, WordResponse, T>>,
     /// By daemon; connected when first used.
-    long: Vec<Option<bytes::Lane<T>>>,
-    /// As `busy`, for those.
-    busy_long: u64,
-    /// The last long request that waited for its answer.
+    bytes: Vec<Option<bytes::Lane<T>>>,
+    /// As `busy_words`, for `bytes`.
+    busy_bytes: u64,
+    /// A buffer for the encoded request of a call that waits.
     scratch: Vec<u8>,
     waiting: WaitStrategy,
     timeout: Duration,
@@ -103,44 +108,44 @@ pub struct Client<T = ()> {
 
 const _: () = assert!(crate::sharding::MAX_DAEMONS <= u64::BITS, "a bit for each daemon");
 
-/// How a compare-and-swap ended.
+/// The result of a compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwapOutcome<V> {
-    /// The key has the new value.
+    /// The key had the expected value and has the new one now.
     Done,
     /// The key has this value, not the expected one.
     Mismatch(V),
-    /// There is no such key.
+    /// The key does not exist.
     NotFound,
 }
 
 impl Client<()> {
-    /// Attaches to the node of that name, on this machine.
+    /// Attaches to the node `name` on this machine.
     pub fn attach(name: &str) -> Result<Client, AttachError> {
         Client::attach_pipelined(name)
     }
 }
 
 impl<T> Client<T> {
-    /// Attaches to the node of that name, on this machine, for operations with tokens.
+    /// Attaches to the node `name` on this machine, for pipelined operations with tokens.
     pub fn attach_pipelined(name: &str) -> Result<Client<T>, AttachError> {
         Client::attach_within(name, DEFAULT_TIMEOUT)
     }
 
-    /// Attaches to the node of that name, on this machine, if that takes no longer than `timeout`; which is then that of its
-    /// calls, too, see [`set_timeout`](Client::set_timeout).
+    /// Attaches to the node `name` on this machine, within `timeout`. The calls of the client have the same timeout, see
+    /// [`set_timeout`](Client::set_timeout).
     pub fn attach_within(name: &str, timeout: Duration) -> Result<Client<T>, AttachError> {
-        let deadline = Deadline::new(timeout);
-        let info = ask_info(name, deadline)?;
+        let limit = TimeLimit::new(timeout);
+        let info = request_info(name, limit)?;
         let version = || AttachError::OtherVersion { name: name.to_owned() };
         let shard_map = ShardMap::new(info.nodes, info.daemons).ok_or_else(version)?;
         let words = (0..info.daemons).map(|daemon| {
-            connect(name, service_names::words(name, daemon), deadline, ipc::Client::connect_within)
+            connect(name, service_names::words(name, daemon), limit, ipc::Client::connect_within)
         });
         let words = words.collect::<Result<_, _>>()?;
         let ring = match info.backend.uses_ring(info.nodes) {
             true => {
-                Some(connect(name, service_names::ring(name), deadline, delegation::Client::connect_within)?)
+                Some(connect(name, service_names::ring(name), limit, delegation::Client::connect_within)?)
             }
             false => None,
         };
@@ -150,30 +155,30 @@ impl<T> Client<T> {
             shard_map,
             home: (info.attach_count % info.daemons) as usize,
             words,
-            busy: 0,
+            busy_words: 0,
             ring,
-            long: (0..info.daemons).map(|_| None).collect(),
-            busy_long: 0,
+            bytes: (0..info.daemons).map(|_| None).collect(),
+            busy_bytes: 0,
             scratch: Vec::new(),
             waiting: WaitStrategy::default(),
             timeout,
         })
     }
 
-    /// Sets how it waits for answers.
+    /// Sets how the client waits for responses.
     #[must_use]
     pub fn with_wait_strategy(mut self, waiting: WaitStrategy) -> Client<T> {
         let words = self.words.into_iter().map(|lane| lane.with_wait_strategy(waiting));
         self.words = words.collect();
         self.ring = self.ring.map(|ring| ring.with_wait_strategy(waiting));
-        self.long =
-            self.long.into_iter().map(|lane| lane.map(|lane| lane.with_wait_strategy(waiting))).collect();
+        self.bytes =
+            self.bytes.into_iter().map(|lane| lane.map(|lane| lane.with_wait_strategy(waiting))).collect();
         self.waiting = waiting;
         self
     }
 
-    /// Sets how long calls that wait do so before they end as [`Error::TimedOut`]; [`Duration::MAX`]: for ever. What that means for
-    /// what was asked: see the [module](self).
+    /// Sets how long calls wait for a response before they return [`Error::TimedOut`]. With [`Duration::MAX`] they wait for ever. The
+    /// [module](self) says what a timeout means for the operation.
     ///
     /// ```
     /// # use crosstie_kv::node::{Node, NodeConfig};
@@ -185,7 +190,7 @@ impl<T> Client<T> {
     /// client.set_timeout(Duration::from_millis(500));
     /// match client.put(1, 10) {
     ///     Ok(()) => {}
-    ///     // It may still be done.
+    ///     // The put may still be done.
     ///     Err(Error::TimedOut { rank, .. }) => eprintln!("rank {rank} is slow"),
     ///     Err(error) => return Err(error.into()),
     /// }
@@ -195,33 +200,33 @@ impl<T> Client<T> {
         self.timeout = timeout;
     }
 
-    /// How long calls that wait do so.
+    /// How long calls wait for a response.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Attaches to the node of the same name again, which may be another one by now. Operations that are under way are
-    /// over: [poll](Client::poll), and [poll](Client::poll_bytes) for byte strings, before, to have their tokens.
+    /// Attaches again to the node of the same name, which may have been restarted. Operations in flight are dropped with their
+    /// tokens: call [`poll`](Client::poll) and [`poll_bytes`](Client::poll_bytes) before, to get them.
     pub fn reconnect(&mut self) -> Result<(), AttachError> {
-        // Its places are needed.
+        // Disconnects first: the node may have no slot for one more client.
         self.words.clear();
-        self.long.clear();
-        (self.ring, self.busy, self.busy_long) = (None, 0, 0);
+        self.bytes.clear();
+        (self.ring, self.busy_words, self.busy_bytes) = (None, 0, 0);
         *self = Client::attach_within(&self.name, self.timeout)?.with_wait_strategy(self.waiting);
         Ok(())
     }
 
-    /// What the node said it is.
+    /// The description of the node that the client is attached to.
     pub fn info(&self) -> &NodeInfo {
         &self.info
     }
 
-    /// Where keys are.
+    /// Which shard owns a key.
     pub fn shard_map(&self) -> ShardMap {
         self.shard_map
     }
 
-    /// Begins an operation. Never waits. The request's rank is set to that of the node that has the key.
+    /// Begins an operation. Never waits. Sets the request's rank to that of the node that owns the key.
     #[inline]
     pub fn begin(&mut self, request: WordRequest, token: T) -> Result<(), BeginError<T>> {
         let place = self.shard_map.shard_of_word(request.key);
@@ -235,19 +240,19 @@ impl<T> Client<T> {
         };
         let Some(lane) = self.words.get_mut(daemon) else { return Err(BeginError::ServerGone(token)) };
         lane.call(&request, token)?;
-        self.busy |= 1 << daemon;
+        self.busy_words |= 1 << daemon;
         Ok(())
     }
 
-    /// Hands the answers to operations on 8-byte keys that are there to `each`; says how many. Never waits. If the node is gone, all operations under way
-    /// end as [`Status::NodeGone`].
+    /// Passes each response to an operation on an 8-byte key that has arrived to `each`. Returns how many. Never waits. If the node
+    /// is gone, all operations in flight end as [`Status::NodeGone`].
     ///
-    /// Of one daemon at most half of the operations under way end at a time, so that it has something to do while new ones
-    /// are begun.
+    /// One call ends at most half of the operations in flight at one daemon, so that the daemon has something to do while the
+    /// program begins new ones.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(T, WordResponse)) -> usize {
         let mut count = 0;
-        for daemon in bits(self.busy) {
+        for daemon in bits(self.busy_words) {
             let lane = &mut self.words[daemon];
             match lane.poll(|token, response| each(token, *response)) {
                 Ok(ended) => count += ended,
@@ -257,7 +262,7 @@ impl<T> Client<T> {
                 }
             }
             if lane.in_flight() == 0 {
-                self.busy &= !(1 << daemon);
+                self.busy_words &= !(1 << daemon);
             }
         }
         if let Some(ring) = &mut self.ring
@@ -274,45 +279,46 @@ impl<T> Client<T> {
         count
     }
 
-    /// Operations with tokens under way, of both kinds.
+    /// Pipelined operations in flight, of both kinds.
     pub fn in_flight(&self) -> usize {
         let words: usize = self.words.iter().map(ipc::Client::in_flight).sum();
-        let long: usize = self.long.iter().flatten().map(ipc::Client::in_flight).sum();
-        words + long + self.ring.as_ref().map_or(0, delegation::Client::in_flight)
+        let bytes: usize = self.bytes.iter().flatten().map(ipc::Client::in_flight).sum();
+        words + bytes + self.ring.as_ref().map_or(0, delegation::Client::in_flight)
     }
 
-    /// Waits until there is something to [poll](Client::poll), or to poll [for byte strings](Client::poll_bytes), at most for
-    /// `timeout`; says whether there is. At once if nothing is under way.
+    /// Waits until [`poll`](Client::poll) or [`poll_bytes`](Client::poll_bytes) has a response, at most for `timeout`. Returns whether
+    /// there is one. Returns at once if nothing is in flight.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let ring = self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
-        let lanes = self.busy.count_ones() + self.busy_long.count_ones() + u32::from(ring);
+        let lanes = self.busy_words.count_ones() + self.busy_bytes.count_ones() + u32::from(ring);
         if lanes <= 1 {
             return self.wait_each(timeout);
         }
         let words = self.words.iter().map(|lane| lane as &dyn Waitable);
         let ring = self.ring.iter().map(|ring| ring as &dyn Waitable);
-        let long = self.long.iter().flatten().map(|lane| lane as &dyn Waitable);
-        // Then each lane, so that those with answers know.
-        wait_any(words.chain(ring).chain(long), self.waiting, timeout) && self.wait_each(Some(Duration::ZERO))
+        let bytes = self.bytes.iter().flatten().map(|lane| lane as &dyn Waitable);
+        // Then each lane is checked without waiting, which lets it find its responses.
+        wait_any(words.chain(ring).chain(bytes), self.waiting, timeout)
+            && self.wait_each(Some(Duration::ZERO))
     }
 
-    /// Waits at each lane with something under way. One that is over has something to poll: the end of its operations.
+    /// Waits at each lane with operations in flight. A lane whose server is gone counts as having responses: the failed operations.
     fn wait_each(&mut self, timeout: Option<Duration>) -> bool {
-        let mut is_there = false;
-        for daemon in bits(self.busy) {
+        let mut has_response = false;
+        for daemon in bits(self.busy_words) {
             let lane = &mut self.words[daemon];
-            is_there |= lane.in_flight() > 0 && lane.wait(timeout).unwrap_or(true);
+            has_response |= lane.in_flight() > 0 && lane.wait(timeout).unwrap_or(true);
         }
-        for daemon in bits(self.busy_long) {
-            let lane = self.long[daemon].as_mut().filter(|lane| lane.in_flight() > 0);
-            is_there |= lane.is_some_and(|lane| lane.wait(timeout).unwrap_or(true));
+        for daemon in bits(self.busy_bytes) {
+            let lane = self.bytes[daemon].as_mut().filter(|lane| lane.in_flight() > 0);
+            has_response |= lane.is_some_and(|lane| lane.wait(timeout).unwrap_or(true));
         }
         let ring = self.ring.as_mut().filter(|ring| ring.in_flight() > 0);
-        is_there | ring.is_some_and(|ring| ring.wait(timeout).unwrap_or(true))
+        has_response | ring.is_some_and(|ring| ring.wait(timeout).unwrap_or(true))
     }
 }
 
-/// The numbers of the bits that are set.
+/// The positions of the bits that are set.
 #[inline]
 fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -322,27 +328,27 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// When something that takes several steps must be done.
+/// The time limit of an operation with several steps.
 #[derive(Clone, Copy)]
-struct Deadline {
-    /// None: whenever.
-    at: Option<Instant>,
-    after: Duration,
+struct TimeLimit {
+    /// `None`: no limit.
+    deadline: Option<Instant>,
+    timeout: Duration,
 }
 
-impl Deadline {
-    fn new(after: Duration) -> Deadline {
-        Deadline { at: Instant::now().checked_add(after), after }
+impl TimeLimit {
+    fn new(timeout: Duration) -> TimeLimit {
+        TimeLimit { deadline: Instant::now().checked_add(timeout), timeout }
     }
 
-    fn left(&self) -> Duration {
-        self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+    fn remaining(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 }
 
-/// What an operation of this rank's fails with that has no answer.
+/// The error of an operation on a key of `rank` that got no response.
 #[cold]
-fn failed(rank: u32, error: ipc::CallError<()>) -> Error {
+fn no_response_error(rank: u32, error: ipc::CallError<()>) -> Error {
     match error {
         ipc::CallError::TimedOut { after, .. } => Error::TimedOut { rank, after },
         error if error.is_back_pressure() => Error::Full,
@@ -350,8 +356,8 @@ fn failed(rank: u32, error: ipc::CallError<()>) -> Error {
     }
 }
 
-/// A status that is no answer to what was asked.
-fn unexpected(rank: u32, status: Status) -> Error {
+/// The error of an operation on a key of `rank` that ended with a status other than its usual results.
+fn status_error(rank: u32, status: Status) -> Error {
     match status {
         Status::NodeGone => Error::NodeGone { rank },
         Status::OutOfMemory => Error::OutOfMemory { rank },
@@ -359,21 +365,21 @@ fn unexpected(rank: u32, status: Status) -> Error {
     }
 }
 
-/// Asks the node what it is. The lane is given back: few clients need it again.
-fn ask_info(name: &str, deadline: Deadline) -> Result<NodeInfo, AttachError> {
+/// Requests the description of the node. Closes the lane afterwards: few clients need it again.
+fn request_info(name: &str, limit: TimeLimit) -> Result<NodeInfo, AttachError> {
     let mut lane =
-        connect(name, service_names::bytes(name, 0), deadline, ipc::Client::<[u8], [u8]>::connect_within)?;
+        connect(name, service_names::bytes(name, 0), limit, ipc::Client::<[u8], [u8]>::connect_within)?;
     let mut request = Vec::new();
     let version = || AttachError::OtherVersion { name: name.to_owned() };
-    // A client that does not know the rank yet asks for the one that every cluster has; whoever gets it, answers.
-    let call = wire::BytesRequest { rank: 0, daemon: 0, op: wire::BytesOp::Info };
-    call.encode(&mut request).map_err(|_| version())?;
-    let info = lane.exchange_within(&request, Some(deadline.left()), |answer| {
-        NodeInfo::decode(wire::BytesResponse::decode(answer).ok()?.value)
+    // The client does not know the node's rank yet. The node ignores the rank in this request.
+    let request_info = wire::BytesRequest { rank: 0, daemon: 0, op: wire::BytesOp::Info };
+    request_info.encode(&mut request).map_err(|_| version())?;
+    let info = lane.exchange_within(&request, Some(limit.remaining()), |response| {
+        NodeInfo::decode(wire::BytesResponse::decode(response).ok()?.value)
     });
     let failed = |error| match error {
         ipc::CallError::TimedOut { .. } => {
-            AttachError::TimedOut { name: name.to_owned(), after: deadline.after }
+            AttachError::TimedOut { name: name.to_owned(), after: limit.timeout }
         }
         _ => AttachError::Gone { name: name.to_owned() },
     };
@@ -383,13 +389,13 @@ fn ask_info(name: &str, deadline: Deadline) -> Result<NodeInfo, AttachError> {
 fn connect<C>(
     node: &str,
     service: String,
-    deadline: Deadline,
+    limit: TimeLimit,
     connect: impl FnOnce(&str, Duration) -> Result<C, ipc::ConnectError>,
 ) -> Result<C, AttachError> {
-    connect(&service, deadline.left()).map_err(|cause| match cause {
+    connect(&service, limit.remaining()).map_err(|cause| match cause {
         ipc::ConnectError::NoServer { .. } => AttachError::NoNode { name: node.to_owned() },
         ipc::ConnectError::TimedOut { .. } => {
-            AttachError::TimedOut { name: node.to_owned(), after: deadline.after }
+            AttachError::TimedOut { name: node.to_owned(), after: limit.timeout }
         }
         cause => AttachError::Connect { service, cause },
     })

@@ -1,49 +1,49 @@
-//! Keys and values of 8 bytes, one operation at a time.
+//! Operations on 8-byte keys, one at a time.
 
-use super::{Client, Error, SwapOutcome, failed, unexpected};
+use super::{Client, Error, SwapOutcome, no_response_error, status_error};
 use crate::wire::{Op, Status, WordRequest, WordResponse};
 
-/// One at a time. Operations with tokens that are under way stay so. Each ends within the client's
-/// [timeout](Client::set_timeout).
+/// One operation at a time. Each returns within the client's [timeout](Client::set_timeout). Pipelined operations in flight are not
+/// affected.
 impl<T> Client<T> {
-    /// The value of a key.
+    /// Returns the value of a key, or `None` if the key does not exist.
     pub fn get(&mut self, key: u64) -> Result<Option<u64>, Error> {
         match self.exchange(WordRequest::new(Op::Get, 0, key))? {
             (_, WordResponse { status: Status::Done, value, .. }) => Ok(Some(value)),
             (_, WordResponse { status: Status::NotFound, .. }) => Ok(None),
-            (rank, response) => Err(unexpected(rank, response.status)),
+            (rank, response) => Err(status_error(rank, response.status)),
         }
     }
 
-    /// Gives a key a value.
+    /// Stores a value under a key.
     pub fn put(&mut self, key: u64, value: u64) -> Result<(), Error> {
         match self.exchange(WordRequest { value, ..WordRequest::new(Op::Put, 0, key) })? {
             (_, WordResponse { status: Status::Done, .. }) => Ok(()),
-            (rank, response) => Err(unexpected(rank, response.status)),
+            (rank, response) => Err(status_error(rank, response.status)),
         }
     }
 
-    /// Removes a key; says whether it was there.
+    /// Removes a key. Returns whether it existed.
     pub fn delete(&mut self, key: u64) -> Result<bool, Error> {
         match self.exchange(WordRequest::new(Op::Delete, 0, key))? {
             (_, WordResponse { status: Status::Done, .. }) => Ok(true),
             (_, WordResponse { status: Status::NotFound, .. }) => Ok(false),
-            (rank, response) => Err(unexpected(rank, response.status)),
+            (rank, response) => Err(status_error(rank, response.status)),
         }
     }
 
-    /// Gives a key a value if it has none; else says which it has.
+    /// Stores a value under a key that does not exist. Returns `None`, or the current value of a key that exists.
     pub fn insert(&mut self, key: u64, value: u64) -> Result<Option<u64>, Error> {
         match self.exchange(WordRequest { value, ..WordRequest::new(Op::Insert, 0, key) })? {
             (_, WordResponse { status: Status::Done, .. }) => Ok(None),
             (_, WordResponse { status: Status::Mismatch, value, .. }) => Ok(Some(value)),
-            (rank, response) => Err(unexpected(rank, response.status)),
+            (rank, response) => Err(status_error(rank, response.status)),
         }
     }
 
-    /// Gives a key a value if it has the expected one.
+    /// Stores a value under a key whose current value is `expected`.
     ///
-    /// Several clients that count together, each again and again until nobody was faster:
+    /// A counter that several clients share. Each retries until no other client was faster:
     ///
     /// ```
     /// # use crosstie_kv::node::{Node, NodeConfig};
@@ -79,24 +79,24 @@ impl<T> Client<T> {
             (_, WordResponse { status: Status::Done, .. }) => Ok(SwapOutcome::Done),
             (_, WordResponse { status: Status::Mismatch, value, .. }) => Ok(SwapOutcome::Mismatch(value)),
             (_, WordResponse { status: Status::NotFound, .. }) => Ok(SwapOutcome::NotFound),
-            (rank, response) => Err(unexpected(rank, response.status)),
+            (rank, response) => Err(status_error(rank, response.status)),
         }
     }
 
     #[inline]
     fn exchange(&mut self, request: WordRequest) -> Result<(u32, WordResponse), Error> {
-        let place = self.shard_map.shard_of_word(request.key);
-        let request = WordRequest { rank: place.rank, ..request };
+        let shard = self.shard_map.shard_of_word(request.key);
+        let request = WordRequest { rank: shard.rank, ..request };
         let timeout = Some(self.timeout);
-        let is_local = place.rank == self.info.rank;
-        let answer = match &mut self.ring {
+        let is_local = shard.rank == self.info.rank;
+        let response = match &mut self.ring {
             Some(ring) if !is_local => ring.exchange_within(&request, timeout, |response| *response),
             _ => {
-                let daemon = if is_local { place.daemon as usize } else { self.home };
+                let daemon = if is_local { shard.daemon as usize } else { self.home };
                 let lane = self.words.get_mut(daemon).ok_or(Error::ServerGone)?;
                 lane.exchange_within(&request, timeout, |response| *response)
             }
         };
-        Ok((place.rank, answer.map_err(|error| failed(place.rank, error))?))
+        Ok((shard.rank, response.map_err(|error| no_response_error(shard.rank, error))?))
     }
 }

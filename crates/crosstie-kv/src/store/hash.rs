@@ -1,29 +1,30 @@
-//! Hashes that others cannot foresee: each shard draws its own seed, so nobody can choose keys that meet in one place.
+//! Hashes that a client cannot predict: each shard draws a random seed, so that nobody can choose keys that collide.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// One shard's seed.
+/// The random seed of one shard.
 pub(super) struct Seed {
-    strings: RandomState,
+    bytes: RandomState,
     words: [u64; 4],
 }
 
 impl Seed {
     pub(super) fn random() -> Seed {
-        let strings = RandomState::new();
-        let words = [1u64, 2, 3, 4].map(|n| strings.hash_one(n));
-        Seed { strings, words }
+        let bytes = RandomState::new();
+        let words = [1u64, 2, 3, 4].map(|n| bytes.hash_one(n));
+        Seed { bytes, words }
     }
 
-    /// Two multiplications, each folded to its two halves' difference: short, and unlike SipHash fast for a single word.
+    /// Hashes an 8-byte key with two multiplications; the two halves of each product are combined by XOR. For a single word this
+    /// is much faster than SipHash.
     #[inline]
-    pub(super) fn word(&self, key: u64) -> u64 {
-        let [first, by, second, by_again] = self.words;
-        fold(fold(key ^ first, by) ^ second, by_again)
+    pub(super) fn hash_word(&self, key: u64) -> u64 {
+        let [xor_1, factor_1, xor_2, factor_2] = self.words;
+        fold(fold(key ^ xor_1, factor_1) ^ xor_2, factor_2)
     }
 
-    pub(super) fn string(&self, key: &[u8]) -> u64 {
-        self.strings.hash_one(key)
+    pub(super) fn hash_bytes(&self, key: &[u8]) -> u64 {
+        self.bytes.hash_one(key)
     }
 }
 

@@ -1,27 +1,27 @@
-//! One daemon's part of the store.
+//! One shard: the keys that one daemon owns.
 //!
-//! A [`Shard`] belongs to one thread. 8-byte keys with 8-byte values, and byte strings, are two spaces of keys beside each
-//! other under one memory limit.
+//! A [`Shard`] belongs to one thread. It has two keyspaces under one memory limit: 8-byte keys with 8-byte values, and byte
+//! strings. Which shard owns a key is decided elsewhere, see [`sharding`](crate::sharding).
 //!
 //! # Promises
 //!
-//! - A request is done or not done. [`Status::OutOfMemory`] means that nothing has changed.
-//! - All that the shard allocates counts against the limit: tables with their free slots and their directories, and byte strings with
-//!   what the allocator adds to each. It never holds more, not even for the moment in which it grows.
-//! - A get allocates nothing; neither does a put of an 8-byte key that exists, nor one of a byte string of the same length as before.
-//! - Keys that somebody chooses to harm the table do not: where a key lies depends on a seed that the shard draws.
+//! - A request is done completely or not at all. [`Status::OutOfMemory`] means that nothing has changed.
+//! - All memory that the shard allocates counts against the limit: tables with their vacant slots and their directories, and byte
+//!   strings with the allocator's overhead for each. The shard never holds more, not even while a table grows.
+//! - A get does not allocate. Neither does a put of an 8-byte key that exists, or of a byte string of the same length as before.
+//! - Chosen keys cannot degrade the tables: slots depend on a random seed of the shard.
 //!
-//! Memory of deleted byte strings is free again at once; places in the tables stay for new keys.
+//! The memory of deleted byte strings is freed at once. Slots of deleted keys stay allocated for new keys.
 
+mod bytes_map;
 mod hash;
-mod strings;
 mod table;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::wire::{self, Op, Status, WordRequest, WordResponse};
+use bytes_map::BytesMap;
 use hash::Seed;
-use strings::Strings;
 use table::{Slot, Table};
 
 /// The keys that one daemon owns.
@@ -36,24 +36,24 @@ use table::{Slot, Table};
 /// ```
 pub struct Shard {
     seed: Seed,
-    words: Table<Word, WORD_SLOTS>,
-    /// The value of key zero: in the table, zero means that there is no key.
-    zero: Option<u64>,
-    strings: Strings,
+    words: Table<WordEntry, WORD_SLOTS>,
+    /// The value of key zero, which is not in the table: there, key zero marks a vacant slot.
+    zero_value: Option<u64>,
+    bytes: BytesMap,
     stats: ShardStats,
 }
 
-/// Figures of a shard: the answer to [`wire::BytesOp::Stats`].
+/// Statistics of a shard: the value of the response to [`wire::BytesOp::Stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ShardStats {
-    /// 8-byte keys that it has.
+    /// 8-byte keys in the shard.
     pub words: u64,
-    /// Byte strings that it has.
+    /// Byte-string keys in the shard.
     pub strings: u64,
-    /// Bytes that it has allocated.
+    /// Bytes that the shard has allocated.
     pub bytes: u64,
-    /// Bytes that it may allocate.
+    /// Bytes that the shard may allocate.
     pub limit: u64,
     /// Gets so far.
     pub gets: u64,
@@ -67,22 +67,22 @@ pub struct ShardStats {
     pub inserts: u64,
     /// Compare-and-swaps so far.
     pub swaps: u64,
-    /// Inserts and compare-and-swaps that found another value, or for a swap none.
+    /// Inserts that found a value, and compare-and-swaps that found another value or none.
     pub mismatches: u64,
-    /// Requests refused for want of memory.
+    /// Requests that failed because no memory was left.
     pub out_of_memory: u64,
 }
 
-/// A table beyond this waits for memory at nearly every look-up: some times what a core's own cache holds.
-const CACHED: usize = 8 << 20;
-/// 64 KiB.
+/// In a table larger than this, nearly every lookup misses the cache: a few times the size of a core's private cache.
+const MAX_CACHED_BYTES: usize = 8 << 20;
+/// Slots of a segment: 64 KiB.
 const WORD_SLOTS: usize = 4096;
 
 /// A key that is not zero, and its value.
-type Word = [u64; 2];
+type WordEntry = [u64; 2];
 
-impl Slot for Word {
-    const VACANT: Word = [0; 2];
+impl Slot for WordEntry {
+    const VACANT: WordEntry = [0; 2];
     #[inline]
     fn is_vacant(&self) -> bool {
         self[0] == 0
@@ -90,27 +90,28 @@ impl Slot for Word {
 }
 
 impl Shard {
-    /// An empty shard that may allocate `limit` bytes. The first key of each kind takes some 64 KiB.
+    /// Creates an empty shard that may allocate `limit` bytes. The first key of each keyspace takes up to 64 KiB.
     pub fn new(limit: usize) -> Shard {
         Shard {
             seed: Seed::random(),
             words: Table::new(),
-            zero: None,
-            strings: Strings::new(),
+            zero_value: None,
+            bytes: BytesMap::new(),
             stats: ShardStats { limit: limit as u64, ..ShardStats::default() },
         }
     }
 
-    /// Does what `request` says.
+    /// Executes a request for an 8-byte key.
     ///
-    /// Whether the key belongs here is the caller's to check; its `rank` is not looked at.
+    /// The caller checks that this shard owns the key; `rank` is ignored.
     #[inline]
     pub fn apply(&mut self, request: &WordRequest) -> WordResponse {
         let WordRequest { op, key, value, .. } = *request;
-        // The two that nearly all requests are, by branches: a jump table costs more when they alternate at random.
+        // Gets and puts, which are nearly all requests, are handled by branches: with a random mix of them a jump table costs
+        // more.
         if op == Op::Get {
             self.stats.gets += 1;
-            let found = self.word(key);
+            let found = self.get_word(key);
             self.stats.hits += u64::from(found.is_some());
             return found.map_or(WordResponse::new(Status::NotFound, 0), |value| {
                 WordResponse::new(Status::Done, value)
@@ -118,32 +119,32 @@ impl Shard {
         }
         if op == Op::Put {
             self.stats.puts += 1;
-            if let Some(current) = self.word_mut(key) {
+            if let Some(current) = self.get_word_mut(key) {
                 *current = value;
                 return WordResponse::new(Status::Done, 0);
             }
         }
-        self.change(request)
+        self.apply_slow(request)
     }
 
-    /// Whether a core's own cache has most of the 8-byte keys, as far as one can tell from how many there are.
+    /// Whether most of the table of 8-byte keys fits in a core's private cache, judging by its size.
     #[inline]
     pub(crate) fn words_fit_in_cache(&self) -> bool {
-        self.words.allocated() <= CACHED
+        self.words.allocated() <= MAX_CACHED_BYTES
     }
 
-    /// Where an 8-byte key is if it is anywhere, or close to it: memory that [`Shard::apply`] will read.
+    /// The slot at which the search for an 8-byte key starts: memory that [`Shard::apply`] will read, for prefetching.
     #[inline]
     pub(crate) fn home_slot(&self, key: u64) -> Option<&[u64; 2]> {
-        self.words.home(self.seed.word(key))
+        self.words.home(self.seed.hash_word(key))
     }
 
-    /// The other requests, and puts of new keys.
+    /// Executes all requests but gets and puts of existing keys.
     #[inline(never)]
-    fn change(&mut self, request: &WordRequest) -> WordResponse {
+    fn apply_slow(&mut self, request: &WordRequest) -> WordResponse {
         let WordRequest { op, key, value, expected, .. } = *request;
         let (status, value) = match op {
-            // Never a get: `apply` has answered it.
+            // Not reached: `apply` has handled gets.
             Op::Get => (Status::NotFound, 0),
             Op::Put => (self.add_word(key, value), 0),
             Op::Delete => {
@@ -152,14 +153,14 @@ impl Shard {
             }
             Op::Insert => {
                 self.stats.inserts += 1;
-                match self.word(key) {
+                match self.get_word(key) {
                     Some(current) => (Status::Mismatch, current),
                     None => (self.add_word(key, value), 0),
                 }
             }
             Op::CompareAndSwap => {
                 self.stats.swaps += 1;
-                match self.word_mut(key) {
+                match self.get_word_mut(key) {
                     Some(current) if *current == expected => {
                         *current = value;
                         (Status::Done, 0)
@@ -169,88 +170,87 @@ impl Shard {
                 }
             }
         };
-        self.count(op, status);
+        self.count_failure(op, status);
         WordResponse::new(status, value)
     }
 
-    /// Does what `call` says. The response's value lies in the store.
+    /// Executes an operation on a byte string, or returns the statistics. The response's value is borrowed from the shard.
     ///
-    /// [`wire::BytesOp::Info`] is none of a shard's business, and is answered with [`Status::Misrouted`]. A key or value beyond
-    /// its limit is [`Status::Malformed`].
-    pub fn apply_bytes<'s>(&'s mut self, call: &wire::BytesOp<'_>) -> wire::BytesResponse<'s> {
+    /// [`wire::BytesOp::Info`] is not for a shard: its response is [`Status::Misrouted`]. A key or a value that is too long is
+    /// [`Status::Malformed`].
+    pub fn apply_bytes<'s>(&'s mut self, op: &wire::BytesOp<'_>) -> wire::BytesResponse<'s> {
         use wire::BytesOp;
-        let done = |status| wire::BytesResponse::new(status);
-        if let BytesOp::Info = call {
-            return done(Status::Misrouted);
+        if let BytesOp::Info = op {
+            return wire::BytesResponse::new(Status::Misrouted);
         }
-        let Some(key) = call.key() else {
+        let Some(key) = op.key() else {
             self.stats = self.stats();
             return wire::BytesResponse { status: Status::Done, value: self.stats.as_bytes() };
         };
-        let hash = self.seed.string(key);
-        let (op, status) = match *call {
+        let hash = self.seed.hash_bytes(key);
+        let (kind, status) = match *op {
             BytesOp::Get { .. } => {
                 self.stats.gets += 1;
-                (Op::Get, if self.strings.get(hash, key).is_some() { Status::Done } else { Status::NotFound })
+                (Op::Get, if self.bytes.get(hash, key).is_some() { Status::Done } else { Status::NotFound })
             }
             BytesOp::Put { value, .. } => {
                 self.stats.puts += 1;
-                (Op::Put, self.put_string(hash, key, value))
+                (Op::Put, self.put_bytes(hash, key, value))
             }
             BytesOp::Delete { .. } => {
                 self.stats.deletes += 1;
-                (Op::Delete, if self.strings.remove(hash, key) { Status::Done } else { Status::NotFound })
+                (Op::Delete, if self.bytes.remove(hash, key) { Status::Done } else { Status::NotFound })
             }
             BytesOp::Insert { value, .. } => {
                 self.stats.inserts += 1;
-                let status = match self.strings.get(hash, key) {
+                let status = match self.bytes.get(hash, key) {
                     Some(_) => Status::Mismatch,
-                    None => self.put_string(hash, key, value),
+                    None => self.put_bytes(hash, key, value),
                 };
                 (Op::Insert, status)
             }
             BytesOp::CompareAndSwap { expected, value, .. } => {
                 self.stats.swaps += 1;
-                let status = match self.strings.get(hash, key) {
-                    Some(current) if current == expected => self.put_string(hash, key, value),
+                let status = match self.bytes.get(hash, key) {
+                    Some(current) if current == expected => self.put_bytes(hash, key, value),
                     Some(_) => Status::Mismatch,
                     None => Status::NotFound,
                 };
                 (Op::CompareAndSwap, status)
             }
-            BytesOp::Info | BytesOp::Stats => unreachable!("they have no key"),
+            BytesOp::Info | BytesOp::Stats => unreachable!("requests without a key were handled above"),
         };
-        if op == Op::Get && status == Status::Done {
+        if kind == Op::Get && status == Status::Done {
             self.stats.hits += 1;
         }
-        self.count(op, status);
-        match (op, status) {
+        self.count_failure(kind, status);
+        match (kind, status) {
             (Op::Get, Status::Done) | (_, Status::Mismatch) => {
-                wire::BytesResponse { status, value: self.strings.get(hash, key).unwrap_or_default() }
+                wire::BytesResponse { status, value: self.bytes.get(hash, key).unwrap_or_default() }
             }
-            _ => done(status),
+            _ => wire::BytesResponse::new(status),
         }
     }
 
-    /// Figures, as of now.
+    /// The current statistics.
     pub fn stats(&self) -> ShardStats {
         ShardStats {
-            words: (self.words.len() + usize::from(self.zero.is_some())) as u64,
-            strings: self.strings.len() as u64,
+            words: (self.words.len() + usize::from(self.zero_value.is_some())) as u64,
+            strings: self.bytes.len() as u64,
             bytes: self.allocated() as u64,
             ..self.stats
         }
     }
 
     fn allocated(&self) -> usize {
-        self.words.allocated() + self.strings.allocated()
+        self.words.allocated() + self.bytes.allocated()
     }
 
-    fn spare(&self) -> usize {
+    fn spare_bytes(&self) -> usize {
         (self.stats.limit as usize).saturating_sub(self.allocated())
     }
 
-    fn count(&mut self, op: Op, status: Status) {
+    fn count_failure(&mut self, op: Op, status: Status) {
         match (op, status) {
             (_, Status::OutOfMemory) => self.stats.out_of_memory += 1,
             (Op::Insert | Op::CompareAndSwap, Status::Mismatch) | (Op::CompareAndSwap, Status::NotFound) => {
@@ -261,28 +261,28 @@ impl Shard {
     }
 
     #[inline]
-    fn word(&self, key: u64) -> Option<u64> {
+    fn get_word(&self, key: u64) -> Option<u64> {
         if key == 0 {
-            return self.zero;
+            return self.zero_value;
         }
-        self.words.get(self.seed.word(key), |slot| slot[0] == key).map(|slot| slot[1])
+        self.words.get(self.seed.hash_word(key), |slot| slot[0] == key).map(|slot| slot[1])
     }
 
     #[inline]
-    fn word_mut(&mut self, key: u64) -> Option<&mut u64> {
+    fn get_word_mut(&mut self, key: u64) -> Option<&mut u64> {
         if key == 0 {
-            return self.zero.as_mut();
+            return self.zero_value.as_mut();
         }
-        self.words.get_mut(self.seed.word(key), |slot| slot[0] == key).map(|slot| &mut slot[1])
+        self.words.get_mut(self.seed.hash_word(key), |slot| slot[0] == key).map(|slot| &mut slot[1])
     }
 
     fn add_word(&mut self, key: u64, value: u64) -> Status {
         if key == 0 {
-            self.zero = Some(value);
+            self.zero_value = Some(value);
             return Status::Done;
         }
-        let (hash, spare) = (self.seed.word(key), self.spare());
-        if !self.words.reserve(hash, spare, |slot| self.seed.word(slot[0])) {
+        let (hash, spare) = (self.seed.hash_word(key), self.spare_bytes());
+        if !self.words.reserve(hash, spare, |slot| self.seed.hash_word(slot[0])) {
             return Status::OutOfMemory;
         }
         self.words.insert(hash, [key, value]);
@@ -291,18 +291,18 @@ impl Shard {
 
     fn remove_word(&mut self, key: u64) -> bool {
         if key == 0 {
-            return self.zero.take().is_some();
+            return self.zero_value.take().is_some();
         }
-        let hash = self.seed.word(key);
-        self.words.remove(hash, |slot| slot[0] == key, |slot| self.seed.word(slot[0])).is_some()
+        let hash = self.seed.hash_word(key);
+        self.words.remove(hash, |slot| slot[0] == key, |slot| self.seed.hash_word(slot[0])).is_some()
     }
 
-    fn put_string(&mut self, hash: u64, key: &[u8], value: &[u8]) -> Status {
+    fn put_bytes(&mut self, hash: u64, key: &[u8], value: &[u8]) -> Status {
         if key.len() > wire::MAX_KEY || value.len() > wire::MAX_VALUE {
             return Status::Malformed;
         }
-        let spare = self.spare();
-        if self.strings.put(hash, key, value, spare) { Status::Done } else { Status::OutOfMemory }
+        let spare = self.spare_bytes();
+        if self.bytes.put(hash, key, value, spare) { Status::Done } else { Status::OutOfMemory }
     }
 }
 

@@ -7,19 +7,20 @@
 //! | slot | slot | ...            |       SLOTS each, linear probing from the lowest bits of the hash
 //! ```
 //!
-//! A full segment is split into two; the rest of the table stays where it is (extendible hashing). So growing never stops
-//! the daemon for longer than one segment takes, and never needs twice the memory. A look-up reads the directory, which stays in
-//! the cache, and one or two lines of a segment. Segments are not given back when their keys are deleted, new keys use them.
+//! A full segment is split into two; the rest of the table stays where it is (extendible hashing). So growing never stops the
+//! daemon for longer than one segment takes, and never needs twice the memory. A lookup reads the directory, which stays in the
+//! cache, and one or two cache lines of a segment. Segments are not freed when their keys are deleted; new keys use them.
 
-/// What a table is made of.
+/// A slot of a table: vacant, or an entry.
 pub(super) trait Slot: Sized {
-    /// A slot with nothing in it.
+    /// A vacant slot.
     const VACANT: Self;
     fn is_vacant(&self) -> bool;
 }
 
+/// The table. Its users choose the hashes and compare the keys.
 pub(super) struct Table<S, const SLOTS: usize> {
-    /// Numbers of segments. Empty at first, then 2^depth.
+    /// Indices of segments. Empty at first, then 2^depth entries.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment<S, SLOTS>>,
@@ -29,15 +30,15 @@ pub(super) struct Table<S, const SLOTS: usize> {
 struct Segment<S, const SLOTS: usize> {
     slots: Box<[S; SLOTS]>,
     len: u32,
-    /// How many of the highest bits all hashes in it have in common.
+    /// The number of highest bits that all hashes in this segment have in common.
     depth: u32,
 }
 
-/// Bits that choose a segment, at most. A table that would need more is full.
+/// The most bits of the hash that choose a segment. A table that would need more is full.
 const MAX_DEPTH: u32 = 28;
 
 impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
-    /// Slots of a segment that may be taken. One in five stays free, which keeps probing short.
+    /// The most occupied slots of a segment. One in five stays vacant, which keeps probing short.
     const FULL: usize = SLOTS - SLOTS.div_ceil(5);
 
     pub(super) fn new() -> Self {
@@ -45,7 +46,7 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
         Table { directory: Vec::new(), depth: 0, segments: Vec::new(), len: 0 }
     }
 
-    /// Slots that are taken.
+    /// Occupied slots.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -58,32 +59,32 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
     }
 
     #[inline]
-    pub(super) fn get(&self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&S> {
+    pub(super) fn get(&self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<&S> {
         let segment = &self.segments[self.segment_of(hash)?];
-        segment.find(hash, is).map(|at| &segment.slots[at])
+        segment.find(hash, matches).map(|at| &segment.slots[at])
     }
 
-    /// Where a slot with `hash` is looked for first.
+    /// The slot at which the search for `hash` starts.
     #[inline]
     pub(super) fn home(&self, hash: u64) -> Option<&S> {
         Some(&self.segments[self.segment_of(hash)?].slots[Segment::<S, SLOTS>::home(hash)])
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&mut S> {
+    pub(super) fn get_mut(&mut self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<&mut S> {
         let segment = self.segment_of(hash)?;
         let segment = &mut self.segments[segment];
-        segment.find(hash, is).map(|at| &mut segment.slots[at])
+        segment.find(hash, matches).map(|at| &mut segment.slots[at])
     }
 
-    /// Makes room for one more slot with `hash`. Allocates `spare` bytes at most, and if they do not suffice says `false`.
+    /// Makes space for one more entry with `hash`. Allocates at most `spare` bytes, and returns `false` if they are not enough.
     pub(super) fn reserve(&mut self, hash: u64, mut spare: usize, hash_of: impl Fn(&S) -> u64) -> bool {
         loop {
             let full = match self.segment_of(hash) {
                 Some(segment) if (self.segments[segment].len as usize) < Self::FULL => return true,
                 full => full,
             };
-            // Everything new is paid for, though what it replaces will be freed: for a moment, both are there.
+            // All new memory counts, though the memory it replaces is freed later: for a moment both exist.
             let more_segments = self.segments.len() == self.segments.capacity();
             let segments = if more_segments { (self.segments.len() * 2).max(4) } else { 0 };
             let more_directory = full.is_none_or(|full| self.segments[full].depth == self.depth);
@@ -113,7 +114,7 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
         }
     }
 
-    /// Puts `slot`, which must not be there yet, where there is room for it.
+    /// Inserts an entry whose key is not in the table. [`reserve`](Table::reserve) must have made space for it.
     pub(super) fn insert(&mut self, hash: u64, slot: S) {
         let Some(segment) = self.segment_of(hash) else { unreachable!("an insert follows a reserve") };
         debug_assert!((self.segments[segment].len as usize) < Self::FULL);
@@ -124,29 +125,29 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
     pub(super) fn remove(
         &mut self,
         hash: u64,
-        is: impl Fn(&S) -> bool,
+        matches: impl Fn(&S) -> bool,
         hash_of: impl Fn(&S) -> u64,
     ) -> Option<S> {
         let segment = self.segment_of(hash)?;
         let segment = &mut self.segments[segment];
-        let at = segment.find(hash, is)?;
+        let at = segment.find(hash, matches)?;
         self.len -= 1;
         Some(segment.remove(at, hash_of))
     }
 
     #[inline]
     fn segment_of(&self, hash: u64) -> Option<usize> {
-        // In two steps: a shift by 64 would be none.
+        // Two shifts: with depth 0, one shift by 64 would overflow.
         self.directory.get(((hash >> 1) >> (63 - self.depth)) as usize).map(|&segment| segment as usize)
     }
 
-    /// Moves the half of segment `full` whose next bit is set into a new segment. `hash` is one that belongs into `full`.
+    /// Splits segment `full`: entries whose next hash bit is set move into a new segment. `hash` is any hash that belongs into `full`.
     fn split(&mut self, full: usize, hash: u64, hash_of: &impl Fn(&S) -> u64) {
         let old = &mut self.segments[full];
         old.depth += 1;
         let depth = old.depth;
         let mut new = Segment::new(depth);
-        old.sort(hash_of, |hash| hash >> (64 - depth) & 1 == 1, &mut new);
+        old.partition(hash_of, |hash| hash >> (64 - depth) & 1 == 1, &mut new);
 
         let number = self.segments.len() as u32;
         self.segments.push(new);
@@ -175,11 +176,11 @@ impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
 
     // Probing ends: some slots are always vacant.
     #[inline]
-    fn find(&self, hash: u64, is: impl Fn(&S) -> bool) -> Option<usize> {
+    fn find(&self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<usize> {
         let mut at = Self::home(hash);
         loop {
             let slot = &self.slots[at];
-            if is(slot) {
+            if matches(slot) {
                 return Some(at);
             }
             if slot.is_vacant() {
@@ -203,13 +204,13 @@ impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
         std::mem::replace(&mut self.slots[at], S::VACANT)
     }
 
-    /// Takes a slot out, and moves those behind it up that were only there because it was taken.
+    /// Removes an entry. Moves later entries of the probe sequence closer to their home slots.
     fn remove(&mut self, at: usize, hash_of: impl Fn(&S) -> u64) -> S {
         let removed = self.take(at);
         let (mut hole, mut at) = (at, Self::after(at));
         while !self.slots[at].is_vacant() {
             let home = Self::home(hash_of(&self.slots[at]));
-            // It may move unless its home lies behind the hole.
+            // The entry may move into the hole unless its home slot lies after the hole.
             if (at.wrapping_sub(home) & (SLOTS - 1)) >= (at.wrapping_sub(hole) & (SLOTS - 1)) {
                 self.slots.swap(hole, at);
                 hole = at;
@@ -219,15 +220,15 @@ impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
         removed
     }
 
-    /// Moves the slots that `goes` into `new`, and the others up to where they would be without those.
-    fn sort(&mut self, hash_of: &impl Fn(&S) -> u64, goes: impl Fn(u64) -> bool, new: &mut Self) {
-        // From behind a vacant slot on, whatever a slot was moved on by lies before it and has been sorted.
+    /// Moves the entries for which `moves` is true into `new`, and the others to where they would be without those.
+    fn partition(&mut self, hash_of: &impl Fn(&S) -> u64, moves: impl Fn(u64) -> bool, new: &mut Self) {
+        // Starts after a vacant slot. Then the entries that displaced an entry come before it and have already been moved.
         let vacant = self.slots.iter().position(S::is_vacant).unwrap_or(0);
         for at in (vacant + 1..SLOTS).chain(0..vacant) {
             if !self.slots[at].is_vacant() {
                 let hash = hash_of(&self.slots[at]);
                 let slot = self.take(at);
-                if goes(hash) { new.insert(hash, slot) } else { self.insert(hash, slot) }
+                if moves(hash) { new.insert(hash, slot) } else { self.insert(hash, slot) }
             }
         }
     }
@@ -241,26 +242,26 @@ mod tests {
 
     use super::*;
 
-    /// A key, which is its own hash, and a value. Zero is none.
-    type Pair = (u64, u32);
+    /// A key, which is its own hash, and a value. Key 0 means vacant.
+    type Entry = (u64, u32);
 
-    impl Slot for Pair {
-        const VACANT: Pair = (0, 0);
+    impl Slot for Entry {
+        const VACANT: Entry = (0, 0);
         fn is_vacant(&self) -> bool {
             self.0 == 0
         }
     }
 
-    type Small = Table<Pair, 8>;
+    type Small = Table<Entry, 8>;
 
     fn reserve(table: &mut Small, key: u64, spare: usize) -> bool {
         table.reserve(key, spare, |slot| slot.0)
     }
 
     proptest! {
-        /// Keys whose hashes meet in few segments and few homes, or nowhere: what was put in is there, what was not is not.
+        /// With keys whose hashes collide in few segments and few home slots, the table contains exactly what was inserted.
         #[test]
-        fn it_is_a_map(steps in prop::collection::vec((0u64..4, 1u64..8, 0u64..40, any::<bool>(), any::<u32>()), 0..400)) {
+        fn table_behaves_as_a_map(steps in prop::collection::vec((0u64..4, 1u64..8, 0u64..40, any::<bool>(), any::<u32>()), 0..400)) {
             let mut table = Small::new();
             let mut oracle = BTreeMap::new();
             for (high, low, middle, put, value) in steps {
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn it_allocates_no_more_than_it_may() {
+    fn table_never_allocates_more_than_its_limit() {
         let mut table = Small::new();
         let limit = 4000;
         let mut key = 0u64;
@@ -304,9 +305,9 @@ mod tests {
         assert!(table.len() > 60, "{}", table.len());
     }
 
-    /// Equal hashes cannot be separated by splitting. The table says so before it has eaten all memory.
+    /// Splitting cannot separate equal hashes. `reserve` fails before it has used all memory.
     #[test]
-    fn equal_hashes_fill_it() {
+    fn reserve_fails_when_a_segment_is_full_of_equal_hashes() {
         let mut table = Small::new();
         for n in 0..Small::FULL as u32 {
             assert!(reserve(&mut table, 5, 1 << 20));

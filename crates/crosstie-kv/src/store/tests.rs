@@ -15,7 +15,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a store with endless memory would say to it, and the value that the key would have then.
+/// The status that a store with unlimited memory would return, and the value that the key would have then.
 fn expected<V: Clone + PartialEq>(
     op: Op,
     current: Option<&V>,
@@ -42,22 +42,22 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 
 proptest! {
     #[test]
-    fn words_are_a_map(steps in prop::collection::vec((op(), 0u64..24, 0u64..4, 0u64..4), 0..300)) {
+    fn words_behave_as_a_map(steps in prop::collection::vec((op(), 0u64..24, 0u64..4, 0u64..4), 0..300)) {
         let mut shard = Shard::new(1 << 20);
         let mut oracle = BTreeMap::new();
         for (op, key, value, wanted) in steps {
-            let answer = shard.apply(&WordRequest { value, expected: wanted, ..WordRequest::new(op, 0, key) });
+            let response = shard.apply(&WordRequest { value, expected: wanted, ..WordRequest::new(op, 0, key) });
             let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
-            let says = matches!(status, Status::Mismatch) || op == Op::Get;
-            prop_assert_eq!(answer, WordResponse::new(status, new.filter(|_| says).unwrap_or(0)));
+            let has_value = matches!(status, Status::Mismatch) || op == Op::Get;
+            prop_assert_eq!(response, WordResponse::new(status, new.filter(|_| has_value).unwrap_or(0)));
             set(&mut oracle, key, new);
             prop_assert_eq!(shard.stats().words, oracle.len() as u64);
         }
     }
 
-    /// Under a limit that is hit, a string is stored whole or the shard is as before.
+    /// When the limit is reached, a byte string is stored completely or the shard does not change.
     #[test]
-    fn strings_are_a_map_and_the_limit_holds(
+    fn byte_strings_behave_as_a_map_within_the_limit(
         steps in prop::collection::vec((op(), 0usize..300, prop_oneof![0usize..40, 0usize..4000], any::<bool>()), 0..400),
     ) {
         let limit = 150_000;
@@ -67,7 +67,7 @@ proptest! {
             let key = vec![key as u8; key];
             let value = vec![n as u8; len];
             let wanted = if right { oracle.get(&key).cloned().unwrap_or_default() } else { vec![9; 2] };
-            let call = match op {
+            let bytes_op = match op {
                 Op::Get => BytesOp::Get { key: &key },
                 Op::Put => BytesOp::Put { key: &key, value: &value },
                 Op::Delete => BytesOp::Delete { key: &key },
@@ -76,15 +76,15 @@ proptest! {
             };
             let (status, new) = expected(op, oracle.get(&key), &wanted, &value);
             let before = shard.stats().bytes as usize;
-            let answer = shard.apply_bytes(&call);
-            if answer.status == Status::OutOfMemory {
-                prop_assert!(status == Status::Done && answer.value.is_empty());
-                // There was indeed no room: for the string, or for one more segment with it.
+            let response = shard.apply_bytes(&bytes_op);
+            if response.status == Status::OutOfMemory {
+                prop_assert!(status == Status::Done && response.value.is_empty());
+                // There was indeed no memory for the byte string, or for one more segment with it.
                 prop_assert!(before + key.len() + value.len() + 40_000 > limit, "refused at {} bytes", before);
             } else {
-                prop_assert_eq!(answer.status, status);
-                let says = matches!(status, Status::Mismatch) || op == Op::Get;
-                prop_assert_eq!(answer.value, new.as_deref().filter(|_| says).unwrap_or_default());
+                prop_assert_eq!(response.status, status);
+                let has_value = matches!(status, Status::Mismatch) || op == Op::Get;
+                prop_assert_eq!(response.value, new.as_deref().filter(|_| has_value).unwrap_or_default());
                 set(&mut oracle, key, new);
             }
             let stats = shard.stats();
@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn many_words_survive_growing_and_shrinking() {
+fn all_words_are_found_after_growing_and_deleting() {
     let mut shard = Shard::new(64 << 20);
     let keys = 100_000;
     let get = |shard: &mut Shard, key| shard.apply(&WordRequest::new(Op::Get, 0, key));
@@ -118,11 +118,11 @@ fn many_words_survive_growing_and_shrinking() {
 }
 
 #[test]
-fn a_full_shard_refuses_new_words_only() {
+fn full_shard_refuses_only_new_words() {
     let mut shard = Shard::new(1 << 20);
     let put = |key, value| WordRequest { value, ..WordRequest::new(Op::Put, 0, key) };
     let full = (0..).find(|&key| shard.apply(&put(key, 1)).status == Status::OutOfMemory).unwrap();
-    // 16 bytes a key, between 0.4 and 0.8 full.
+    // 16 bytes per key, in segments that are between 40 % and 80 % full.
     assert!((26_000..53_000).contains(&full), "{full}");
     assert!((0..full).all(|key| shard.apply(&put(key, 2)).status == Status::Done));
     assert_eq!(shard.apply(&WordRequest::new(Op::Get, 0, full)).status, Status::NotFound);
@@ -130,14 +130,14 @@ fn a_full_shard_refuses_new_words_only() {
     assert_eq!(shard.apply(&WordRequest::new(Op::Insert, 0, full)).status, Status::OutOfMemory);
     assert_eq!(shard.stats().out_of_memory, 2);
     assert!(shard.stats().bytes <= 1 << 20);
-    // A deleted key makes room where it was.
+    // New keys use the slots of deleted keys.
     let deleted =
         (0..full).all(|key| shard.apply(&WordRequest::new(Op::Delete, 0, key)).status == Status::Done);
     assert!(deleted && shard.apply(&put(full, 3)).status == Status::Done);
 }
 
 #[test]
-fn a_limit_of_nothing_holds_nothing() {
+fn shard_with_limit_zero_stores_nothing() {
     let mut shard = Shard::new(0);
     assert_eq!(shard.apply(&WordRequest::new(Op::Get, 0, 1)).status, Status::NotFound);
     assert_eq!(shard.apply(&WordRequest::new(Op::Delete, 0, 1)).status, Status::NotFound);
@@ -149,7 +149,7 @@ fn a_limit_of_nothing_holds_nothing() {
 }
 
 #[test]
-fn lengths_and_kinds_are_checked() {
+fn apply_bytes_checks_lengths_and_rejects_info() {
     let mut shard = Shard::new(8 << 20);
     let value = vec![1; wire::MAX_VALUE + 1];
     let put = |value| BytesOp::Put { key: b"key", value };

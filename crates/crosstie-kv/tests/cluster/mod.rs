@@ -1,7 +1,7 @@
-//! Clusters for tests, and clients that know what they should hear.
+//! Clusters for tests, and clients that check every response against a model.
 #![allow(dead_code, reason = "each test uses a part")]
 
-pub(crate) mod other;
+pub(crate) mod process;
 #[path = "../../../crosstie/tests/rng/mod.rs"]
 mod rng;
 
@@ -18,8 +18,8 @@ use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
 pub(crate) use rng::{Random, seed};
 
-/// After this long without an answer something hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// After this long without progress a test fails: something hangs.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const BACKENDS: [Backend; 2] = [Backend::Meta, Backend::Delegation];
 
@@ -28,7 +28,7 @@ pub(crate) fn fresh_name(what: &str) -> String {
     format!("kv-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Where nodes of a cluster listen, before any of them runs.
+/// The listeners of a cluster's nodes, before any node runs.
 pub(crate) struct Plan {
     pub(crate) secret: Secret,
     pub(crate) listeners: Vec<TcpListener>,
@@ -51,7 +51,7 @@ impl Plan {
     }
 }
 
-/// All nodes of a cluster in this process, connected.
+/// Starts all nodes of a cluster in this process, and waits until they are connected.
 pub(crate) fn start(nodes: u32, adjust: impl Fn(&mut NodeConfig)) -> Vec<Node> {
     let name = fresh_name("cluster");
     let plan = Plan::new(nodes);
@@ -65,15 +65,15 @@ pub(crate) fn start(nodes: u32, adjust: impl Fn(&mut NodeConfig)) -> Vec<Node> {
         }
     };
     let cluster: Vec<Node> = (0..nodes).map(start).collect();
-    cluster.iter().for_each(|node| node.wait_for_peers(PATIENCE).unwrap());
+    cluster.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
     cluster
 }
 
-/// Makes `count` operations on keys of its own, several at a time, and checks every answer.
+/// Makes `count` operations on keys that only this client uses, several at a time, and checks every response.
 pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u64, keys: u64) {
     let mut numbers = Random(seed ^ owner);
     let mut model: HashMap<u64, u64> = HashMap::new();
-    // What is under way, by key, with what it must hear.
+    // Operations in flight, by key, with the expected response.
     let mut pending: HashMap<u64, (WordRequest, Status, u64)> = HashMap::new();
     let (mut begun, mut ended, mut last) = (0, 0, Instant::now());
     while ended < count {
@@ -82,7 +82,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
             if pending.contains_key(&key) {
                 break;
             }
-            let (request, expectation) = ask(&mut numbers, &model, key);
+            let (request, expectation) = next_operation(&mut numbers, &model, key);
             match client.begin(request, key) {
                 Ok(()) => {
                     begun += 1;
@@ -97,7 +97,8 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
         }
         let before = ended;
         client.poll(|key, response| {
-            let (request, status, value) = pending.remove(&key).expect("answered twice, or never asked");
+            let (request, status, value) =
+                pending.remove(&key).expect("a response without an operation, or a second response");
             assert_eq!(response, WordResponse::new(status, value), "{request:?}");
             if status == Status::Done {
                 match request.op {
@@ -109,7 +110,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
             ended += 1;
         });
         if ended == before {
-            assert!(last.elapsed() < PATIENCE, "no answer for {:?}", pending.values().next());
+            assert!(last.elapsed() < TIMEOUT, "no response for {:?}", pending.values().next());
             client.wait(Some(Duration::from_millis(1)));
         } else {
             last = Instant::now();
@@ -118,7 +119,7 @@ pub(crate) fn exercise(client: &mut Client<u64>, owner: u64, seed: u64, count: u
     assert_eq!(client.in_flight(), 0);
 }
 
-fn ask(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (WordRequest, (Status, u64)) {
+fn next_operation(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (WordRequest, (Status, u64)) {
     let value = numbers.next();
     let current = model.get(&key).copied();
     let new = |op| WordRequest { value, ..WordRequest::new(op, 0, key) };
@@ -146,7 +147,7 @@ fn ask(numbers: &mut Random, model: &HashMap<u64, u64>, key: u64) -> (WordReques
     }
 }
 
-/// Clients on all nodes at once, as threads.
+/// Runs [`exercise`] with `clients` client threads on each node at the same time.
 pub(crate) fn exercise_all(cluster: &[Node], clients: u64, count: u64, keys: u64) {
     let seed = seed();
     std::thread::scope(|scope| {

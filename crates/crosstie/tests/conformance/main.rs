@@ -1,25 +1,25 @@
 //! The device contract in executable form: one suite for every provider. See [`harness`] for how to call it.
 //!
-//! Cases with two devices use both, also without `--across`. If nothing is asked for, the suite runs besides on wrapped
-//! devices, and once more what concerns memory registered in place, with `process_vm_readv` and `process_vm_writev`
-//! refused.
+//! Cases with two devices use both, also without `--across`. By default the suite also runs on devices that are wrapped in a
+//! fault device, and runs the cases for memory registered in place once more with `process_vm_readv` and
+//! `process_vm_writev` forbidden.
 
 mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod participant;
 #[path = "../seccomp/mod.rs"]
 mod seccomp;
-mod side;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cases::UNSUPPORTED;
 use harness::{Restriction, Run, Suite, TestSetup};
-use side::{Side, provider};
+use participant::{Participant, provider};
 
 fn main() -> ExitCode {
-    let suite = Suite::<Side> {
+    let suite = Suite::<Participant> {
         name: "conformance",
         cases: cases::all().collect(),
         timeout: Duration::from_secs(60),
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         extra_runs: |setup| {
             let wrapped = TestSetup { wrapped: true, ..setup.clone() };
             let wrapped = Run { setup: wrapped, processes: false, restriction: None };
-            // The last: what it forbids stays forbidden.
+            // This run is the last one, because its restriction cannot be lifted.
             vec![wrapped, Run { setup: setup.clone(), processes: true, restriction: Some(BY_PROXY) }]
         },
     };
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The kernel refuses to let one process at another's memory, so that the owner has to copy.
+/// The kernel forbids access to another process's memory, so that the owner's service thread has to copy.
 const BY_PROXY: Restriction = Restriction {
     what: "process_vm_readv and process_vm_writev refused",
     apply: || {

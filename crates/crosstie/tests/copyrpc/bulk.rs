@@ -1,4 +1,4 @@
-//! Payloads that no ring holds, and READ and WRITE by themselves.
+//! Bulk payloads, which do not fit into a ring, and READ and WRITE of the application.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -12,26 +12,26 @@ use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cases::ring;
-use crate::failed_calls::{doomed_notices, serve_while, stop, until};
-use crate::load::{Answering, Line, Load, TIMEOUT, User, drive};
+use crate::failed_calls::{peer_notices_close, poll_until, send_stop, serve_until_stop};
+use crate::load::{Caller, Load, ReplyMode, TIMEOUT, User, drive};
 use crate::side::Side;
 
 fn with_bulk(ring_bytes: usize, bulk: usize) -> EndpointConfig {
     EndpointConfig { bulk, ..ring(ring_bytes) }
 }
 
-/// Bytes of which any two pieces differ.
+/// Bytes in which any two pieces differ.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64)
         .flat_map(|i| (seed ^ i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes());
     words.take(len).collect()
 }
 
-/// One call, and its answer.
+/// Makes one call and waits for its response.
 fn ask(context: &Context<User>, endpoint: &Endpoint<User>, request: &[u8], response: usize) -> Vec<u8> {
     let answer = RefCell::new(None);
     endpoint.call(request, response, (0, 0)).expect("called");
-    until(context, || answer.borrow().is_some(), |_, got| *answer.borrow_mut() = Some(got));
+    poll_until(context, || answer.borrow().is_some(), |_, got| *answer.borrow_mut() = Some(got));
     answer.take().flatten_ok()
 }
 
@@ -45,10 +45,10 @@ impl FlattenOk for Option<Result<Vec<u8>, CallFailed>> {
     }
 }
 
-/// The next request.
+/// Waits for the next request.
 fn next(context: &Context<User>) -> RecvHandle<User> {
     let request = Cell::new(None);
-    until(
+    poll_until(
         context,
         || {
             request.set(context.recv());
@@ -62,7 +62,7 @@ fn next(context: &Context<User>) -> RecvHandle<User> {
     request.take().expect("a request")
 }
 
-/// Answers, however long that takes.
+/// Replies, and tries again while there is back-pressure.
 fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
     let mut request = Some(request);
     let begin = Instant::now();
@@ -76,7 +76,7 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
     }
 }
 
-pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
+pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut Side) {
     let most = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(1 << 14, most));
@@ -102,7 +102,7 @@ pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
             }
             reply(&context, request, &bytes(!0, response_len));
         }
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     for (request, response) in &pairs {
         let answer = ask(&context, &endpoint, &bytes(*request as u64, *request), *response);
@@ -111,16 +111,16 @@ pub(crate) fn bulk_sizes_around_every_limit(side: &mut Side) {
     assert_eq!(endpoint.pending_calls(), 0);
     let counters = context.counters();
     assert!(counters.bulk_calls > 0 && counters.bulk_calls < pairs.len() as u64, "{counters:?}");
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_of_64_mib(side: &mut Side) {
-    // An emulated network in an emulated machine takes minutes for that.
+pub(crate) fn bulk_payload_of_64_mib_arrives(side: &mut Side) {
+    // Soft-RoCE in an emulated machine would take minutes.
     let bytes = if side.is_slow() { 2 << 20 } else { 64 << 20 };
     echo(side, bytes, 3);
 }
 
-pub(crate) fn bulk_of_256_mib(side: &mut Side) {
+pub(crate) fn bulk_payload_of_256_mib_arrives(side: &mut Side) {
     echo(side, if side.is_slow() { 4 << 20 } else { 256 << 20 }, 1);
 }
 
@@ -133,10 +133,10 @@ fn echo(side: &mut Side, len: usize, rounds: u64) {
             let bytes = request.data().to_vec();
             reply(&context, request, &bytes);
         }
-        // The first answer was short, and came by the ring.
+        // The first response was short, and travelled in the ring.
         let counters = context.counters();
         assert_eq!(counters.bulk_replies, rounds);
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     let short = bytes(7, 5000);
     assert!(ask(&context, &endpoint, &short, len) == short, "a short one");
@@ -146,22 +146,22 @@ fn echo(side: &mut Side, len: usize, rounds: u64) {
     }
     let refused = endpoint.call(&vec![0; len + 1], 0, (1, 1)).expect_err("too long");
     assert!(!refused.cause.is_back_pressure() && refused.user == (1, 1), "{}", refused.cause);
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_among_small_calls(side: &mut Side) {
+pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut Side) {
     let calls = if side.is_slow() { 60 } else { 600 };
     let longest = if side.is_slow() { 1 << 17 } else { 400_000 };
-    for (ring_bytes, bulk, answering) in [
-        (1 << 13, 1 << 21, Answering::default()),
-        (1 << 16, 1 << 22, Answering { keep: 5, shuffled: true, ..Answering::default() }),
-        (512, 1 << 20, Answering { detached: true, ..Answering::default() }),
+    for (ring_bytes, bulk, reply_mode) in [
+        (1 << 13, 1 << 21, ReplyMode::default()),
+        (1 << 16, 1 << 22, ReplyMode { keep: 5, shuffled: true, ..ReplyMode::default() }),
+        (512, 1 << 20, ReplyMode { detached: true, ..ReplyMode::default() }),
     ] {
         let context = side.context();
         let endpoint = side.connect(&context, &with_bulk(ring_bytes, bulk));
         let load = Load { calls, depth: 24, request: 100, response: 60, long: Some((6, longest)), drops: 9 };
-        let mut lines = [Line::new(endpoint, load, side.seed + side.index as u64)];
-        drive(&context, &mut lines, answering, side.seed);
+        let mut callers = [Caller::new(endpoint, load, side.seed + side.index as u64)];
+        drive(&context, &mut callers, reply_mode, side.seed);
         let counters = context.counters();
         assert!(
             counters.bulk_calls > 0 && counters.bulk_replies > 0 && counters.bulk_bytes > 0,
@@ -171,9 +171,9 @@ pub(crate) fn bulk_among_small_calls(side: &mut Side) {
     }
 }
 
-pub(crate) fn bulk_of_several_endpoints(side: &mut Side) {
+pub(crate) fn bulk_calls_of_several_endpoints_work(side: &mut Side) {
     let context = side.context();
-    let mut lines = Vec::new();
+    let mut callers = Vec::new();
     // Emulated guests that are given more at once take longer than an acknowledgement may, and Soft-RoCE answers a WRITE that
     // is sent again in the middle of others as an invalid request.
     let (endpoints, calls, depth, longest) =
@@ -181,13 +181,13 @@ pub(crate) fn bulk_of_several_endpoints(side: &mut Side) {
     for i in 0..endpoints {
         let endpoint = side.connect(&context, &with_bulk(4096, 1 << 20));
         let load = Load { calls, depth, request: 60, response: 60, long: Some((4, longest)), drops: 0 };
-        lines.push(Line::new(endpoint, load, side.seed + i));
+        callers.push(Caller::new(endpoint, load, side.seed + i));
     }
-    drive(&context, &mut lines, Answering { keep: 7, shuffled: true, ..Answering::default() }, side.seed);
+    drive(&context, &mut callers, ReplyMode { keep: 7, shuffled: true, ..ReplyMode::default() }, side.seed);
     side.meet();
 }
 
-pub(crate) fn bulk_back_pressure(side: &mut Side) {
+pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut Side) {
     // The caller has room for four requests, the other side for one.
     let len = 200_000;
     let context = side.context::<User>();
@@ -197,14 +197,14 @@ pub(crate) fn bulk_back_pressure(side: &mut Side) {
     if side.index == 0 {
         for number in 0..4 {
             endpoint.call(&bytes(number, len), 8, (0, number)).expect("called");
-            // Small ones wait for their turn.
+            // Small calls wait behind the large ones.
             endpoint.call(&number.to_le_bytes(), 8, (1, number)).expect("called");
         }
         let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
         assert_eq!((refused.cause, refused.user), (Refusal::NoBulkMemory.into(), (0, 9)));
         assert!(refused.cause.is_back_pressure());
         let ended = RefCell::new(Vec::new());
-        until(
+        poll_until(
             &context,
             || ended.borrow().len() == 8,
             |user, answer| {
@@ -214,13 +214,13 @@ pub(crate) fn bulk_back_pressure(side: &mut Side) {
         );
         assert_eq!(*ended.borrow(), (0..8).map(|n| ((n % 2) as u32, n / 2)).collect::<Vec<_>>(), "in order");
         endpoint.call(&bytes(9, len), 8, (0, 9)).expect("the memory is back");
-        until(&context, || ended.borrow().len() == 9, |user, _| ended.borrow_mut().push(user));
+        poll_until(&context, || ended.borrow().len() == 9, |user, _| ended.borrow_mut().push(user));
 
-        // The other way: answers that wait for memory.
+        // The other direction: responses that wait for memory.
         for number in 0..3 {
             endpoint.call(&[7], len, (2, number)).expect("called");
         }
-        until(
+        poll_until(
             &context,
             || ended.borrow().len() == 12,
             |user, answer| {
@@ -228,12 +228,12 @@ pub(crate) fn bulk_back_pressure(side: &mut Side) {
                 ended.borrow_mut().push(user);
             },
         );
-        return stop(side, &context, &endpoint);
+        return send_stop(side, &context, &endpoint);
     }
     for number in 0..4 {
         let large = next(&context);
         assert!(large.data().to_vec() == bytes(number, len));
-        // While it is kept, nothing that is behind the next large one comes.
+        // While it is held, no request behind the next large one arrives.
         let small = next(&context);
         assert_eq!(small.data().to_vec(), number.to_le_bytes());
         for _ in 0..300 {
@@ -257,10 +257,10 @@ pub(crate) fn bulk_back_pressure(side: &mut Side) {
     assert_eq!(second.data().to_vec(), [7], "as it was");
     reply(&context, second, &bytes(1, len));
     reply(&context, requests.next().expect("the third"), &bytes(2, len));
-    serve_while(side, &context, &endpoint);
+    serve_until_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_calls_that_time_out(side: &mut Side) {
+pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut Side) {
     let len = 1 << 17;
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(4096, len));
@@ -268,31 +268,31 @@ pub(crate) fn bulk_calls_that_time_out(side: &mut Side) {
         for round in 0..3u64 {
             let request = next(&context);
             assert!(request.data().to_vec() == bytes(round, len));
-            // Until the other side has given up.
+            // The call has timed out on the other side now.
             side.meet();
             reply(&context, request, &bytes(!round, len));
             context.poll(|_, _| ());
         }
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     for round in 0..3 {
         let time = Duration::from_millis(if side.is_slow() { 400 } else { 30 });
         endpoint.call_within(&bytes(round, len), len, (0, round), time).expect("called");
         let ended = Cell::new(None);
-        until(&context, || ended.get().is_some(), |_, answer| ended.set(answer.err()));
+        poll_until(&context, || ended.get().is_some(), |_, answer| ended.set(answer.err()));
         assert_eq!(ended.get(), Some(CallFailed::TimedOut));
-        // The peer may still write there.
-        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("lent");
+        // The peer may still write to the response buffer.
+        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
-        let refused = endpoint.call(b"short", len, (0, 9)).expect_err("lent");
+        let refused = endpoint.call(b"short", len, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
         side.meet();
-        until(&context, || endpoint.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));
+        poll_until(&context, || endpoint.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));
     }
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_is_refused_where_it_is_off(side: &mut Side) {
+pub(crate) fn bulk_calls_are_refused_where_bulk_is_off(side: &mut Side) {
     let context = side.context::<User>();
     for (left, right, ring_bytes) in [(0, 1 << 20, 4096), (1 << 20, 0, 4096), (1 << 20, 1 << 20, 256)] {
         let config = with_bulk(ring_bytes, if side.index == 0 { left } else { right });
@@ -307,23 +307,23 @@ pub(crate) fn bulk_is_refused_where_it_is_off(side: &mut Side) {
     }
 }
 
-pub(crate) fn closing_with_bulk_under_way(side: &mut Side) {
+pub(crate) fn close_works_with_bulk_payloads_under_way(side: &mut Side) {
     let context = side.context::<User>();
     let other = side.connect(&context, &ring(4096));
     let len = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     for round in 0..6u32 {
-        let doomed = side.connect(&context, &with_bulk(4096, 2 * len));
+        let closing = side.connect(&context, &with_bulk(4096, 2 * len));
         if side.index == 0 {
-            doomed.call(&bytes(1, len), len, (round, 1)).expect("called");
-            doomed.call(&bytes(2, len), len, (round, 2)).expect("called");
+            closing.call(&bytes(1, len), len, (round, 1)).expect("called");
+            closing.call(&bytes(2, len), len, (round, 2)).expect("called");
             (0..round).for_each(|_| {
                 context.poll(|_, _| ());
             });
-            let mut ended = doomed.close();
+            let mut ended = closing.close();
             ended.sort();
             assert!(ended.len() <= 2 && ended.iter().all(|user| user.0 == round));
         } else {
-            // Closes in the middle of a READ, or of an answer.
+            // Closes in the middle of a READ, or of a response.
             for _ in 0..4 + round {
                 context.poll(|_, _| ());
                 if let Some(request) = context.recv() {
@@ -331,24 +331,24 @@ pub(crate) fn closing_with_bulk_under_way(side: &mut Side) {
                     request.reply(&bytes).ok();
                 }
             }
-            drop(doomed);
+            drop(closing);
         }
         side.meet();
     }
     let load = Load { calls: side.scaled(1000), depth: 16, ..Load::default() };
-    let mut lines = [Line::new(other, load, side.seed)];
-    drive(&context, &mut lines, Answering::default(), side.seed);
+    let mut callers = [Caller::new(other, load, side.seed)];
+    drive(&context, &mut callers, ReplyMode::default(), side.seed);
     side.meet();
 }
 
-/// A region of this side for one of the other, which gets its address.
+/// Allocates a region and exchanges addresses with the other side.
 fn share(side: &mut Side, context: &Context<User>, len: usize) -> (Mr, RemoteMemory) {
     let region = context.allocate(len, Access::ALL).expect("a region");
     let theirs = side.exchange(region.remote().as_bytes());
     (region, RemoteMemory::read_from_bytes(&theirs).expect("an address"))
 }
 
-pub(crate) fn raw_reads_and_writes(side: &mut Side) {
+pub(crate) fn raw_reads_and_writes_complete(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     let len = 1 << 16;
@@ -356,13 +356,13 @@ pub(crate) fn raw_reads_and_writes(side: &mut Side) {
     shared.write(0, &bytes(side.index as u64, len)).expect("inside");
     side.meet();
     if side.index == 1 {
-        // What was written before a call is there when the call is.
+        // A WRITE that was posted before a call has arrived when the call arrives.
         let request = next(&context);
         let mut got = vec![0; len];
         shared.read(0, &mut got).expect("inside");
         assert!(got == bytes(7, len));
         reply(&context, request, b"");
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     let region = || context.allocate(4096, Access::LOCAL_WRITE).expect("a region");
     let lone = context.create_endpoint(&ring(4096)).expect("an endpoint");
@@ -371,7 +371,7 @@ pub(crate) fn raw_reads_and_writes(side: &mut Side) {
     let refused = endpoint.read(refused.region, 4000..4097, theirs.at(0), 4).expect_err("outside");
     assert!(matches!(refused.cause, NotPosted::Range(_)) && refused.token == 4, "{refused}");
 
-    // More than go at a time; every token comes back once, with its bytes.
+    // More operations than the limit; every token is returned once, with its bytes.
     let rounds = if side.is_slow() { 200 } else { 2000u64 };
     let mut regions: Vec<Mr> = (0..RAW_DEPTH + 8).map(|_| region()).collect();
     let (mut begun, mut ended, mut full) = (0, 0, 0);
@@ -424,15 +424,15 @@ pub(crate) fn raw_reads_and_writes(side: &mut Side) {
     assert!(context.take_raw_completion().is_none());
     let counters = context.counters();
     assert_eq!((counters.raw_reads, counters.raw_writes), (rounds, 1));
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn raw_operations_that_fail_come_back(side: &mut Side) {
+pub(crate) fn failed_raw_operations_return_their_regions(side: &mut Side) {
     let context = side.context::<User>();
     let (endpoint, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
     let (shared, theirs) = share(side, &context, 4096);
     if side.index == 1 {
-        serve_while(side, &context, &other);
+        serve_until_stop(side, &context, &other);
         drop((endpoint, shared));
         return;
     }
@@ -466,14 +466,14 @@ pub(crate) fn raw_operations_that_fail_come_back(side: &mut Side) {
     let refused = endpoint.write(region(), 0..8, theirs.at(0), 30).expect_err("over");
     assert!(matches!(refused.cause, NotPosted::Failed(_)) && refused.region.len() == 4096);
 
-    // A connection that is closed gives back what it has.
+    // A connection that is closed returns all regions.
     let closed = count + 8;
     (0..8).for_each(|token| other.read(region(), 0..4096, theirs.at(0), 100 + token).expect("posted"));
-    stop(side, &context, &other);
+    send_stop(side, &context, &other);
     drop((other, endpoint));
     let left: Vec<_> = std::iter::from_fn(|| context.take_raw_completion()).collect();
     assert_eq!(count + left.len() as u64, closed);
-    if doomed_notices(side) {
+    if peer_notices_close(side) {
         assert!(left.iter().all(|completion| completion.result.is_ok()), "{left:?}");
     }
 }

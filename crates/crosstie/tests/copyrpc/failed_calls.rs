@@ -1,4 +1,4 @@
-//! Calls that end otherwise than with an answer: refused, too long, too late, closed; and calls from within a poll.
+//! Calls that end without a response: refused, too long, timed out, closed. Also calls from inside a poll.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crosstie_protocol::copyrpc::Refusal;
 use zerocopy::FromBytes;
 
 use crate::cases::ring;
-use crate::load::{Answering, Line, Load, TIMEOUT, User, drive};
+use crate::load::{Caller, Load, ReplyMode, TIMEOUT, User, drive};
 use crate::side::Side;
 
-/// Polls until `done`, at most for a while.
-pub(crate) fn until<U>(
+/// Polls until `done` returns true, or fails after a timeout.
+pub(crate) fn poll_until<U>(
     context: &Context<U>,
     mut done: impl FnMut() -> bool,
     mut on: impl FnMut(U, Result<Vec<u8>, CallFailed>),
@@ -29,8 +29,8 @@ pub(crate) fn until<U>(
     }
 }
 
-/// Answers with what came, in between, until the other side is done.
-pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+/// Answers each request with its own payload, until the other side sends `stop`.
+pub(crate) fn serve_until_stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut last = Instant::now();
     loop {
         context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
@@ -38,7 +38,7 @@ pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &E
             last = Instant::now();
             let bytes = request.data().to_vec();
             let stop = bytes == b"stop";
-            // What is longer than the other side allows is dropped.
+            // A response that is longer than the caller allows is dropped.
             if let Err((cause, _)) = request.reply(&bytes) {
                 assert!(
                     matches!(cause, NotReplied::TooLong { .. }) || endpoint.failure().is_some(),
@@ -56,7 +56,7 @@ pub(crate) fn serve_while(side: &mut Side, context: &Context<User>, endpoint: &E
     }
 }
 
-pub(crate) fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn send_stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut stopped = false;
     let begin = Instant::now();
     while endpoint.call(b"stop", 4, (9, 9)).is_err() {
@@ -70,7 +70,7 @@ pub(crate) fn stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint
     side.meet();
 }
 
-pub(crate) fn calls_and_polls_from_within_a_poll(side: &mut Side) {
+pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
     let rounds = side.scaled(2000);
@@ -110,7 +110,7 @@ pub(crate) fn calls_and_polls_from_within_a_poll(side: &mut Side) {
             assert_eq!(context.poll(|_, _| panic!("a poll within a poll")), 0);
             context.flush();
             context.wait(Duration::ZERO);
-            // The bytes of the answer stay while it is looked at.
+            // The bytes of the response do not change during the callback.
             assert_eq!(answer.expect("an answer").to_vec(), number.to_le_bytes());
         });
         serve();
@@ -121,7 +121,7 @@ pub(crate) fn calls_and_polls_from_within_a_poll(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
+pub(crate) fn refused_calls_return_what_was_attached(side: &mut Side) {
     let context = side.context::<User>();
     let lone = context.create_endpoint(&EndpointConfig::default()).expect("an endpoint");
     let refused = lone.call(b"early", 0, (7, 7)).expect_err("not connected");
@@ -136,7 +136,7 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
     let again = endpoint.connect(&endpoint.address(), &ConnectConfig::default());
     assert!(matches!(again, Err(ConnectError::Connected)));
     if side.index == 1 {
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     let (longest, response) = endpoint.max_lengths().expect("connected");
     let bytes = vec![3; longest + 1];
@@ -152,11 +152,11 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
     );
     let refused = endpoint.call(&[], usize::MAX, (1, 4)).expect_err("too long");
     assert!(matches!(refused.cause, NotCalled::TooLong(usize::MAX)) && !refused.cause.is_back_pressure());
-    // The longest of each goes.
+    // The longest request and the longest response are accepted.
     for (request, response) in [(&bytes[..longest], 0), (&[][..], response)] {
         let answered = Cell::new(false);
         endpoint.call(request, response, (2, 0)).expect("the longest");
-        until(&context, || answered.get(), |_, answer| answered.set(answer == Ok(vec![])));
+        poll_until(&context, || answered.get(), |_, answer| answered.set(answer == Ok(vec![])));
     }
     let mut answered = Vec::new();
     let (mut causes, mut made) = (Vec::new(), 0);
@@ -177,22 +177,22 @@ pub(crate) fn refusals_hand_back_what_was_attached(side: &mut Side) {
         assert!(begin.elapsed() < TIMEOUT, "{answered:?}");
     }
     assert_eq!(endpoint.pending_calls(), 0);
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn an_answer_that_is_too_long(side: &mut Side) {
+pub(crate) fn too_long_reply_returns_the_request(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     if side.index == 0 {
         endpoint.call(b"ask", 10, (0, 1)).expect("called");
         let answer = RefCell::new(None);
-        until(&context, || answer.borrow().is_some(), |_, bytes| *answer.borrow_mut() = Some(bytes));
+        poll_until(&context, || answer.borrow().is_some(), |_, bytes| *answer.borrow_mut() = Some(bytes));
         assert_eq!(answer.take(), Some(Ok(b"short".to_vec())));
         side.meet();
         return;
     }
     let request = RefCell::new(None);
-    until(
+    poll_until(
         &context,
         || {
             *request.borrow_mut() = context.recv();
@@ -212,12 +212,12 @@ pub(crate) fn an_answer_that_is_too_long(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
+pub(crate) fn close_ends_pending_calls(side: &mut Side) {
     let context = side.context::<User>();
-    let (doomed, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
+    let (closing, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
     if side.index == 0 {
         for number in 0..10 {
-            doomed.call(b"never answered", 8, (0, number)).expect("called");
+            closing.call(b"never answered", 8, (0, number)).expect("called");
             other.call(b"answered", 8, (1, number)).expect("called");
         }
         let mut others = 0;
@@ -227,15 +227,15 @@ pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
                 context.poll(|user, answer| assert!(user.0 == 1 && answer.is_ok(), "{user:?} {answer:?}"));
             assert!(begin.elapsed() < TIMEOUT);
         }
-        assert_eq!(doomed.pending_calls(), 10);
-        let mut ended = doomed.close();
+        assert_eq!(closing.pending_calls(), 10);
+        let mut ended = closing.close();
         ended.sort();
         assert_eq!(ended, (0..10).map(|n| (0, n)).collect::<Vec<_>>());
-        stop(side, &context, &other);
+        send_stop(side, &context, &other);
         return;
     }
-    // Requests of the doomed one are kept: their answers come too late, and harm nobody.
-    doomed.call(b"from the other side", 8, (3, 0)).expect("called");
+    // Requests of the endpoint that will be closed are held: their replies are too late, and have no effect.
+    closing.call(b"from the other side", 8, (3, 0)).expect("called");
     let (mut kept, mut failed, mut stopped) = (Vec::new(), None, false);
     let begin = Instant::now();
     while !stopped || failed.is_none() {
@@ -251,29 +251,29 @@ pub(crate) fn closing_ends_what_is_pending(side: &mut Side) {
             }
             stopped |= bytes == b"stop";
         }
-        if begin.elapsed() > Duration::from_secs(2) && failed.is_none() && !doomed_notices(side) {
+        if begin.elapsed() > Duration::from_secs(2) && failed.is_none() && !peer_notices_close(side) {
             failed = Some(Err(CallFailed::TimedOut));
         }
         assert!(begin.elapsed() < TIMEOUT, "stopped {stopped}, {failed:?}");
     }
     context.flush();
     assert!(matches!(failed, Some(Err(_))), "{failed:?}");
-    if doomed_notices(side) {
-        assert!(doomed.failure().is_some());
-        assert_eq!(doomed.pending_calls(), 0, "all have ended");
-        let refused = doomed.call(b"late", 0, (4, 4)).expect_err("over");
+    if peer_notices_close(side) {
+        assert!(closing.failure().is_some());
+        assert_eq!(closing.pending_calls(), 0, "all have ended");
+        let refused = closing.call(b"late", 0, (4, 4)).expect_err("over");
         assert!(matches!(refused.cause, NotCalled::Failed(_)), "{}", refused.cause);
         assert!(kept.into_iter().all(|request| request.reply(b"late").is_err()));
     }
     side.meet();
 }
 
-/// On a network nobody is told when a peer ends its queue pair.
-pub(crate) fn doomed_notices(side: &Side) -> bool {
+/// Whether a side notices that its peer closed a connection. On a network it is not told.
+pub(crate) fn peer_notices_close(side: &Side) -> bool {
     !side.is_slow()
 }
 
-pub(crate) fn a_call_that_times_out(side: &mut Side) {
+pub(crate) fn call_without_response_times_out(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
     if side.index == 0 {
@@ -296,7 +296,7 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
             assert!(begin.elapsed() >= time);
             ended.sort();
             assert_eq!(ended, (0..made).map(|n| (round, n)).collect::<Vec<_>>());
-            // Now the answers come, and nobody hears of them; their credit is back.
+            // Now the responses arrive. They are not reported, but their credit is returned.
             side.meet();
             let begin = Instant::now();
             while endpoint.pending_calls() > 0 {
@@ -304,7 +304,7 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
                 assert!(begin.elapsed() < TIMEOUT);
             }
         }
-        // With waits in between it is not late by much more than a wait.
+        // With waits between the polls, a timeout is late by little more than one wait.
         endpoint.call_within(b"late", 8, (9, 0), Duration::from_millis(30)).expect("called");
         let (begin, mut ended) = (Instant::now(), 0);
         while ended == 0 {
@@ -313,12 +313,12 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
             assert!(begin.elapsed() < Duration::from_secs(5), "a call that is long over");
         }
         side.meet();
-        stop(side, &context, &endpoint);
+        send_stop(side, &context, &endpoint);
         return;
     }
     let mut kept = Vec::new();
     for _ in 0..4 {
-        // Takes what comes until the other side has given all of it up.
+        // Receives requests until all calls of the other side have timed out.
         let (begin, mut last) = (Instant::now(), Instant::now());
         while kept.is_empty() || last.elapsed() < Duration::from_millis(200) {
             context.poll(|_, _| ());
@@ -332,12 +332,12 @@ pub(crate) fn a_call_that_times_out(side: &mut Side) {
         kept.drain(..).for_each(|request| assert!(request.reply(b"at last").is_ok()));
         context.flush();
     }
-    serve_while(side, &context, &endpoint);
+    serve_until_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn waiting_does_not_delay_room(side: &mut Side) {
-    // The ring is full; the peer gives all of it back and says nothing. Only a READ tells, and a wait must not sleep
-    // over it.
+pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut Side) {
+    // The ring is full. The peer releases all of it and sends nothing, so only a READ finds the room. A wait must not miss
+    // its completion.
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
     if side.index == 1 {
@@ -352,10 +352,10 @@ pub(crate) fn waiting_does_not_delay_room(side: &mut Side) {
         requests.iter_mut().for_each(|request| request.detach());
         context.poll(|_, _| ());
         side.meet();
-        // Nothing is said from here on until the other side has found out.
+        // From here on this side sends nothing until the other side has found the room.
         side.meet();
         requests.into_iter().for_each(|request| assert!(request.reply(&[]).is_ok()));
-        return serve_while(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &endpoint);
     }
     let mut made = 0;
     let refused = loop {
@@ -373,40 +373,44 @@ pub(crate) fn waiting_does_not_delay_room(side: &mut Side) {
         context.wait(Duration::from_secs(10));
         context.poll(|_, _| panic!("nothing was answered"));
     }
-    assert!(begin.elapsed() < Duration::from_secs(5), "the wait slept over it: {:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "the wait missed the completion: {:?}",
+        begin.elapsed()
+    );
     side.meet();
-    stop(side, &context, &endpoint);
+    send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn closing_loses_no_receives(side: &mut Side) {
-    // Batches of connections that are closed before they are taken in: their receives must be posted again.
+pub(crate) fn close_loses_no_receives(side: &mut Side) {
+    // Batches arrive for connections that are closed before a poll. Their receives must be posted again.
     let config = Config { receives: 64, ..Config::default() };
     let context = side.context_with::<User>(&config);
     let other = side.connect(&context, &ring(4096));
     for round in 0..if side.is_slow() { 3 } else { 20 } {
-        let doomed = side.connect(&context, &ring(4096));
+        let closing = side.connect(&context, &ring(4096));
         if side.index == 0 {
             for number in 0..10 {
-                doomed.call(b"nobody listens", 0, (round, number)).expect("called");
+                closing.call(b"nobody listens", 0, (round, number)).expect("called");
                 context.flush();
             }
         }
-        // The writes have arrived before the other side goes on.
+        // The WRITEs have arrived before the other side continues.
         std::thread::sleep(Duration::from_millis(5));
         side.meet();
-        drop(doomed);
+        drop(closing);
     }
     let load = Load { calls: side.scaled(2000), depth: 16, ..Load::default() };
-    let mut lines = [Line::new(other, load, side.seed)];
-    drive(&context, &mut lines, Answering::default(), side.seed);
+    let mut callers = [Caller::new(other, load, side.seed)];
+    drive(&context, &mut callers, ReplyMode::default(), side.seed);
     side.meet();
 }
 
-pub(crate) fn a_dropped_context_is_seen(side: &mut Side) {
+pub(crate) fn peer_notices_a_dropped_context(side: &mut Side) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     if side.index == 1 {
-        // Requests that were taken in, and that nobody asked for, do not keep it.
+        // Requests that were polled and never received do not keep the context alive.
         let begin = Instant::now();
         while context.counters().completions == 0 {
             context.poll(|_, _| ());
@@ -420,8 +424,8 @@ pub(crate) fn a_dropped_context_is_seen(side: &mut Side) {
     endpoint.call(b"hello", 8, (0, 0)).expect("called");
     context.flush();
     side.meet();
-    if doomed_notices(side) {
+    if peer_notices_close(side) {
         let ended = Cell::new(false);
-        until(&context, || ended.get(), |_, answer| ended.set(answer.is_err()));
+        poll_until(&context, || ended.get(), |_, answer| ended.set(answer.is_err()));
     }
 }

@@ -1,5 +1,5 @@
-//! Calls whose every byte is known: what is asked and answered follows from a call's number, so that both sides can check
-//! it, and each call is seen to end exactly once.
+//! A workload whose every byte is known: request and response follow from the number of a call. So both sides can check them,
+//! and check that each call ends exactly once.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use crate::rng::Random;
 use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, RecvHandle};
 
-/// What is attached to a call: the endpoint's place among those of a run, and the call's number.
+/// What is attached to a call: the index of the endpoint in the run, and the number of the call.
 pub(crate) type User = (u32, u64);
 
-/// Without any progress for this long, something hangs.
+/// Without any progress for this long, the test fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Requests of at least so many bytes say what they are: number, bytes of the answer, endpoint, deed.
+/// Requests of at least this many bytes start with a header: number, length of the response, endpoint, action.
 const HEADER: usize = 16;
 const ANSWER: u16 = 0;
-/// The other side shall drop it.
+/// The other side drops the request.
 const DROP: u16 = 1;
-/// The last one.
-const GOODBYE: u16 = 2;
+/// The last call of an endpoint.
+const LAST_CALL: u16 = 2;
 
 fn pattern(number: u64, bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
@@ -31,14 +31,14 @@ fn pattern(number: u64, bytes: &mut [u8]) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) calls: u64,
-    /// Unanswered at a time; as many as go if it is `usize::MAX`.
+    /// Calls in flight at a time; as many as possible if `usize::MAX`.
     pub(crate) depth: usize,
-    /// Longest request and answer; the longest possible if `usize::MAX`.
+    /// Longest request and response; the longest possible if `usize::MAX`.
     pub(crate) request: usize,
     pub(crate) response: usize,
-    /// One request, and one answer, in so many has up to so many bytes instead.
+    /// `(n, len)`: one request in `n` and one response in `n` has up to `len` bytes instead.
     pub(crate) long: Option<(usize, usize)>,
-    /// One call in so many is for the other side to drop; none if zero.
+    /// One call in so many is dropped by the other side; none if zero.
     pub(crate) drops: usize,
 }
 
@@ -50,27 +50,27 @@ impl Default for Load {
 
 /// How requests are answered.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Answering {
-    /// Requests kept at a time before one of them is answered.
+pub(crate) struct ReplyMode {
+    /// Requests that are held before one of them is answered.
     pub(crate) keep: usize,
-    /// Whether any of them, rather than the oldest.
+    /// Whether a random one is answered, rather than the oldest.
     pub(crate) shuffled: bool,
-    /// Whether the ring has their place back meanwhile.
+    /// Whether requests are detached before they are answered.
     pub(crate) detached: bool,
 }
 
 /// One endpoint of a run.
-pub(crate) struct Line {
+pub(crate) struct Caller {
     pub(crate) endpoint: Endpoint<User>,
     load: Load,
     random: Random,
     made: u64,
     expected: HashMap<u64, Expected>,
-    goodbye: bool,
-    /// The other side said goodbye.
-    left: bool,
-    heard: Option<u64>,
-    /// A call that was refused, to be made again as it was.
+    is_last_answered: bool,
+    /// The other side has made its last call.
+    peer_is_done: bool,
+    last_received: Option<u64>,
+    /// A call that was refused, to be tried again unchanged.
     refused: Option<(Vec<u8>, usize, Expected)>,
     pub(crate) refusals: u64,
 }
@@ -82,17 +82,17 @@ enum Expected {
     Nothing,
 }
 
-impl Line {
-    pub(crate) fn new(endpoint: Endpoint<User>, load: Load, seed: u64) -> Line {
-        Line {
+impl Caller {
+    pub(crate) fn new(endpoint: Endpoint<User>, load: Load, seed: u64) -> Caller {
+        Caller {
             endpoint,
             load,
             random: Random(seed),
             made: 0,
             expected: HashMap::new(),
-            goodbye: false,
-            left: false,
-            heard: None,
+            is_last_answered: false,
+            peer_is_done: false,
+            last_received: None,
             refused: None,
             refusals: 0,
         }
@@ -111,8 +111,8 @@ impl Line {
                 response = self.random.index(longest + 1);
             }
         }
-        let goodbye = number == self.load.calls;
-        if goodbye {
+        let is_last = number == self.load.calls;
+        if is_last {
             if !self.expected.is_empty() {
                 return None;
             }
@@ -124,17 +124,22 @@ impl Line {
             response = request.len();
             return Some((request.clone(), response, Expected::Echo(request)));
         }
+<<<<<<< HEAD
         let dropped = self.load.drops > 0 && self.random.index(self.load.drops) == 0;
         let deed = if goodbye { GOODBYE } else { [ANSWER, DROP][usize::from(dropped)] };
+=======
+        let dropped = self.load.drops > 0 && self.random.index(self.load.drops) == 0;
+        let action = if is_last { LAST_CALL } else { [ANSWER, DROP][usize::from(dropped)] };
+>>>>>>> main
         request[..8].copy_from_slice(&number.to_le_bytes());
         request[8..12].copy_from_slice(&(response as u32).to_le_bytes());
         request[12..14].copy_from_slice(&(index as u16).to_le_bytes());
-        request[14..16].copy_from_slice(&deed.to_le_bytes());
-        let expected = if deed == DROP { Expected::Nothing } else { Expected::Pattern(number, response) };
+        request[14..16].copy_from_slice(&action.to_le_bytes());
+        let expected = if action == DROP { Expected::Nothing } else { Expected::Pattern(number, response) };
         Some((request, response, expected))
     }
 
-    /// Calls as often as the depth and the peer allow. Says whether any call was made.
+    /// Makes as many calls as the depth and the peer allow. Returns whether any call was made.
     fn call(&mut self, index: u32) -> bool {
         let mut any = false;
         while self.made <= self.load.calls && self.expected.len() < self.load.depth {
@@ -174,24 +179,24 @@ impl Line {
             Expected::Echo(bytes) => assert!(answer == bytes, "call {number}: no echo"),
             Expected::Nothing => assert!(answer.is_empty(), "call {number} was to be dropped"),
         }
-        self.goodbye |= number == self.load.calls;
+        self.is_last_answered |= number == self.load.calls;
     }
 }
 
-/// Has all lines make their calls and answer those of the other side until both sides are done.
-pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answering, seed: u64) {
+/// Has all callers make their calls and answer those of the other side until both sides are done.
+pub(crate) fn drive(context: &Context<User>, callers: &mut [Caller], reply_mode: ReplyMode, seed: u64) {
     let mut kept: Vec<RecvHandle<User>> = Vec::new();
     let mut unsent: Unsent = Vec::new();
     let mut random = Random(seed);
     let mut last = Instant::now();
     let mut idle = 0;
-    while lines.iter().any(|line| !line.goodbye || !line.left) {
+    while callers.iter().any(|caller| !caller.is_last_answered || !caller.peer_is_done) {
         let mut progress = false;
-        for (index, line) in lines.iter_mut().enumerate() {
-            progress |= line.call(index as u32);
+        for (index, caller) in callers.iter_mut().enumerate() {
+            progress |= caller.call(index as u32);
         }
         let polled = context.poll(|(index, number), answer| {
-            lines[index as usize].answered(number, answer.map(|bytes| bytes.to_vec()));
+            callers[index as usize].answered(number, answer.map(|bytes| bytes.to_vec()));
         });
         let mut came = 0;
         for (request, bytes) in std::mem::take(&mut unsent) {
@@ -199,22 +204,22 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
         }
         while let Some(mut request) = context.recv() {
             came += 1;
-            check_order(lines, &request);
-            if answering.detached {
-                // What it says is needed before its place is given back.
+            check_order(callers, &request);
+            if reply_mode.detached {
+                // Copy the payload before the ring space is released.
                 let bytes = request.data().to_vec();
                 request.detach();
                 assert!(request.data().is_empty());
-                answer(lines, request, &bytes, &mut unsent);
+                answer(callers, request, &bytes, &mut unsent);
             } else {
                 kept.push(request);
             }
-            if kept.len() > answering.keep {
-                answer_one(lines, &mut kept, answering.shuffled, &mut random, &mut unsent);
+            if kept.len() > reply_mode.keep {
+                answer_one(callers, &mut kept, reply_mode.shuffled, &mut random, &mut unsent);
             }
         }
         if came == 0 && polled == 0 && !kept.is_empty() {
-            answer_one(lines, &mut kept, answering.shuffled, &mut random, &mut unsent);
+            answer_one(callers, &mut kept, reply_mode.shuffled, &mut random, &mut unsent);
             came += 1;
         }
         progress |= polled + came > 0;
@@ -228,33 +233,37 @@ pub(crate) fn drive(context: &Context<User>, lines: &mut [Line], answering: Answ
             context.wait(Duration::from_micros(500));
         }
         if last.elapsed() > TIMEOUT {
-            let state: Vec<_> = lines
+            let state: Vec<_> = callers
                 .iter()
-                .map(|l| (l.made, l.expected.len(), l.refused.is_some(), l.goodbye, l.left))
+                .map(|l| (l.made, l.expected.len(), l.refused.is_some(), l.is_last_answered, l.peer_is_done))
                 .collect();
             panic!("no progress: {state:?}, {:?}", context.counters());
         }
     }
     context.flush();
-    assert!(lines.iter().all(|line| line.endpoint.pending_calls() == 0 && line.endpoint.failure().is_none()));
+    assert!(
+        callers
+            .iter()
+            .all(|caller| caller.endpoint.pending_calls() == 0 && caller.endpoint.failure().is_none())
+    );
 }
 
-/// Requests of a line come in the order in which they were made.
-fn check_order(lines: &mut [Line], request: &RecvHandle<User>) {
+/// Requests of a caller come in the order in which they were made.
+fn check_order(callers: &mut [Caller], request: &RecvHandle<User>) {
     let mut header = [0; HEADER];
     if request.data().copy_to(&mut header) == HEADER {
         let number = u64::from_le_bytes(header[..8].try_into().expect("8 bytes"));
-        let line = &mut lines[usize::from(u16::from_le_bytes([header[12], header[13]]))];
-        assert!(line.heard < Some(number), "request {number} after {:?}", line.heard);
-        line.heard = Some(number);
+        let caller = &mut callers[usize::from(u16::from_le_bytes([header[12], header[13]]))];
+        assert!(caller.last_received < Some(number), "request {number} after {:?}", caller.last_received);
+        caller.last_received = Some(number);
     }
 }
 
-/// Answers that were refused for the moment.
+/// Replies that were refused for now.
 type Unsent = Vec<(RecvHandle<User>, Vec<u8>)>;
 
 fn answer_one(
-    lines: &mut [Line],
+    callers: &mut [Caller],
     kept: &mut Vec<RecvHandle<User>>,
     shuffled: bool,
     random: &mut Random,
@@ -263,14 +272,14 @@ fn answer_one(
     let which = if shuffled { random.index(kept.len()) } else { 0 };
     let request = kept.remove(which);
     let bytes = request.data().to_vec();
-    answer(lines, request, &bytes, unsent);
+    answer(callers, request, &bytes, unsent);
 }
 
-/// Answers a request, whose bytes are checked.
-fn answer(lines: &mut [Line], request: RecvHandle<User>, bytes: &[u8], unsent: &mut Unsent) {
+/// Checks the bytes of a request and answers it.
+fn answer(callers: &mut [Caller], request: RecvHandle<User>, bytes: &[u8], unsent: &mut Unsent) {
     if bytes.len() < HEADER {
         let mut right = bytes.to_vec();
-        // All of it follows from the first byte.
+        // The whole payload follows from its first byte.
         let base = bytes.first().copied().unwrap_or(0);
         right.iter_mut().enumerate().for_each(|(i, byte)| *byte = base.wrapping_add(i as u8));
         assert!(bytes == right, "a short request with other bytes");
@@ -279,12 +288,12 @@ fn answer(lines: &mut [Line], request: RecvHandle<User>, bytes: &[u8], unsent: &
     let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
     let len = u32::from_le_bytes(bytes[8..12].try_into().expect("4 bytes")) as usize;
-    let (line, deed) = (&mut lines[usize::from(word(12))], word(14));
+    let (caller, action) = (&mut callers[usize::from(word(12))], word(14));
     let mut right = vec![0; bytes.len()];
     pattern(number, &mut right);
     assert!(bytes[HEADER..] == right[HEADER..], "request {number}: other bytes");
-    line.left |= deed == GOODBYE;
-    if deed == DROP {
+    caller.peer_is_done |= action == LAST_CALL;
+    if action == DROP {
         return;
     }
     assert!(request.response_limit() >= len as u64);

@@ -1,5 +1,5 @@
-//! copyrpc on a device: every call ends once, with the right bytes, whatever the sizes and the order. See [`harness`] for
-//! how to call it. The seed is printed; `CROSSTIE_SEED` sets it.
+//! copyrpc on a device: every call ends exactly once, with the right bytes, for all sizes and orders. [`harness`] explains the
+//! command line. The seed is printed; `CROSSTIE_SEED` sets it.
 
 mod bulk;
 mod cases;

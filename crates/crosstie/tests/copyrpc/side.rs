@@ -1,4 +1,4 @@
-//! What a case works with: a context on its side's device, and a way to talk to the other side.
+//! One side of a test case: its device, and a channel to the other side.
 
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointAddress, EndpointConfig};
 use crosstie::device::{ConnectConfig, DeviceSpec};
@@ -27,12 +27,12 @@ impl harness::Participant for Side {
 }
 
 impl Side {
-    /// Whether the device is an emulated one in an emulated machine, where everything takes a thousand times longer.
+    /// Whether the device is Soft-RoCE in an emulated machine, where everything takes about a thousand times longer.
     pub(crate) fn is_slow(&self) -> bool {
         matches!(self.setup.specs[0], DeviceSpec::Verbs { .. })
     }
 
-    /// So many, or fewer where that would take too long.
+    /// This number of calls, or fewer on a slow device.
     pub(crate) fn scaled(&self, calls: u64) -> u64 {
         if self.is_slow() { (calls / 50).clamp(20, 1000) } else { calls }
     }
@@ -45,15 +45,15 @@ impl Side {
         Context::new(self.setup.open_for(self.index), config).expect("a context")
     }
 
-    /// An endpoint that is connected to one that the other side makes at the same time.
+    /// Creates an endpoint and connects it to one that the other side creates at the same time.
     pub(crate) fn connect<U>(&mut self, context: &Context<U>, config: &EndpointConfig) -> Endpoint<U> {
         let endpoint = context.create_endpoint(config).expect("an endpoint");
         let theirs = self.exchange(endpoint.address().as_bytes());
         let theirs = EndpointAddress::read_from_bytes(&theirs).expect("an address");
-        // 67 ms for an acknowledgement, seven times, are not always enough for a guest that waits for its turn on a core.
+        // The default of 67 ms for an acknowledgement, seven times, can be too short for a guest that waits for a core.
         let timeout = if self.is_slow() { 17 } else { ConnectConfig::default().timeout };
         endpoint.connect(&theirs, &ConnectConfig { timeout, ..ConnectConfig::default() }).expect("connected");
-        // Neither calls before both are there.
+        // Neither side calls before both are connected.
         self.meet();
         endpoint
     }
@@ -63,7 +63,7 @@ impl Side {
         self.channel.recv().expect("the other side is there")
     }
 
-    /// Waits for the other side.
+    /// Waits until the other side calls this too.
     pub(crate) fn meet(&mut self) {
         self.exchange(&[]);
     }

@@ -1,4 +1,4 @@
-//! Faults of the device: every post and every completion fails in turn; memory that is not there.
+//! Faults of the device: every post and every completion fails once, in turn; and a device without memory.
 
 use std::time::Instant;
 
@@ -6,19 +6,19 @@ use crosstie::copyrpc::{CallFailed, Config, Context, Failure, NotCalled};
 use crosstie::device::fault::Plan;
 use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
-use crate::side::{Side, TIMEOUT, Talk, User, bulk, exercise, pair, ring, settle};
+use crate::side::{Side, TIMEOUT, User, Workload, bulk, exercise, finish_open_calls, pair, ring};
 
-/// Two sides with two connections, the left one on a device with faults; then whatever is over is replaced. Says how many posts
-/// and completions there were.
-fn with_faults(talk: Talk, plan: Plan, what: &str) -> (u64, u64) {
+/// Two sides with two connections; the left side's device has faults. Then connections that ended are replaced, and everything
+/// must work again. Returns the number of posts and completions.
+fn with_faults(workload: Workload, plan: Plan, what: &str) -> (u64, u64) {
     let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
     let control = device.faults().unwrap();
-    let mut left = Side::new(device, &Config { receives: 16, ..Config::default() }, talk);
-    let mut right = Side::software(talk);
-    // Rounds, calls of an endpoint at a time, calls afterwards, regions that are READ into.
-    let (config, rounds, depth, calls, regions) = match talk {
-        Talk::Small => (ring(512), 30, 4, 100, 0),
-        Talk::Bulk => (talk.config(), 8, 2, 16, 4),
+    let mut left = Side::new(device, &Config { receives: 16, ..Config::default() }, workload);
+    let mut right = Side::software(workload);
+    // Rounds, calls in flight per endpoint, calls afterwards, regions for READs.
+    let (config, rounds, depth, calls, regions) = match workload {
+        Workload::Small => (ring(512), 30, 4, 100, 0),
+        Workload::Bulk => (workload.config(), 8, 2, 16, 4),
     };
     for _ in 0..2 {
         left.connect(&mut right, &config);
@@ -33,7 +33,7 @@ fn with_faults(talk: Talk, plan: Plan, what: &str) -> (u64, u64) {
         left.turn();
         right.turn();
     }
-    settle(&mut left, &mut right, what);
+    finish_open_calls(&mut left, &mut right, what);
     let counts = (control.posts(), control.completions());
     for index in 0..2 {
         if left.endpoints[index].failure().is_some() || right.endpoints[index].failure().is_some() {
@@ -58,15 +58,15 @@ fn with_faults(talk: Talk, plan: Plan, what: &str) -> (u64, u64) {
     counts
 }
 
-/// More posts and completions than `enough` must be there to be hit.
-fn every_fault(talk: Talk, enough: (u64, u64), statuses: &[Status]) {
-    let (posts, completions) = with_faults(talk, Plan::none(), "no fault");
+/// Runs once for each possible fault. There must be more posts and completions than `enough`.
+fn every_fault(workload: Workload, enough: (u64, u64), statuses: &[Status]) {
+    let (posts, completions) = with_faults(workload, Plan::none(), "no fault");
     println!("{posts} posts, {completions} completions");
     assert!(posts > enough.0 && completions > enough.1, "faults need something to hit");
     let mut plans = Vec::new();
     for k in 0..posts {
         plans.push((Plan::none().fail_post(k, PostError::Full), format!("post {k} full")));
-        // What the set-up posts is posted before there is a connection that could fail.
+        // The first 16 posts are receives, posted before there is a connection that could fail.
         if k >= 16 {
             let refused = Plan::none().fail_post(k, PostError::Device(libc::EIO));
             plans.push((refused, format!("post {k} refused")));
@@ -82,14 +82,14 @@ fn every_fault(talk: Talk, enough: (u64, u64), statuses: &[Status]) {
         plans.push((Plan::none().overtake_completion(k), format!("completion {k} overtaken")));
     }
     println!("{} runs", plans.len());
-    // Most of the time goes by until a silent peer is asked: side by side it is short.
+    // Most of the time is spent waiting for the probe of a silent peer, so run several at once.
     let plans = std::sync::Mutex::new(plans);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 loop {
                     let Some((plan, what)) = plans.lock().unwrap().pop() else { break };
-                    with_faults(talk, plan, &what);
+                    with_faults(workload, plan, &what);
                 }
             });
         }
@@ -97,21 +97,21 @@ fn every_fault(talk: Talk, enough: (u64, u64), statuses: &[Status]) {
 }
 
 #[test]
-fn every_post_and_every_completion_fails_in_turn() {
-    every_fault(Talk::Small, (50, 20), &[Status::RetryExceeded, Status::Fatal]);
+fn calls_end_when_any_post_or_completion_fails() {
+    every_fault(Workload::Small, (50, 20), &[Status::RetryExceeded, Status::Fatal]);
 }
 
 #[test]
-fn every_post_and_every_completion_of_bulk_calls_fails_in_turn() {
-    every_fault(Talk::Bulk, (60, 40), &[Status::RetryExceeded]);
+fn bulk_calls_end_when_any_post_or_completion_fails() {
+    every_fault(Workload::Bulk, (60, 40), &[Status::RetryExceeded]);
 }
 
 #[test]
-fn a_device_without_memory() {
-    // The left one has little memory, the right one has enough. Neither waits for what never comes.
+fn device_without_memory_fails_bulk_calls_at_once() {
+    // The left device has little memory, the right one has enough. Neither side waits for memory that never becomes free.
     let little = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
     let (left, right) =
-        (Context::<User>::new(little, &Config::default()).unwrap(), Side::software(Talk::Bulk).context);
+        (Context::<User>::new(little, &Config::default()).unwrap(), Side::software(Workload::Bulk).context);
     let config = bulk(256 << 20);
     let (here, there) = pair(&left, &right, &config);
     let long = vec![1; 200 << 20];

@@ -1,4 +1,4 @@
-//! Killed processes.
+//! Processes that are killed in the middle of calls.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -9,40 +9,40 @@ use crosstie::device::ConnectConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{Side, TIMEOUT, Talk, exercise, settle, sides};
+use crate::side::{Side, TIMEOUT, Workload, exercise, finish_open_calls, sides};
 
-/// Says to a process of this test that it is to be killed.
+/// Environment variable that makes a process of this test the one that is killed.
 const CHILD: &str = "CROSSTIE_COPYRPC_VICTIM";
 
 #[test]
-fn killed_processes_harm_nobody_else() {
-    let name = "killed_processes::killed_processes_harm_nobody_else";
-    killed(Talk::Small, name, 60, Duration::from_millis(20), 50);
+fn killed_process_does_not_affect_other_connections() {
+    let name = "killed_processes::killed_process_does_not_affect_other_connections";
+    killed(Workload::Small, name, 60, Duration::from_millis(20), 50);
 }
 
 #[test]
-fn killed_processes_take_nothing_along() {
-    let name = "killed_processes::killed_processes_take_nothing_along";
-    killed(Talk::Bulk, name, 20, Duration::from_millis(30), 20);
+fn killed_process_with_bulk_calls_leaks_nothing() {
+    let name = "killed_processes::killed_process_with_bulk_calls_leaks_nothing";
+    killed(Workload::Bulk, name, 20, Duration::from_millis(30), 20);
 }
 
-/// A process of a test is killed so often, after a time up to `delay`; those that are to answer first answer so many calls.
-fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
+/// Starts and kills a process `kills` times, each after up to `delay`. Three of four answer at least `answers` calls first.
+fn killed(workload: Workload, test: &str, kills: u32, delay: Duration, answers: u64) {
     if std::env::var(CHILD).is_ok() {
-        victim(talk);
+        victim(workload);
     }
     let mut random = Random(seed());
-    // What survives: a context with a steady connection and one to a victim, which the next victim replaces.
-    let (mut left, mut right) = sides(talk);
+    // The survivor: a context with one permanent connection, and one to the process that is killed next.
+    let (mut left, mut right) = sides(workload);
     let mut slowest = Duration::ZERO;
     for kill in 0..kills {
         let mut child = start_victim(&mut left, test);
         let begin = Instant::now();
         let delay = Duration::from_micros(random.below(delay.as_micros() as u64));
-        // Some are killed before they have said anything, some in full flow.
+        // Some are killed before their first response, some under load.
         let wanted = left.answered + if kill % 4 == 0 { 0 } else { answers };
         while begin.elapsed() < delay || left.answered < wanted {
-            left.call(talk.depth());
+            left.call(workload.depth());
             left.turn();
             right.turn();
             assert!(begin.elapsed() < TIMEOUT, "kill {kill}: the victim never answered");
@@ -51,17 +51,17 @@ fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
         child.wait().unwrap();
         let begin = Instant::now();
         while left.endpoints[1].failure().is_none() {
-            left.call(talk.depth());
+            left.call(workload.depth());
             left.turn();
             right.turn();
-            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: nobody noticed");
+            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: the dead peer was not detected");
         }
         slowest = slowest.max(begin.elapsed());
-        settle(&mut left, &mut right, "after a kill");
+        finish_open_calls(&mut left, &mut right, "after a kill");
         assert!(left.failed.iter().all(|((index, _), _)| *index == 1), "{:?}", left.failed);
         left.failed.clear();
         drop(left.endpoints.pop());
-        exercise(&mut left, &mut right, 6 * talk.depth() as u64, "the steady connection");
+        exercise(&mut left, &mut right, 6 * workload.depth() as u64, "the steady connection");
     }
     println!(
         "{kills} kills; slowest from SIGKILL to the end of all calls: {slowest:?}; {:?}",
@@ -71,20 +71,20 @@ fn killed(talk: Talk, test: &str, kills: u32, delay: Duration, answers: u64) {
 }
 
 /// A process that calls and answers until it is killed.
-fn victim(talk: Talk) -> ! {
-    let mut side = Side::software(talk);
-    let endpoint = side.context.create_endpoint(&side.talk.config()).unwrap();
+fn victim(workload: Workload) -> ! {
+    let mut side = Side::software(workload);
+    let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
     let mut theirs = [0; size_of::<EndpointAddress>()];
     std::io::stdin().read_exact(&mut theirs).unwrap();
     let theirs = EndpointAddress::read_from_bytes(&theirs).unwrap();
     let hex: String = endpoint.address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    // The test harness writes to the same place.
+    // The test harness writes to the same output.
     println!("\naddress {hex}");
     std::io::stdout().flush().unwrap();
     endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
     side.endpoints.push(endpoint);
     loop {
-        side.call(talk.depth());
+        side.call(workload.depth());
         side.turn();
     }
 }
@@ -98,7 +98,7 @@ fn start_victim(side: &mut Side, test: &str) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let endpoint = side.context.create_endpoint(&side.talk.config()).unwrap();
+    let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
     child.stdin.take().unwrap().write_all(endpoint.address().as_bytes()).unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     let line =

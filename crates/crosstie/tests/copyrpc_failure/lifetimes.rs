@@ -1,15 +1,15 @@
-//! Lives of calls and connections: long ones, ended ones, late ones.
+//! Lifetimes of calls and connections: long-running, failed and timed-out ones.
 
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{CallFailed, EndpointConfig, Failure, NotCalled};
 use crosstie_protocol::copyrpc::Refusal;
 
-use crate::side::{LONG, Side, TIMEOUT, Talk, bulk, exercise, pair, ring, settle};
+use crate::side::{LONG, Side, TIMEOUT, Workload, bulk, exercise, finish_open_calls, pair, ring};
 
 #[test]
-fn a_tiny_ring_goes_round_half_a_million_times() {
-    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+fn tiny_ring_wraps_half_a_million_times() {
+    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
     let (here, there) = pair(&left.context, &right.context, &ring(256));
     left.endpoints.push(here);
     let rounds = 500_000;
@@ -20,14 +20,14 @@ fn a_tiny_ring_goes_round_half_a_million_times() {
         right.turn();
         assert!(begin.elapsed() < 15 * TIMEOUT);
     }
-    settle(&mut left, &mut right, "a tiny ring");
+    finish_open_calls(&mut left, &mut right, "a tiny ring");
     assert!(left.failed.is_empty() && there.failure().is_none());
     println!("{} calls, {:?}", left.answered, begin.elapsed());
 }
 
 #[test]
-fn a_panicking_callback_ends_the_connections_and_not_the_context() {
-    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+fn panicking_callback_ends_the_connections_but_not_the_context() {
+    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
     let (here, there) = pair(&left.context, &right.context, &ring(4096));
     here.call(b"panic", 8, (0, 0)).unwrap();
     here.call(b"lost with it", 8, (0, 1)).unwrap();
@@ -55,26 +55,26 @@ fn a_panicking_callback_ends_the_connections_and_not_the_context() {
 }
 
 #[test]
-fn a_dead_peer_is_noticed_while_others_are_busy() {
-    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+fn dead_peer_is_detected_while_other_connections_are_busy() {
+    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
     for _ in 0..2 {
         left.connect(&mut right, &ring(4096));
     }
     left.call(4);
     left.context.flush();
-    // Takes the requests and is gone; the requests are known to have arrived, so nothing fails by itself.
+    // The peer polls the requests and closes. The requests have arrived, so no WRITE of this side fails.
     let gone = right.endpoints.pop().unwrap();
     right.context.poll(|_, _| ());
     drop(gone);
     right.turn();
-    // Nothing more is sent there.
+    // This side sends nothing more on that connection.
     let doomed = left.endpoints.pop().unwrap();
     let begin = Instant::now();
     while doomed.failure().is_none() {
         left.call(16);
         left.turn();
         right.turn();
-        assert!(begin.elapsed() < TIMEOUT, "nobody noticed");
+        assert!(begin.elapsed() < TIMEOUT, "the dead peer was not detected");
     }
     assert_eq!(left.failed.len(), 4);
     assert!(
@@ -82,18 +82,18 @@ fn a_dead_peer_is_noticed_while_others_are_busy() {
             .iter()
             .all(|((index, _), cause)| *index == 1 && matches!(cause, CallFailed::Connection(_)))
     );
-    settle(&mut left, &mut right, "the other one");
+    finish_open_calls(&mut left, &mut right, "the other one");
     assert_eq!(left.context.counters().failures, 1);
 }
 
 #[test]
-fn a_deadline_is_for_its_own_call() {
-    // With one call at a time the ids of calls come round soon.
+fn deadline_applies_only_to_its_own_call() {
+    // With one call at a time, call ids repeat soon.
     const GENERATIONS: u64 = (1 << 15) - 1;
-    let (mut left, mut right) = (Side::software(Talk::Small), Side::software(Talk::Small));
+    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
     let (here, there) =
         pair(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
-    // Answered at once, its deadline is far away; the calls after it have none, and one of them has its id.
+    // The first call has a deadline far away and is answered at once. Later calls have none, and one of them has the same id.
     let begin = Instant::now();
     let mut time = Duration::from_secs(2);
     for number in 0..GENERATIONS {
@@ -103,7 +103,7 @@ fn a_deadline_is_for_its_own_call() {
             _ => here.call(&bytes, 8, (0, number)),
         };
         assert!(called.is_ok() && left.open.insert((0, number)));
-        settle(&mut left, &mut right, "one at a time");
+        finish_open_calls(&mut left, &mut right, "one at a time");
     }
     if begin.elapsed() > time {
         println!("too slow to show much: {:?}", begin.elapsed());
@@ -114,15 +114,16 @@ fn a_deadline_is_for_its_own_call() {
     while begin.elapsed() < time + Duration::from_millis(200) {
         left.turn();
     }
-    assert!(left.failed.is_empty(), "ended by the deadline of another: {:?}", left.failed);
-    settle(&mut left, &mut right, "the last one");
+    assert!(left.failed.is_empty(), "ended by the deadline of another call: {:?}", left.failed);
+    finish_open_calls(&mut left, &mut right, "the last one");
     assert!(left.failed.is_empty() && there.failure().is_none());
 }
 
 #[test]
-fn pools_give_back_what_calls_took() {
-    // A refusal by the ring after memory was found gives the memory back; one by memory takes nothing from the ring.
-    let (mut left, mut right) = (Side::software(Talk::Bulk), Side::software(Talk::Bulk));
+fn refused_calls_return_their_bulk_memory() {
+    // A call that is refused by the ring after it took memory returns the memory. One that is refused for lack of memory takes
+    // nothing from the ring.
+    let (mut left, mut right) = (Side::software(Workload::Bulk), Side::software(Workload::Bulk));
     let (here, there) = pair(&left.context, &right.context, &bulk(1 << 20));
     let long = vec![1; LONG];
     for _ in 0..200 {

@@ -1,7 +1,7 @@
-//! What goes wrong ends one connection, and no other: faults of the device, malicious peers, killed processes. Whatever was lent
-//! comes back.
+//! A failure ends one connection and no other: faults of the device, malicious peers, killed processes. All memory that was in
+//! use is returned.
 //!
-//! Most of it runs in one thread, which polls all sides in turn: so the same seed gives the same run. The seed is
+//! Most tests run in one thread, which polls all sides in turn, so the same seed gives the same run. The seed is
 //! printed; `CROSSTIE_SEED` sets it.
 
 mod faults;

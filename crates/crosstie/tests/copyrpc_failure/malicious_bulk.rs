@@ -9,7 +9,7 @@ use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
 
 use crate::malicious_peer::MaliciousPeer;
 use crate::rng::{Random, seed};
-use crate::side::{LONG, TIMEOUT, Talk, bulk, exercise, sides};
+use crate::side::{LONG, TIMEOUT, Workload, bulk, exercise, sides};
 
 /// Writes one message.
 fn send(malicious: &mut MaliciousPeer, header: Header, payload: &[u8]) {
@@ -20,12 +20,12 @@ fn send(malicious: &mut MaliciousPeer, header: Header, payload: &[u8]) {
 }
 
 #[test]
-fn hostile_descriptors_end_their_own_connection() {
+fn malicious_descriptors_end_only_their_own_connection() {
     let mut random = Random(seed());
-    let (mut left, mut right) = sides(Talk::Bulk);
+    let (mut left, mut right) = sides(Workload::Bulk);
     let device = Device::open(&DeviceSpec::Software).unwrap();
-    // What is sent, and how the victim must end: `None`: by the device. The victim has called twice before, once with a
-    // response_buffer of `LONG` bytes.
+    // What is sent, and the violation that must end the victim's connection (`None`: the device ends it). The victim has made two
+    // calls before, the second with a response buffer of `LONG` bytes.
     let good = BulkMemory { addr: 1 << 40, len: 70_000, rkey: 0x1234 };
     let ask = |request: Option<BulkMemory>, response_buffer| {
         BulkRequest { request, response_buffer }.encode().to_vec()
@@ -34,7 +34,7 @@ fn hostile_descriptors_end_their_own_connection() {
         |call_id, piggyback, len: usize| Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG };
     let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
     let answer = |call: u32, payload: &[u8]| {
-        // What each has reserved: the second one, room for a short answer.
+        // Blocks that each call has reserved; the second has room for a short response.
         let blocks = if call == 1 { 3 } else { 2 };
         (header((1 << 16 | call) | RESPONSE_FLAG, blocks, payload.len()), payload.to_vec())
     };
@@ -49,25 +49,25 @@ fn hostile_descriptors_end_their_own_connection() {
             too_long(1 << 20 | 1, 1 << 20),
         ),
         (
-            "a response_buffer beyond it",
+            "a response buffer beyond what was announced",
             request(ask(None, Some(long(MAX_BULK)))),
             too_long(MAX_BULK, 1 << 20),
         ),
-        ("an address that is none", request(ask(Some(good), None)), None),
+        ("an invalid address", request(ask(Some(good), None)), None),
         ("no key", request(ask(Some(BulkMemory { rkey: 0, ..good }), None)), None),
-        ("a response_buffer that is none", request(ask(None, Some(good))), None),
+        ("an invalid response buffer", request(ask(None, Some(good))), None),
         ("the end of memory", request(ask(Some(BulkMemory { addr: u64::MAX - 5, ..good }), None)), malformed),
         ("nothing", request(vec![0; 32]), malformed),
         ("too short", request(vec![1; 20]), malformed),
         ("empty", request(vec![]), malformed),
         ("more behind it", request([ask(Some(good), None), vec![1; 8]].concat()), malformed),
         (
-            "an answer in bulk that nobody asked for",
+            "a bulk response that was not requested",
             answer(0, &[1, 0, 0, 0]),
             Some(Violation::BulkNotRequested),
         ),
         (
-            "an answer to a call that there is not",
+            "a response to an unknown call",
             answer(9, &[1, 0, 0, 0]),
             Some(Violation::UnknownCall { call_id: 1 << 16 | 9 }),
         ),
@@ -99,7 +99,7 @@ fn hostile_descriptors_end_their_own_connection() {
                 assert!(answer.is_err(), "{what}: {user:?}");
             });
             while let Some(request) = left.context.recv() {
-                // Only what says where a long answer goes; it goes there.
+                // A valid descriptor with only a response buffer: reply to it.
                 assert!(request.data().is_empty());
                 let len = request.response_limit() as usize;
                 assert!(request.reply(&vec![1; len]).is_ok(), "{what}");
@@ -118,7 +118,7 @@ fn hostile_descriptors_end_their_own_connection() {
         );
         assert_eq!(left.context.counters().failures, before.failures + 1);
     }
-    // Who announces no bulk memory takes none.
+    // A side that announces no bulk memory accepts no bulk request.
     let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(0));
     send(&mut malicious, header(1 << 16, 2, 32), &ask(Some(good), None));
     let begin = Instant::now();

@@ -13,18 +13,18 @@ use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{Side, TIMEOUT, Talk, User, exercise, ring, sides};
+use crate::side::{Side, TIMEOUT, User, Workload, exercise, ring, sides};
 
-/// Where the parts of an address are: the device's part first, then copyrpc's.
+/// Offset of copyrpc's part of an address, behind the device's part.
 const INFO_AT: usize = size_of::<QpAddress>();
-/// Where the word is that says how far the peer has read: behind the largest ring.
+/// Offset of the word with the consumer position, behind the ring.
 const CONSUMER_AT: usize = 4096;
 
-/// A queue pair that pretends to be a copyrpc endpoint, and writes what it likes.
+/// A queue pair that pretends to be a copyrpc endpoint and writes arbitrary bytes.
 pub(crate) struct MaliciousPeer {
     pub(crate) qp: RcQp,
     victim: ConnectInfo,
-    /// Where the victim writes its calls, and behind it at [`CONSUMER_AT`] the word that it READs.
+    /// The ring that the victim writes its calls to, and at [`CONSUMER_AT`] the word that it READs.
     pub(crate) ring: Mr,
 }
 
@@ -60,7 +60,7 @@ impl MaliciousPeer {
         (MaliciousPeer { qp, victim, ring }, endpoint)
     }
 
-    /// Writes bytes into the ring and announces them.
+    /// Writes bytes into the victim's ring and announces them.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8], imm: u32) {
         let to = RemoteAddr { addr: self.victim.ring_addr + offset, rkey: self.victim.ring_rkey };
         for (i, part) in bytes.chunks(128).enumerate() {
@@ -72,16 +72,16 @@ impl MaliciousPeer {
 }
 
 #[test]
-fn a_hostile_peer_ends_its_own_connection() {
+fn malicious_peer_ends_only_its_own_connection() {
     let mut random = Random(seed());
-    let (mut left, mut right) = sides(Talk::Small);
+    let (mut left, mut right) = sides(Workload::Small);
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let (mut violations, mut accepted) = (BTreeSet::new(), 0);
     for round in 0..1500 {
         let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
         let mut own = Vec::new();
         if round % 3 == 0 {
-            // Calls of the victim, which the peer may try to answer.
+            // Calls of the victim, which the malicious peer may try to answer.
             for number in 0..3 {
                 assert!(endpoint.call(b"ask", 8, (7, number)).is_ok());
                 own.push(number);
@@ -90,7 +90,7 @@ fn a_hostile_peer_ends_its_own_connection() {
         }
         let mut at = 0;
         for _ in 0..8 {
-            let (bytes, imm) = nonsense(&mut random, 1024 - at);
+            let (bytes, imm) = invalid_batch(&mut random, 1024 - at);
             malicious.write(at, &bytes, imm);
             at = (at + u64::from(imm) * 32).min(1024) % 1024;
             left.context.poll(|user, answer| {
@@ -139,8 +139,8 @@ fn a_hostile_peer_ends_its_own_connection() {
     assert!(left.endpoints[0].failure().is_none());
 }
 
-/// Bytes and an immediate: at random, or nearly right.
-fn nonsense(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
+/// Bytes and an immediate: random, or nearly valid.
+fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
     let blocks = 1 + random.below((room / 32).clamp(1, 8));
     let mut bytes: Vec<u8> = (0..blocks * 32).map(|_| random.next() as u8).collect();
     if random.below(4) > 0 {
@@ -174,9 +174,9 @@ fn nonsense(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
 }
 
 #[test]
-fn a_read_position_that_lies_is_a_violation() {
+fn invalid_consumer_position_is_a_violation() {
     let (context, device) =
-        (Side::software(Talk::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
     let (malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(256));
     malicious.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
     endpoint.call(b"ask", 8, (0, 0)).unwrap();

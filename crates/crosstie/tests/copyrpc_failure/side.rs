@@ -1,4 +1,4 @@
-//! One side of some connections, and what two of them do together.
+//! One side of several connections, and what two sides do together.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,25 +9,25 @@ use crosstie::copyrpc::{
 use crosstie::device::{ConnectConfig, Device, DeviceSpec, Mr, RemoteMemory};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
-/// Two pieces.
+/// The length of a bulk payload that has two pieces.
 pub(crate) const LONG: usize = 300_000;
 
 /// Index of the endpoint, number of the call.
 pub(crate) type User = (u32, u64);
 
-/// Calls of a side.
+/// What a side calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Talk {
-    /// Eight bytes, answered with what came.
+pub(crate) enum Workload {
+    /// Requests of eight bytes, answered with the same bytes.
     Small,
-    /// Every second request is long, and every third answer.
+    /// Every second request is a bulk payload, and every third response.
     Bulk,
 }
 
-impl Talk {
-    /// What a call with this number asks, and how long its answer is.
+impl Workload {
+    /// The request of the call with this number, and the length of its response.
     fn request(self, number: u64) -> (Vec<u8>, usize) {
-        if self == Talk::Small {
+        if self == Workload::Small {
             return (number.to_le_bytes().to_vec(), 8);
         }
         let mut bytes = vec![number as u8; if number.is_multiple_of(2) { LONG } else { 40 }];
@@ -38,7 +38,7 @@ impl Talk {
     }
 
     fn response(self, request: &[u8]) -> Vec<u8> {
-        if self == Talk::Small {
+        if self == Workload::Small {
             return request.to_vec();
         }
         let word = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().unwrap());
@@ -46,19 +46,19 @@ impl Talk {
         vec![!(word(0) as u8); word(8) as usize]
     }
 
-    /// Calls of an endpoint at a time that keep it busy.
+    /// Calls in flight that keep an endpoint busy.
     pub(crate) fn depth(self) -> usize {
         match self {
-            Talk::Small => 16,
-            Talk::Bulk => 6,
+            Workload::Small => 16,
+            Workload::Bulk => 6,
         }
     }
 
     /// An endpoint for such calls.
     pub(crate) fn config(self) -> EndpointConfig {
         match self {
-            Talk::Small => ring(4096),
-            Talk::Bulk => bulk(1 << 20),
+            Workload::Small => ring(4096),
+            Workload::Bulk => bulk(1 << 20),
         }
     }
 }
@@ -77,23 +77,23 @@ pub(crate) fn pair(
     config: &EndpointConfig,
 ) -> (Endpoint<User>, Endpoint<User>) {
     let (here, there) = (left.create_endpoint(config).unwrap(), right.create_endpoint(config).unwrap());
-    // A peer that is gone is given up after milliseconds.
+    // So that a dead peer is detected within milliseconds.
     let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
     here.connect(&there.address(), &hasty).unwrap();
     there.connect(&here.address(), &hasty).unwrap();
     (here, there)
 }
 
-/// A side of each, connected.
-pub(crate) fn sides(talk: Talk) -> (Side, Side) {
-    let (mut left, mut right) = (Side::software(talk), Side::software(talk));
-    left.connect(&mut right, &talk.config());
+/// Two connected sides.
+pub(crate) fn sides(workload: Workload) -> (Side, Side) {
+    let (mut left, mut right) = (Side::software(workload), Side::software(workload));
+    left.connect(&mut right, &workload.config());
     (left, right)
 }
 
-/// One side: a context, and what it asked.
+/// One side: a context, its endpoints, and its open calls.
 pub(crate) struct Side {
-    pub(crate) talk: Talk,
+    pub(crate) workload: Workload,
     pub(crate) context: Context<User>,
     pub(crate) endpoints: Vec<Endpoint<User>>,
     next: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Side {
     pub(crate) failed: Vec<(User, CallFailed)>,
     pub(crate) answered: u64,
     unsent: Vec<(RecvHandle<User>, Vec<u8>)>,
-    /// READs under way; regions for more; what they read.
+    /// READs under way, regions for more, and the number of READs that completed.
     reading: BTreeSet<u64>,
     pub(crate) regions: Vec<Mr>,
     pub(crate) read: u64,
@@ -109,9 +109,9 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn new(device: Device, config: &Config, talk: Talk) -> Side {
+    pub(crate) fn new(device: Device, config: &Config, workload: Workload) -> Side {
         Side {
-            talk,
+            workload,
             context: Context::new(device, config).unwrap(),
             endpoints: vec![],
             next: 0,
@@ -126,23 +126,23 @@ impl Side {
         }
     }
 
-    pub(crate) fn software(talk: Talk) -> Side {
-        Side::new(Device::open(&DeviceSpec::Software).unwrap(), &Config::default(), talk)
+    pub(crate) fn software(workload: Workload) -> Side {
+        Side::new(Device::open(&DeviceSpec::Software).unwrap(), &Config::default(), workload)
     }
 
-    /// One connection more.
+    /// Adds a connection.
     pub(crate) fn connect(&mut self, other: &mut Side, config: &EndpointConfig) {
         let (here, there) = pair(&self.context, &other.context, config);
         self.endpoints.push(here);
         other.endpoints.push(there);
     }
 
-    /// Calls each endpoint up to `depth` times; those that are over refuse.
+    /// Makes up to `depth` calls on each endpoint. Endpoints that have failed refuse.
     pub(crate) fn call(&mut self, depth: usize) {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             while endpoint.pending_calls() < depth {
                 let user = (index as u32, self.next);
-                let (bytes, response) = self.talk.request(self.next);
+                let (bytes, response) = self.workload.request(self.next);
                 match endpoint.call(&bytes, response, user) {
                     Ok(()) => assert!(self.open.insert(user)),
                     Err(error) => {
@@ -158,7 +158,7 @@ impl Side {
         }
     }
 
-    /// READs from there with all the regions that there are.
+    /// READs from `from` into all free regions.
     pub(crate) fn read(&mut self, index: usize, from: RemoteMemory) {
         while let Some(region) = self.regions.pop() {
             let token = self.next;
@@ -180,15 +180,15 @@ impl Side {
         }
     }
 
-    /// Polls once, answers what came, and takes what was read.
+    /// Polls once, answers requests, and takes completed READs.
     pub(crate) fn turn(&mut self) {
-        let Side { talk, context, open, failed, answered, unsent, .. } = self;
+        let Side { workload, context, open, failed, answered, unsent, .. } = self;
         context.poll(|user, answer| {
             assert!(open.remove(&user), "{user:?} ends once");
             match answer {
                 Ok(bytes) => {
                     assert!(
-                        bytes.to_vec() == talk.response(&talk.request(user.1).0),
+                        bytes.to_vec() == workload.response(&workload.request(user.1).0),
                         "{user:?}: another answer"
                     );
                     *answered += 1;
@@ -200,7 +200,7 @@ impl Side {
             reply(request, bytes, unsent);
         }
         while let Some(request) = context.recv() {
-            let bytes = talk.response(&request.data().to_vec());
+            let bytes = workload.response(&request.data().to_vec());
             reply(request, bytes, unsent);
         }
         while let Some(completion) = context.take_raw_completion() {
@@ -224,15 +224,15 @@ fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Vec<(RecvHandle
     match request.reply(&bytes) {
         Ok(()) => {}
         Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
-        // A connection that is over does not matter to anybody, nor does a peer that allows less than it asks for.
+        // The connection may have ended, and a malicious peer may allow less than it asks for.
         Err((cause, _)) => {
             assert!(matches!(cause, NotReplied::Failed(_) | NotReplied::TooLong { .. }), "{cause}");
         }
     }
 }
 
-/// Both sides take turns until nothing is open.
-pub(crate) fn settle(left: &mut Side, right: &mut Side, what: &str) {
+/// Polls both sides in turn until no call or READ is open.
+pub(crate) fn finish_open_calls(left: &mut Side, right: &mut Side, what: &str) {
     let begin = Instant::now();
     while !left.open.is_empty() || !right.open.is_empty() || !left.reading.is_empty() {
         left.turn();
@@ -249,16 +249,16 @@ pub(crate) fn settle(left: &mut Side, right: &mut Side, what: &str) {
     }
 }
 
-/// Calls both ways over every connection that is left, more than any ring, table or pool holds: nothing leaks.
+/// Makes calls in both directions over all connections, more than any ring, table or pool holds, so that a leak would show.
 pub(crate) fn exercise(left: &mut Side, right: &mut Side, calls: u64, what: &str) {
     let goal = (left.answered + calls, right.answered + calls);
     let begin = Instant::now();
     while left.answered < goal.0 || right.answered < goal.1 {
-        left.call(left.talk.depth());
-        right.call(right.talk.depth());
+        left.call(left.workload.depth());
+        right.call(right.workload.depth());
         left.turn();
         right.turn();
         assert!(begin.elapsed() < TIMEOUT, "{what}: no progress: {:?}", left.context.counters());
     }
-    settle(left, right, what);
+    finish_open_calls(left, right, what);
 }

@@ -1,4 +1,4 @@
-//! Who runs the futures: the driver itself, tokio, a pool.
+//! What runs the futures: the driver itself, tokio, or a local pool.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn with_server(client: impl FnOnce(Driver, Client)) {
             to_client.send(endpoint.address()).unwrap();
             endpoint.connect(&at_server.recv().unwrap(), &ConnectConfig::default()).unwrap();
             let mut service = service();
-            // Relaxed: nothing else is passed on with it.
+            // Relaxed: the flag orders no other data.
             while !stop.load(Ordering::Relaxed) {
                 context.poll(|(), _| ());
                 if service.serve(&context) == 0 {
@@ -33,7 +33,7 @@ fn with_server(client: impl FnOnce(Driver, Client)) {
     server.join().unwrap();
 }
 
-/// Some calls after each other, some at once.
+/// Some calls one after the other, some concurrently.
 async fn calls(client: Client) {
     for number in 0..100 {
         assert_eq!(client.call::<Double>(number).await, Ok(2 * number));
@@ -43,10 +43,10 @@ async fn calls(client: Client) {
 }
 
 #[test]
-fn the_driver_runs_a_future_itself() {
+fn driver_runs_a_future() {
     with_server(|driver, client| {
         driver.run_until(calls(client.clone()));
-        // Woken by another thread, while it sleeps on the device.
+        // Another thread wakes the future while the driver sleeps on the device.
         let (sender, receiver) = futures::channel::oneshot::channel();
         let other = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
@@ -59,7 +59,7 @@ fn the_driver_runs_a_future_itself() {
 }
 
 #[test]
-fn tokio_runs_it() {
+fn tokio_runs_the_driver() {
     for stall in [Duration::ZERO, Duration::from_micros(200)] {
         with_server(|driver, client| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -76,7 +76,7 @@ fn tokio_runs_it() {
 }
 
 #[test]
-fn a_pool_of_futures_runs_it_and_rests_with_it() {
+fn local_pool_runs_the_driver_and_stalls_when_idle() {
     with_server(|driver, client| {
         let mut pool = LocalPool::new();
         let driver = Rc::new(driver);
@@ -84,7 +84,7 @@ fn a_pool_of_futures_runs_it_and_rests_with_it() {
         pool.spawner().spawn_local(async move { polling.run(Duration::ZERO).await }).unwrap();
         for _ in 0..10 {
             pool.run_until(calls(client.clone()));
-            // It ends only when no task wants to run: an idle driver does not.
+            // Returns only if no task is ready to run. An idle driver is not.
             pool.run_until_stalled();
         }
         assert_eq!(driver.counters().calls, 10 * 2100);
@@ -93,7 +93,7 @@ fn a_pool_of_futures_runs_it_and_rests_with_it() {
 
 /// Both sides on one context: each calls the other.
 #[test]
-fn one_context_calls_and_serves() {
+fn one_context_can_call_and_serve() {
     let driver = Driver::new(open());
     let config = ring(1024, 8);
     let (here, there) = (driver.create_client(&config).unwrap(), driver.create_client(&config).unwrap());

@@ -1,9 +1,9 @@
-//! Calls whose time, peer or connection ends.
+//! Calls that time out, and calls whose peer or connection ends.
 
 use super::*;
 
 #[test]
-fn calls_end_in_time_whether_made_or_waiting() {
+fn calls_time_out_whether_made_or_queued() {
     let pair = Pair::new(&ring(1024, 4));
     let soon = Duration::from_millis(30);
     let patient: Vec<_> = (0..2).map(|number| pair.client.call::<Double>(number)).collect();
@@ -13,17 +13,17 @@ fn calls_end_in_time_whether_made_or_waiting() {
     // The server does nothing.
     let ended = pair.driver.run_until(join_all(hasty));
     assert!(ended.iter().all(|end| *end == Err(Error::Failed(CallFailed::TimedOut))), "{ended:?}");
-    // Also behind one that waits for ever.
+    // Also behind calls that are never answered.
     let _front: Vec<_> = (0..8).map(|number| pair.client.call::<Double>(number)).collect();
     let late = pair.driver.run_until(pair.client.call_within::<Double>(9, soon));
     assert_eq!(late, Err(Error::Failed(CallFailed::TimedOut)));
-    // Now it does; what was too late is answered to nobody, and what was behind gets on.
+    // Now the server answers. Responses to timed-out calls are dropped, and queued calls continue.
     let answers = pair.finish(&mut service(), join_all(patient.into_iter().chain(behind)));
     assert_eq!(answers, [Ok(0), Ok(2), Ok(20), Ok(22)]);
 }
 
 #[test]
-fn a_peer_that_goes_ends_its_calls_and_no_others() {
+fn closed_peer_ends_its_calls_and_no_others() {
     let mut pair = Pair::new(&ring(1024, 64));
     let mut service = service();
     let (other, _endpoint) = connect(&pair.driver, &pair.server, &ring(1024, 64));
@@ -42,7 +42,7 @@ fn a_peer_that_goes_ends_its_calls_and_no_others() {
     while delivered == 0 {
         pair.turn(&mut service);
         for (number, reply) in service.state_mut().deferred.drain(..) {
-            // Those of the connection that is over say so.
+            // Replies on the connection that has ended fail.
             delivered += usize::from(reply.send(number).is_ok());
         }
     }
@@ -50,7 +50,7 @@ fn a_peer_that_goes_ends_its_calls_and_no_others() {
 }
 
 #[test]
-fn closing_here_ends_calls_made_and_waiting() {
+fn close_ends_calls_made_and_queued() {
     let closed = Err(Error::Failed(Failure::Closed.into()));
     let pair = Pair::new(&ring(1024, 4));
     let calls: Vec<_> = (0..10).map(|number| pair.client.call::<Double>(number)).collect();
@@ -59,7 +59,7 @@ fn closing_here_ends_calls_made_and_waiting() {
     assert_eq!(pair.driver.run_until(join_all(calls)), vec![closed; 10]);
     assert_eq!(pair.client.failure(), Some(Failure::Closed));
 
-    // Without a driver nothing would ever come.
+    // Dropping the driver ends all calls.
     let Pair { driver, client, server: _server, endpoint: _endpoint } = Pair::new(&ring(1024, 4));
     let calls: Vec<_> = (0..10).map(|number| client.call::<Double>(number)).collect();
     drop(driver);
@@ -71,12 +71,12 @@ fn closing_here_ends_calls_made_and_waiting() {
 
 const VICTIM: &str = "CROSSTIE_SERVICE_VICTIM";
 
-/// A process that takes requests, and answers only some, until it is killed.
+/// A process that receives requests and answers only some, until it is killed.
 fn victim(theirs: &str) -> ! {
     let context = open::<()>();
     let endpoint = context.create_endpoint(&ring(4096, 64)).unwrap();
     endpoint.connect(&from_hex(theirs), &ConnectConfig::default()).unwrap();
-    // The test harness writes to the same place.
+    // The test harness writes to the same output.
     println!("\naddress {}", to_hex(&endpoint.address()));
     std::io::stdout().flush().unwrap();
     let mut service = service();
@@ -97,7 +97,7 @@ fn from_hex(hex: &str) -> EndpointAddress {
 }
 
 #[test]
-fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
+fn calls_to_a_killed_process_end_while_the_driver_sleeps() {
     if let Ok(theirs) = std::env::var(VICTIM) {
         victim(&theirs);
     }
@@ -105,7 +105,7 @@ fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
     let client = driver.create_client(&ring(4096, 64)).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
-            "failed_calls::a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps",
+            "failed_calls::calls_to_a_killed_process_end_while_the_driver_sleeps",
             "--exact",
             "--nocapture",
         ])
@@ -117,7 +117,7 @@ fn a_killed_process_ends_the_calls_to_it_also_while_the_driver_sleeps() {
     let address = lines.find_map(|line| Some(line.strip_prefix("address ")?.to_owned())).expect("an address");
     client.connect(&from_hex(&address), &ConnectConfig::default()).unwrap();
     assert_eq!(driver.run_until(client.call::<Double>(4)), Ok(8));
-    // More than the ring takes, and none of them is ever answered.
+    // More calls than fit into the ring, and none of them is ever answered.
     let calls = join_all((0..200).map(|number| client.call::<Later>(number)));
     let killer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));

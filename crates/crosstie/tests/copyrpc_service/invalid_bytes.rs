@@ -1,9 +1,9 @@
-//! Any bytes, and any lives of calls.
+//! Invalid bytes from the peer, and random sequences of calls.
 
 use super::*;
 
 #[test]
-fn requests_of_any_bytes_are_answered_with_an_error() {
+fn invalid_requests_are_answered_with_an_error() {
     let mut random = Random(seed());
     let (client, server) = (open::<usize>(), open::<()>());
     let config = EndpointConfig::default();
@@ -14,11 +14,11 @@ fn requests_of_any_bytes_are_answered_with_an_error() {
     let mut statuses = BTreeMap::<Vec<u8>, u64>::new();
     for round in 0..20_000 {
         let mut bytes: Vec<u8> = (0..random.below(40)).map(|_| random.next() as u8).collect();
-        // Mostly something that exists.
+        // Mostly a method that exists.
         if bytes.len() >= 8 && random.below(4) > 0 {
             bytes[..4].copy_from_slice(&(random.below(5) as u32).to_le_bytes());
             bytes[4..8].copy_from_slice(&[[0, 1, 8][random.below(3) as usize], 0, 0, 0]);
-            // The choice to panic is legal, and not what this is about.
+            // The request that makes its handler panic is valid, and not tested here.
             if bytes.len() == 9 && bytes[8] == 3 {
                 continue;
             }
@@ -40,7 +40,7 @@ fn requests_of_any_bytes_are_answered_with_an_error() {
     println!("{counters:?} {statuses:?}");
     assert!(counters.answered > 0 && counters.unknown > 0 && counters.malformed > 0);
     let of = |status: u8| statuses.get(&vec![status, 0, 0, 0]).copied().unwrap_or(0);
-    // Nothing, for who allows nothing: 8 bytes do not fit.
+    // An empty response, for callers that allow less than the 8 bytes of a status.
     let silent = statuses.get(&vec![]).copied().unwrap_or(0);
     let total =
         counters.answered + counters.refused + counters.deferred + counters.unknown + counters.malformed;
@@ -50,7 +50,7 @@ fn requests_of_any_bytes_are_answered_with_an_error() {
 }
 
 #[test]
-fn answers_of_any_bytes_end_their_call_only() {
+fn invalid_responses_end_only_their_own_call() {
     let mut random = Random(seed());
     let pair = Pair::new(&EndpointConfig::default());
     for round in 0..5_000 {
@@ -73,9 +73,9 @@ fn answers_of_any_bytes_end_their_call_only() {
     assert_eq!(pair.finish(&mut service(), pair.client.call::<Double>(4)), Ok(8));
 }
 
-/// Random calls, drops, answers, refusals and silences, against a list of what should become of each call.
+/// Random calls, drops, replies, refusals and dropped requests, compared with a list of the expected results.
 #[test]
-fn random_lives_of_calls_follow_the_oracle() {
+fn random_sequences_of_calls_match_the_oracle() {
     let mut random = Random(seed());
     for round in 0..60 {
         let bytes = 512 << random.below(5);

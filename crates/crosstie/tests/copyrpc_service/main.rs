@@ -1,6 +1,6 @@
-//! Typed services and calls that are futures.
+//! Typed services, and calls as futures.
 //!
-//! Most of it runs in one thread, which turns both sides and an executor in turn. The seed of what is random is printed;
+//! Most tests run in one thread, which polls both sides and an executor in turn. The seed of random tests is printed;
 //! `CROSSTIE_SEED` sets it.
 
 mod executors;
@@ -53,7 +53,7 @@ method!(Later, 2, u64 => u64);
 method!(Choose, 3, Choice => u8);
 method!(Bulk, 4, [u8; 1000] => [u8; 2000]);
 method!(Missing, 77, u64 => u64);
-// As another program may have it.
+// The same number with other types, as another program may define it.
 method!(WideDouble, 1, [u64; 2] => u64);
 method!(DoubleWide, 1, u64 => [u64; 2]);
 
@@ -65,7 +65,7 @@ enum Choice {
     Panic = 3,
 }
 
-/// Requests that wait for an answer, and all that came in the order in which they came.
+/// Requests that wait for a reply, and all requests in order of arrival.
 #[derive(Default)]
 struct Seen<U> {
     deferred: Vec<(u64, Deferred<Later, U>)>,
@@ -117,14 +117,14 @@ impl Pair {
         Pair { driver, client, server, endpoint: Some(endpoint) }
     }
 
-    /// Both sides once.
+    /// Polls both sides once.
     fn turn<S, H: Handlers<S, ()>>(&self, service: &mut Service<S, (), H>) {
         self.driver.step();
         self.server.poll(|(), _| ());
         service.serve(&self.server);
     }
 
-    /// Both sides until a future has ended.
+    /// Polls both sides until a future has finished.
     fn finish<S, H: Handlers<S, ()>, F: Future>(
         &self,
         service: &mut Service<S, (), H>,
@@ -159,7 +159,7 @@ fn peek<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 }
 
 #[test]
-fn many_calls_at_once_each_get_their_own_answer() {
+fn concurrent_calls_get_their_own_responses() {
     let pair = Pair::new(&EndpointConfig::default());
     let mut service = service();
     let calls = join_all((0..3000).map(|number| pair.client.call::<Double>(number)));
@@ -171,7 +171,7 @@ fn many_calls_at_once_each_get_their_own_answer() {
 }
 
 #[test]
-fn calls_wait_for_room_first_come_first_served() {
+fn queued_calls_are_sent_in_order() {
     for (bytes, pending) in [(512, 64), (1024, 2), (4096, 64)] {
         let pair = Pair::new(&ring(bytes, pending));
         let mut service = service();
@@ -183,7 +183,7 @@ fn calls_wait_for_room_first_come_first_served() {
 }
 
 #[test]
-fn a_small_call_does_not_overtake_a_large_one_that_waits() {
+fn small_call_does_not_overtake_a_queued_large_one() {
     let pair = Pair::new(&ring(1 << 14, 64));
     let mut service = service();
     let calls: Vec<_> = (0..50)
@@ -203,7 +203,7 @@ fn a_small_call_does_not_overtake_a_large_one_that_waits() {
 }
 
 #[test]
-fn what_never_fits_is_refused_at_once() {
+fn calls_that_can_never_fit_are_refused_at_once() {
     let pair = Pair::new(&ring(1024, 64));
     let refused = peek(&mut pair.client.call::<Bulk>([0; 1000]));
     assert!(
@@ -216,14 +216,14 @@ fn what_never_fits_is_refused_at_once() {
 }
 
 #[test]
-fn deferred_answers_go_out_in_any_order() {
+fn deferred_replies_may_be_sent_in_any_order() {
     let pair = Pair::new(&ring(4096, 16));
     let mut service = service();
     let mut calls: Vec<_> = (0..10).map(|number| pair.client.call::<Later>(number)).collect();
     while service.state().deferred.len() < 10 {
         pair.turn(&mut service);
     }
-    // Deferred requests do not hold the ring: as much again passes by them as it has room for, many times.
+    // Deferred requests do not occupy the ring: many times its size passes while they wait.
     for number in 0..500 {
         assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(number)), Ok(2 * number));
     }
@@ -246,7 +246,7 @@ fn deferred_answers_go_out_in_any_order() {
 }
 
 #[test]
-fn refusals_unknown_methods_and_panics_come_back_typed() {
+fn refusals_unknown_methods_and_panics_are_typed_errors() {
     let pair = Pair::new(&EndpointConfig::default());
     let mut service = service();
     assert_eq!(pair.finish(&mut service, pair.client.call::<Choose>(Choice::Take)), Ok(1));
@@ -269,7 +269,7 @@ fn refusals_unknown_methods_and_panics_come_back_typed() {
 
 #[test]
 #[should_panic(expected = "two handlers for method 1")]
-fn a_method_has_one_handler() {
+fn second_handler_for_a_method_panics() {
     drop(service::<()>().on::<WideDouble>(|_, _| 0));
 }
 
@@ -279,7 +279,7 @@ fn futures_may_be_dropped_at_any_time() {
     let mut service = service();
     let mut random = Random(seed());
     for _ in 0..200 {
-        // More than the ring takes: some are made, some wait for room.
+        // More calls than fit into the ring: some are made, some are queued.
         let mut calls: Vec<_> = (0..40).map(|number| (number, pair.client.call::<Double>(number))).collect();
         calls.retain(|_| random.below(3) > 0);
         pair.turn(&mut service);
@@ -289,12 +289,12 @@ fn futures_may_be_dropped_at_any_time() {
                 assert_eq!(pair.finish(&mut service, call), Ok(2 * number));
             }
         }
-        // What was dropped is still answered, and its slots come back.
+        // Calls whose future was dropped are still answered, and their slots are reused.
         assert_eq!(pair.finish(&mut service, async { pair.client.call::<Double>(5).await }), Ok(10));
     }
     assert!(pair.driver.counters().dropped > 0, "{:?}", pair.driver.counters());
 
-    // Not even with a peer that never answers do those pile up that were dropped while they waited for room.
+    // Even with a peer that never answers, queued calls whose future was dropped do not pile up.
     let stuck = Pair::with_limit(&ring(1024, 4), 64);
     let _made: Vec<_> = (0..4).map(|number| stuck.client.call::<Double>(number)).collect();
     let _first_to_wait = stuck.client.call::<Double>(4);
@@ -307,7 +307,7 @@ fn futures_may_be_dropped_at_any_time() {
 }
 
 #[test]
-fn there_is_a_limit_on_open_calls() {
+fn number_of_open_calls_is_limited() {
     let pair = Pair::with_limit(&EndpointConfig::default(), 3);
     let mut service = service();
     let calls: Vec<_> = (0..3).map(|number| pair.client.call::<Double>(number)).collect();

@@ -1,5 +1,5 @@
-//! The fault device over the software device: each fault is seen with its status and its aftermath, and whatever fails,
-//! every accepted request ends exactly once.
+//! The fault device on the software device: each fault has the right status and the right consequences, and every accepted
+//! request completes exactly once, whatever fails.
 
 mod workloads;
 
@@ -12,7 +12,7 @@ use crosstie::device::{
     Opcode, Pd, PostError, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Status, UdQp,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A wrapped device with one connection to a plain one.
 struct Pair {
@@ -24,7 +24,7 @@ struct Pair {
     peer: Peer,
 }
 
-/// The plain end.
+/// The end without faults.
 struct Peer {
     device: Device,
     cq: Cq,
@@ -49,7 +49,7 @@ impl Pair {
     }
 
     fn statuses(&mut self, count: usize) -> Vec<(u64, Status)> {
-        take(&mut self.cq, count).iter().map(|c| (c.wr_id, c.status)).collect()
+        take_completions(&mut self.cq, count).iter().map(|c| (c.wr_id, c.status)).collect()
     }
 }
 
@@ -82,9 +82,9 @@ fn word(memory: &Mr, offset: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
+fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
     let mut taken = vec![];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while taken.len() < count {
         cq.poll(count - taken.len(), |c| taken.push(*c)).unwrap();
         assert!(Instant::now() < deadline, "{} of {count} completions: {taken:?}", taken.len());
@@ -92,8 +92,8 @@ fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
     taken
 }
 
-/// So many polls show nothing.
-fn nothing(cq: &mut Cq, polls: usize) {
+/// Asserts that this many polls return no completion.
+fn assert_no_completion(cq: &mut Cq, polls: usize) {
     for _ in 0..polls {
         cq.poll(16, |c| panic!("{c:?}")).unwrap();
     }
@@ -117,7 +117,7 @@ fn a_refused_post_changes_nothing() {
     assert_eq!(pair.peer.written(), [1, 4]);
     assert_eq!(pair.qp.state(), QpState::ReadyToSend);
     assert_eq!((pair.control.posts(), pair.control.completions()), (4, 2));
-    nothing(&mut pair.cq, 10);
+    assert_no_completion(&mut pair.cq, 10);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn receives_can_be_refused_too() {
     assert_eq!(pair.qp.post_recv(&wr), Err(PostError::Full));
     assert_eq!(pair.qp.post_recv(&wr), Ok(()));
     pair.peer.qp.post(&SendWr::new(1, SendOp::SendImm(7), Data::Inline(&[]))).unwrap();
-    assert_eq!(take(&mut pair.cq, 1)[0].imm, Some(7));
+    assert_eq!(take_completions(&mut pair.cq, 1)[0].imm, Some(7));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_failed_completion_breaks_its_queue_pair() {
         pair.write(7, false).unwrap();
         pair.qp.post_recv(&RecvWr { wr_id: 101, sges: &[] }).unwrap();
         assert_eq!(pair.statuses(2), [(7, Flushed), (101, Flushed)]);
-        nothing(&mut pair.cq, 10);
+        assert_no_completion(&mut pair.cq, 10);
         // The request that failed had arrived; what was posted after the error was not sent.
         let written = pair.peer.written();
         assert!(written.contains(&3) && !written.contains(&7), "{written:?}");
@@ -158,7 +158,7 @@ fn a_failed_receive_breaks_its_queue_pair() {
     for i in 0..3 {
         pair.peer.qp.post(&SendWr::new(i, SendOp::SendImm(i as u32), Data::Inline(&[])).signaled()).unwrap();
     }
-    let completions = take(&mut pair.cq, 4);
+    let completions = take_completions(&mut pair.cq, 4);
     let statuses: Vec<_> = completions.iter().map(|c| (c.wr_id, c.status)).collect();
     // A receive waits for no acknowledgement, so it fails by the device instead.
     assert_eq!(statuses, [(0, Success), (1, LocalQpOperation), (2, Flushed), (3, Flushed)]);
@@ -174,18 +174,18 @@ fn a_lost_request_never_arrives() {
         assert_eq!(pair.statuses(4), [(1, Success), (3, status), (4, Flushed), (5, Flushed)]);
         assert_eq!(pair.peer.written(), [1, 2]);
         assert_eq!(pair.qp.state(), QpState::Error);
-        nothing(&mut pair.cq, 10);
+        assert_no_completion(&mut pair.cq, 10);
     }
 }
 
 #[test]
 fn a_lost_request_waits_for_those_before_it() {
     let mut pair = Pair::new(Plan::none().lose_post(1, RetryExceeded));
-    // The peer has no receive, so the first waits; what is lost cannot fail before it.
+    // The peer has no receive, so the first request waits; the lost one cannot fail before it.
     pair.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
     pair.write(2, true).unwrap();
     pair.write(3, true).unwrap();
-    nothing(&mut pair.cq, 100);
+    assert_no_completion(&mut pair.cq, 100);
     assert_eq!(pair.qp.state(), QpState::ReadyToSend);
     pair.peer.qp.post_recv(&RecvWr { wr_id: 9, sges: &[] }).unwrap();
     assert_eq!(pair.statuses(3), [(1, Success), (2, RetryExceeded), (3, Flushed)]);
@@ -216,19 +216,19 @@ fn completions_of_different_queue_pairs_overtake() {
     pair.write(2, true).unwrap();
     other.post(&write(&peer.memory, 3, &[0; 8], true)).unwrap();
     other.post(&write(&peer.memory, 4, &[0; 8], true)).unwrap();
-    let order: Vec<u64> = take(&mut pair.cq, 4).iter().map(|c| c.wr_id).collect();
+    let order: Vec<u64> = take_completions(&mut pair.cq, 4).iter().map(|c| c.wr_id).collect();
     assert_eq!(order, [3, 4, 1, 2]);
 }
 
 #[test]
-fn a_completion_that_nobody_overtakes_is_shown_all_the_same() {
+fn completion_that_is_not_overtaken_is_handed_out() {
     let mut pair = Pair::new(Plan::none().overtake_completion(0));
     pair.write(1, true).unwrap();
     assert_eq!(pair.statuses(1), [(1, Success)]);
 }
 
 #[test]
-fn what_is_sent_while_the_port_is_down_leaves_when_it_is_up() {
+fn requests_posted_while_the_port_is_down_are_sent_when_it_is_up() {
     let mut pair = Pair::new(Plan::none());
     pair.write(1, true).unwrap();
     assert_eq!(pair.statuses(1), [(1, Success)]);
@@ -239,7 +239,7 @@ fn what_is_sent_while_the_port_is_down_leaves_when_it_is_up() {
     pair.write(3, true).unwrap();
     let read = SendOp::Read(pair.peer.memory.remote().at(24));
     pair.qp.post(&SendWr::new(4, read, Data::Regions(&sges)).signaled()).unwrap();
-    nothing(&mut pair.cq, 100);
+    assert_no_completion(&mut pair.cq, 100);
     assert_eq!(pair.peer.written(), [1]);
     pair.control.port_up();
     assert_eq!(pair.statuses(2), [(3, Success), (4, Success)]);
@@ -250,7 +250,7 @@ fn what_is_sent_while_the_port_is_down_leaves_when_it_is_up() {
 }
 
 #[test]
-fn posts_to_a_port_that_is_down_are_checked_as_ever() {
+fn posts_are_checked_while_the_port_is_down() {
     let mut pair = Pair::new(Plan::none());
     pair.control.port_down();
     let long = pair.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[0; 221])));
@@ -266,23 +266,23 @@ fn posts_to_a_port_that_is_down_are_checked_as_ever() {
 }
 
 #[test]
-fn a_port_that_stays_down_breaks_what_was_sent() {
+fn port_that_stays_down_fails_stalled_requests() {
     let mut pair = Pair::new(Plan::none().give_up_after(50));
     pair.qp.post_recv(&RecvWr { wr_id: 100, sges: &[] }).unwrap();
     pair.control.port_down();
     pair.write(1, false).unwrap();
     pair.write(2, true).unwrap();
-    nothing(&mut pair.cq, 40);
+    assert_no_completion(&mut pair.cq, 40);
     let mut seen = pair.statuses(3);
     seen.retain(|s| *s != (100, Flushed));
     assert_eq!(seen, [(1, RetryExceeded), (2, Flushed)]);
     assert_eq!(pair.qp.state(), QpState::Error);
     pair.control.port_up();
     assert_eq!(pair.peer.written(), []);
-    // A queue pair that sent nothing meanwhile has noticed nothing.
+    // A queue pair that sent nothing during the outage is not affected.
     let mut pair = Pair::new(Plan::none().give_up_after(50));
     pair.control.port_down();
-    nothing(&mut pair.cq, 100);
+    assert_no_completion(&mut pair.cq, 100);
     pair.control.port_up();
     pair.write(1, true).unwrap();
     assert_eq!(pair.statuses(1), [(1, Success)]);
@@ -298,14 +298,14 @@ fn outages_can_be_planned() {
 }
 
 #[test]
-fn sleepers_live_through_an_outage() {
+fn wait_survives_an_outage() {
     let mut pair = Pair::new(Plan::none().port_down(0, 5_000));
     pair.write(1, true).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut done = 0;
     while done == 0 {
         assert!(Instant::now() < deadline, "asleep for ever");
-        pair.cq.wait(PATIENCE).unwrap();
+        pair.cq.wait(TIMEOUT).unwrap();
         done = pair.cq.poll(1, |c| assert_eq!(c.status, Success)).unwrap();
     }
     // With nothing to wait for, a wait lasts as long as it says.
@@ -313,17 +313,17 @@ fn sleepers_live_through_an_outage() {
 }
 
 #[test]
-fn a_peer_that_vanishes_takes_its_connections_along() {
+fn killed_peer_breaks_its_connections() {
     let mut pair = Pair::new(Plan::none());
     let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
     let survivor = Peer::of(&mut other);
-    // A second, idle connection to the one that will vanish.
+    // A second, idle connection to the peer that will be killed.
     let mut idle = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
     let pd = pair.peer.device.alloc_pd().unwrap();
     let mut far = pd.create_rc(&QpConfig::default(), &pair.peer.cq, &pair.peer.cq, None).unwrap();
     far.connect(&idle.address(), &ConnectConfig::default()).unwrap();
     idle.connect(&far.address(), &ConnectConfig::default()).unwrap();
-    // Stuck, since nobody receives.
+    // They wait, because the peer has posted no receive.
     for i in 1..=2 {
         pair.qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
     }
@@ -340,7 +340,7 @@ fn a_peer_that_vanishes_takes_its_connections_along() {
 }
 
 #[test]
-fn a_peer_can_vanish_by_plan() {
+fn plan_can_kill_a_peer() {
     let mut pair = Pair::new(Plan::none().kill_peer(2));
     (1..=4).for_each(|n| pair.write(n, true).unwrap());
     let seen = pair.statuses(4);
@@ -372,7 +372,7 @@ fn datagrams_get_lost() {
     let mut send = |from: &mut UdQp, i: u32| {
         let wr = SendWr::new(i.into(), SendOp::SendImm(i), Data::Inline(&[])).signaled();
         from.post(&ah, to.qp_num(), 1, &wr).unwrap();
-        assert_eq!(take(&mut cq, 1)[0].status, Success);
+        assert_eq!(take_completions(&mut cq, 1)[0].status, Success);
     };
     (0..3).for_each(|i| send(&mut from, i));
     control.port_down();
@@ -381,18 +381,18 @@ fn datagrams_get_lost() {
     send(&mut from, 4);
     control.kill_peer(&plain.address());
     send(&mut from, 5);
-    let arrived: Vec<_> = take(&mut plain_cq, 3).iter().map(|c| c.imm.unwrap()).collect();
+    let arrived: Vec<_> = take_completions(&mut plain_cq, 3).iter().map(|c| c.imm.unwrap()).collect();
     assert_eq!(arrived, [0, 2, 4]);
-    nothing(&mut plain_cq, 100);
+    assert_no_completion(&mut plain_cq, 100);
 }
 
 #[test]
-fn reset_forgets_and_leads_out() {
+fn reset_drops_requests_and_allows_reconnecting() {
     let mut pair = Pair::new(Plan::none().fail_completion(0, Fatal));
     (1..=3).for_each(|n| pair.write(n, true).unwrap());
-    assert_eq!(take(&mut pair.cq, 1)[0].status, Fatal);
+    assert_eq!(take_completions(&mut pair.cq, 1)[0].status, Fatal);
     pair.qp.reset().unwrap();
-    nothing(&mut pair.cq, 100);
+    assert_no_completion(&mut pair.cq, 100);
     let mut peer = Peer::of(&mut pair.qp);
     std::mem::swap(&mut peer, &mut pair.peer);
     pair.write(9, true).unwrap();
@@ -401,7 +401,7 @@ fn reset_forgets_and_leads_out() {
 }
 
 #[test]
-fn a_device_says_whether_it_is_wrapped() {
+fn faults_is_some_only_for_wrapped_devices() {
     let device = Device::open(&DeviceSpec::Software).unwrap();
     assert!(device.faults().is_none());
     let device = Device::open(&"fault:7:software".parse().unwrap()).unwrap();

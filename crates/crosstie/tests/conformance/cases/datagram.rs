@@ -1,4 +1,4 @@
-//! Datagrams: to anybody, in one piece, or not at all.
+//! Datagrams: sent to any queue pair, delivered whole or not at all.
 
 use crosstie::device::{
     Access, Ah, Cq, Data, DeviceAddress, Mr, Opcode, Pd, PostError, QpConfig, QpState, RecvWr, RemoteAddr,
@@ -6,17 +6,20 @@ use crosstie::device::{
 };
 
 use super::cases;
-use crate::side::{QUIET, Side, done, get, is, next, pattern, put, quiet, take, until, whole};
+use crate::participant::{
+    Participant, QUIET_PERIOD, assert_no_completion, assert_opcode, expect_success, next_completion, pattern,
+    read_bytes, take_completions, wait_until, whole_region, write_bytes,
+};
 
 cases!("datagram":
-    send, send_imm, answer_to_the_sender, longest_datagram, datagram_too_long, wrong_qkey_is_dropped,
-    without_a_receive_it_is_dropped, to_nobody_it_is_dropped, only_sends, many_senders, from_a_shared_queue, states,
+    send, send_imm, reply_to_the_sender, longest_datagram, datagram_too_long, wrong_qkey_is_dropped,
+    datagram_without_a_receive_is_dropped, datagram_to_an_unknown_queue_pair_is_dropped, one_sided_operations_are_refused, many_senders, from_a_shared_queue, states,
     failed_queue_pair_flushes, gathered_and_scattered,
 );
 
 const QKEY: u32 = 0x1357;
 
-/// A datagram queue pair in RTS and the way to the other side's.
+/// A datagram queue pair in RTS, and the address of the other participant's.
 struct Datagrams {
     qp: UdQp,
     cq: Cq,
@@ -26,13 +29,13 @@ struct Datagrams {
 }
 
 impl Datagrams {
-    fn new(side: &mut Side) -> Datagrams {
+    fn new(side: &mut Participant) -> Datagrams {
         let pd = side.device.alloc_pd().unwrap();
         let cq = side.device.create_cq(&Default::default()).unwrap();
         let mut qp = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
         qp.activate(QKEY).unwrap();
-        let device: DeviceAddress = side.swap(&side.device.address());
-        let peer = side.swap(&qp.qp_num());
+        let device: DeviceAddress = side.exchange(&side.device.address());
+        let peer = side.exchange(&qp.qp_num());
         let ah = pd.create_ah(&device).unwrap();
         assert_eq!(ah.address(), device);
         Datagrams { qp, cq, pd, ah, peer }
@@ -45,11 +48,11 @@ impl Datagrams {
 
     fn send(&mut self, wr_id: u64, op: SendOp, bytes: &[u8]) {
         self.post(wr_id, QKEY, op, bytes);
-        is(&done(&mut self.cq, wr_id), Opcode::Send);
+        assert_opcode(&expect_success(&mut self.cq, wr_id), Opcode::Send);
     }
 
     fn recv_into(&mut self, wr_id: u64, mr: &Mr) {
-        self.qp.post_recv(&RecvWr { wr_id, sges: &[whole(mr)] }).unwrap();
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[whole_region(mr)] }).unwrap();
     }
 
     fn region(&self, len: usize) -> Mr {
@@ -58,143 +61,143 @@ impl Datagrams {
 }
 
 /// SEND: 40 bytes, then the message; `byte_len` counts both, `src_qp` names the sender.
-fn send(side: &mut Side) {
+fn send(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         ud.send(1, SendOp::Send, &pattern(100, 1));
     } else {
         let region = ud.region(200);
         ud.recv_into(2, &region);
-        side.meet();
-        let received = done(&mut ud.cq, 2);
-        is(&received, Opcode::Recv);
+        side.wait_for_other();
+        let received = expect_success(&mut ud.cq, 2);
+        assert_opcode(&received, Opcode::Recv);
         assert_eq!((received.byte_len, received.imm), (140, None));
         assert_eq!((received.qp_num, received.src_qp), (ud.qp.qp_num(), ud.peer));
-        assert_eq!(get(&region, UdQp::GRH, 100), pattern(100, 1));
-        assert_eq!(get(&region, 140, 60), [0; 60]);
+        assert_eq!(read_bytes(&region, UdQp::GRH, 100), pattern(100, 1));
+        assert_eq!(read_bytes(&region, 140, 60), [0; 60]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-fn send_imm(side: &mut Side) {
+fn send_imm(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         ud.send(1, SendOp::SendImm(0xabcd_ef01), &[]);
     } else {
         let region = ud.region(64);
         ud.recv_into(2, &region);
-        side.meet();
-        let received = done(&mut ud.cq, 2);
+        side.wait_for_other();
+        let received = expect_success(&mut ud.cq, 2);
         assert_eq!((received.byte_len, received.imm, received.src_qp), (40, Some(0xabcd_ef01), ud.peer));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// What a completion says of the sender is enough to answer it.
-fn answer_to_the_sender(side: &mut Side) {
+/// The completion contains enough about the sender to reply to it.
+fn reply_to_the_sender(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(64);
     ud.recv_into(9, &region);
-    side.meet();
+    side.wait_for_other();
     if side.is_left() {
         ud.send(1, SendOp::SendImm(5), &[]);
-        let answer = done(&mut ud.cq, 9);
+        let answer = expect_success(&mut ud.cq, 9);
         assert_eq!((answer.imm, answer.src_qp), (Some(6), ud.peer));
     } else {
-        let asked = done(&mut ud.cq, 9);
+        let asked = expect_success(&mut ud.cq, 9);
         ud.peer = asked.src_qp;
         ud.send(1, SendOp::SendImm(asked.imm.unwrap() + 1), &[]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// As long as the device says.
-fn longest_datagram(side: &mut Side) {
+fn longest_datagram(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let len = side.device.attr().max_datagram as usize;
     assert!(len >= 1024, "{len}");
     let region = ud.region(len + UdQp::GRH);
     if side.is_left() {
-        put(&region, 0, &pattern(len, 3));
-        side.meet();
+        write_bytes(&region, 0, &pattern(len, 3));
+        side.wait_for_other();
         let sges = [region.sge(0..len).unwrap()];
         let wr = SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled();
         ud.qp.post(&ud.ah, ud.peer, QKEY, &wr).unwrap();
-        done(&mut ud.cq, 1);
+        expect_success(&mut ud.cq, 1);
     } else {
         ud.recv_into(2, &region);
-        side.meet();
-        assert_eq!(done(&mut ud.cq, 2).byte_len as usize, len + UdQp::GRH);
-        assert!(get(&region, UdQp::GRH, len) == pattern(len, 3));
+        side.wait_for_other();
+        assert_eq!(expect_success(&mut ud.cq, 2).byte_len as usize, len + UdQp::GRH);
+        assert!(read_bytes(&region, UdQp::GRH, len) == pattern(len, 3));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// One byte more is refused.
-fn datagram_too_long(side: &mut Side) {
+fn datagram_too_long(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let len = side.device.attr().max_datagram as usize + 1;
     let region = ud.region(len);
     let sges = [region.sge(0..len).unwrap()];
     let wr = SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled();
     assert_eq!(ud.qp.post(&ud.ah, ud.peer, QKEY, &wr), Err(PostError::TooLong(len as u64)));
-    quiet(&mut ud.cq);
+    assert_no_completion(&mut ud.cq);
     assert_eq!(ud.qp.state(), QpState::ReadyToSend);
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A datagram with another key is lost; its sender is not told. The next one gets through to the same receive.
-fn wrong_qkey_is_dropped(side: &mut Side) {
+/// A datagram with another qkey is lost, and its sender is not told. The next one arrives in the same receive.
+fn wrong_qkey_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         ud.post(1, QKEY + 1, SendOp::SendImm(1), &[]);
-        is(&done(&mut ud.cq, 1), Opcode::Send);
+        assert_opcode(&expect_success(&mut ud.cq, 1), Opcode::Send);
         ud.send(2, SendOp::SendImm(2), &[]);
     } else {
         let region = ud.region(64);
         ud.recv_into(2, &region);
-        side.meet();
-        assert_eq!(done(&mut ud.cq, 2).imm, Some(2));
+        side.wait_for_other();
+        assert_eq!(expect_success(&mut ud.cq, 2).imm, Some(2));
     }
-    side.meet();
-    quiet(&mut ud.cq);
+    side.wait_for_other();
+    assert_no_completion(&mut ud.cq);
 }
 
-/// A datagram that finds no receive is lost, and nobody is told.
-fn without_a_receive_it_is_dropped(side: &mut Side) {
+/// A datagram without a matching receive is lost, and neither end gets an error.
+fn datagram_without_a_receive_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(64);
     if side.is_left() {
         ud.send(1, SendOp::SendImm(1), &[]);
-        std::thread::sleep(QUIET);
-        side.meet();
-        side.meet();
+        std::thread::sleep(QUIET_PERIOD);
+        side.wait_for_other();
+        side.wait_for_other();
         ud.send(2, SendOp::SendImm(2), &[]);
     } else {
-        side.meet();
+        side.wait_for_other();
         ud.recv_into(2, &region);
-        quiet(&mut ud.cq);
-        side.meet();
-        assert_eq!(done(&mut ud.cq, 2).imm, Some(2));
+        assert_no_completion(&mut ud.cq);
+        side.wait_for_other();
+        assert_eq!(expect_success(&mut ud.cq, 2).imm, Some(2));
     }
-    side.meet();
+    side.wait_for_other();
     assert_eq!(ud.qp.state(), QpState::ReadyToSend);
 }
 
-/// A datagram to a queue pair that does not exist is lost, and nobody is told.
-fn to_nobody_it_is_dropped(side: &mut Side) {
+/// A datagram to a queue pair that does not exist is lost, and neither end gets an error.
+fn datagram_to_an_unknown_queue_pair_is_dropped(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     ud.peer = 0x00ff_fff0;
     ud.send(1, SendOp::Send, &[1]);
     assert_eq!(ud.qp.state(), QpState::ReadyToSend);
-    side.meet();
+    side.wait_for_other();
 }
 
 /// There are no one-sided datagrams.
-fn only_sends(side: &mut Side) {
+fn one_sided_operations_are_refused(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(8);
     let remote = RemoteAddr { addr: 0, rkey: 0 };
@@ -206,33 +209,33 @@ fn only_sends(side: &mut Side) {
         SendOp::CompareSwap { remote, compare: 0, swap: 1 },
     ];
     for op in ops {
-        let sges = [whole(&region)];
+        let sges = [whole_region(&region)];
         let posted = ud.qp.post(&ud.ah, ud.peer, QKEY, &SendWr::new(1, op, Data::Regions(&sges)));
         assert!(matches!(posted, Err(PostError::Invalid(_))), "{op:?}: {posted:?}");
     }
-    quiet(&mut ud.cq);
-    side.meet();
+    assert_no_completion(&mut ud.cq);
+    side.wait_for_other();
 }
 
 /// Several queue pairs send to one; `src_qp` tells them apart, and each one's datagrams stay in order. Nothing is lost
 /// where there is room.
-fn many_senders(side: &mut Side) {
+fn many_senders(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     if side.is_left() {
         let mut senders: Vec<UdQp> = (0..8)
             .map(|_| {
                 let mut qp = ud.pd.create_ud(&QpConfig::default(), &ud.cq, &ud.cq, None).unwrap();
                 qp.activate(1).unwrap();
-                side.tell(&qp.qp_num());
+                side.send(&qp.qp_num());
                 qp
             })
             .collect();
-        side.meet();
+        side.wait_for_other();
         for round in 0..10u32 {
             for qp in &mut senders {
                 let wr = SendWr::new(1, SendOp::SendImm(round), Data::Inline(&[])).signaled();
                 qp.post(&ud.ah, ud.peer, QKEY, &wr).unwrap();
-                done(&mut ud.cq, 1);
+                expect_success(&mut ud.cq, 1);
             }
         }
     } else {
@@ -241,20 +244,20 @@ fn many_senders(side: &mut Side) {
             let sges = [region.sge(64 * i..64 * i + 64).unwrap()];
             ud.qp.post_recv(&RecvWr { wr_id: i as u64, sges: &sges }).unwrap();
         }
-        let senders: Vec<u32> = (0..8).map(|_| side.told()).collect();
-        side.meet();
+        let senders: Vec<u32> = (0..8).map(|_| side.receive()).collect();
+        side.wait_for_other();
         let mut rounds = [0; 8];
-        for received in take(&mut ud.cq, 80) {
+        for received in take_completions(&mut ud.cq, 80) {
             let from = senders.iter().position(|n| *n == received.src_qp).expect("a sender");
             assert_eq!(received.imm, Some(rounds[from]));
             rounds[from] += 1;
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// Datagrams take from a shared queue as connections do.
-fn from_a_shared_queue(side: &mut Side) {
+fn from_a_shared_queue(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let mut srq = ud.pd.create_srq(&SrqConfig::default()).unwrap();
     let mut qps: Vec<UdQp> = (0..2)
@@ -264,13 +267,13 @@ fn from_a_shared_queue(side: &mut Side) {
             qp
         })
         .collect();
-    let numbers: [u32; 2] = side.swap(&[qps[0].qp_num(), qps[1].qp_num()]);
+    let numbers: [u32; 2] = side.exchange(&[qps[0].qp_num(), qps[1].qp_num()]);
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for i in 0..10u32 {
             let wr = SendWr::new(1, SendOp::SendImm(i), Data::Inline(&[])).signaled();
             qps[0].post(&ud.ah, numbers[i as usize % 2], QKEY, &wr).unwrap();
-            done(&mut ud.cq, 1);
+            expect_success(&mut ud.cq, 1);
         }
     } else {
         let region = ud.region(640);
@@ -278,17 +281,17 @@ fn from_a_shared_queue(side: &mut Side) {
             let sges = [region.sge(64 * i..64 * i + 64).unwrap()];
             srq.post_recv(&RecvWr { wr_id: i as u64, sges: &sges }).unwrap();
         }
-        side.meet();
-        for received in take(&mut ud.cq, 10) {
+        side.wait_for_other();
+        for received in take_completions(&mut ud.cq, 10) {
             let to = qps[received.imm.unwrap() as usize % 2].qp_num();
             assert_eq!((received.qp_num, received.status), (to, Status::Success));
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// RESET takes nothing; RTS after activate, ERR after fail.
-fn states(side: &mut Side) {
+fn states(side: &mut Participant) {
     let pd = side.device.alloc_pd().unwrap();
     let cq = side.device.create_cq(&Default::default()).unwrap();
     let mut qp = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
@@ -305,39 +308,39 @@ fn states(side: &mut Side) {
 }
 
 /// fail() flushes receives; what is posted after it is flushed, too.
-fn failed_queue_pair_flushes(side: &mut Side) {
+fn failed_queue_pair_flushes(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(64);
     (0..5).for_each(|i| ud.recv_into(i, &region));
     ud.qp.fail().unwrap();
     for i in 0..5 {
-        let flushed = next(&mut ud.cq);
+        let flushed = next_completion(&mut ud.cq);
         assert_eq!((flushed.wr_id, flushed.status), (i, Status::Flushed));
     }
     ud.post(5, QKEY, SendOp::Send, &[]);
-    let flushed = next(&mut ud.cq);
+    let flushed = next_completion(&mut ud.cq);
     assert_eq!((flushed.wr_id, flushed.status), (5, Status::Flushed));
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Datagrams have pieces at both ends; the 40 bytes are part of what is scattered.
-fn gathered_and_scattered(side: &mut Side) {
+/// Datagrams can use several scatter/gather entries at both ends; the 40-byte header is scattered too.
+fn gathered_and_scattered(side: &mut Participant) {
     let mut ud = Datagrams::new(side);
     let region = ud.region(1000);
     if side.is_left() {
-        put(&region, 0, &pattern(500, 1));
-        side.meet();
+        write_bytes(&region, 0, &pattern(500, 1));
+        side.wait_for_other();
         let sges = [region.sge(0..10).unwrap(), region.sge(100..300).unwrap()];
         let wr = SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled();
         ud.qp.post(&ud.ah, ud.peer, QKEY, &wr).unwrap();
-        done(&mut ud.cq, 1);
+        expect_success(&mut ud.cq, 1);
     } else {
         let sges = [region.sge(0..40).unwrap(), region.sge(500..1000).unwrap()];
         ud.qp.post_recv(&RecvWr { wr_id: 2, sges: &sges }).unwrap();
-        side.meet();
-        until("the datagram", || ud.cq.poll(1, |c| assert_eq!(c.byte_len, 250, "{c:?}")).unwrap() == 1);
+        side.wait_for_other();
+        wait_until("the datagram", || ud.cq.poll(1, |c| assert_eq!(c.byte_len, 250, "{c:?}")).unwrap() == 1);
         let bytes = pattern(500, 1);
-        assert_eq!(get(&region, 500, 210), [&bytes[0..10], &bytes[100..300]].concat());
+        assert_eq!(read_bytes(&region, 500, 210), [&bytes[0..10], &bytes[100..300]].concat());
     }
-    side.meet();
+    side.wait_for_other();
 }

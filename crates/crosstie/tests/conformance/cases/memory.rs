@@ -1,11 +1,14 @@
-//! Regions: from the library, in place, overlapping, contended.
+//! Memory regions: allocated by the library, registered in place, overlapping, and with concurrent access.
 
 use crosstie::device::{
     Access, ConnectConfig, Cq, Data, Mr, Pd, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr, Status,
 };
 
 use super::cases;
-use crate::side::{End, Shape, Side, done, get, pattern, put, take, until, whole, word};
+use crate::participant::{
+    Participant, TestConfig, TestQp, expect_success, pattern, read_bytes, read_word, take_completions,
+    wait_until, whole_region, write_bytes,
+};
 
 cases!("memory":
     allocated_memory_is_zeroed_and_aligned, ranges_outside_a_region_are_refused, in_place_as_target,
@@ -33,23 +36,23 @@ impl InPlace {
     }
 }
 
-/// Library memory begins at a page, zeroed, even where an earlier region has been.
-fn allocated_memory_is_zeroed_and_aligned(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// Allocated memory is aligned to a page and zeroed, even if an earlier region used it.
+fn allocated_memory_is_zeroed_and_aligned(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     for len in [1, 4096, 100_000] {
         for _ in 0..3 {
             let region = end.region(len);
             assert_eq!((region.len(), region.as_ptr() as usize % 4096), (len, 0));
-            assert!(get(&region, 0, len).iter().all(|b| *b == 0));
-            put(&region, 0, &vec![0xff; len]);
+            assert!(read_bytes(&region, 0, len).iter().all(|b| *b == 0));
+            write_bytes(&region, 0, &vec![0xff; len]);
             assert_eq!((region.remote().len as usize, region.access()), (len, Access::ALL));
         }
     }
 }
 
-/// Pieces and copies stay inside their region.
-fn ranges_outside_a_region_are_refused(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// Scatter/gather entries and copies outside a region are refused.
+fn ranges_outside_a_region_are_refused(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let region = end.region(100);
     assert_eq!(region.sge(0..100).unwrap().len(), 100);
     assert!(region.sge(100..100).unwrap().is_empty());
@@ -60,24 +63,24 @@ fn ranges_outside_a_region_are_refused(side: &mut Side) {
     assert!(region.write(99, &[0; 2]).is_err() && region.write(usize::MAX, &[0; 2]).is_err());
     assert!(region.read(99, &mut [0; 2]).is_err() && region.read(101, &mut []).is_err());
     region.write(99, &[5]).unwrap();
-    assert_eq!(get(&region, 99, 1), [5]);
+    assert_eq!(read_bytes(&region, 99, 1), [5]);
 }
 
-/// The peer reaches memory registered in place with every operation.
-fn in_place_as_target(side: &mut Side) {
-    let mut end = side.end();
+/// The peer can access memory registered in place with every operation.
+fn in_place_as_target(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let target = InPlace::new(&end.pd, 70_000, 0, Access::ALL);
-    let remote: RemoteMemory = side.swap(&target.mr.remote());
+    let remote: RemoteMemory = side.exchange(&target.mr.remote());
     if side.is_left() {
         let region = end.region(70_000);
-        put(&region, 0, &pattern(70_000, 1));
-        side.meet();
+        write_bytes(&region, 0, &pattern(70_000, 1));
+        side.wait_for_other();
         end.post(1, SendOp::WriteImm(remote.at(0), 1), &region);
-        end.done(1);
-        put(&region, 0, &[0; 70_000]);
+        end.expect_success(1);
+        write_bytes(&region, 0, &[0; 70_000]);
         end.post(2, SendOp::Read(remote.at(0)), &region);
-        end.done(2);
-        assert!(get(&region, 0, 70_000) == pattern(70_000, 1));
+        end.expect_success(2);
+        assert!(read_bytes(&region, 0, 70_000) == pattern(70_000, 1));
         let sges = [region.sge(0..8).unwrap()];
         let ops = [
             SendOp::FetchAdd { remote: remote.at(64), add: 7 },
@@ -86,138 +89,138 @@ fn in_place_as_target(side: &mut Side) {
         for (id, op) in ops.into_iter().enumerate() {
             let at = 64 + 8 * id;
             end.qp.post(&SendWr::new(id as u64, op, Data::Regions(&sges)).signaled()).unwrap();
-            end.done(id as u64);
-            assert_eq!(get(&region, 0, 8), pattern(70_000, 1)[at..at + 8]);
+            end.expect_success(id as u64);
+            assert_eq!(read_bytes(&region, 0, 8), pattern(70_000, 1)[at..at + 8]);
         }
         end.inline(5, SendOp::Write(remote.at(69_999)), &[0x77]);
-        end.done(5);
-        side.meet();
+        end.expect_success(5);
+        side.wait_for_other();
     } else {
         end.recv(1);
-        side.meet();
-        end.done(1);
-        assert!(get(&target.mr, 80, 69_919) == pattern(70_000, 1)[80..69_999]);
-        side.meet();
+        side.wait_for_other();
+        end.expect_success(1);
+        assert!(read_bytes(&target.mr, 80, 69_919) == pattern(70_000, 1)[80..69_999]);
+        side.wait_for_other();
         let former = u64::from_ne_bytes(pattern(70_000, 1)[64..72].try_into().unwrap());
-        assert_eq!(word(&target.mr, 64), former.wrapping_add(7));
-        assert_eq!(get(&target.mr, 72, 8), pattern(70_000, 1)[72..80]);
-        assert_eq!(get(&target.mr, 69_999, 1), [0x77]);
+        assert_eq!(read_word(&target.mr, 64), former.wrapping_add(7));
+        assert_eq!(read_bytes(&target.mr, 72, 8), pattern(70_000, 1)[72..80]);
+        assert_eq!(read_bytes(&target.mr, 69_999, 1), [0x77]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Memory registered in place sends, and takes what READ and atomics bring.
-fn in_place_as_source_and_result(side: &mut Side) {
-    let mut end = side.end();
+/// Memory registered in place can be the source of sends and the destination of READ and atomic results.
+fn in_place_as_source_and_result(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(10_000);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
         let mine = InPlace::new(&end.pd, 10_000, 0, Access::LOCAL_WRITE);
-        put(&mine.mr, 0, &pattern(10_000, 2));
-        side.meet();
+        write_bytes(&mine.mr, 0, &pattern(10_000, 2));
+        side.wait_for_other();
         end.post(1, SendOp::Send, &mine.mr);
-        end.done(1);
+        end.expect_success(1);
         end.post(2, SendOp::Write(remote.at(0)), &mine.mr);
-        end.done(2);
-        put(&mine.mr, 0, &[0; 10_000]);
+        end.expect_success(2);
+        write_bytes(&mine.mr, 0, &[0; 10_000]);
         end.post(3, SendOp::Read(remote.at(0)), &mine.mr);
-        end.done(3);
-        assert!(get(&mine.mr, 0, 10_000) == pattern(10_000, 2));
+        end.expect_success(3);
+        assert!(read_bytes(&mine.mr, 0, 10_000) == pattern(10_000, 2));
         let op = SendOp::FetchAdd { remote: remote.at(8), add: 1 };
         let sges = [mine.mr.sge(800..808).unwrap()];
         end.qp.post(&SendWr::new(4, op, Data::Regions(&sges)).signaled()).unwrap();
-        end.done(4);
-        assert_eq!(get(&mine.mr, 800, 8), pattern(10_000, 2)[8..16]);
+        end.expect_success(4);
+        assert_eq!(read_bytes(&mine.mr, 800, 8), pattern(10_000, 2)[8..16]);
     } else {
         let buffer = end.region(10_000);
         end.recv_into(1, &buffer);
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 10_000);
-        assert!(get(&buffer, 0, 10_000) == pattern(10_000, 2));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 10_000);
+        assert!(read_bytes(&buffer, 0, 10_000) == pattern(10_000, 2));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Memory registered in place receives.
-fn in_place_as_receive(side: &mut Side) {
-    let mut end = side.end();
+/// Memory registered in place can be the memory of a receive.
+fn in_place_as_receive(side: &mut Participant) {
+    let mut end = side.connected_qp();
     if side.is_left() {
         let region = end.region(5000);
-        put(&region, 0, &pattern(5000, 3));
-        side.meet();
+        write_bytes(&region, 0, &pattern(5000, 3));
+        side.wait_for_other();
         end.post(1, SendOp::Send, &region);
         end.inline(2, SendOp::SendImm(4), &[8; 100]);
-        end.done(1);
-        end.done(2);
+        end.expect_success(1);
+        end.expect_success(2);
     } else {
         let mine = InPlace::new(&end.pd, 6000, 0, Access::LOCAL_WRITE);
         let other = end.region(50);
         end.recv_into(1, &mine.mr);
-        let sges = [whole(&other), mine.mr.sge(5500..6000).unwrap()];
+        let sges = [whole_region(&other), mine.mr.sge(5500..6000).unwrap()];
         end.qp.post_recv(&RecvWr { wr_id: 2, sges: &sges }).unwrap();
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 5000);
-        assert_eq!(end.done(2).byte_len, 100);
-        assert!(get(&mine.mr, 0, 5000) == pattern(5000, 3));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 5000);
+        assert_eq!(end.expect_success(2).byte_len, 100);
+        assert!(read_bytes(&mine.mr, 0, 5000) == pattern(5000, 3));
         assert_eq!(
-            (get(&other, 0, 50), get(&mine.mr, 5500, 51)),
+            (read_bytes(&other, 0, 50), read_bytes(&mine.mr, 5500, 51)),
             (vec![8; 50], [&[8; 50][..], &[0]].concat())
         );
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// In place means to the byte: regions begin and end anywhere in a page.
-fn in_place_to_the_byte(side: &mut Side) {
-    let mut end = side.end();
+/// Regions registered in place have exact bounds: they begin and end anywhere in a page.
+fn in_place_to_the_byte(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let target = InPlace::new(&end.pd, 4097, 5, Access::ALL);
-    let remote: RemoteMemory = side.swap(&target.mr.remote());
+    let remote: RemoteMemory = side.exchange(&target.mr.remote());
     if side.is_left() {
         let region = end.region(4097);
-        put(&region, 0, &pattern(4097, 4));
-        side.meet();
+        write_bytes(&region, 0, &pattern(4097, 4));
+        side.wait_for_other();
         end.post(1, SendOp::WriteImm(remote.at(0), 0), &region);
-        end.done(1);
-        // One byte beyond it is refused though the page is there.
+        end.expect_success(1);
+        // One byte beyond the region is refused, although the page is mapped.
         let sges = [region.sge(0..2).unwrap()];
         let wr = SendWr::new(2, SendOp::Write(remote.at(4096)), Data::Regions(&sges)).signaled();
         end.qp.post(&wr).unwrap();
-        end.ends(2, &[Status::RemoteAccess]);
+        end.expect_status(2, &[Status::RemoteAccess]);
     } else {
         end.recv(1);
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 4097);
-        assert!(get(&target.mr, 0, 4097) == pattern(4097, 4));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 4097);
+        assert!(read_bytes(&target.mr, 0, 4097) == pattern(4097, 4));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// The same bytes may be registered twice; each key opens what its own registration allows.
-fn overlapping_regions(side: &mut Side) {
-    let mut end = side.end();
+/// The same bytes may be registered twice; each key allows what its own registration allows.
+fn overlapping_regions(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let open = InPlace::new(&end.pd, 4096, 0, Access::ALL);
     // SAFETY: a part of the block that `open` owns, which lives longer than this region (declared later, dropped first).
     let narrow = unsafe { end.pd.register(open.mr.as_ptr().wrapping_add(1024), 1024, Access::REMOTE_READ) };
     let narrow = narrow.expect("register");
-    let wide: RemoteMemory = side.swap(&open.mr.remote());
-    let read_only: RemoteMemory = side.swap(&narrow.remote());
+    let wide: RemoteMemory = side.exchange(&open.mr.remote());
+    let read_only: RemoteMemory = side.exchange(&narrow.remote());
     if side.is_left() {
         let region = end.region(1024);
         end.inline(1, SendOp::Write(wide.at(1500)), &[3; 100]);
-        end.done(1);
+        end.expect_success(1);
         end.post(2, SendOp::Read(read_only.at(0)), &region);
-        end.done(2);
-        assert_eq!(get(&region, 476, 100), [3; 100]);
+        end.expect_success(2);
+        assert_eq!(read_bytes(&region, 476, 100), [3; 100]);
         end.inline(3, SendOp::Write(read_only.at(0)), &[4]);
-        end.ends(3, &[Status::RemoteAccess]);
+        end.expect_status(3, &[Status::RemoteAccess]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// Live regions of a device have different keys.
-fn keys_differ(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
-    let regions: Vec<Mr> = (0..side.many(500)).map(|_| end.region(64)).collect();
+fn keys_differ(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
+    let regions: Vec<Mr> = (0..side.repetitions(500)).map(|_| end.region(64)).collect();
     let mut keys: Vec<u32> = regions.iter().map(|r| r.remote().rkey).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -226,32 +229,32 @@ fn keys_differ(side: &mut Side) {
 
 /// Both sides add to one word at once, the left over the wire, the right through a connection to itself: nothing is
 /// lost, and each sees the sum grow.
-fn atomics_of_both_sides_add_up(side: &mut Side) {
-    let times = side.many(2000) as u64;
-    let mut end = side.end();
+fn atomics_of_both_sides_add_up(side: &mut Participant) {
+    let times = side.repetitions(2000) as u64;
+    let mut end = side.connected_qp();
     let region = end.region(64);
     let (mut own, _echo) = loopback(&end);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     let (qp, remote) = if side.is_left() { (&mut end.qp, remote) } else { (&mut own, region.remote()) };
     let scratch = end.pd.allocate(8, Access::LOCAL_WRITE).unwrap();
     let mut former = None;
     for i in 0..times {
         let op = SendOp::FetchAdd { remote: remote.at(16), add: 1 };
-        qp.post(&SendWr::new(i, op, Data::Regions(&[whole(&scratch)])).signaled()).unwrap();
-        done(&mut end.cq, i);
-        let now = Some(word(&scratch, 0));
+        qp.post(&SendWr::new(i, op, Data::Regions(&[whole_region(&scratch)])).signaled()).unwrap();
+        expect_success(&mut end.cq, i);
+        let now = Some(read_word(&scratch, 0));
         assert!(now > former, "{now:?} after {former:?}");
         former = now;
     }
-    side.meet();
+    side.wait_for_other();
     if !side.is_left() {
-        assert_eq!(word(&region, 16), 2 * times);
+        assert_eq!(read_word(&region, 16), 2 * times);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// A connection of a side to itself, in the domain and the completion queue of `end`.
-fn loopback(end: &End) -> (RcQp, RcQp) {
+fn loopback(end: &TestQp) -> (RcQp, RcQp) {
     let [mut one, mut other] =
         [(); 2].map(|()| end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, None).unwrap());
     one.connect(&other.address(), &ConnectConfig::default()).unwrap();
@@ -259,53 +262,53 @@ fn loopback(end: &End) -> (RcQp, RcQp) {
     (one, other)
 }
 
-/// Compare-and-swap gives one winner at a time: a lock made of it protects a plain counter.
-fn compare_swap_is_a_lock(side: &mut Side) {
-    let times = side.many(300) as u64;
-    let mut end = side.end();
+/// Of concurrent compare-and-swaps one succeeds: a lock built on it protects a plain counter.
+fn compare_swap_is_a_lock(side: &mut Participant) {
+    let times = side.repetitions(300) as u64;
+    let mut end = side.connected_qp();
     let region = end.region(64);
     let (mut own, _echo) = loopback(&end);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     let (qp, remote) = if side.is_left() { (&mut end.qp, remote) } else { (&mut own, region.remote()) };
     let scratch = end.pd.allocate(16, Access::LOCAL_WRITE).unwrap();
     let run = |qp: &mut RcQp, cq: &mut Cq, op, at: usize| {
         qp.post(&SendWr::new(0, op, Data::Regions(&[scratch.sge(at..at + 8).unwrap()])).signaled()).unwrap();
-        assert_eq!(take(cq, 1)[0].status, Status::Success);
-        word(&scratch, at)
+        assert_eq!(take_completions(cq, 1)[0].status, Status::Success);
+        read_word(&scratch, at)
     };
     for _ in 0..times {
-        until("the lock", || {
+        wait_until("the lock", || {
             let op = SendOp::CompareSwap { remote: remote.at(0), compare: 0, swap: 1 };
             run(qp, &mut end.cq, op, 0) == 0
         });
         let count = run(qp, &mut end.cq, SendOp::Read(remote.at(32)), 8);
-        put(&scratch, 8, &(count + 1).to_ne_bytes());
+        write_bytes(&scratch, 8, &(count + 1).to_ne_bytes());
         run(qp, &mut end.cq, SendOp::Write(remote.at(32)), 8);
         let op = SendOp::CompareSwap { remote: remote.at(0), compare: 1, swap: 0 };
         assert_eq!(run(qp, &mut end.cq, op, 0), 1, "the lock was mine");
     }
-    side.meet();
+    side.wait_for_other();
     if !side.is_left() {
-        assert_eq!(word(&region, 32), 2 * times);
+        assert_eq!(read_word(&region, 32), 2 * times);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// What the owner of a region writes is what a READ brings.
-fn writes_of_the_owner_are_read(side: &mut Side) {
-    let mut end = side.end();
+/// A READ returns what the owner of the region wrote.
+fn writes_of_the_owner_are_read(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(4096);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     for round in 0..20 {
         if side.is_left() {
-            side.meet();
+            side.wait_for_other();
             end.post(round, SendOp::Read(remote.at(0)), &region);
-            end.done(round);
-            assert!(get(&region, 0, 4096) == pattern(4096, round));
+            end.expect_success(round);
+            assert!(read_bytes(&region, 0, 4096) == pattern(4096, round));
         } else {
-            put(&region, 0, &pattern(4096, round));
-            side.meet();
+            write_bytes(&region, 0, &pattern(4096, round));
+            side.wait_for_other();
         }
-        side.meet();
+        side.wait_for_other();
     }
 }

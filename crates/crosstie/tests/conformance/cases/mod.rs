@@ -1,4 +1,4 @@
-//! The cases. Each states what a provider must do; where providers may differ, its comment says how.
+//! The cases. Each states what a provider must do; if providers may differ, its comment says how.
 
 mod datagram;
 mod flush;
@@ -15,19 +15,19 @@ mod srq;
 mod states;
 mod waiting;
 
-use crate::side::{Provider, Side};
+use crate::participant::{Participant, Provider};
 
 /// A case of this suite.
-pub(crate) type Case = crate::harness::Case<Side>;
+pub(crate) type Case = crate::harness::Case<Participant>;
 
-/// A case that a provider truly cannot do.
+/// A case that a provider cannot pass.
 pub(crate) struct Unsupported {
     pub(crate) case: &'static str,
     pub(crate) provider: Provider,
     pub(crate) reason: &'static str,
 }
 
-/// All of them; they are printed at the end of each run that leaves them out.
+/// All of them. A run that skips one prints it at the end.
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[Unsupported {
     case: "waiting::access_violation_is_an_event",
     provider: Provider::Verbs,

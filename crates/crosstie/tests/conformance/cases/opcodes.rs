@@ -1,208 +1,213 @@
-//! Each operation once, with everything its completions say.
+//! Each operation once, with every field of its completions.
 
 use crosstie::device::{Data, Opcode, RemoteMemory, SendOp, SendWr};
 
 use super::cases;
-use crate::side::{Side, get, is, pattern, put, quiet, word};
+use crate::participant::{
+    Participant, assert_no_completion, assert_opcode, pattern, read_bytes, read_word, write_bytes,
+};
 
 cases!("opcodes":
     send, send_imm, write, write_imm, write_imm_leaves_the_receive_alone, read, compare_swap_that_matches,
-    compare_swap_that_does_not, fetch_add, fetch_add_wraps, zero_bytes, wr_ids_come_back, immediates_come_back,
+    compare_swap_that_does_not_match, fetch_add, fetch_add_wraps, zero_bytes, wr_ids_come_back, immediates_come_back,
     unsignaled_successes_are_silent, batch, batch_that_stops_in_the_middle, ping_pong,
 );
 
 /// SEND: bytes, length, both queue pairs' numbers, and no immediate.
-fn send(side: &mut Side) {
-    let mut end = side.end();
+fn send(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(128);
     if side.is_left() {
-        put(&region, 0, &pattern(128, 1));
-        side.meet();
+        write_bytes(&region, 0, &pattern(128, 1));
+        side.wait_for_other();
         end.post(11, SendOp::Send, &region);
-        let sent = end.done(11);
-        is(&sent, Opcode::Send);
+        let sent = end.expect_success(11);
+        assert_opcode(&sent, Opcode::Send);
         assert_eq!((sent.qp_num, sent.imm), (end.qp.qp_num(), None));
     } else {
         end.recv_into(22, &region);
-        side.meet();
-        let received = end.done(22);
-        is(&received, Opcode::Recv);
+        side.wait_for_other();
+        let received = end.expect_success(22);
+        assert_opcode(&received, Opcode::Recv);
         assert_eq!((received.byte_len, received.imm, received.qp_num), (128, None, end.qp.qp_num()));
-        assert_eq!(get(&region, 0, 128), pattern(128, 1));
+        assert_eq!(read_bytes(&region, 0, 128), pattern(128, 1));
     }
-    side.meet();
-    quiet(&mut end.cq);
+    side.wait_for_other();
+    assert_no_completion(&mut end.cq);
 }
 
 /// SEND+IMM: as SEND, with the immediate.
-fn send_imm(side: &mut Side) {
-    let mut end = side.end();
+fn send_imm(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(100);
     if side.is_left() {
-        put(&region, 0, &pattern(100, 2));
-        side.meet();
+        write_bytes(&region, 0, &pattern(100, 2));
+        side.wait_for_other();
         end.post(1, SendOp::SendImm(0xfeed_beef), &region);
-        is(&end.done(1), Opcode::Send);
+        assert_opcode(&end.expect_success(1), Opcode::Send);
     } else {
         end.recv_into(2, &region);
-        side.meet();
-        let received = end.done(2);
-        is(&received, Opcode::Recv);
+        side.wait_for_other();
+        let received = end.expect_success(2);
+        assert_opcode(&received, Opcode::Recv);
         assert_eq!((received.byte_len, received.imm), (100, Some(0xfeed_beef)));
-        assert_eq!(get(&region, 0, 100), pattern(100, 2));
+        assert_eq!(read_bytes(&region, 0, 100), pattern(100, 2));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// WRITE: the bytes are there, those beside them are as they were, and the target learns nothing of it.
-fn write(side: &mut Side) {
-    let mut end = side.end();
+/// WRITE: the bytes arrive, the bytes next to them do not change, and the target gets no completion.
+fn write(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(300);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
+        let remote: RemoteMemory = side.receive();
         let source = end.region(100);
-        put(&source, 0, &pattern(100, 3));
+        write_bytes(&source, 0, &pattern(100, 3));
         end.post(5, SendOp::Write(remote.at(100)), &source);
-        is(&end.done(5), Opcode::Write);
-        side.meet();
+        assert_opcode(&end.expect_success(5), Opcode::Write);
+        side.wait_for_other();
     } else {
-        put(&region, 0, &[0xaa; 300]);
+        write_bytes(&region, 0, &[0xaa; 300]);
         end.recv(9);
-        side.tell(&region.remote());
-        side.meet();
-        assert_eq!(get(&region, 0, 100), [0xaa; 100]);
-        assert_eq!(get(&region, 100, 100), pattern(100, 3));
-        assert_eq!(get(&region, 200, 100), [0xaa; 100]);
-        quiet(&mut end.cq);
+        side.send(&region.remote());
+        side.wait_for_other();
+        assert_eq!(read_bytes(&region, 0, 100), [0xaa; 100]);
+        assert_eq!(read_bytes(&region, 100, 100), pattern(100, 3));
+        assert_eq!(read_bytes(&region, 200, 100), [0xaa; 100]);
+        assert_no_completion(&mut end.cq);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// WRITE+IMM: the target's next receive completes with immediate and exact length.
-fn write_imm(side: &mut Side) {
-    let mut end = side.end();
+fn write_imm(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(4096);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
-        put(&region, 0, &pattern(4096, 4));
+        let remote: RemoteMemory = side.receive();
+        write_bytes(&region, 0, &pattern(4096, 4));
         let sge = region.sge(0..777).unwrap();
         let op = SendOp::WriteImm(remote.at(1000), 7);
         end.qp.post(&SendWr::new(6, op, Data::Regions(&[sge])).signaled()).unwrap();
-        is(&end.done(6), Opcode::Write);
+        assert_opcode(&end.expect_success(6), Opcode::Write);
     } else {
         end.recv(3);
-        side.tell(&region.remote());
-        let received = end.done(3);
-        is(&received, Opcode::RecvWriteImm);
+        side.send(&region.remote());
+        let received = end.expect_success(3);
+        assert_opcode(&received, Opcode::RecvWriteImm);
         assert_eq!((received.byte_len, received.imm), (777, Some(7)));
         assert_eq!(received.qp_num, end.qp.qp_num());
-        assert_eq!(get(&region, 1000, 777), pattern(4096, 4)[..777]);
-        assert_eq!(get(&region, 1777, 10), [0; 10]);
+        assert_eq!(read_bytes(&region, 1000, 777), pattern(4096, 4)[..777]);
+        assert_eq!(read_bytes(&region, 1777, 10), [0; 10]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A receive that WRITE+IMM takes is consumed, but its own memory is not written.
-fn write_imm_leaves_the_receive_alone(side: &mut Side) {
-    let mut end = side.end();
+/// WRITE+IMM consumes a receive, but does not write to the receive's memory.
+fn write_imm_leaves_the_receive_alone(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
+        let remote: RemoteMemory = side.receive();
         end.inline(1, SendOp::WriteImm(remote.at(0), 1), &[1; 64]);
         end.inline(2, SendOp::Send, &[2; 64]);
-        end.done(1);
-        end.done(2);
+        end.expect_success(1);
+        end.expect_success(2);
     } else {
         let (first, second) = (end.region(64), end.region(64));
         end.recv_into(1, &first);
         end.recv_into(2, &second);
-        side.tell(&region.remote());
-        is(&end.done(1), Opcode::RecvWriteImm);
-        is(&end.done(2), Opcode::Recv);
-        assert_eq!(get(&region, 0, 64), [1; 64]);
-        assert_eq!(get(&first, 0, 64), [0; 64]);
-        assert_eq!(get(&second, 0, 64), [2; 64]);
+        side.send(&region.remote());
+        assert_opcode(&end.expect_success(1), Opcode::RecvWriteImm);
+        assert_opcode(&end.expect_success(2), Opcode::Recv);
+        assert_eq!(read_bytes(&region, 0, 64), [1; 64]);
+        assert_eq!(read_bytes(&first, 0, 64), [0; 64]);
+        assert_eq!(read_bytes(&second, 0, 64), [2; 64]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// READ: the target's bytes arrive, with their number, and the target learns nothing of it.
-fn read(side: &mut Side) {
-    let mut end = side.end();
+/// READ: the target's bytes arrive, `byte_len` is exact, and the target gets no completion.
+fn read(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(512);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
+        let remote: RemoteMemory = side.receive();
         let sges = [region.sge(10..210).unwrap()];
         let wr = SendWr::new(8, SendOp::Read(remote.at(55)), Data::Regions(&sges)).signaled();
         end.qp.post(&wr).unwrap();
-        let done = end.done(8);
-        is(&done, Opcode::Read);
+        let done = end.expect_success(8);
+        assert_opcode(&done, Opcode::Read);
         assert_eq!(done.byte_len, 200);
-        assert_eq!(get(&region, 0, 10), [0; 10]);
-        assert_eq!(get(&region, 10, 200), pattern(512, 5)[55..255]);
-        assert_eq!(get(&region, 210, 10), [0; 10]);
-        side.meet();
+        assert_eq!(read_bytes(&region, 0, 10), [0; 10]);
+        assert_eq!(read_bytes(&region, 10, 200), pattern(512, 5)[55..255]);
+        assert_eq!(read_bytes(&region, 210, 10), [0; 10]);
+        side.wait_for_other();
     } else {
-        put(&region, 0, &pattern(512, 5));
+        write_bytes(&region, 0, &pattern(512, 5));
         end.recv(1);
-        side.tell(&region.remote());
-        side.meet();
-        quiet(&mut end.cq);
+        side.send(&region.remote());
+        side.wait_for_other();
+        assert_no_completion(&mut end.cq);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Compare-and-swap with the right guess: swapped, and the former value comes back.
-fn compare_swap_that_matches(side: &mut Side) {
+/// Compare-and-swap with the expected value: swaps and returns the former value.
+fn compare_swap_that_matches(side: &mut Participant) {
     atomic(side, 41, |remote| SendOp::CompareSwap { remote: remote.at(8), compare: 41, swap: 42 }, 42);
 }
 
-/// Compare-and-swap with a wrong guess: nothing changes, and the value comes back.
-fn compare_swap_that_does_not(side: &mut Side) {
+/// Compare-and-swap with another value: changes nothing and returns the current value.
+fn compare_swap_that_does_not_match(side: &mut Participant) {
     atomic(side, 40, |remote| SendOp::CompareSwap { remote: remote.at(8), compare: 41, swap: 42 }, 40);
 }
 
-/// Fetch-and-add: the sum is there, the former value comes back.
-fn fetch_add(side: &mut Side) {
+/// Fetch-and-add: stores the sum and returns the former value.
+fn fetch_add(side: &mut Participant) {
     atomic(side, 1 << 40, |remote| SendOp::FetchAdd { remote: remote.at(8), add: 5 }, (1 << 40) + 5);
 }
 
 /// Fetch-and-add wraps at 64 bits.
-fn fetch_add_wraps(side: &mut Side) {
+fn fetch_add_wraps(side: &mut Participant) {
     atomic(side, u64::MAX - 1, |remote| SendOp::FetchAdd { remote: remote.at(8), add: 3 }, 1);
 }
 
-/// One atomic on the second of three words that is `before` and must be `after`; the others stay.
-fn atomic(side: &mut Side, before: u64, op: impl Fn(RemoteMemory) -> SendOp, after: u64) {
-    let mut end = side.end();
+/// One atomic on the second of three words, which is `before` and must become `after`; the others must not change.
+fn atomic(side: &mut Participant, before: u64, op: impl Fn(RemoteMemory) -> SendOp, after: u64) {
+    let mut end = side.connected_qp();
     let region = end.region(24);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
+        let remote: RemoteMemory = side.receive();
         let op = op(remote);
         let sge = region.sge(8..16).unwrap();
         end.qp.post(&SendWr::new(77, op, Data::Regions(&[sge])).signaled()).unwrap();
-        let done = end.done(77);
+        let done = end.expect_success(77);
         let compares = matches!(op, SendOp::CompareSwap { .. });
-        is(&done, if compares { Opcode::CompareSwap } else { Opcode::FetchAdd });
-        assert_eq!([word(&region, 0), word(&region, 8), word(&region, 16)], [0, before, 0]);
-        side.meet();
+        assert_opcode(&done, if compares { Opcode::CompareSwap } else { Opcode::FetchAdd });
+        assert_eq!([read_word(&region, 0), read_word(&region, 8), read_word(&region, 16)], [0, before, 0]);
+        side.wait_for_other();
     } else {
         for at in [0, 8, 16] {
-            put(&region, at, &before.to_ne_bytes());
+            write_bytes(&region, at, &before.to_ne_bytes());
         }
-        side.tell(&region.remote());
-        side.meet();
-        assert_eq!([word(&region, 0), word(&region, 8), word(&region, 16)], [before, after, before]);
+        side.send(&region.remote());
+        side.wait_for_other();
+        assert_eq!(
+            [read_word(&region, 0), read_word(&region, 8), read_word(&region, 16)],
+            [before, after, before]
+        );
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Messages of no bytes are messages: each completes, receives are taken, nothing is written.
-fn zero_bytes(side: &mut Side) {
-    let mut end = side.end();
+/// Empty messages complete and consume receives, and write nothing.
+fn zero_bytes(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
     if side.is_left() {
-        let remote: RemoteMemory = side.told();
+        let remote: RemoteMemory = side.receive();
         let none = [region.sge(5..5).unwrap()];
         let ops = [
             SendOp::Send,
@@ -213,79 +218,79 @@ fn zero_bytes(side: &mut Side) {
         ];
         for (id, op) in ops.into_iter().enumerate() {
             end.qp.post(&SendWr::new(id as u64, op, Data::Regions(&none)).signaled()).unwrap();
-            end.done(id as u64);
+            end.expect_success(id as u64);
         }
         end.qp.post(&SendWr::new(5, SendOp::Send, Data::Regions(&[])).signaled()).unwrap();
-        end.done(5);
+        end.expect_success(5);
         end.inline(6, SendOp::Send, &[]);
-        end.done(6);
-        assert_eq!(get(&region, 0, 64), [0; 64]);
-        side.meet();
+        end.expect_success(6);
+        assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
+        side.wait_for_other();
     } else {
-        put(&region, 0, &[7; 64]);
+        write_bytes(&region, 0, &[7; 64]);
         for id in 0..5 {
             end.recv_into(id, &region);
         }
-        side.tell(&region.remote());
+        side.send(&region.remote());
         let immediates = [None, Some(1), Some(2), None, None];
         for (id, imm) in immediates.into_iter().enumerate() {
-            let received = end.done(id as u64);
+            let received = end.expect_success(id as u64);
             assert_eq!((received.byte_len, received.imm), (0, imm), "{received:?}");
         }
-        side.meet();
-        assert_eq!(get(&region, 0, 64), [7; 64]);
+        side.wait_for_other();
+        assert_eq!(read_bytes(&region, 0, 64), [7; 64]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Every bit of `wr_id` comes back, from sends and receives.
-fn wr_ids_come_back(side: &mut Side) {
+/// Every bit of `wr_id` is returned, for sends and receives.
+fn wr_ids_come_back(side: &mut Participant) {
     let ids = [0, 1, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef, u64::from(u32::MAX), 1 << 32];
-    let mut end = side.end();
+    let mut end = side.connected_qp();
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for id in ids {
             end.inline(id, SendOp::Send, &[]);
-            end.done(id);
+            end.expect_success(id);
         }
     } else {
         ids.iter().for_each(|id| end.recv(*id));
-        side.meet();
-        end.all_done(ids);
+        side.wait_for_other();
+        end.expect_all_success(ids);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Every bit of an immediate comes back in its place.
-fn immediates_come_back(side: &mut Side) {
+/// Every bit of an immediate arrives in its position.
+fn immediates_come_back(side: &mut Participant) {
     let immediates = [0, 1, u32::MAX, 1 << 31, 0x0102_0304];
-    let mut end = side.end();
+    let mut end = side.connected_qp();
     let region = end.region(8);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for imm in immediates {
             end.inline(0, SendOp::SendImm(imm), &[]);
-            end.done(0);
+            end.expect_success(0);
             end.inline(1, SendOp::WriteImm(remote.at(0), imm), &[0; 8]);
-            end.done(1);
+            end.expect_success(1);
         }
     } else {
         (0..10).for_each(|id| end.recv(id));
-        side.meet();
+        side.wait_for_other();
         for id in 0..10 {
-            assert_eq!(end.done(id).imm, Some(immediates[id as usize / 2]));
+            assert_eq!(end.expect_success(id).imm, Some(immediates[id as usize / 2]));
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Of unsignaled requests only failures show; a signaled one behind them says that they are done. More of them than the
-/// send queue holds, so their places come back.
-fn unsignaled_successes_are_silent(side: &mut Side) {
-    let mut end = side.end();
+/// Successful unsignaled requests produce no completion; a later signaled one means that they are done. The case posts more
+/// of them than the send queue holds, so their entries must become free.
+fn unsignaled_successes_are_silent(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(8);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
         for round in 0..40u64 {
             for i in 0..31 {
@@ -294,24 +299,24 @@ fn unsignaled_successes_are_silent(side: &mut Side) {
                 end.qp.post(&SendWr::new(i, op, Data::Inline(&bytes))).expect("places come back");
             }
             end.inline(1000 + round, SendOp::Write(remote.at(0)), &(round * 32 + 31).to_ne_bytes());
-            end.done(1000 + round);
+            end.expect_success(1000 + round);
         }
-        quiet(&mut end.cq);
-        side.meet();
+        assert_no_completion(&mut end.cq);
+        side.wait_for_other();
     } else {
-        side.meet();
-        assert_eq!(word(&region, 0), 40 * 32 - 1);
+        side.wait_for_other();
+        assert_eq!(read_word(&region, 0), 40 * 32 - 1);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A batch is its requests in order.
-fn batch(side: &mut Side) {
-    let mut end = side.end();
+/// A batch executes its requests in order.
+fn batch(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64 * 8);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         let posted = end.qp.post_batch(|batch| {
             for i in 0..64u64 {
                 let op = SendOp::WriteImm(remote.at(i * 8), i as u32);
@@ -322,25 +327,25 @@ fn batch(side: &mut Side) {
             Ok::<_, crosstie::device::PostError>(())
         });
         posted.unwrap();
-        end.all_done((0..8).map(|i| i * 8 + 7));
+        end.expect_all_success((0..8).map(|i| i * 8 + 7));
     } else {
         (0..64).for_each(|i| end.recv(i));
-        side.meet();
+        side.wait_for_other();
         for i in 0..64 {
-            let received = end.done(i);
+            let received = end.expect_success(i);
             assert_eq!((received.imm, received.byte_len), (Some(i as u32), 8));
-            assert_eq!(word(&region, i as usize * 8), i + 1);
+            assert_eq!(read_word(&region, i as usize * 8), i + 1);
         }
     }
-    side.meet();
-    quiet(&mut end.cq);
+    side.wait_for_other();
+    assert_no_completion(&mut end.cq);
 }
 
-/// A batch whose filling stops with an error has posted what it accepted, and the queue pair works on.
-fn batch_that_stops_in_the_middle(side: &mut Side) {
-    let mut end = side.end();
+/// A batch whose closure returns an error still posts the requests that it accepted, and the queue pair keeps working.
+fn batch_that_stops_in_the_middle(side: &mut Participant) {
+    let mut end = side.connected_qp();
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         let stopped = end.qp.post_batch(|batch| -> Result<(), Box<dyn std::error::Error>> {
             for i in 0..3 {
                 batch.post(&SendWr::new(i, SendOp::SendImm(i as u32), Data::Inline(&[])).signaled())?;
@@ -348,44 +353,44 @@ fn batch_that_stops_in_the_middle(side: &mut Side) {
             Err("enough".into())
         });
         assert_eq!(stopped.unwrap_err().to_string(), "enough");
-        end.all_done(0..3);
+        end.expect_all_success(0..3);
         end.inline(3, SendOp::SendImm(3), &[]);
-        end.done(3);
+        end.expect_success(3);
     } else {
         (0..4).for_each(|i| end.recv(i));
-        side.meet();
-        (0..4).for_each(|i| assert_eq!(end.done(i).imm, Some(i as u32)));
+        side.wait_for_other();
+        (0..4).for_each(|i| assert_eq!(end.expect_success(i).imm, Some(i as u32)));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// WRITE+IMM back and forth.
-fn ping_pong(side: &mut Side) {
-    let rounds = side.many(2000) as u64;
-    let mut end = side.end();
+fn ping_pong(side: &mut Participant) {
+    let rounds = side.repetitions(2000) as u64;
+    let mut end = side.connected_qp();
     let region = end.region(32);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     end.recv(0);
-    side.meet();
+    side.wait_for_other();
     for round in 0..rounds {
         if side.is_left() {
             end.qp.post(&ping(remote, round, &pattern(32, round))).unwrap();
         }
         let received = loop {
-            let completion = crate::side::next(&mut end.cq);
+            let completion = crate::participant::next_completion(&mut end.cq);
             if completion.opcode == Opcode::RecvWriteImm {
                 break completion;
             }
-            is(&completion, Opcode::Write);
+            assert_opcode(&completion, Opcode::Write);
         };
         assert_eq!((received.imm, received.byte_len), (Some(round as u32), 32));
-        assert_eq!(get(&region, 0, 32), pattern(32, round));
+        assert_eq!(read_bytes(&region, 0, 32), pattern(32, round));
         end.recv(round + 1);
         if !side.is_left() {
             end.qp.post(&ping(remote, round, &pattern(32, round))).unwrap();
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 fn ping(remote: RemoteMemory, round: u64, bytes: &[u8]) -> SendWr<'_> {

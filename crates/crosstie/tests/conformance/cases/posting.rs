@@ -6,7 +6,10 @@ use crosstie::device::{
 };
 
 use super::cases;
-use crate::side::{End, Shape, Side, get, quiet, srq_recv, until, whole};
+use crate::participant::{
+    Participant, TestConfig, TestQp, assert_no_completion, post_srq_recv, read_bytes, wait_until,
+    whole_region,
+};
 
 cases!("posting":
     send_before_ready_to_send, receive_before_init, inline_too_long, too_many_pieces, fetching_into_inline,
@@ -14,10 +17,10 @@ cases!("posting":
     full_shared_receive_queue, completion_queue_overrun,
 );
 
-/// RESET, INIT and RTR take no send requests, and say in which state they are.
-fn send_before_ready_to_send(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
-    let peer: QpAddress = side.swap(&end.qp.address());
+/// RESET, INIT and RTR refuse send requests; the error contains the state.
+fn send_before_ready_to_send(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
+    let peer: QpAddress = side.exchange(&end.qp.address());
     let wr = SendWr::new(1, SendOp::Send, Data::Inline(&[1])).signaled();
     assert_eq!(end.qp.post(&wr), Err(PostError::WrongState(QpState::Reset)));
     end.qp.init(Access::ALL).unwrap();
@@ -25,26 +28,26 @@ fn send_before_ready_to_send(side: &mut Side) {
     end.qp.ready_to_receive(&peer, &ConnectConfig::default()).unwrap();
     assert_eq!(end.qp.post(&wr), Err(PostError::WrongState(QpState::ReadyToReceive)));
     end.qp.ready_to_send(&ConnectConfig::default()).unwrap();
-    side.meet();
-    quiet(&mut end.cq);
-    proves_alive(side, &mut end);
+    side.wait_for_other();
+    assert_no_completion(&mut end.cq);
+    assert_qp_works(side, &mut end);
 }
 
-/// RESET takes no receives.
-fn receive_before_init(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+/// RESET refuses receives.
+fn receive_before_init(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let wr = RecvWr { wr_id: 1, sges: &[] };
     assert_eq!(end.qp.post_recv(&wr), Err(PostError::WrongState(QpState::Reset)));
     side.connect(&mut end.qp, &ConnectConfig::default());
-    proves_alive(side, &mut end);
+    assert_qp_works(side, &mut end);
 }
 
-/// Inline data beyond the queue pair's limit.
-fn inline_too_long(side: &mut Side) {
+/// Inline data beyond the queue pair's limit is refused.
+fn inline_too_long(side: &mut Participant) {
     let qp = QpConfig { max_inline: 32, ..QpConfig::default() };
-    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
     let bytes = vec![1; 1 << 16];
-    let post = |end: &mut End, len: usize| {
+    let post = |end: &mut TestQp, len: usize| {
         end.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&bytes[..len])).signaled())
     };
     assert!(
@@ -53,28 +56,28 @@ fn inline_too_long(side: &mut Side) {
     if let Err(PostError::InlineTooLong { max, .. }) = post(&mut end, 1 << 16) {
         assert!(matches!(post(&mut end, max + 1), Err(PostError::InlineTooLong { .. })));
     }
-    quiet(&mut end.cq);
-    proves_alive(side, &mut end);
+    assert_no_completion(&mut end.cq);
+    assert_qp_works(side, &mut end);
 }
 
-/// More pieces than the queue pair's limit, for sends and receives.
-fn too_many_pieces(side: &mut Side) {
-    let mut end = side.end();
+/// More scatter/gather entries than the queue pair's limit are refused, for sends and receives.
+fn too_many_pieces(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
     let sges: Vec<Sge<'_>> = (0..200).map(|_| region.sge(0..1).unwrap()).collect();
     let sent = end.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled());
     assert!(matches!(sent, Err(PostError::TooManySges { count: 200, max }) if max >= 4), "{sent:?}");
     let received = end.qp.post_recv(&RecvWr { wr_id: 1, sges: &sges });
     assert!(matches!(received, Err(PostError::TooManySges { count: 200, max }) if max >= 4), "{received:?}");
-    quiet(&mut end.cq);
-    proves_alive(side, &mut end);
+    assert_no_completion(&mut end.cq);
+    assert_qp_works(side, &mut end);
 }
 
-/// READ and atomics bring bytes, so they need memory to bring them to.
-fn fetching_into_inline(side: &mut Side) {
-    let mut end = side.end();
+/// READ and atomics return bytes, so they need a region and not inline data.
+fn fetching_into_inline(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     for op in [
         SendOp::Read(remote.at(0)),
         SendOp::FetchAdd { remote: remote.at(0), add: 1 },
@@ -83,31 +86,31 @@ fn fetching_into_inline(side: &mut Side) {
         let posted = end.qp.post(&SendWr::new(1, op, Data::Inline(&[0; 8])).signaled());
         assert!(matches!(posted, Err(PostError::Invalid(_))), "{op:?}: {posted:?}");
     }
-    quiet(&mut end.cq);
-    side.meet();
-    assert_eq!(get(&region, 0, 64), [0; 64]);
-    proves_alive(side, &mut end);
+    assert_no_completion(&mut end.cq);
+    side.wait_for_other();
+    assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
+    assert_qp_works(side, &mut end);
 }
 
 /// The result of an atomic is eight bytes.
-fn atomic_result_of_wrong_size(side: &mut Side) {
-    let mut end = side.end();
+fn atomic_result_of_wrong_size(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     for range in [0..0, 0..4, 0..16] {
         let sges = [region.sge(range).unwrap()];
         let op = SendOp::FetchAdd { remote: remote.at(0), add: 1 };
         let posted = end.qp.post(&SendWr::new(1, op, Data::Regions(&sges)).signaled());
         assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
     }
-    side.meet();
-    assert_eq!(get(&region, 0, 64), [0; 64]);
-    proves_alive(side, &mut end);
+    side.wait_for_other();
+    assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
+    assert_qp_works(side, &mut end);
 }
 
 /// A queue pair on a shared receive queue has no receive queue of its own.
-fn receive_on_a_queue_pair_with_a_shared_queue(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+fn receive_on_a_queue_pair_with_a_shared_queue(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let srq = end.pd.create_srq(&SrqConfig::default()).unwrap();
     let mut qp = end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, Some(&srq)).unwrap();
     qp.init(Access::ALL).unwrap();
@@ -115,13 +118,13 @@ fn receive_on_a_queue_pair_with_a_shared_queue(side: &mut Side) {
     assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
 }
 
-/// A send queue takes at least what was asked for, then says that it is full; polling makes room. Devices may round the
-/// size up.
-fn full_send_queue(side: &mut Side) {
+/// A send queue accepts at least the requested number of requests, then it is full; polling makes room. Devices may round
+/// the size up.
+fn full_send_queue(side: &mut Participant) {
     let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
-    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
     if side.is_left() {
-        // Nobody receives, so they stay.
+        // The peer posts no receive, so they stay outstanding.
         let mut accepted = 0;
         let refused = loop {
             let posted = end.qp.post(&SendWr::new(accepted, SendOp::Send, Data::Inline(&[])).signaled());
@@ -133,33 +136,33 @@ fn full_send_queue(side: &mut Side) {
         };
         assert_eq!(refused, PostError::Full);
         assert!(accepted >= 16, "{accepted}");
-        quiet(&mut end.cq);
-        side.tell(&accepted);
-        end.all_done(0..accepted);
+        assert_no_completion(&mut end.cq);
+        side.send(&accepted);
+        end.expect_all_success(0..accepted);
         for i in 0..16 {
             end.inline(i, SendOp::Send, &[]);
         }
-        end.all_done(0..16);
+        end.expect_all_success(0..16);
     } else {
-        let accepted: u64 = side.told();
+        let accepted: u64 = side.receive();
         let mut received = 0;
-        until("all messages", || {
+        wait_until("all messages", || {
             while end.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).is_ok() {}
             received += end.cq.poll(64, |c| assert!(c.status.is_success())).unwrap() as u64;
             received == accepted + 16
         });
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A receive queue takes at least what was asked for, then says that it is full; completions make room.
-fn full_receive_queue(side: &mut Side) {
+/// A receive queue accepts at least the requested number of receives, then it is full; completions make room.
+fn full_receive_queue(side: &mut Participant) {
     let qp = QpConfig { max_recv_wr: 16, ..QpConfig::default() };
-    let mut end = side.end_with(&Shape { qp, ..Shape::default() });
+    let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         (0..8).for_each(|i| end.inline(i, SendOp::Send, &[]));
-        end.all_done(0..8);
+        end.expect_all_success(0..8);
     } else {
         let mut accepted = 0;
         let refused = loop {
@@ -171,17 +174,17 @@ fn full_receive_queue(side: &mut Side) {
         };
         assert_eq!(refused, PostError::Full);
         assert!(accepted >= 16, "{accepted}");
-        side.meet();
-        end.all_done(0..8);
+        side.wait_for_other();
+        end.expect_all_success(0..8);
         (0..8).for_each(|i| end.recv(i));
         assert_eq!(end.qp.post_recv(&RecvWr { wr_id: 0, sges: &[] }), Err(PostError::Full));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// The same for a shared receive queue.
-fn full_shared_receive_queue(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+fn full_shared_receive_queue(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let mut srq = end.pd.create_srq(&SrqConfig { max_wr: 16, max_sge: 1 }).unwrap();
     let mut qp = end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, Some(&srq)).unwrap();
     let mut accepted = 0;
@@ -198,28 +201,28 @@ fn full_shared_receive_queue(side: &mut Side) {
     if side.is_left() {
         for i in 0..8 {
             qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
-            end.done(i);
+            end.expect_success(i);
         }
     } else {
-        end.all_done(0..8);
-        (0..8).for_each(|i| srq_recv(&mut srq, i));
+        end.expect_all_success(0..8);
+        (0..8).for_each(|i| post_srq_recv(&mut srq, i));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// More completions than a queue holds: the poller is told by [`CqError::Overrun`] or by [`Event::CqOverrun`], never by
-/// silence. Devices may round the depth up, or tell only one way.
-fn completion_queue_overrun(side: &mut Side) {
-    let shape = Shape { cq: CqConfig { depth: 8 }, ..Shape::default() };
-    let mut end = side.end_with(&shape);
+/// More completions than a queue can hold: the poller gets [`CqError::Overrun`] or [`Event::CqOverrun`]. Devices may round
+/// the depth up, or report it only one way.
+fn completion_queue_overrun(side: &mut Participant) {
+    let shape = TestConfig { cq: CqConfig { depth: 8 }, ..TestConfig::default() };
+    let mut end = side.connected_qp_with(&shape);
     let region = end.region(8);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
         for i in 0..200 {
             end.inline(i, SendOp::Write(remote.at(0)), &[1; 8]);
         }
         let mut shown = 0;
-        until("the overrun to be told", || {
+        wait_until("the overrun to be told", || {
             match end.cq.poll(16, |_| shown += 1) {
                 Ok(_) => {}
                 Err(error) => {
@@ -231,22 +234,22 @@ fn completion_queue_overrun(side: &mut Side) {
             side.device.wait_event(core::time::Duration::ZERO).unwrap() == Some(Event::CqOverrun)
         });
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// The queue pair is as good as new: a message goes from left to right.
-fn proves_alive(side: &mut Side, end: &mut End) {
+/// Asserts that the queue pair still works: a message goes from left to right.
+fn assert_qp_works(side: &mut Participant, end: &mut TestQp) {
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         let region = end.region(8);
-        let sges = [whole(&region)];
+        let sges = [whole_region(&region)];
         end.qp.post(&SendWr::new(70, SendOp::SendImm(70), Data::Regions(&sges)).signaled()).unwrap();
-        end.done(70);
+        end.expect_success(70);
     } else {
         let region = end.region(8);
         end.recv_into(71, &region);
-        side.meet();
-        assert_eq!(end.done(71).imm, Some(70));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(71).imm, Some(70));
     }
-    side.meet();
+    side.wait_for_other();
 }

@@ -1,9 +1,12 @@
-//! Messages of all sizes and pieces.
+//! Messages of all sizes, with one or several scatter/gather entries.
 
 use crosstie::device::{Data, Opcode, QpConfig, RecvWr, RemoteMemory, SendOp, SendWr, Sge};
 
 use super::cases;
-use crate::side::{Shape, Side, get, is, pattern, put, quiet, whole};
+use crate::participant::{
+    Participant, TestConfig, assert_no_completion, assert_opcode, pattern, read_bytes, whole_region,
+    write_bytes,
+};
 
 cases!("shapes":
     sends_of_all_sizes, writes_of_all_sizes, reads_of_all_sizes, write_of_mebibytes, inline_up_to_the_limit,
@@ -11,165 +14,174 @@ cases!("shapes":
     receive_longer_than_the_message,
 );
 
-/// Around every size where a packet, a page or a copying strategy ends.
+/// Sizes around the limits of packets, pages and copying strategies.
 const SIZES: [usize; 18] =
     [1, 2, 3, 7, 8, 63, 64, 65, 255, 1024, 4095, 4096, 4097, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 13];
 
 const LARGEST: usize = (1 << 20) + 13;
 
-/// SEND of each size into a receive of just that size.
-fn sends_of_all_sizes(side: &mut Side) {
-    let mut end = side.end();
+/// A SEND of each size into a receive of exactly that size.
+fn sends_of_all_sizes(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(LARGEST);
     if side.is_left() {
-        put(&region, 0, &pattern(LARGEST, 1));
+        write_bytes(&region, 0, &pattern(LARGEST, 1));
     }
     for (id, len) in SIZES.into_iter().enumerate() {
         let id = id as u64;
         let sges = [region.sge(LARGEST - len..LARGEST).unwrap()];
         if side.is_left() {
-            side.meet();
+            side.wait_for_other();
             end.qp.post(&SendWr::new(id, SendOp::Send, Data::Regions(&sges)).signaled()).unwrap();
-            end.done(id);
+            end.expect_success(id);
         } else {
-            put(&region, 0, &vec![0; LARGEST]);
+            write_bytes(&region, 0, &vec![0; LARGEST]);
             end.qp.post_recv(&RecvWr { wr_id: id, sges: &sges }).unwrap();
-            side.meet();
-            assert_eq!(end.done(id).byte_len as usize, len);
-            assert!(get(&region, LARGEST - len, len) == pattern(LARGEST, 1)[LARGEST - len..], "{len} bytes");
-            assert!(get(&region, 0, LARGEST - len).iter().all(|b| *b == 0), "before {len} bytes");
+            side.wait_for_other();
+            assert_eq!(end.expect_success(id).byte_len as usize, len);
+            assert!(
+                read_bytes(&region, LARGEST - len, len) == pattern(LARGEST, 1)[LARGEST - len..],
+                "{len} bytes"
+            );
+            assert!(read_bytes(&region, 0, LARGEST - len).iter().all(|b| *b == 0), "before {len} bytes");
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// WRITE+IMM of each size; nothing beside it changes.
-fn writes_of_all_sizes(side: &mut Side) {
-    let mut end = side.end();
+/// A WRITE+IMM of each size does not change the bytes next to it.
+fn writes_of_all_sizes(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(LARGEST + 128);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     for (id, len) in SIZES.into_iter().enumerate() {
         let id = id as u64;
         let bytes = pattern(len, id);
         if side.is_left() {
-            put(&region, 0, &bytes);
-            side.meet();
+            write_bytes(&region, 0, &bytes);
+            side.wait_for_other();
             let sges = [region.sge(0..len).unwrap()];
             let op = SendOp::WriteImm(remote.at(64), len as u32);
             end.qp.post(&SendWr::new(id, op, Data::Regions(&sges)).signaled()).unwrap();
-            end.done(id);
+            end.expect_success(id);
         } else {
-            put(&region, 0, &vec![0x55; len + 128]);
+            write_bytes(&region, 0, &vec![0x55; len + 128]);
             end.recv(id);
-            side.meet();
-            let received = end.done(id);
+            side.wait_for_other();
+            let received = end.expect_success(id);
             assert_eq!((received.byte_len as usize, received.imm), (len, Some(len as u32)));
-            assert!(get(&region, 64, len) == bytes, "{len} bytes");
-            assert_eq!((get(&region, 0, 64), get(&region, 64 + len, 64)), (vec![0x55; 64], vec![0x55; 64]));
+            assert!(read_bytes(&region, 64, len) == bytes, "{len} bytes");
+            assert_eq!(
+                (read_bytes(&region, 0, 64), read_bytes(&region, 64 + len, 64)),
+                (vec![0x55; 64], vec![0x55; 64])
+            );
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// READ of each size; nothing beside it changes.
-fn reads_of_all_sizes(side: &mut Side) {
-    let mut end = side.end();
+/// A READ of each size does not change the bytes next to it.
+fn reads_of_all_sizes(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(LARGEST + 128);
-    put(&region, 0, &pattern(LARGEST, 9));
-    let remote: RemoteMemory = side.swap(&region.remote());
+    write_bytes(&region, 0, &pattern(LARGEST, 9));
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
         for (id, len) in SIZES.into_iter().enumerate() {
-            put(&region, 0, &vec![0x55; len + 128]);
+            write_bytes(&region, 0, &vec![0x55; len + 128]);
             let sges = [region.sge(64..64 + len).unwrap()];
             let offset = (LARGEST - len) as u64;
             let wr = SendWr::new(id as u64, SendOp::Read(remote.at(offset)), Data::Regions(&sges));
             end.qp.post(&wr.signaled()).unwrap();
-            assert_eq!(end.done(id as u64).byte_len as usize, len);
-            assert!(get(&region, 64, len) == pattern(LARGEST, 9)[LARGEST - len..], "{len} bytes");
-            assert_eq!((get(&region, 0, 64), get(&region, 64 + len, 64)), (vec![0x55; 64], vec![0x55; 64]));
+            assert_eq!(end.expect_success(id as u64).byte_len as usize, len);
+            assert!(read_bytes(&region, 64, len) == pattern(LARGEST, 9)[LARGEST - len..], "{len} bytes");
+            assert_eq!(
+                (read_bytes(&region, 0, 64), read_bytes(&region, 64 + len, 64)),
+                (vec![0x55; 64], vec![0x55; 64])
+            );
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// One message of 16 MiB, or as long as the device carries.
-fn write_of_mebibytes(side: &mut Side) {
+/// One message of 16 MiB, or of the longest size that the device supports.
+fn write_of_mebibytes(side: &mut Participant) {
     let len = side.device.attr().max_message.min(16 << 20) as usize;
     assert!(len > LARGEST);
-    let mut end = side.end();
+    let mut end = side.connected_qp();
     let region = end.region(len);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        put(&region, 0, &pattern(len, 3));
-        side.meet();
+        write_bytes(&region, 0, &pattern(len, 3));
+        side.wait_for_other();
         end.post(1, SendOp::WriteImm(remote.at(0), 1), &region);
-        end.done(1);
+        end.expect_success(1);
     } else {
         end.recv(1);
-        side.meet();
-        assert_eq!(end.done(1).byte_len as usize, len);
-        assert!(get(&region, 0, len) == pattern(len, 3));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len as usize, len);
+        assert!(read_bytes(&region, 0, len) == pattern(len, 3));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Inline data of every length that the device promises.
-fn inline_up_to_the_limit(side: &mut Side) {
+/// Inline data of every length up to the device's limit.
+fn inline_up_to_the_limit(side: &mut Participant) {
     assert!(side.device.attr().max_inline >= 220, "{}", side.device.attr().max_inline);
-    let mut end = side.end();
+    let mut end = side.connected_qp();
     let region = end.region(512);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     for len in 0..=220usize {
         let bytes = pattern(len, len as u64);
         if side.is_left() {
-            side.meet();
+            side.wait_for_other();
             end.inline(0, SendOp::Send, &bytes);
             end.inline(1, SendOp::WriteImm(remote.at(256), 5), &bytes);
-            end.done(0);
-            end.done(1);
+            end.expect_success(0);
+            end.expect_success(1);
         } else {
             end.qp.post_recv(&RecvWr { wr_id: 0, sges: &[region.sge(0..256).unwrap()] }).unwrap();
             end.recv(1);
-            side.meet();
-            assert_eq!(end.done(0).byte_len as usize, len);
-            assert_eq!(end.done(1).byte_len as usize, len);
-            assert_eq!(get(&region, 0, len), bytes);
-            assert_eq!(get(&region, 256, len), bytes);
+            side.wait_for_other();
+            assert_eq!(end.expect_success(0).byte_len as usize, len);
+            assert_eq!(end.expect_success(1).byte_len as usize, len);
+            assert_eq!(read_bytes(&region, 0, len), bytes);
+            assert_eq!(read_bytes(&region, 256, len), bytes);
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Inline bytes are the caller's again when the post returns, even if the request waits for a receive.
-fn inline_bytes_are_copied_at_once(side: &mut Side) {
-    let mut end = side.end();
+/// The caller can reuse inline bytes when the post returns, even if the request waits for a receive.
+fn inline_bytes_are_copied_at_once(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
     if side.is_left() {
         let mut bytes = pattern(64, 1);
         end.inline(1, SendOp::Send, &bytes);
         bytes.fill(0xee);
-        side.meet();
-        end.done(1);
+        side.wait_for_other();
+        end.expect_success(1);
     } else {
-        side.meet();
+        side.wait_for_other();
         end.recv_into(1, &region);
-        end.done(1);
-        assert_eq!(get(&region, 0, 64), pattern(64, 1));
+        end.expect_success(1);
+        assert_eq!(read_bytes(&region, 0, 64), pattern(64, 1));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A message of pieces from two regions, some empty, some touching.
-fn gather(side: &mut Side) {
-    let mut end = side.end();
+/// A message gathered from two regions; some entries are empty, some are adjacent.
+fn gather(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let (one, two) = (end.region(5000), end.region(5000));
-    let remote: RemoteMemory = side.swap(&one.remote());
+    let remote: RemoteMemory = side.exchange(&one.remote());
     let (bytes, more) = (pattern(5000, 1), pattern(5000, 2));
     let message = [&bytes[4000..4999], &more[1..2], &bytes[0..0], &more[100..3100]].concat();
     if side.is_left() {
-        put(&one, 0, &bytes);
-        put(&two, 0, &more);
-        side.meet();
+        write_bytes(&one, 0, &bytes);
+        write_bytes(&two, 0, &more);
+        side.wait_for_other();
         let sges = [
             one.sge(4000..4999).unwrap(),
             two.sge(1..2).unwrap(),
@@ -180,31 +192,31 @@ fn gather(side: &mut Side) {
         end.qp
             .post(&SendWr::new(2, SendOp::WriteImm(remote.at(9), 0), Data::Regions(&sges)).signaled())
             .unwrap();
-        end.done(1);
-        end.done(2);
+        end.expect_success(1);
+        end.expect_success(2);
     } else {
         end.recv_into(1, &two);
         end.recv(2);
-        side.meet();
-        assert_eq!(end.done(1).byte_len as usize, message.len());
-        assert_eq!(end.done(2).byte_len as usize, message.len());
-        assert!(get(&two, 0, message.len()) == message);
-        assert!(get(&one, 9, message.len()) == message);
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len as usize, message.len());
+        assert_eq!(end.expect_success(2).byte_len as usize, message.len());
+        assert!(read_bytes(&two, 0, message.len()) == message);
+        assert!(read_bytes(&one, 9, message.len()) == message);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A message into a receive of pieces: filled in order, the last one only as far as needed.
-fn scatter(side: &mut Side) {
-    let mut end = side.end();
+/// A message is scattered over the entries of a receive in order; the last entry is filled only as far as needed.
+fn scatter(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let (one, two) = (end.region(5000), end.region(5000));
     let message = pattern(4500, 3);
     if side.is_left() {
-        put(&one, 0, &message);
-        side.meet();
+        write_bytes(&one, 0, &message);
+        side.wait_for_other();
         let sge = one.sge(0..4500).unwrap();
         end.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&[sge])).signaled()).unwrap();
-        end.done(1);
+        end.expect_success(1);
     } else {
         let sges = [
             two.sge(4999..5000).unwrap(),
@@ -213,49 +225,49 @@ fn scatter(side: &mut Side) {
             two.sge(0..4000).unwrap(),
         ];
         end.qp.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 4500);
-        assert_eq!(get(&two, 4999, 1), message[..1]);
-        assert!(get(&one, 1000, 3000) == message[1..3001]);
-        assert!(get(&two, 0, 1499) == message[3001..]);
-        assert_eq!(get(&two, 1499, 100), [0; 100]);
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 4500);
+        assert_eq!(read_bytes(&two, 4999, 1), message[..1]);
+        assert!(read_bytes(&one, 1000, 3000) == message[1..3001]);
+        assert!(read_bytes(&two, 0, 1499) == message[3001..]);
+        assert_eq!(read_bytes(&two, 1499, 100), [0; 100]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// READ into several pieces.
-fn read_scatters(side: &mut Side) {
-    let mut end = side.end();
+/// A READ into several scatter/gather entries.
+fn read_scatters(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(9000);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         let sges: Vec<Sge<'_>> =
             [3000..3001, 0..2000, 8999..9000, 4000..8000].map(|r| region.sge(r).unwrap()).to_vec();
         let wr = SendWr::new(1, SendOp::Read(remote.at(3)), Data::Regions(&sges)).signaled();
         end.qp.post(&wr).unwrap();
-        let done = end.done(1);
-        is(&done, Opcode::Read);
+        let done = end.expect_success(1);
+        assert_opcode(&done, Opcode::Read);
         assert_eq!(done.byte_len, 6002);
         let bytes = &pattern(9000, 4)[3..6005];
-        assert_eq!(get(&region, 3000, 1), bytes[..1]);
-        assert!(get(&region, 0, 2000) == bytes[1..2001]);
-        assert_eq!(get(&region, 8999, 1), bytes[2001..2002]);
-        assert!(get(&region, 4000, 4000) == bytes[2002..]);
+        assert_eq!(read_bytes(&region, 3000, 1), bytes[..1]);
+        assert!(read_bytes(&region, 0, 2000) == bytes[1..2001]);
+        assert_eq!(read_bytes(&region, 8999, 1), bytes[2001..2002]);
+        assert!(read_bytes(&region, 4000, 4000) == bytes[2002..]);
     } else {
-        put(&region, 0, &pattern(9000, 4));
-        side.meet();
+        write_bytes(&region, 0, &pattern(9000, 4));
+        side.wait_for_other();
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// No alignment is asked of plain operations, at either end.
-fn unaligned(side: &mut Side) {
-    let mut end = side.end();
+/// Operations other than atomics need no alignment, at either end.
+fn unaligned(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(1024);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        put(&region, 0, &pattern(512, 6));
+        write_bytes(&region, 0, &pattern(512, 6));
         for (id, (from, to, len)) in
             [(1, 3, 5), (7, 64, 65), (63, 129, 127), (2, 301, 201)].into_iter().enumerate()
         {
@@ -263,62 +275,62 @@ fn unaligned(side: &mut Side) {
             let sges = [region.sge(from..from + len).unwrap()];
             let op = SendOp::Write(remote.at(to));
             end.qp.post(&SendWr::new(id, op, Data::Regions(&sges)).signaled()).unwrap();
-            end.done(id);
+            end.expect_success(id);
             let back = [region.sge(601..601 + len).unwrap()];
             let op = SendOp::Read(remote.at(to));
             end.qp.post(&SendWr::new(id + 1, op, Data::Regions(&back)).signaled()).unwrap();
-            end.done(id + 1);
-            assert_eq!(get(&region, 601, len), pattern(512, 6)[from..from + len]);
+            end.expect_success(id + 1);
+            assert_eq!(read_bytes(&region, 601, len), pattern(512, 6)[from..from + len]);
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// A request may name the same bytes more than once.
-fn same_bytes_gathered_twice(side: &mut Side) {
-    let mut end = side.end();
+fn same_bytes_gathered_twice(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(300);
     if side.is_left() {
-        put(&region, 0, &pattern(100, 7));
-        side.meet();
+        write_bytes(&region, 0, &pattern(100, 7));
+        side.wait_for_other();
         let sge = region.sge(0..100).unwrap();
         end.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&[sge, sge, sge])).signaled()).unwrap();
-        end.done(1);
+        end.expect_success(1);
     } else {
         end.recv_into(1, &region);
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 300);
-        assert!(get(&region, 0, 300) == pattern(100, 7).repeat(3));
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 300);
+        assert!(read_bytes(&region, 0, 300) == pattern(100, 7).repeat(3));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A message shorter than its receive leaves the rest alone, and the next message has the next receive.
-fn receive_longer_than_the_message(side: &mut Side) {
-    let shape = Shape {
+/// A message shorter than its receive does not change the remaining bytes, and the next message takes the next receive.
+fn receive_longer_than_the_message(side: &mut Participant) {
+    let shape = TestConfig {
         qp: QpConfig { max_send_sge: 1, max_recv_sge: 1, ..QpConfig::default() },
-        ..Shape::default()
+        ..TestConfig::default()
     };
-    let mut end = side.end_with(&shape);
+    let mut end = side.connected_qp_with(&shape);
     let (one, two) = (end.region(1000), end.region(1000));
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         end.inline(1, SendOp::Send, &[1; 10]);
         end.inline(2, SendOp::Send, &[2; 20]);
-        end.done(1);
-        end.done(2);
+        end.expect_success(1);
+        end.expect_success(2);
     } else {
-        put(&one, 0, &[9; 1000]);
+        write_bytes(&one, 0, &[9; 1000]);
         end.recv_into(1, &one);
-        end.qp.post_recv(&RecvWr { wr_id: 2, sges: &[whole(&two)] }).unwrap();
-        side.meet();
-        assert_eq!(end.done(1).byte_len, 10);
-        assert_eq!(end.done(2).byte_len, 20);
+        end.qp.post_recv(&RecvWr { wr_id: 2, sges: &[whole_region(&two)] }).unwrap();
+        side.wait_for_other();
+        assert_eq!(end.expect_success(1).byte_len, 10);
+        assert_eq!(end.expect_success(2).byte_len, 20);
         assert_eq!(
-            (get(&one, 0, 11), get(&two, 0, 21)),
+            (read_bytes(&one, 0, 11), read_bytes(&two, 0, 21)),
             ([&[1; 10][..], &[9]].concat(), [&[2; 20][..], &[0]].concat())
         );
     }
-    side.meet();
-    quiet(&mut end.cq);
+    side.wait_for_other();
+    assert_no_completion(&mut end.cq);
 }

@@ -5,17 +5,21 @@ use crosstie::device::{
 };
 
 use super::cases;
-use crate::side::{End, Shape, Side, done, get, is, next, pattern, put, quiet, srq_recv, take, whole};
+use crate::participant::{
+    Participant, TestConfig, TestQp, assert_no_completion, assert_opcode, expect_success, next_completion,
+    pattern, post_srq_recv, read_bytes, take_completions, whole_region, write_bytes,
+};
 
 cases!("srq":
     shared_by_many, sends_land_in_order, different_completion_queues, a_broken_queue_pair_leaves_the_receives,
-    a_destroyed_queue_pair_leaves_the_receives, refilled_while_it_runs, starved_connections_all_get_on,
+    a_destroyed_queue_pair_leaves_the_receives, refilled_while_it_runs, all_starved_connections_make_progress,
     receives_may_have_pieces,
 );
 
-/// A shared queue on the right, `count` connections; the left has as many plain ones. One completion queue per side.
-fn fan_in(side: &mut Side, count: usize, config: &SrqConfig) -> (End, Srq, Vec<RcQp>) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// `count` connections: the right participant's queue pairs share one receive queue, the left's have their own. Each
+/// participant has one completion queue.
+fn fan_in(side: &mut Participant, count: usize, config: &SrqConfig) -> (TestQp, Srq, Vec<RcQp>) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let srq = end.pd.create_srq(config).unwrap();
     let small = QpConfig { max_send_wr: 64, max_recv_wr: 64, ..QpConfig::default() };
     let qps = (0..count)
@@ -31,16 +35,16 @@ fn fan_in(side: &mut Side, count: usize, config: &SrqConfig) -> (End, Srq, Vec<R
 
 fn send(qp: &mut RcQp, cq: &mut Cq, op: SendOp, bytes: &[u8]) {
     qp.post(&SendWr::new(7, op, Data::Inline(bytes)).signaled()).unwrap();
-    done(cq, 7);
+    expect_success(cq, 7);
 }
 
-/// 32 connections take from one queue; `qp_num` tells whose message a receive holds.
-fn shared_by_many(side: &mut Side) {
+/// 32 connections take from one queue; `qp_num` identifies the connection of each received message.
+fn shared_by_many(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 32, &SrqConfig::default());
     let region = end.region(8 * 32);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for round in 0..8u32 {
             for (i, qp) in qps.iter_mut().enumerate() {
                 let (imm, bytes) = (i as u32 * 100 + round, u64::from(round).to_ne_bytes());
@@ -48,12 +52,12 @@ fn shared_by_many(side: &mut Side) {
             }
         }
     } else {
-        (0..256).for_each(|i| srq_recv(&mut srq, i));
-        side.meet();
+        (0..256).for_each(|i| post_srq_recv(&mut srq, i));
+        side.wait_for_other();
         let mut rounds = [0; 32];
         let mut ids = vec![];
-        for completion in take(&mut end.cq, 256) {
-            is(&completion, Opcode::RecvWriteImm);
+        for completion in take_completions(&mut end.cq, 256) {
+            assert_opcode(&completion, Opcode::RecvWriteImm);
             let from = qps.iter().position(|qp| qp.qp_num() == completion.qp_num).expect("one of ours");
             assert_eq!(completion.imm, Some(from as u32 * 100 + rounds[from]), "{completion:?}");
             rounds[from] += 1;
@@ -63,36 +67,36 @@ fn shared_by_many(side: &mut Side) {
         ids.sort_unstable();
         assert_eq!(ids, (0..256).collect::<Vec<_>>(), "each receive is taken once");
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// Receives are taken in the order they were posted.
-fn sends_land_in_order(side: &mut Side) {
+fn sends_land_in_order(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for i in 0..20u32 {
             send(&mut qps[i as usize % 2], &mut end.cq, SendOp::SendImm(i), &pattern(30, u64::from(i)));
         }
     } else {
         let buffers: Vec<_> = (0..20).map(|_| end.region(32)).collect();
         for (i, buffer) in buffers.iter().enumerate() {
-            srq.post_recv(&RecvWr { wr_id: i as u64, sges: &[whole(buffer)] }).unwrap();
+            srq.post_recv(&RecvWr { wr_id: i as u64, sges: &[whole_region(buffer)] }).unwrap();
         }
-        side.meet();
+        side.wait_for_other();
         for i in 0..20 {
-            let received = done(&mut end.cq, i);
+            let received = expect_success(&mut end.cq, i);
             assert_eq!((received.imm, received.byte_len), (Some(i as u32), 30));
             assert_eq!(received.qp_num, qps[i as usize % 2].qp_num());
-            assert_eq!(get(&buffers[i as usize], 0, 30), pattern(30, i));
+            assert_eq!(read_bytes(&buffers[i as usize], 0, 30), pattern(30, i));
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// The completion goes to the receive queue of the queue pair that took the receive.
-fn different_completion_queues(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+fn different_completion_queues(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let mut srq = end.pd.create_srq(&SrqConfig::default()).unwrap();
     let mut cqs: Vec<Cq> = (0..4).map(|_| side.device.create_cq(&CqConfig { depth: 64 }).unwrap()).collect();
     let mut qps: Vec<RcQp> = cqs
@@ -104,81 +108,81 @@ fn different_completion_queues(side: &mut Side) {
         })
         .collect();
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         for i in 0..40u32 {
             send(&mut qps[i as usize % 4], &mut end.cq, SendOp::SendImm(i), &[]);
         }
     } else {
-        (0..40).for_each(|i| srq_recv(&mut srq, i));
-        side.meet();
+        (0..40).for_each(|i| post_srq_recv(&mut srq, i));
+        side.wait_for_other();
         for i in 0..40u32 {
-            let received = next(&mut cqs[i as usize % 4]);
+            let received = next_completion(&mut cqs[i as usize % 4]);
             assert_eq!((received.imm, received.qp_num), (Some(i), qps[i as usize % 4].qp_num()));
         }
-        quiet(&mut end.cq);
+        assert_no_completion(&mut end.cq);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A queue pair in ERR flushes nothing of the shared queue: its receives wait for the others.
-fn a_broken_queue_pair_leaves_the_receives(side: &mut Side) {
+/// A queue pair in ERR does not flush the shared queue: its receives remain for the other queue pairs.
+fn a_broken_queue_pair_leaves_the_receives(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
     if side.is_left() {
-        side.meet();
-        side.meet();
+        side.wait_for_other();
+        side.wait_for_other();
         for i in 0..10 {
             send(&mut qps[1], &mut end.cq, SendOp::SendImm(i), &[]);
         }
     } else {
-        (0..10).for_each(|i| srq_recv(&mut srq, i));
-        side.meet();
+        (0..10).for_each(|i| post_srq_recv(&mut srq, i));
+        side.wait_for_other();
         qps[0].fail().unwrap();
-        quiet(&mut end.cq);
-        side.meet();
+        assert_no_completion(&mut end.cq);
+        side.wait_for_other();
         for i in 0..10 {
-            assert_eq!(done(&mut end.cq, i).imm, Some(i as u32));
+            assert_eq!(expect_success(&mut end.cq, i).imm, Some(i as u32));
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// The same for one that is destroyed.
-fn a_destroyed_queue_pair_leaves_the_receives(side: &mut Side) {
+/// The same for a queue pair that is destroyed.
+fn a_destroyed_queue_pair_leaves_the_receives(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
     if side.is_left() {
-        side.meet();
-        side.meet();
+        side.wait_for_other();
+        side.wait_for_other();
         for i in 0..10 {
             send(&mut qps[1], &mut end.cq, SendOp::SendImm(i), &[]);
         }
     } else {
-        (0..10).for_each(|i| srq_recv(&mut srq, i));
-        side.meet();
+        (0..10).for_each(|i| post_srq_recv(&mut srq, i));
+        side.wait_for_other();
         drop(qps.remove(0));
-        side.meet();
+        side.wait_for_other();
         for i in 0..10 {
-            assert_eq!(done(&mut end.cq, i).imm, Some(i as u32));
+            assert_eq!(expect_success(&mut end.cq, i).imm, Some(i as u32));
         }
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A small queue refilled as it empties carries many messages of several connections; each arrives once and whole.
-fn refilled_while_it_runs(side: &mut Side) {
+/// A small queue that is refilled as it empties serves many messages of several connections; each arrives once and complete.
+fn refilled_while_it_runs(side: &mut Participant) {
     const QPS: usize = 4;
-    let each = side.many(1000) as u32;
+    let each = side.repetitions(1000) as u32;
     let (mut end, mut srq, mut qps) = fan_in(side, QPS, &SrqConfig { max_wr: 16, max_sge: 1 });
     let total = each as usize * QPS;
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         let mut posted = [0; QPS];
         let mut done = 0;
-        crate::side::until("all sends", || {
+        crate::participant::wait_until("all sends", || {
             for (i, qp) in qps.iter_mut().enumerate() {
                 if posted[i] < each {
                     let bytes = pattern(48, u64::from(posted[i]));
                     let wr = SendWr::new(1, SendOp::SendImm(posted[i]), Data::Inline(&bytes)).signaled();
-                    // A full queue is tried again in the next turn.
+                    // A full queue is tried again in the next iteration.
                     posted[i] += u32::from(qp.post(&wr).is_ok());
                 }
             }
@@ -192,66 +196,66 @@ fn refilled_while_it_runs(side: &mut Side) {
             srq.post_recv(&RecvWr { wr_id: i, sges: &[buffers.sge(at..at + 64).unwrap()] }).unwrap();
         };
         (0..16).for_each(&mut post);
-        side.meet();
+        side.wait_for_other();
         let mut expected = [0; QPS];
         for _ in 0..total {
-            let received = next(&mut end.cq);
-            is(&received, Opcode::Recv);
+            let received = next_completion(&mut end.cq);
+            assert_opcode(&received, Opcode::Recv);
             let from = qps.iter().position(|qp| qp.qp_num() == received.qp_num).expect("one of ours");
             assert_eq!((received.imm, received.byte_len), (Some(expected[from]), 48));
-            let bytes = get(&buffers, received.wr_id as usize * 64, 48);
+            let bytes = read_bytes(&buffers, received.wr_id as usize * 64, 48);
             assert_eq!(bytes, pattern(48, u64::from(expected[from])));
             expected[from] += 1;
             post(received.wr_id);
         }
         assert_eq!(expected, [each; QPS]);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Many connections wait on an empty queue; receives that come one by one serve all of them.
-fn starved_connections_all_get_on(side: &mut Side) {
+/// Many connections wait on an empty queue; receives that are posted one by one serve all of them.
+fn all_starved_connections_make_progress(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 16, &SrqConfig::default());
     if side.is_left() {
         for (i, qp) in qps.iter_mut().enumerate() {
             qp.post(&SendWr::new(1, SendOp::SendImm(i as u32), Data::Inline(&[])).signaled()).unwrap();
         }
-        side.meet();
-        assert!(take(&mut end.cq, 16).iter().all(|c| c.status.is_success()));
+        side.wait_for_other();
+        assert!(take_completions(&mut end.cq, 16).iter().all(|c| c.status.is_success()));
     } else {
-        side.meet();
+        side.wait_for_other();
         let mut seen = vec![];
         for i in 0..16 {
-            srq_recv(&mut srq, i);
-            let received = done(&mut end.cq, i);
+            post_srq_recv(&mut srq, i);
+            let received = expect_success(&mut end.cq, i);
             assert_eq!(qps[received.imm.unwrap() as usize].qp_num(), received.qp_num);
             seen.push(received.imm.unwrap());
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..16).collect::<Vec<_>>());
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Receives of a shared queue scatter like any other.
-fn receives_may_have_pieces(side: &mut Side) {
+/// Receives of a shared queue can have several scatter/gather entries.
+fn receives_may_have_pieces(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 1, &SrqConfig { max_wr: 16, max_sge: 3 });
     let region = end.region(1000);
     if side.is_left() {
-        put(&region, 0, &pattern(200, 1));
-        side.meet();
+        write_bytes(&region, 0, &pattern(200, 1));
+        side.wait_for_other();
         let sges = [region.sge(0..200).unwrap()];
         qps[0].post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled()).unwrap();
-        done(&mut end.cq, 1);
+        expect_success(&mut end.cq, 1);
     } else {
         let sges = [500..501, 0..100, 600..1000].map(|r| region.sge(r).unwrap());
         srq.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
-        side.meet();
-        assert_eq!(done(&mut end.cq, 1).byte_len, 200);
+        side.wait_for_other();
+        assert_eq!(expect_success(&mut end.cq, 1).byte_len, 200);
         let bytes = pattern(200, 1);
-        assert_eq!(get(&region, 500, 1), bytes[..1]);
-        assert_eq!(get(&region, 0, 100), bytes[1..101]);
-        assert_eq!(get(&region, 600, 100), [&bytes[101..], &[0]].concat());
+        assert_eq!(read_bytes(&region, 500, 1), bytes[..1]);
+        assert_eq!(read_bytes(&region, 0, 100), bytes[1..101]);
+        assert_eq!(read_bytes(&region, 600, 100), [&bytes[101..], &[0]].concat());
     }
-    side.meet();
+    side.wait_for_other();
 }

@@ -1,23 +1,25 @@
-//! A queue pair's life: RESET, INIT, RTR, RTS, ERR.
+//! The states of a queue pair: RESET, INIT, RTR, RTS, ERR.
 
 use crosstie::device::{
     Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState, RemoteMemory, SendOp, Status,
 };
 
 use super::cases;
-use crate::side::{End, Shape, Side, get, is, pattern, put, quiet};
+use crate::participant::{
+    Participant, TestConfig, TestQp, assert_no_completion, assert_opcode, pattern, read_bytes, write_bytes,
+};
 
 cases!("states":
-    step_by_step, steps_out_of_turn_are_refused, receives_posted_before_connecting, reset_and_reconnect,
-    fail_flushes, fail_is_idempotent, peer_that_failed, peer_that_was_destroyed, connection_to_itself,
+    step_by_step, transitions_from_the_wrong_state_are_refused, receives_posted_before_connecting, reset_and_reconnect,
+    fail_flushes, fail_is_idempotent, requests_to_a_failed_peer_end, requests_to_a_destroyed_peer_end, connection_to_itself,
     numbers_differ, foreign_queues_are_refused, sizes_beyond_the_limits_are_refused,
 );
 
-/// Each step leads to its state, and the connection works.
-fn step_by_step(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+/// Each transition leads to its state, and the connection works.
+fn step_by_step(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let config = ConnectConfig::default();
-    let peer: QpAddress = side.swap(&end.qp.address());
+    let peer: QpAddress = side.exchange(&end.qp.address());
     assert_eq!(end.qp.address().qp_num, end.qp.qp_num());
     assert_eq!(end.qp.state(), QpState::Reset);
     end.qp.init(Access::ALL).unwrap();
@@ -27,21 +29,21 @@ fn step_by_step(side: &mut Side) {
     assert_eq!(end.qp.state(), QpState::ReadyToReceive);
     end.qp.ready_to_send(&config).unwrap();
     assert_eq!(end.qp.state(), QpState::ReadyToSend);
-    side.meet();
+    side.wait_for_other();
     if side.is_left() {
         end.inline(2, SendOp::Send, &[]);
-        end.done(2);
+        end.expect_success(2);
     } else {
-        end.done(1);
+        end.expect_success(1);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// A step from the wrong state is an error and changes nothing.
-fn steps_out_of_turn_are_refused(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+/// A transition from the wrong state is an error and changes nothing.
+fn transitions_from_the_wrong_state_are_refused(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let config = ConnectConfig::default();
-    let peer: QpAddress = side.swap(&end.qp.address());
+    let peer: QpAddress = side.exchange(&end.qp.address());
     assert!(matches!(end.qp.ready_to_receive(&peer, &config), Err(DeviceError::WrongState { .. })));
     assert!(matches!(end.qp.ready_to_send(&config), Err(DeviceError::WrongState { .. })));
     assert_eq!(end.qp.state(), QpState::Reset);
@@ -52,24 +54,24 @@ fn steps_out_of_turn_are_refused(side: &mut Side) {
     assert!(matches!(end.qp.init(Access::ALL), Err(DeviceError::WrongState { .. })));
     assert!(matches!(end.qp.connect(&peer, &config), Err(DeviceError::WrongState { .. })));
     assert_eq!(end.qp.state(), QpState::ReadyToSend);
-    side.meet();
+    side.wait_for_other();
     if side.is_left() {
         end.inline(2, SendOp::Send, &[]);
-        end.done(2);
+        end.expect_success(2);
     } else {
         end.recv(1);
-        end.done(1);
+        end.expect_success(1);
     }
-    side.meet();
+    side.wait_for_other();
     end.qp.fail().unwrap();
     assert!(matches!(end.qp.ready_to_send(&config), Err(DeviceError::WrongState { .. })));
     assert_eq!(end.qp.state(), QpState::Error);
-    side.meet();
+    side.wait_for_other();
 }
 
 /// Receives posted in INIT take messages once connected.
-fn receives_posted_before_connecting(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+fn receives_posted_before_connecting(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let region = end.region(64);
     end.qp.init(Access::ALL).unwrap();
     end.recv_into(1, &region);
@@ -78,19 +80,19 @@ fn receives_posted_before_connecting(side: &mut Side) {
     if side.is_left() {
         end.inline(3, SendOp::Send, &[4; 64]);
         end.inline(4, SendOp::SendImm(5), &[]);
-        end.done(3);
-        end.done(4);
+        end.expect_success(3);
+        end.expect_success(4);
     } else {
-        end.done(1);
-        assert_eq!(get(&region, 0, 64), [4; 64]);
-        assert_eq!(end.done(2).imm, Some(5));
+        end.expect_success(1);
+        assert_eq!(read_bytes(&region, 0, 64), [4; 64]);
+        assert_eq!(end.expect_success(2).imm, Some(5));
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// RESET drops what is outstanding without completions; the pair connects anew and works, several times.
-fn reset_and_reconnect(side: &mut Side) {
-    let mut end = side.end();
+/// RESET drops all outstanding requests without completions; the queue pairs connect again and work, several times.
+fn reset_and_reconnect(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
     for round in 0..5u64 {
         if side.is_left() {
@@ -98,35 +100,35 @@ fn reset_and_reconnect(side: &mut Side) {
             // Stuck: the other side has no receive.
             (10..15).for_each(|i| end.inline(i, SendOp::Send, &[1]));
         }
-        side.meet();
+        side.wait_for_other();
         end.qp.reset().unwrap();
         assert_eq!(end.qp.state(), QpState::Reset);
-        quiet(&mut end.cq);
-        side.meet();
+        assert_no_completion(&mut end.cq);
+        side.wait_for_other();
         side.connect(&mut end.qp, &ConnectConfig::default());
-        let remote: RemoteMemory = side.swap(&region.remote());
+        let remote: RemoteMemory = side.exchange(&region.remote());
         if side.is_left() {
             end.inline(1, SendOp::WriteImm(remote.at(0), round as u32), &pattern(64, round));
-            end.done(1);
+            end.expect_success(1);
         } else {
             end.recv(7);
-            let received = end.done(7);
+            let received = end.expect_success(7);
             assert_eq!((received.imm, received.byte_len), (Some(round as u32), 64));
-            assert_eq!(get(&region, 0, 64), pattern(64, round));
+            assert_eq!(read_bytes(&region, 0, 64), pattern(64, round));
         }
-        side.meet();
+        side.wait_for_other();
     }
 }
 
-/// fail() takes the pair to ERR and flushes its receives and stuck sends.
-fn fail_flushes(side: &mut Side) {
-    let mut end = side.end();
+/// fail() moves the queue pair to ERR and flushes its receives and waiting sends.
+fn fail_flushes(side: &mut Participant) {
+    let mut end = side.connected_qp();
     if side.is_left() {
         (0..5).for_each(|i| end.inline(i, SendOp::Send, &[]));
         (5..10).for_each(|i| end.recv(i));
         end.qp.fail().unwrap();
         assert_eq!(end.qp.state(), QpState::Error);
-        let mut ids: Vec<u64> = crate::side::take(&mut end.cq, 10)
+        let mut ids: Vec<u64> = crate::participant::take_completions(&mut end.cq, 10)
             .iter()
             .map(|c| {
                 assert_eq!((c.status, c.qp_num), (Status::Flushed, end.qp.qp_num()), "{c:?}");
@@ -136,97 +138,97 @@ fn fail_flushes(side: &mut Side) {
         // Sends among themselves and receives among themselves are in order.
         ids.sort_by_key(|id| id / 5);
         assert_eq!(ids, (0..10).collect::<Vec<_>>());
-        quiet(&mut end.cq);
+        assert_no_completion(&mut end.cq);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// fail() again changes nothing; reset() leads out.
-fn fail_is_idempotent(side: &mut Side) {
-    let mut end = side.end();
+/// A second fail() changes nothing; reset() leaves ERR.
+fn fail_is_idempotent(side: &mut Participant) {
+    let mut end = side.connected_qp();
     end.qp.fail().unwrap();
     end.qp.fail().unwrap();
     assert_eq!(end.qp.state(), QpState::Error);
-    side.meet();
+    side.wait_for_other();
     end.qp.reset().unwrap();
     assert_eq!(end.qp.state(), QpState::Reset);
-    side.meet();
+    side.wait_for_other();
     side.connect(&mut end.qp, &ConnectConfig::default());
     if side.is_left() {
         end.inline(2, SendOp::Send, &[]);
-        end.done(2);
+        end.expect_success(2);
     } else {
         end.recv(1);
-        end.done(1);
+        end.expect_success(1);
     }
-    side.meet();
+    side.wait_for_other();
 }
 
-/// Requests to a queue pair in ERR end: nobody answers.
-fn peer_that_failed(side: &mut Side) {
-    let mut end = side.end();
+/// Requests to a queue pair in ERR fail, because they are never acknowledged.
+fn requests_to_a_failed_peer_end(side: &mut Participant) {
+    let mut end = side.connected_qp();
     let region = end.region(64);
-    let remote: RemoteMemory = side.swap(&region.remote());
+    let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         end.inline(1, SendOp::Write(remote.at(0)), &[1; 64]);
-        end.ends(1, &[Status::RetryExceeded]);
+        end.expect_status(1, &[Status::RetryExceeded]);
         end.inline(2, SendOp::Send, &[]);
-        end.ends(2, &[Status::Flushed]);
+        end.expect_status(2, &[Status::Flushed]);
         assert_eq!(end.qp.state(), QpState::Error);
     } else {
         end.qp.fail().unwrap();
-        side.meet();
+        side.wait_for_other();
     }
-    side.meet();
-    assert_eq!(get(&region, 0, 64), [0; 64]);
-    side.meet();
+    side.wait_for_other();
+    assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
+    side.wait_for_other();
 }
 
-/// Requests to a queue pair that is no more end.
-fn peer_that_was_destroyed(side: &mut Side) {
-    let mut end = side.end();
+/// Requests to a destroyed queue pair fail.
+fn requests_to_a_destroyed_peer_end(side: &mut Participant) {
+    let mut end = side.connected_qp();
     if side.is_left() {
-        side.meet();
+        side.wait_for_other();
         end.inline(1, SendOp::Send, &[1; 64]);
         end.inline(2, SendOp::Send, &[1; 64]);
-        end.ends(1, &[Status::RetryExceeded]);
-        end.ends(2, &[Status::Flushed]);
+        end.expect_status(1, &[Status::RetryExceeded]);
+        end.expect_status(2, &[Status::Flushed]);
     } else {
         end.recv(1);
         drop(end.qp);
-        side.meet();
+        side.wait_for_other();
     }
-    side.meet();
+    side.wait_for_other();
 }
 
 /// Two queue pairs of one device, one domain and one completion queue talk to each other.
-fn connection_to_itself(side: &mut Side) {
-    let mut end = End::unconnected(&side.device, &Shape::default());
+fn connection_to_itself(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let mut other = end.pd.create_rc(&QpConfig::default(), &end.cq, &end.cq, None).unwrap();
     end.qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
     other.connect(&end.qp.address(), &ConnectConfig::default()).unwrap();
     let (source, target) = (end.region(1000), end.region(1000));
-    put(&source, 0, &pattern(1000, 1));
+    write_bytes(&source, 0, &pattern(1000, 1));
     other.post_recv(&crosstie::device::RecvWr { wr_id: 1, sges: &[] }).unwrap();
     end.post(2, SendOp::WriteImm(target.remote().at(0), 3), &source);
-    let completions = crate::side::take(&mut end.cq, 2);
+    let completions = crate::participant::take_completions(&mut end.cq, 2);
     for completion in completions {
         match completion.wr_id {
             1 => {
-                is(&completion, crosstie::device::Opcode::RecvWriteImm);
+                assert_opcode(&completion, crosstie::device::Opcode::RecvWriteImm);
                 assert_eq!(completion.qp_num, other.qp_num());
             }
             2 => assert_eq!(completion.qp_num, end.qp.qp_num()),
             _ => panic!("{completion:?}"),
         }
     }
-    assert!(get(&target, 0, 1000) == pattern(1000, 1));
+    assert!(read_bytes(&target, 0, 1000) == pattern(1000, 1));
 }
 
-/// Queue pairs of a device have different numbers, of 24 bits, none of them 0 or 1 (management has these).
-fn numbers_differ(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// The queue pairs of a device have different 24-bit numbers, none of them 0 or 1 (reserved for management).
+fn numbers_differ(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let small = QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::default() };
     let qps: Vec<_> = (0..32).map(|_| end.pd.create_rc(&small, &end.cq, &end.cq, None).unwrap()).collect();
     let mut numbers: Vec<u32> = qps.iter().map(|qp| qp.qp_num()).collect();
@@ -237,9 +239,9 @@ fn numbers_differ(side: &mut Side) {
     assert_eq!(numbers.len(), 33);
 }
 
-/// A queue of another device (another open handle) is no queue of this one.
-fn foreign_queues_are_refused(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// A queue of another device (another open handle) is refused.
+fn foreign_queues_are_refused(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let other = side.open_again();
     let cq = other.create_cq(&Default::default()).unwrap();
     let srq = other.alloc_pd().unwrap().create_srq(&Default::default()).unwrap();
@@ -252,9 +254,9 @@ fn foreign_queues_are_refused(side: &mut Side) {
     ));
 }
 
-/// What the device cannot do is refused with the limit in the error, before anything is made.
-fn sizes_beyond_the_limits_are_refused(side: &mut Side) {
-    let end = End::unconnected(&side.device, &Shape::default());
+/// Sizes beyond the device's limits are refused with the limit in the error, and nothing is created.
+fn sizes_beyond_the_limits_are_refused(side: &mut Participant) {
+    let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let attr = side.device.attr().clone();
     let default = QpConfig::default();
     for config in [

@@ -1,21 +1,24 @@
-//! Byte strings: a table of hashes, and one allocation for each key with its value.
+//! The map of byte strings: a hash table of entries, and one allocation for each key with its value.
 
 use super::table::{Slot, Table};
 
-pub(super) struct Strings {
-    table: Table<Entry, STRING_SLOTS>,
-    /// What the records take.
-    records: usize,
+/// Byte-string keys with their values.
+pub(super) struct BytesMap {
+    table: Table<Entry, SLOTS>,
+    /// Memory that the records take, in bytes.
+    record_bytes: usize,
 }
 
-/// 24 KiB.
-const STRING_SLOTS: usize = 1024;
+/// Slots of a segment: 24 KiB.
+const SLOTS: usize = 1024;
 
 struct Entry {
     hash: u64,
     record: Option<Record>,
 }
 
+/// A key with its value, in one allocation:
+///
 /// ```text
 /// | key_len u32 | key | value |
 /// ```
@@ -29,9 +32,9 @@ impl Slot for Entry {
     }
 }
 
-impl Strings {
-    pub(super) fn new() -> Strings {
-        Strings { table: Table::new(), records: 0 }
+impl BytesMap {
+    pub(super) fn new() -> BytesMap {
+        BytesMap { table: Table::new(), record_bytes: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -39,24 +42,24 @@ impl Strings {
     }
 
     pub(super) fn allocated(&self) -> usize {
-        self.table.allocated() + self.records
+        self.table.allocated() + self.record_bytes
     }
 
     pub(super) fn get(&self, hash: u64, key: &[u8]) -> Option<&[u8]> {
-        self.table.get(hash, |entry| entry.is(hash, key))?.record.as_ref().map(|record| record.parts().1)
+        self.table.get(hash, |entry| entry.matches(hash, key))?.record.as_ref().map(|record| record.split().1)
     }
 
-    /// Stores `value`, if `spare` bytes more than before suffice.
+    /// Stores `value` if that takes at most `spare` bytes more than now. Returns whether it did.
     pub(super) fn put(&mut self, hash: u64, key: &[u8], value: &[u8], spare: usize) -> bool {
         let cost = Record::cost(key.len(), value.len());
-        let Some(entry) = self.table.get_mut(hash, |entry| entry.is(hash, key)) else {
+        let Some(entry) = self.table.get_mut(hash, |entry| entry.matches(hash, key)) else {
             let fits = spare.checked_sub(cost);
             let Some(spare) = fits else { return false };
             if !self.table.reserve(hash, spare, |entry| entry.hash) {
                 return false;
             }
             self.table.insert(hash, Entry { hash, record: Some(Record::new(key, value)) });
-            self.records += cost;
+            self.record_bytes += cost;
             return true;
         };
         if let Some(record) = &mut entry.record {
@@ -69,27 +72,27 @@ impl Strings {
             if cost > old + spare {
                 return false;
             }
-            self.records = self.records - old + cost;
+            self.record_bytes = self.record_bytes - old + cost;
         }
-        // The old one goes first: the two together may be more than there is room for.
+        // The old record is freed first: both together may exceed the limit.
         entry.record = None;
         entry.record = Some(Record::new(key, value));
         true
     }
 
     pub(super) fn remove(&mut self, hash: u64, key: &[u8]) -> bool {
-        let removed = self.table.remove(hash, |entry| entry.is(hash, key), |entry| entry.hash);
+        let removed = self.table.remove(hash, |entry| entry.matches(hash, key), |entry| entry.hash);
         let Some(record) = removed.and_then(|entry| entry.record) else { return false };
-        let (key, value) = record.parts();
-        self.records -= Record::cost(key.len(), value.len());
+        let (key, value) = record.split();
+        self.record_bytes -= Record::cost(key.len(), value.len());
         true
     }
 }
 
 impl Entry {
     #[inline]
-    fn is(&self, hash: u64, key: &[u8]) -> bool {
-        self.hash == hash && self.record.as_ref().is_some_and(|record| record.parts().0 == key)
+    fn matches(&self, hash: u64, key: &[u8]) -> bool {
+        self.hash == hash && self.record.as_ref().is_some_and(|record| record.split().0 == key)
     }
 }
 
@@ -100,7 +103,7 @@ impl Record {
         Record([&(key.len() as u32).to_ne_bytes(), key, value].concat().into())
     }
 
-    /// What the allocator takes for one: it adds a word, and rounds up to two.
+    /// Memory that the allocator takes for a record: it adds 8 bytes and rounds up to a multiple of 16.
     fn cost(key: usize, value: usize) -> usize {
         (Self::PREFIX + key + value + 8).next_multiple_of(16).max(32)
     }
@@ -109,7 +112,7 @@ impl Record {
         self.0.first_chunk().map_or(0, |len| u32::from_ne_bytes(*len) as usize)
     }
 
-    fn parts(&self) -> (&[u8], &[u8]) {
+    fn split(&self) -> (&[u8], &[u8]) {
         self.0[Self::PREFIX..].split_at(self.key_len())
     }
 

@@ -1,4 +1,4 @@
-//! What a case works with: its side's device, a way to talk to the other side, and shorthand for the usual objects.
+//! What a case works with: this participant's device, a channel to the other participant, and helpers for common objects.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::harness::channel::Channel;
 use crate::harness::{self, TestSetup};
 
-/// How long anything that should happen may take. Generous: it is only there to end what hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit on anything that should happen. It is generous: it only ends a case that hangs.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long nothing is watched where nothing should happen.
-pub(crate) const QUIET: Duration = Duration::from_millis(30);
+/// How long to watch that nothing happens.
+pub(crate) const QUIET_PERIOD: Duration = Duration::from_millis(30);
 
-/// The provider at the bottom.
+/// The provider, without wrappers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     Software,
     Verbs,
 }
 
-/// The provider at the bottom of what a run is on.
+/// The provider that a setup runs on, without wrappers.
 pub(crate) fn provider(setup: &TestSetup) -> Provider {
     fn bottom(spec: &DeviceSpec) -> Provider {
         match spec {
@@ -36,27 +36,27 @@ pub(crate) fn provider(setup: &TestSetup) -> Provider {
     bottom(&setup.specs[0])
 }
 
-/// One side of a case.
-pub(crate) struct Side {
+/// One of the two participants of a case.
+pub(crate) struct Participant {
     index: usize,
     setup: TestSetup,
-    /// This side's device: the first of the run, or across devices the second on the right.
+    /// This participant's device: the first of the run or, with `--across`, the second for the right participant.
     pub(crate) device: Device,
     channel: Channel,
 }
 
-impl harness::Participant for Side {
-    fn new(index: usize, setup: TestSetup, channel: Channel) -> Side {
-        Side { index, device: setup.open_for(index), setup, channel }
+impl harness::Participant for Participant {
+    fn new(index: usize, setup: TestSetup, channel: Channel) -> Participant {
+        Participant { index, device: setup.open_for(index), setup, channel }
     }
 
     fn wait_for_other(&mut self) {
-        self.meet();
+        self.wait_for_other();
     }
 }
 
-impl Side {
-    /// By convention the left side acts and the right side is acted upon.
+impl Participant {
+    /// By convention the left participant sends requests and the right one is their target.
     pub(crate) fn is_left(&self) -> bool {
         self.index == 0
     }
@@ -65,101 +65,102 @@ impl Side {
         provider(&self.setup)
     }
 
-    /// Another handle of this side's device.
+    /// Opens this participant's device again.
     pub(crate) fn open_again(&self) -> Device {
         self.setup.open_for(self.index)
     }
 
-    /// A device of the run by its number; the same one again where there is only one.
+    /// Opens a device of the run by its number; the last one if there are fewer.
     pub(crate) fn open(&self, which: usize) -> Device {
         self.setup.open(which)
     }
 
-    /// How a request may end: as the contract names it first, and with verbs as devices are known to say instead.
-    pub(crate) fn endings(&self, exact: Status, verbs: &[Status]) -> Vec<Status> {
+    /// The statuses with which a request may end: the one of the contract and, with verbs, those that devices are known to
+    /// report instead.
+    pub(crate) fn allowed_statuses(&self, exact: Status, verbs: &[Status]) -> Vec<Status> {
         let also = if self.provider() == Provider::Verbs { verbs } else { &[] };
         [&[exact], also].concat()
     }
 
-    /// How often to repeat something cheap; every system call of an emulated guest is dear.
-    pub(crate) fn many(&self, times: usize) -> usize {
+    /// How often to repeat something cheap: fewer times on verbs, where a system call of an emulated guest is expensive.
+    pub(crate) fn repetitions(&self, times: usize) -> usize {
         match self.provider() {
             Provider::Software => times,
             Provider::Verbs => (times / 20).max(8),
         }
     }
 
-    /// Sends a value to the other side.
-    pub(crate) fn tell<T: IntoBytes + Immutable>(&mut self, value: &T) {
+    /// Sends a value to the other participant.
+    pub(crate) fn send<T: IntoBytes + Immutable>(&mut self, value: &T) {
         self.channel.send(value.as_bytes()).expect("the other side listens");
     }
 
-    /// Waits for a value of the other side.
-    pub(crate) fn told<T: FromBytes>(&mut self) -> T {
+    /// Waits for a value of the other participant.
+    pub(crate) fn receive<T: FromBytes>(&mut self) -> T {
         let bytes = self.channel.recv().expect("the other side tells (see its own failure)");
         T::read_from_bytes(&bytes).unwrap_or_else(|_| panic!("{} bytes of another type", bytes.len()))
     }
 
-    /// Gives one value for another.
-    pub(crate) fn swap<T: IntoBytes + FromBytes + Immutable>(&mut self, mine: &T) -> T {
-        self.tell(mine);
-        self.told()
+    /// Sends a value and waits for the other participant's.
+    pub(crate) fn exchange<T: IntoBytes + FromBytes + Immutable>(&mut self, mine: &T) -> T {
+        self.send(mine);
+        self.receive()
     }
 
-    /// Both sides have come this far.
-    pub(crate) fn meet(&mut self) {
+    /// Returns when both participants have called this.
+    pub(crate) fn wait_for_other(&mut self) {
         const HERE: u64 = 0x6865_7265;
-        assert_eq!(self.swap(&HERE), HERE, "the sides are out of step");
+        assert_eq!(self.exchange(&HERE), HERE, "the sides are out of step");
     }
 
-    /// A queue pair connected to the other side's, with the usual sizes.
-    pub(crate) fn end(&mut self) -> End {
-        self.end_with(&Shape::default())
+    /// A queue pair that is connected to the other participant's, with default sizes.
+    pub(crate) fn connected_qp(&mut self) -> TestQp {
+        self.connected_qp_with(&TestConfig::default())
     }
 
-    pub(crate) fn end_with(&mut self, shape: &Shape) -> End {
-        let mut end = End::unconnected(&self.device, shape);
+    pub(crate) fn connected_qp_with(&mut self, shape: &TestConfig) -> TestQp {
+        let mut end = TestQp::unconnected(&self.device, shape);
         self.connect(&mut end.qp, &shape.connect);
         end
     }
 
-    /// Connects a queue pair to the one that the other side connects at the same point.
+    /// Connects a queue pair to the one that the other participant connects at the same point of the case.
     pub(crate) fn connect(&mut self, qp: &mut RcQp, config: &ConnectConfig) {
         let mut config = *config;
         if self.provider() == Provider::Verbs {
-            // Half a second: emulated machines lose packets and take their time.
+            // Half a second: emulated machines lose packets and are slow.
             config.timeout = config.timeout.max(17);
         }
-        let peer: QpAddress = self.swap(&qp.address());
+        let peer: QpAddress = self.exchange(&qp.address());
         qp.connect(&peer, &config).expect("connect");
-        self.meet();
+        self.wait_for_other();
     }
 }
 
-/// Sizes that a case may want otherwise.
+/// Sizes that a case may change.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shape {
+pub(crate) struct TestConfig {
     pub(crate) qp: QpConfig,
     pub(crate) cq: CqConfig,
     pub(crate) connect: ConnectConfig,
 }
 
-/// A queue pair with a domain and a completion queue of its own, which takes sends and receives.
-pub(crate) struct End {
+/// A queue pair with its own protection domain and one completion queue for sends and receives.
+pub(crate) struct TestQp {
     pub(crate) qp: RcQp,
     pub(crate) cq: Cq,
     pub(crate) pd: Pd,
 }
 
-impl End {
-    pub(crate) fn unconnected(device: &Device, shape: &Shape) -> End {
+impl TestQp {
+    pub(crate) fn unconnected(device: &Device, shape: &TestConfig) -> TestQp {
         let pd = device.alloc_pd().expect("alloc_pd");
         let cq = device.create_cq(&shape.cq).expect("create_cq");
         let qp = pd.create_rc(&shape.qp, &cq, &cq, None).expect("create_rc");
-        End { qp, cq, pd }
+        TestQp { qp, cq, pd }
     }
 
-    /// Memory that anybody may do anything with.
+    /// Memory with all access rights.
     pub(crate) fn region(&self, len: usize) -> Mr {
         self.pd.allocate(len, Access::ALL).expect("allocate")
     }
@@ -171,7 +172,7 @@ impl End {
 
     /// Posts a receive into a whole region.
     pub(crate) fn recv_into(&mut self, wr_id: u64, mr: &Mr) {
-        self.qp.post_recv(&RecvWr { wr_id, sges: &[whole(mr)] }).expect("post_recv");
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[whole_region(mr)] }).expect("post_recv");
     }
 
     /// Posts a signaled request with inline data.
@@ -181,31 +182,31 @@ impl End {
 
     /// Posts a signaled request with a whole region.
     pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, mr: &Mr) {
-        self.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[whole(mr)])).signaled()).expect("post");
+        self.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[whole_region(mr)])).signaled()).expect("post");
     }
 
     /// The next completion, which must be a success of this request.
-    pub(crate) fn done(&mut self, wr_id: u64) -> Completion {
-        done(&mut self.cq, wr_id)
+    pub(crate) fn expect_success(&mut self, wr_id: u64) -> Completion {
+        expect_success(&mut self.cq, wr_id)
     }
 
     /// The next completions, which must be successes of these requests in this order.
-    pub(crate) fn all_done(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
+    pub(crate) fn expect_all_success(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
-            self.done(wr_id);
+            self.expect_success(wr_id);
         }
     }
 
     /// The next completions, which must be these requests flushed in this order.
-    pub(crate) fn all_flushed(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
+    pub(crate) fn expect_all_flushed(&mut self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
-            self.ends(wr_id, &[Status::Flushed]);
+            self.expect_status(wr_id, &[Status::Flushed]);
         }
     }
 
     /// The next completion, which must be this request's with one of these statuses.
-    pub(crate) fn ends(&mut self, wr_id: u64, allowed: &[Status]) -> Completion {
-        let completion = next(&mut self.cq);
+    pub(crate) fn expect_status(&mut self, wr_id: u64, allowed: &[Status]) -> Completion {
+        let completion = next_completion(&mut self.cq);
         assert_eq!(completion.wr_id, wr_id, "out of order: {completion:?}");
         assert!(allowed.contains(&completion.status), "{completion:?}, allowed {allowed:?}");
         assert_eq!(completion.qp_num, self.qp.qp_num(), "{completion:?}");
@@ -213,27 +214,27 @@ impl End {
     }
 }
 
-/// The whole region as a piece.
-pub(crate) fn whole(mr: &Mr) -> crosstie::device::Sge<'_> {
+/// A scatter/gather entry for the whole region.
+pub(crate) fn whole_region(mr: &Mr) -> crosstie::device::Sge<'_> {
     mr.sge(0..mr.len()).expect("a region contains itself")
 }
 
 /// The next completion of a queue.
-pub(crate) fn next(cq: &mut Cq) -> Completion {
-    take(cq, 1)[0]
+pub(crate) fn next_completion(cq: &mut Cq) -> Completion {
+    take_completions(cq, 1)[0]
 }
 
 /// The next completion, which must be a success of this request.
-pub(crate) fn done(cq: &mut Cq, wr_id: u64) -> Completion {
-    let completion = next(cq);
+pub(crate) fn expect_success(cq: &mut Cq, wr_id: u64) -> Completion {
+    let completion = next_completion(cq);
     assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success), "{completion:?}");
     completion
 }
 
-/// The next `count` completions of a queue, as they come.
-pub(crate) fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
+/// The next `count` completions of a queue, in the order of arrival.
+pub(crate) fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
     let mut taken = Vec::with_capacity(count);
-    until(&format!("{count} completions"), || {
+    wait_until(&format!("{count} completions"), || {
         let max = count - taken.len();
         cq.poll(max, |c| taken.push(*c)).expect("poll");
         assert!(taken.len() <= count, "poll({max}) handed out more");
@@ -242,25 +243,25 @@ pub(crate) fn take(cq: &mut Cq, count: usize) -> Vec<Completion> {
     taken
 }
 
-/// Nothing completes for a while.
-pub(crate) fn quiet(cq: &mut Cq) {
-    let end = Instant::now() + QUIET;
+/// Asserts that nothing completes for a while.
+pub(crate) fn assert_no_completion(cq: &mut Cq) {
+    let end = Instant::now() + QUIET_PERIOD;
     while Instant::now() < end {
         cq.poll(1, |c| panic!("nothing should complete, yet {c:?}")).expect("poll");
         std::thread::yield_now();
     }
 }
 
-/// Waits until `ready` says so.
-pub(crate) fn until(what: &str, mut ready: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits until `ready` returns true.
+pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
     while !ready() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        assert!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}");
         std::thread::yield_now();
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Pseudo-random bytes that depend on the seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -274,30 +275,30 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Fills a region from its beginning.
-pub(crate) fn put(mr: &Mr, offset: usize, bytes: &[u8]) {
+/// Writes bytes into a region.
+pub(crate) fn write_bytes(mr: &Mr, offset: usize, bytes: &[u8]) {
     mr.write(offset, bytes).expect("inside the region");
 }
 
-/// Bytes of a region.
-pub(crate) fn get(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
+/// Reads bytes of a region.
+pub(crate) fn read_bytes(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     mr.read(offset, &mut bytes).expect("inside the region");
     bytes
 }
 
-/// An aligned word of a region.
-pub(crate) fn word(mr: &Mr, offset: usize) -> u64 {
-    u64::from_ne_bytes(get(mr, offset, 8).try_into().expect("eight bytes"))
+/// Reads an aligned word of a region.
+pub(crate) fn read_word(mr: &Mr, offset: usize) -> u64 {
+    u64::from_ne_bytes(read_bytes(mr, offset, 8).try_into().expect("eight bytes"))
 }
 
-/// Says that this completion is a success of this kind.
+/// Asserts that a completion is a success with this opcode.
 #[track_caller]
-pub(crate) fn is(completion: &Completion, opcode: Opcode) {
+pub(crate) fn assert_opcode(completion: &Completion, opcode: Opcode) {
     assert_eq!((completion.status, completion.opcode), (Status::Success, opcode), "{completion:?}");
 }
 
 /// Posts a receive without memory to a shared queue.
-pub(crate) fn srq_recv(srq: &mut Srq, wr_id: u64) {
+pub(crate) fn post_srq_recv(srq: &mut Srq, wr_id: u64) {
     srq.post_recv(&RecvWr { wr_id, sges: &[] }).expect("post_recv");
 }
