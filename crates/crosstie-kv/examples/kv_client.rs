@@ -1,10 +1,10 @@
-//! The client library, through a node that runs or, without one, through one of its own: one operation at a time, a counter that
-//! several clients share, and many operations at a time, on 8-byte keys and on byte strings.
+//! The client library: one operation at a time, a counter that several clients share, and many operations at a time, on 8-byte keys
+//! and on byte strings. Uses a running node, or starts a node in this process.
 //!
 //! ```text
 //! cargo run --release -p crosstie-kv --example kv_client                  starts a node in this process
-//! cargo run --release -p crosstie-kv --example kv_client -- NAME          attaches to the node of that name
-//! cargo run --release -p crosstie-kv --example kv_client -- NAME SECONDS  and measures for so long, with eight operations at a time
+//! cargo run --release -p crosstie-kv --example kv_client -- NAME          attaches to the node NAME
+//! cargo run --release -p crosstie-kv --example kv_client -- NAME SECONDS  measures for SECONDS, with eight operations in flight
 //! ```
 
 use std::error::Error;
@@ -18,21 +18,21 @@ const DEPTH: usize = 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let own = match arguments.first() {
+    let own_node = match arguments.first() {
         Some(_) => None,
         None => Some(Node::start(&NodeConfig {
             daemons: 2,
             ..NodeConfig::single(&format!("kv-example-{}", std::process::id()))
         })?),
     };
-    let name = own.as_ref().map_or_else(|| arguments[0].as_str(), Node::name);
+    let name = own_node.as_ref().map_or_else(|| arguments[0].as_str(), Node::name);
 
     one_at_a_time(name)?;
-    a_counter(name)?;
-    a_batch(name)?;
+    shared_counter(name)?;
+    mixed_pipeline(name)?;
     let seconds = arguments.get(1).map_or(Ok(0.2), |text| text.parse())?;
-    many_at_a_time(name, Duration::from_secs_f64(seconds))?;
-    if let Some(node) = own {
+    measure_throughput(name, Duration::from_secs_f64(seconds))?;
+    if let Some(node) = own_node {
         node.stop()?;
     }
     Ok(())
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn one_at_a_time(name: &str) -> Result<(), Box<dyn Error>> {
     let mut client = Client::attach(name)?;
-    // A call that gets no answer for so long ends with an error.
+    // A call without a response for this long returns an error.
     client.set_timeout(Duration::from_secs(2));
     let info = *client.info();
     println!("rank {} of {}, {} daemons, {:?}", info.rank, info.nodes, info.daemons, info.backend);
@@ -57,8 +57,8 @@ fn one_at_a_time(name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Two clients count together: each tries again until nobody was faster.
-fn a_counter(name: &str) -> Result<(), Box<dyn Error>> {
+/// Two clients increment one counter: each retries until no other client was faster.
+fn shared_counter(name: &str) -> Result<(), Box<dyn Error>> {
     const COUNTER: u64 = 2;
     let count = |name: &str| -> Result<(), Box<dyn Error + Send + Sync>> {
         let mut client = Client::attach(name)?;
@@ -81,21 +81,21 @@ fn a_counter(name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Words and byte strings under way at the same time. Each answer comes with the token that its operation was begun with.
-fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
+/// Words and byte strings in flight at the same time. Each response comes with the token of its operation.
+fn mixed_pipeline(name: &str) -> Result<(), Box<dyn Error>> {
     let mut client = Client::<u64>::attach_pipelined(name)?;
     let (mut words, mut bytes) = (0, 0);
     let mut poll = |client: &mut Client<u64>| {
         client.wait(None);
         words += client.poll(|number, response| assert_eq!((response.status, number % 2), (Status::Done, 0)));
-        // The value is borrowed from where it arrived: nothing is copied that is not wanted.
+        // The value is borrowed from the buffer it arrived in: nothing is copied.
         client.poll_bytes(|_, response| bytes += response.value.len());
     };
     let page = [b'x'; 4096];
     for number in 0..100 {
         if number % 2 == 0 {
             let put = WordRequest { value: number, ..WordRequest::new(Op::Put, 0, 1000 + number) };
-            // Back-pressure is a value: make room, then try again.
+            // Back-pressure is an error value: poll for responses, then try again.
             while let Err(error) = client.begin(put, number) {
                 match error {
                     BeginError::Full(_) => poll(&mut client),
@@ -104,8 +104,8 @@ fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
             }
         } else {
             let key = number.to_le_bytes();
-            for call in [BytesOp::Put { key: &key, value: &page }, BytesOp::Get { key: &key }] {
-                while let Err(error) = client.begin_bytes(call, number) {
+            for op in [BytesOp::Put { key: &key, value: &page }, BytesOp::Get { key: &key }] {
+                while let Err(error) = client.begin_bytes(op, number) {
                     match error {
                         BeginBytesError::Full(_) => poll(&mut client),
                         error => return Err(error.to_string().into()),
@@ -121,7 +121,7 @@ fn a_batch(name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn many_at_a_time(name: &str, time: Duration) -> Result<(), Box<dyn Error>> {
+fn measure_throughput(name: &str, time: Duration) -> Result<(), Box<dyn Error>> {
     let mut client = Client::<u64>::attach_pipelined(name)?;
     let (begun, mut key, mut ended, mut gone) = (Instant::now(), 0u64, 0u64, 0u64);
     let mut over = false;
@@ -138,9 +138,9 @@ fn many_at_a_time(name: &str, time: Duration) -> Result<(), Box<dyn Error>> {
             }
             over = key.is_multiple_of(1024) && begun.elapsed() >= time;
         }
-        let answered = client.poll(|_, response| gone += u64::from(response.status == Status::NodeGone));
-        ended += answered as u64;
-        if answered == 0 {
+        let responses = client.poll(|_, response| gone += u64::from(response.status == Status::NodeGone));
+        ended += responses as u64;
+        if responses == 0 {
             client.wait(Some(Duration::from_millis(100)));
         }
     }

@@ -361,7 +361,7 @@ fn client_of_a_stopped_node_times_out_and_works_again_later() {
         assert!(matches!(client.get_bytes(&key.to_le_bytes()), Err(Error::TimedOut { .. })), "{key}");
     }
     assert_eq!(client.in_flight(), 2);
-    assert!(!client.wait(Some(SHORT)), "nobody answers");
+    assert!(!client.wait(Some(SHORT)), "nobody responses");
 
     resume(&node);
     client.set_timeout(TIMEOUT);
@@ -383,7 +383,7 @@ fn client_of_a_stopped_node_times_out_and_works_again_later() {
     }
     ended.sort_unstable();
     assert_eq!(ended, [(7, 1007), (8, 0)]);
-    assert!(!client.wait(None), "nothing is under way");
+    assert!(!client.wait(None), "nothing is in flight");
     node.join();
 }
 
@@ -491,7 +491,7 @@ const LONGEST: usize = ipc::MAX_MESSAGE;
 #[test]
 fn invalid_responses_of_a_node_are_errors() {
     let seed = seed();
-    let name = fresh_name("nonsense");
+    let name = fresh_name("invalid");
     let config =
         ipc::Config { queue_depth: 4, request_limit: 1 << 20, response_limit: LONGEST, ..Default::default() };
     let _words = ipc::Server::<WordRequest, WordResponse>::create(&format!("{name}.d0"), &config).unwrap();
@@ -511,9 +511,9 @@ fn invalid_responses_of_a_node_are_errors() {
         reserved: [0; 3],
         attach_count: 0,
     };
-    let nonsense = std::thread::spawn(move || {
+    let server = std::thread::spawn(move || {
         let mut numbers = Random(seed);
-        let mut answers = vec![
+        let mut responses = vec![
             Vec::new(),
             vec![1],
             vec![1, 0, 0, 0, 9, 0, 0, 0],
@@ -522,9 +522,9 @@ fn invalid_responses_of_a_node_are_errors() {
             vec![1, 0, 0, 0, 255, 255, 255, 255],
             vec![0; LONGEST],
         ];
-        answers
+        responses
             .extend((0..200).map(|_| (0..numbers.below(40)).map(|_| numbers.next() as u8 | 0x80).collect()));
-        let mut answers = answers.into_iter();
+        let mut responses = responses.into_iter();
         loop {
             long.wait(Some(SHORT));
             long.poll();
@@ -533,14 +533,14 @@ fn invalid_responses_of_a_node_are_errors() {
                     wire::BytesRequest::decode(request.message()),
                     Ok(wire::BytesRequest { op: BytesOp::Info, .. })
                 ) {
-                    let mut answer = Vec::new();
+                    let mut encoded = Vec::new();
                     let response = wire::BytesResponse { status: Status::Done, value: info.as_bytes() };
-                    response.encode(&mut answer).unwrap();
-                    request.reply(&answer).unwrap();
+                    response.encode(&mut encoded).unwrap();
+                    request.reply(&encoded).unwrap();
                     continue;
                 }
-                let Some(answer) = answers.next() else { return };
-                request.reply(&answer).unwrap();
+                let Some(response) = responses.next() else { return };
+                request.reply(&response).unwrap();
             }
         }
     });
@@ -558,7 +558,7 @@ fn invalid_responses_of_a_node_are_errors() {
         }
     }
     // Then the node ends in the middle of a request.
-    let last = (0..8).map(|_| client.get_bytes(b"key")).find(|answer| *answer != Err(unexpected));
+    let last = (0..8).map(|_| client.get_bytes(b"key")).find(|result| *result != Err(unexpected));
     assert_eq!(last, Some(Err(Error::ServerGone)));
-    nonsense.join().unwrap();
+    server.join().unwrap();
 }

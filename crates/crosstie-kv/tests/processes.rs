@@ -215,15 +215,15 @@ fn client_can_reconnect_after_its_node_was_killed() {
 #[test]
 fn unauthenticated_connections_to_the_control_port_are_refused() {
     let seed = seed();
-    let (plan, name) = (Plan::new(3), fresh_name("strangers"));
+    let (plan, name) = (Plan::new(3), fresh_name("intruder"));
     let config = |rank| NodeConfig::member(&format!("{name}-{rank}"), rank, 3);
     let nodes: Vec<Node> =
         (0..2).map(|rank| Node::join(&config(rank), plan.membership(rank as usize)).unwrap()).collect();
     // A node with another secret, as rank 2.
     let wrong = Membership { secret: Secret::random().unwrap(), ..plan.membership(2) };
-    let stranger = Node::join(&config(2), wrong).unwrap();
-    wait_until("the stranger was not refused", || {
-        let problems = stranger.peers();
+    let intruder = Node::join(&config(2), wrong).unwrap();
+    wait_until("the node with another secret was not refused", || {
+        let problems = intruder.peers();
         problems[0].problem.as_deref().is_some_and(|problem| problem.contains("secret"))
     });
     assert!(nodes[0].refused_connections() > 0);
@@ -239,7 +239,7 @@ fn unauthenticated_connections_to_the_control_port_are_refused() {
             silent.push(stream);
         }
     }
-    drop(stranger);
+    drop(intruder);
     let third = Node::join(&config(2), plan.membership(2)).unwrap();
     third.wait_for_peers(TIMEOUT).unwrap();
     nodes.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
@@ -267,8 +267,8 @@ fn idle() {
     std::thread::sleep(Duration::from_secs(2));
     let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
     eprintln!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
-    let naps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
-    assert!(naps > 100, "it does not nap");
+    let sleeps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
+    assert!(sleeps > 100, "it does not sleep");
     assert_eq!(client.get(7), Ok(Some(7)));
 }
 

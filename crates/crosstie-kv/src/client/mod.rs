@@ -297,7 +297,7 @@ impl<T> Client<T> {
         let words = self.words.iter().map(|lane| lane as &dyn Waitable);
         let ring = self.ring.iter().map(|ring| ring as &dyn Waitable);
         let bytes = self.bytes.iter().flatten().map(|lane| lane as &dyn Waitable);
-        // Then each lane is asked without waiting, so that the lanes with responses take note of them.
+        // Then each lane is checked without waiting, which lets it find its responses.
         wait_any(words.chain(ring).chain(bytes), self.waiting, timeout)
             && self.wait_each(Some(Duration::ZERO))
     }

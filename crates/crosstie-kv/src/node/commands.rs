@@ -1,6 +1,6 @@
 //! What the control plane and the daemons tell each other about connections.
 //!
-//! The control plane thread sends commands to the daemon that owns a connection; the daemon answers with events. The *epoch*
+//! The control plane thread sends commands to the daemon that owns a connection; the daemon replies with events. The *epoch*
 //! tells one connection with a rank from the next one: messages of an earlier epoch are ignored.
 
 use crosstie::copyrpc::EndpointAddress;

@@ -39,7 +39,7 @@
 //!   request in them, and may have only so many requests in flight.
 //! - No circular wait. A daemon never blocks and never stops receiving from anybody. A shard responds at once. So requests that
 //!   daemons forward to each other for their shards do not wait (requests for other nodes cannot fill the lanes). So other nodes'
-//!   requests are answered. So requests for other nodes are. (One exception: a daemon receives no more from other nodes while
+//!   requests get their responses. So requests for other nodes do. (One exception: a daemon receives no more from other nodes while
 //!   4 MiB of their byte strings are at other daemons, whose shards respond at once.)
 //! - Memory has a limit: [`NodeConfig::memory_bound`].
 //! - When a node goes away, all requests for it end as [`NodeGone`](crate::wire::Status::NodeGone): those in flight, and later

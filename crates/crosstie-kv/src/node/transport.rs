@@ -46,7 +46,7 @@ pub(super) trait Transport {
     fn counters(&self) -> (copyrpc::Counters, delegation::Counters);
 }
 
-/// The transport of a daemon without connections. Nobody asks it for any.
+/// The transport of a daemon without connections. No request reaches it.
 pub(super) struct NoTransport;
 
 impl Transport for NoTransport {

@@ -32,7 +32,7 @@ pub struct NodeInfo {
     pub backend: Backend,
     /// Zero.
     pub reserved: [u8; 3],
-    /// How many clients have asked before. A client uses it to choose its home daemon, so that clients are spread over the
+    /// How many clients have requested this before. A client uses it to choose its home daemon, so that clients are spread over the
     /// daemons in turn.
     pub attach_count: u32,
 }

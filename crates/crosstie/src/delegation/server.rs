@@ -369,7 +369,7 @@ impl Core {
         self.seen_disconnects = disconnects;
         // Acquire, partner: the Release reservation in `reservation::reserve`.
         let head = self.ring.header.head.load(Acquire);
-        // Clients that follow the protocol never reserve more positions than the ring has. Then somebody has overwritten
+        // Clients that follow the protocol never reserve more positions than the ring has. Otherwise a client has overwritten
         // `head`.
         let reserved = match head.wrapping_sub(self.cursor) {
             reserved if reserved <= self.ring.layout.ring_depth.into() => reserved,

@@ -62,7 +62,7 @@ struct Fixture {
     client: Client<[u8], [u8], Vec<u8>>,
     key: u32,
     deferred: Vec<(Ticket, Vec<u8>)>,
-    answered: u64,
+    responses: u64,
 }
 
 impl Fixture {
@@ -75,7 +75,7 @@ impl Fixture {
         let request = server.recv().unwrap();
         let key = request.client();
         request.reply(&expected_response(b"who")).unwrap();
-        Fixture { name, server, client, key, deferred: Vec::new(), answered: 0 }
+        Fixture { name, server, client, key, deferred: Vec::new(), responses: 0 }
     }
 
     /// The correct client makes a call, the server serves all clients, and every response must be the right one.
@@ -110,10 +110,10 @@ impl Fixture {
             let gone = !from_correct_client && matches!(replied, Err(ReplyError::ClientGone));
             assert!(replied.is_ok() || gone, "{replied:?}");
         }
-        let answered = &mut self.answered;
+        let responses = &mut self.responses;
         let polled = self.client.poll(|request, response| {
             assert_eq!(response, expected_response(&request));
-            *answered += 1;
+            *responses += 1;
         });
         polled.unwrap();
     }
@@ -145,7 +145,7 @@ impl Fixture {
 #[test]
 fn client_that_overwrites_its_lane_harms_only_itself() {
     let mut random = Random(seed());
-    let mut fixture = Fixture::new("ipc-scribbler");
+    let mut fixture = Fixture::new("ipc-overwrite");
     for _ in 0..400 {
         let mut hostile = Client::<[u8], [u8], ()>::connect(&fixture.name).unwrap();
         for _ in 0..random.next() % 60 {
@@ -162,17 +162,17 @@ fn client_that_overwrites_its_lane_harms_only_itself() {
             hostile.wait(Some(Duration::ZERO)).ok();
         }
     }
-    let answered = fixture.answered;
+    let responses = fixture.responses;
     let counters = fixture.finish(&mut random);
-    println!("{counters:?}, {answered} responses to the correct client");
-    assert!(counters.violations > 20 && answered > 1000, "{counters:?}");
+    println!("{counters:?}, {responses} responses to the correct client");
+    assert!(counters.violations > 20 && responses > 1000, "{counters:?}");
 }
 
 /// As above, with a client that overwrites its lane while the server reads it.
 #[test]
 fn client_that_overwrites_its_lane_concurrently_harms_only_itself() {
     let seed = seed();
-    let mut fixture = Fixture::new("ipc-racing-scribbler");
+    let mut fixture = Fixture::new("ipc-concurrent-overwrite");
     let (name, start) = (fixture.name.clone(), Instant::now());
     let finished = std::sync::atomic::AtomicBool::new(false);
     let mut random = Random(seed);
@@ -198,7 +198,7 @@ fn client_that_overwrites_its_lane_concurrently_harms_only_itself() {
         // Run for a while and, on a busy machine, until both clients have made progress.
         let enough = |fixture: &Fixture| {
             start.elapsed() > Duration::from_millis(500)
-                && fixture.answered > 100
+                && fixture.responses > 100
                 && fixture.server.counters().violations > 0
         };
         while !enough(&fixture) && start.elapsed() < TIMEOUT {
@@ -206,10 +206,10 @@ fn client_that_overwrites_its_lane_concurrently_harms_only_itself() {
         }
         finished.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    let answered = fixture.answered;
+    let responses = fixture.responses;
     let counters = fixture.finish(&mut random);
-    println!("{counters:?}, {answered} responses to the correct client");
-    assert!(counters.violations > 0 && answered > 100, "{counters:?}");
+    println!("{counters:?}, {responses} responses to the correct client");
+    assert!(counters.violations > 0 && responses > 100, "{counters:?}");
 }
 
 /// A client does not trust its server either: it gets wrong responses at worst, or an error.

@@ -169,8 +169,8 @@ fn refusal_carries_its_reason() {
 fn postponed_admission_and_removal_are_retried() {
     let name = name("later");
     let recorder = Arc::new(Recorder::new(|recorder, _, hello| {
-        let asked = recorder.postponements.fetch_add(1, Relaxed);
-        if asked < 20 { Admission::RetryLater } else { accept(hello) }
+        let attempts = recorder.postponements.fetch_add(1, Relaxed);
+        if attempts < 20 { Admission::RetryLater } else { accept(hello) }
     }));
     let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
     let (connection, reply, _) = Connection::connect(KIND, &name, b"patient", TIMEOUT).unwrap();
@@ -315,14 +315,14 @@ fn connections_with_invalid_hello_are_closed() {
     let name = name("invalid-hello");
     let recorder = Recorder::accepting_all();
     let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
-    let (hello, answer) = (Header::new(Header::HELLO), Header::new(Header::ACCEPTED));
+    let (hello, accepted) = (Header::new(Header::HELLO), Header::new(Header::ACCEPTED));
     let oversized = vec![0; MAX_HELLO + 1];
     let messages: [(&[u8], &[u8]); 5] = [
         (hello.as_bytes(), &oversized),
         (b"GET / HTTP/1.1", b""),
         (b"x", b""),
         (b"", b""),
-        (answer.as_bytes(), b""),
+        (accepted.as_bytes(), b""),
     ];
     for (head, payload) in messages {
         let socket = connect_silently(&name);

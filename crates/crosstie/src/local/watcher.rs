@@ -57,7 +57,7 @@ impl Watcher {
         if let Some(watcher) = current.as_ref().filter(|watcher| watcher.is_of_this_process()) {
             return Ok(watcher.clone());
         }
-        // Whoever is watched notifies parkers, or has its parkers notified.
+        // Connections wake parkers, and services notify them: both need the asymmetric barrier.
         fence::register()?;
         let watcher = Arc::new(Watcher {
             pid: rustix::process::getpid(),

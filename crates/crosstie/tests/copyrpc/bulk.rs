@@ -282,9 +282,9 @@ pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut Side) {
         poll_until(&context, || ended.get().is_some(), |_, answer| ended.set(answer.err()));
         assert_eq!(ended.get(), Some(CallFailed::TimedOut));
         // The peer may still write to the response buffer.
-        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("lent");
+        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
-        let refused = endpoint.call(b"short", len, (0, 9)).expect_err("lent");
+        let refused = endpoint.call(b"short", len, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
         side.meet();
         poll_until(&context, || endpoint.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));

@@ -101,14 +101,14 @@ impl Caller {
     fn prepare(&mut self, index: u32) -> Option<(Vec<u8>, usize, Expected)> {
         let (longest_request, longest_response) = self.endpoint.max_lengths().expect("connected");
         let number = self.made;
-        let mut request = vec![0; self.random.place(self.load.request.min(longest_request) + 1)];
-        let mut response = self.random.place(self.load.response.min(longest_response) + 1);
+        let mut request = vec![0; self.random.index(self.load.request.min(longest_request) + 1)];
+        let mut response = self.random.index(self.load.response.min(longest_response) + 1);
         if let Some((one_in, longest)) = self.load.long {
-            if self.random.place(one_in) == 0 {
-                request = vec![0; self.random.place(longest + 1)];
+            if self.random.index(one_in) == 0 {
+                request = vec![0; self.random.index(longest + 1)];
             }
-            if self.random.place(one_in) == 0 {
-                response = self.random.place(longest + 1);
+            if self.random.index(one_in) == 0 {
+                response = self.random.index(longest + 1);
             }
         }
         let is_last = number == self.load.calls;
@@ -124,7 +124,7 @@ impl Caller {
             response = request.len();
             return Some((request.clone(), response, Expected::Echo(request)));
         }
-        let dropped = self.load.drops > 0 && self.random.place(self.load.drops) == 0;
+        let dropped = self.load.drops > 0 && self.random.index(self.load.drops) == 0;
         let action = if is_last { LAST_CALL } else { [ANSWER, DROP][usize::from(dropped)] };
         request[..8].copy_from_slice(&number.to_le_bytes());
         request[8..12].copy_from_slice(&(response as u32).to_le_bytes());
@@ -264,7 +264,7 @@ fn answer_one(
     random: &mut Random,
     unsent: &mut Unsent,
 ) {
-    let which = if shuffled { random.place(kept.len()) } else { 0 };
+    let which = if shuffled { random.index(kept.len()) } else { 0 };
     let request = kept.remove(which);
     let bytes = request.data().to_vec();
     answer(callers, request, &bytes, unsent);

@@ -54,7 +54,7 @@ fn killed(workload: Workload, test: &str, kills: u32, delay: Duration, answers: 
             left.call(workload.depth());
             left.turn();
             right.turn();
-            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: nobody noticed");
+            assert!(begin.elapsed() < TIMEOUT, "kill {kill}: the dead peer was not detected");
         }
         slowest = slowest.max(begin.elapsed());
         finish_open_calls(&mut left, &mut right, "after a kill");

@@ -74,7 +74,7 @@ fn dead_peer_is_detected_while_other_connections_are_busy() {
         left.call(16);
         left.turn();
         right.turn();
-        assert!(begin.elapsed() < TIMEOUT, "nobody noticed");
+        assert!(begin.elapsed() < TIMEOUT, "the dead peer was not detected");
     }
     assert_eq!(left.failed.len(), 4);
     assert!(

@@ -1,5 +1,5 @@
-//! The fault device over the software device: each fault is seen with its status and its aftermath, and whatever fails,
-//! every accepted request ends exactly once.
+//! The fault device on the software device: each fault has the right status and the right consequences, and every accepted
+//! request completes exactly once, whatever fails.
 
 mod workloads;
 
@@ -24,7 +24,7 @@ struct Pair {
     peer: Peer,
 }
 
-/// The plain end.
+/// The end without faults.
 struct Peer {
     device: Device,
     cq: Cq,
@@ -92,7 +92,7 @@ fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
     taken
 }
 
-/// So many polls show nothing.
+/// Asserts that this many polls return no completion.
 fn assert_no_completion(cq: &mut Cq, polls: usize) {
     for _ in 0..polls {
         cq.poll(16, |c| panic!("{c:?}")).unwrap();
@@ -181,7 +181,7 @@ fn a_lost_request_never_arrives() {
 #[test]
 fn a_lost_request_waits_for_those_before_it() {
     let mut pair = Pair::new(Plan::none().lose_post(1, RetryExceeded));
-    // The peer has no receive, so the first waits; what is lost cannot fail before it.
+    // The peer has no receive, so the first request waits; the lost one cannot fail before it.
     pair.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
     pair.write(2, true).unwrap();
     pair.write(3, true).unwrap();
@@ -279,7 +279,7 @@ fn port_that_stays_down_fails_stalled_requests() {
     assert_eq!(pair.qp.state(), QpState::Error);
     pair.control.port_up();
     assert_eq!(pair.peer.written(), []);
-    // A queue pair that sent nothing meanwhile has noticed nothing.
+    // A queue pair that sent nothing during the outage is not affected.
     let mut pair = Pair::new(Plan::none().give_up_after(50));
     pair.control.port_down();
     assert_no_completion(&mut pair.cq, 100);
@@ -317,13 +317,13 @@ fn killed_peer_breaks_its_connections() {
     let mut pair = Pair::new(Plan::none());
     let mut other = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
     let survivor = Peer::of(&mut other);
-    // A second, idle connection to the one that will vanish.
+    // A second, idle connection to the peer that will be killed.
     let mut idle = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
     let pd = pair.peer.device.alloc_pd().unwrap();
     let mut far = pd.create_rc(&QpConfig::default(), &pair.peer.cq, &pair.peer.cq, None).unwrap();
     far.connect(&idle.address(), &ConnectConfig::default()).unwrap();
     idle.connect(&far.address(), &ConnectConfig::default()).unwrap();
-    // Stuck, since nobody receives.
+    // They wait, because the peer has posted no receive.
     for i in 1..=2 {
         pair.qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
     }

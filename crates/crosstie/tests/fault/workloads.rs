@@ -1,4 +1,4 @@
-//! Work that goes on while faults happen: whatever fails, every request ends once.
+//! Workloads under faults: whatever fails, every request completes once.
 
 use super::*;
 
@@ -12,8 +12,8 @@ struct PingPongResult {
     broken: bool,
 }
 
-/// A WRITE+IMM ping-pong of `rounds` between two ends of one wrapped device. Every other request is unsignaled. Whatever
-/// happens, it comes to an end, and every accepted request with it.
+/// Runs a WRITE+IMM ping-pong of `rounds` between two queue pairs of one wrapped device. Every other request is unsignaled.
+/// Whatever happens, the run ends, and every accepted request completes.
 fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
     let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
     let control = device.faults().unwrap();
@@ -32,7 +32,7 @@ fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
     let mut turn = 0;
     let mut due = vec![(0, None), (1, None), (0, Some(0))];
     let deadline = Instant::now() + TIMEOUT;
-    // Full is tried again, any other refusal ends the connection, as it would for a careful caller.
+    // A post that returns Full is tried again; any other error ends the connection, as it would for a careful caller.
     while !outcome.broken && (turn < rounds || !due.is_empty()) {
         assert!(Instant::now() < deadline, "stuck at {turn} of {rounds}: {outcome:?}");
         due.retain(|(end, ping)| {
@@ -70,7 +70,7 @@ fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
         }
     }
     qps.iter_mut().for_each(|qp| qp.fail().unwrap());
-    // Every request that must show ends now; a few more polls would show what ends twice.
+    // Every request that must have a completion gets it now; some more polls detect requests that complete twice.
     let missing = |outcome: &PingPongResult| {
         accepted.iter().filter(|(id, shows)| **shows && !outcome.ended.contains_key(id)).count()
     };
@@ -185,7 +185,7 @@ fn trace(seed: u64) -> Vec<String> {
 fn workloads_make_progress_under_random_faults() {
     for seed in seeds() {
         println!("seed {seed}");
-        // A new connection goes on where the broken one stopped.
+        // A new connection continues where the broken one stopped.
         let mut arrived = 0;
         let mut attempts = 0;
         while arrived < 2000 {

@@ -35,7 +35,7 @@ impl Random {
     }
 
     /// An index below `count`; 0 if `count` is 0.
-    pub(crate) fn place(&mut self, count: usize) -> usize {
+    pub(crate) fn index(&mut self, count: usize) -> usize {
         (self.next() % count.max(1) as u64) as usize
     }
 }

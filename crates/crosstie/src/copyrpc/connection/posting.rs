@@ -1,5 +1,5 @@
 //! The send queue of a connection: posts batches, direct payloads and READs of the peer's position, and applies their
-//! completions. [`flush_policy`](crate::copyrpc::flush_policy) decides when and in which form.
+//! completions. [`flush_policy`] decides when and in which form.
 //!
 //! The send queue is accounted here: at most [`SEND_DEPTH`] work requests are outstanding. A batch asks for a completion only
 //! once in [`SIGNAL_INTERVAL`] WRITEs, and that completion stands for itself and the unsignaled WRITEs before it. All

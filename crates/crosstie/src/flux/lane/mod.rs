@@ -140,10 +140,10 @@ mod loom_tests {
             while !staying.is_gone(1) {
                 thread::yield_now();
             }
-            let mut answered = Vec::new();
+            let mut replied = Vec::new();
             while let Some((token, response)) = lane.take_expected() {
                 assert_eq!(response, token + 100);
-                answered.push(token);
+                replied.push(token);
             }
             let (mut lost, mut returned) = (Vec::new(), Vec::new());
             lane.take_lost(|call| match call.request {
@@ -155,7 +155,7 @@ mod loom_tests {
             });
             assert_eq!(lane.in_flight(), 0);
             let received = leaver.join().unwrap();
-            assert_eq!([&answered[..], &lost].concat(), received);
+            assert_eq!([&replied[..], &lost].concat(), received);
             assert_eq!([received, returned].concat(), accepted);
         });
     }

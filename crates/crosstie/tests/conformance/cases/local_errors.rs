@@ -1,4 +1,4 @@
-//! Requests whose own memory is wrong. Soft-RoCE calls some of it a failure of the queue pair
+//! Requests whose local memory is invalid. Soft-RoCE reports some of these as a failure of the queue pair
 //! ([`Status::LocalQpOperation`]).
 
 use crosstie::device::{Access, Data, Mr, QpState, RemoteMemory, SendOp, SendWr, Status};
@@ -12,7 +12,7 @@ cases!("local_errors":
     reading_local_memory_needs_no_right, region_dropped_while_its_request_waits,
 );
 
-/// The left's request must fail by its own memory, and break only its own connection.
+/// The left participant's request must fail because of its local memory, and break only its own connection.
 fn fails(side: &mut Participant, op: fn(RemoteMemory) -> SendOp, memory: fn(&Participant, &TestQp) -> Mr) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -27,7 +27,7 @@ fn fails(side: &mut Participant, op: fn(RemoteMemory) -> SendOp, memory: fn(&Par
         assert_eq!(read_bytes(&local, 0, 8), [0; 8]);
     }
     side.wait_for_other();
-    // What fetches fails when its result comes; by then the atomic, and the WRITE behind it, may have taken effect.
+    // A READ or atomic fails when its result arrives; by then the atomic, and the WRITE behind it, may have taken effect.
     if matches!(op(remote), SendOp::Send | SendOp::Write(_)) {
         assert_eq!(read_bytes(&region, 0, 64), [0; 64]);
     }
@@ -42,7 +42,7 @@ fn unwritable(_: &Participant, end: &TestQp) -> Mr {
     end.pd.allocate(8, Access::REMOTE_READ).unwrap()
 }
 
-/// The receiver may find its receive untouched.
+/// The receiver's receive may remain unused.
 fn send_from_another_domain(side: &mut Participant) {
     fails(side, |_| SendOp::Send, foreign);
 }
@@ -63,8 +63,7 @@ fn atomic_without_local_write(side: &mut Participant) {
     fails(side, |remote| SendOp::FetchAdd { remote: remote.at(0), add: 1 }, unwritable);
 }
 
-/// A receive that may not be written: the receiver is told of its memory, the sender that the responder failed on its own
-/// side.
+/// A receive whose memory is not writable: the receiver gets a local protection error, the sender a remote operation error.
 fn receive_without_local_write(side: &mut Participant) {
     bad_receive(side, |end, _| end.pd.allocate(64, Access::REMOTE_READ).unwrap());
 }
@@ -93,7 +92,7 @@ fn bad_receive(side: &mut Participant, memory: fn(&TestQp, &Participant) -> Mr) 
     side.wait_for_other();
 }
 
-/// A region without any right can still be sent from.
+/// A region without any access right can still be the source of a SEND.
 fn reading_local_memory_needs_no_right(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -114,7 +113,7 @@ fn reading_local_memory_needs_no_right(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A region dropped under a request that waits for a receive: the request fails, nothing of the memory is sent.
+/// A region is dropped while a request that names it waits for a receive: the request fails, and the memory is not sent.
 fn region_dropped_while_its_request_waits(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {

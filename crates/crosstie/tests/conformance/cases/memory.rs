@@ -1,4 +1,4 @@
-//! Regions: from the library, in place, overlapping, contended.
+//! Memory regions: allocated by the library, registered in place, overlapping, and with concurrent access.
 
 use crosstie::device::{
     Access, ConnectConfig, Cq, Data, Mr, Pd, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr, Status,
@@ -36,7 +36,7 @@ impl InPlace {
     }
 }
 
-/// Library memory begins at a page, zeroed, even where an earlier region has been.
+/// Allocated memory is aligned to a page and zeroed, even if an earlier region used it.
 fn allocated_memory_is_zeroed_and_aligned(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     for len in [1, 4096, 100_000] {
@@ -50,7 +50,7 @@ fn allocated_memory_is_zeroed_and_aligned(side: &mut Participant) {
     }
 }
 
-/// Pieces and copies stay inside their region.
+/// Scatter/gather entries and copies outside a region are refused.
 fn ranges_outside_a_region_are_refused(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let region = end.region(100);
@@ -66,7 +66,7 @@ fn ranges_outside_a_region_are_refused(side: &mut Participant) {
     assert_eq!(read_bytes(&region, 99, 1), [5]);
 }
 
-/// The peer reaches memory registered in place with every operation.
+/// The peer can access memory registered in place with every operation.
 fn in_place_as_target(side: &mut Participant) {
     let mut end = side.connected_qp();
     let target = InPlace::new(&end.pd, 70_000, 0, Access::ALL);
@@ -109,7 +109,7 @@ fn in_place_as_target(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Memory registered in place sends, and takes what READ and atomics bring.
+/// Memory registered in place can be the source of sends and the destination of READ and atomic results.
 fn in_place_as_source_and_result(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(10_000);
@@ -141,7 +141,7 @@ fn in_place_as_source_and_result(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Memory registered in place receives.
+/// Memory registered in place can be the memory of a receive.
 fn in_place_as_receive(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -170,7 +170,7 @@ fn in_place_as_receive(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// In place means to the byte: regions begin and end anywhere in a page.
+/// Regions registered in place have exact bounds: they begin and end anywhere in a page.
 fn in_place_to_the_byte(side: &mut Participant) {
     let mut end = side.connected_qp();
     let target = InPlace::new(&end.pd, 4097, 5, Access::ALL);
@@ -181,7 +181,7 @@ fn in_place_to_the_byte(side: &mut Participant) {
         side.wait_for_other();
         end.post(1, SendOp::WriteImm(remote.at(0), 0), &region);
         end.expect_success(1);
-        // One byte beyond it is refused though the page is there.
+        // One byte beyond the region is refused, although the page is mapped.
         let sges = [region.sge(0..2).unwrap()];
         let wr = SendWr::new(2, SendOp::Write(remote.at(4096)), Data::Regions(&sges)).signaled();
         end.qp.post(&wr).unwrap();
@@ -195,7 +195,7 @@ fn in_place_to_the_byte(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// The same bytes may be registered twice; each key opens what its own registration allows.
+/// The same bytes may be registered twice; each key allows what its own registration allows.
 fn overlapping_regions(side: &mut Participant) {
     let mut end = side.connected_qp();
     let open = InPlace::new(&end.pd, 4096, 0, Access::ALL);
@@ -262,7 +262,7 @@ fn loopback(end: &TestQp) -> (RcQp, RcQp) {
     (one, other)
 }
 
-/// Compare-and-swap gives one winner at a time: a lock made of it protects a plain counter.
+/// Of concurrent compare-and-swaps one succeeds: a lock built on it protects a plain counter.
 fn compare_swap_is_a_lock(side: &mut Participant) {
     let times = side.repetitions(300) as u64;
     let mut end = side.connected_qp();
@@ -294,7 +294,7 @@ fn compare_swap_is_a_lock(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// What the owner of a region writes is what a READ brings.
+/// A READ returns what the owner of the region wrote.
 fn writes_of_the_owner_are_read(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(4096);

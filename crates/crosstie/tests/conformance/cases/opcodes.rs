@@ -1,4 +1,4 @@
-//! Each operation once, with everything its completions say.
+//! Each operation once, with every field of its completions.
 
 use crosstie::device::{Data, Opcode, RemoteMemory, SendOp, SendWr};
 
@@ -56,7 +56,7 @@ fn send_imm(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// WRITE: the bytes are there, those beside them are as they were, and the target learns nothing of it.
+/// WRITE: the bytes arrive, the bytes next to them do not change, and the target gets no completion.
 fn write(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(300);
@@ -104,7 +104,7 @@ fn write_imm(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A receive that WRITE+IMM takes is consumed, but its own memory is not written.
+/// WRITE+IMM consumes a receive, but does not write to the receive's memory.
 fn write_imm_leaves_the_receive_alone(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -128,7 +128,7 @@ fn write_imm_leaves_the_receive_alone(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// READ: the target's bytes arrive, with their number, and the target learns nothing of it.
+/// READ: the target's bytes arrive, `byte_len` is exact, and the target gets no completion.
 fn read(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(512);
@@ -154,17 +154,17 @@ fn read(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Compare-and-swap with the right guess: swapped, and the former value comes back.
+/// Compare-and-swap with the expected value: swaps and returns the former value.
 fn compare_swap_that_matches(side: &mut Participant) {
     atomic(side, 41, |remote| SendOp::CompareSwap { remote: remote.at(8), compare: 41, swap: 42 }, 42);
 }
 
-/// Compare-and-swap with a wrong guess: nothing changes, and the value comes back.
+/// Compare-and-swap with another value: changes nothing and returns the current value.
 fn compare_swap_that_does_not_match(side: &mut Participant) {
     atomic(side, 40, |remote| SendOp::CompareSwap { remote: remote.at(8), compare: 41, swap: 42 }, 40);
 }
 
-/// Fetch-and-add: the sum is there, the former value comes back.
+/// Fetch-and-add: stores the sum and returns the former value.
 fn fetch_add(side: &mut Participant) {
     atomic(side, 1 << 40, |remote| SendOp::FetchAdd { remote: remote.at(8), add: 5 }, (1 << 40) + 5);
 }
@@ -174,7 +174,7 @@ fn fetch_add_wraps(side: &mut Participant) {
     atomic(side, u64::MAX - 1, |remote| SendOp::FetchAdd { remote: remote.at(8), add: 3 }, 1);
 }
 
-/// One atomic on the second of three words that is `before` and must be `after`; the others stay.
+/// One atomic on the second of three words, which is `before` and must become `after`; the others must not change.
 fn atomic(side: &mut Participant, before: u64, op: impl Fn(RemoteMemory) -> SendOp, after: u64) {
     let mut end = side.connected_qp();
     let region = end.region(24);
@@ -202,7 +202,7 @@ fn atomic(side: &mut Participant, before: u64, op: impl Fn(RemoteMemory) -> Send
     side.wait_for_other();
 }
 
-/// Messages of no bytes are messages: each completes, receives are taken, nothing is written.
+/// Empty messages complete and consume receives, and write nothing.
 fn zero_bytes(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -243,7 +243,7 @@ fn zero_bytes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Every bit of `wr_id` comes back, from sends and receives.
+/// Every bit of `wr_id` is returned, for sends and receives.
 fn wr_ids_come_back(side: &mut Participant) {
     let ids = [0, 1, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef, u64::from(u32::MAX), 1 << 32];
     let mut end = side.connected_qp();
@@ -261,7 +261,7 @@ fn wr_ids_come_back(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Every bit of an immediate comes back in its place.
+/// Every bit of an immediate arrives in its position.
 fn immediates_come_back(side: &mut Participant) {
     let immediates = [0, 1, u32::MAX, 1 << 31, 0x0102_0304];
     let mut end = side.connected_qp();
@@ -285,8 +285,8 @@ fn immediates_come_back(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Of unsignaled requests only failures show; a signaled one behind them says that they are done. More of them than the
-/// send queue holds, so their places come back.
+/// Successful unsignaled requests produce no completion; a later signaled one means that they are done. The case posts more
+/// of them than the send queue holds, so their entries must become free.
 fn unsignaled_successes_are_silent(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(8);
@@ -310,7 +310,7 @@ fn unsignaled_successes_are_silent(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A batch is its requests in order.
+/// A batch executes its requests in order.
 fn batch(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64 * 8);
@@ -341,7 +341,7 @@ fn batch(side: &mut Participant) {
     assert_no_completion(&mut end.cq);
 }
 
-/// A batch whose filling stops with an error has posted what it accepted, and the queue pair works on.
+/// A batch whose closure returns an error still posts the requests that it accepted, and the queue pair keeps working.
 fn batch_that_stops_in_the_middle(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {

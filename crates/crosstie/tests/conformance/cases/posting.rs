@@ -17,7 +17,7 @@ cases!("posting":
     full_shared_receive_queue, completion_queue_overrun,
 );
 
-/// RESET, INIT and RTR take no send requests, and say in which state they are.
+/// RESET, INIT and RTR refuse send requests; the error contains the state.
 fn send_before_ready_to_send(side: &mut Participant) {
     let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let peer: QpAddress = side.exchange(&end.qp.address());
@@ -33,7 +33,7 @@ fn send_before_ready_to_send(side: &mut Participant) {
     assert_qp_works(side, &mut end);
 }
 
-/// RESET takes no receives.
+/// RESET refuses receives.
 fn receive_before_init(side: &mut Participant) {
     let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let wr = RecvWr { wr_id: 1, sges: &[] };
@@ -42,7 +42,7 @@ fn receive_before_init(side: &mut Participant) {
     assert_qp_works(side, &mut end);
 }
 
-/// Inline data beyond the queue pair's limit.
+/// Inline data beyond the queue pair's limit is refused.
 fn inline_too_long(side: &mut Participant) {
     let qp = QpConfig { max_inline: 32, ..QpConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
@@ -60,7 +60,7 @@ fn inline_too_long(side: &mut Participant) {
     assert_qp_works(side, &mut end);
 }
 
-/// More pieces than the queue pair's limit, for sends and receives.
+/// More scatter/gather entries than the queue pair's limit are refused, for sends and receives.
 fn too_many_pieces(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -73,7 +73,7 @@ fn too_many_pieces(side: &mut Participant) {
     assert_qp_works(side, &mut end);
 }
 
-/// READ and atomics bring bytes, so they need memory to bring them to.
+/// READ and atomics return bytes, so they need a region and not inline data.
 fn fetching_into_inline(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -118,13 +118,13 @@ fn receive_on_a_queue_pair_with_a_shared_queue(side: &mut Participant) {
     assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
 }
 
-/// A send queue takes at least what was asked for, then says that it is full; polling makes room. Devices may round the
-/// size up.
+/// A send queue accepts at least the requested number of requests, then it is full; polling makes room. Devices may round
+/// the size up.
 fn full_send_queue(side: &mut Participant) {
     let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
     if side.is_left() {
-        // Nobody receives, so they stay.
+        // The peer posts no receive, so they stay outstanding.
         let mut accepted = 0;
         let refused = loop {
             let posted = end.qp.post(&SendWr::new(accepted, SendOp::Send, Data::Inline(&[])).signaled());
@@ -155,7 +155,7 @@ fn full_send_queue(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A receive queue takes at least what was asked for, then says that it is full; completions make room.
+/// A receive queue accepts at least the requested number of receives, then it is full; completions make room.
 fn full_receive_queue(side: &mut Participant) {
     let qp = QpConfig { max_recv_wr: 16, ..QpConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
@@ -210,8 +210,8 @@ fn full_shared_receive_queue(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// More completions than a queue holds: the poller is told by [`CqError::Overrun`] or by [`Event::CqOverrun`], never by
-/// silence. Devices may round the depth up, or tell only one way.
+/// More completions than a queue can hold: the poller gets [`CqError::Overrun`] or [`Event::CqOverrun`]. Devices may round
+/// the depth up, or report it only one way.
 fn completion_queue_overrun(side: &mut Participant) {
     let shape = TestConfig { cq: CqConfig { depth: 8 }, ..TestConfig::default() };
     let mut end = side.connected_qp_with(&shape);
@@ -237,7 +237,7 @@ fn completion_queue_overrun(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// The queue pair is as good as new: a message goes from left to right.
+/// Asserts that the queue pair still works: a message goes from left to right.
 fn assert_qp_works(side: &mut Participant, end: &mut TestQp) {
     if side.is_left() {
         side.wait_for_other();

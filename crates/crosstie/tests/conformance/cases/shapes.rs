@@ -1,4 +1,4 @@
-//! Messages of all sizes and pieces.
+//! Messages of all sizes, with one or several scatter/gather entries.
 
 use crosstie::device::{Data, Opcode, QpConfig, RecvWr, RemoteMemory, SendOp, SendWr, Sge};
 
@@ -14,13 +14,13 @@ cases!("shapes":
     receive_longer_than_the_message,
 );
 
-/// Around every size where a packet, a page or a copying strategy ends.
+/// Sizes around the limits of packets, pages and copying strategies.
 const SIZES: [usize; 18] =
     [1, 2, 3, 7, 8, 63, 64, 65, 255, 1024, 4095, 4096, 4097, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 13];
 
 const LARGEST: usize = (1 << 20) + 13;
 
-/// SEND of each size into a receive of just that size.
+/// A SEND of each size into a receive of exactly that size.
 fn sends_of_all_sizes(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(LARGEST);
@@ -49,7 +49,7 @@ fn sends_of_all_sizes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// WRITE+IMM of each size; nothing beside it changes.
+/// A WRITE+IMM of each size does not change the bytes next to it.
 fn writes_of_all_sizes(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(LARGEST + 128);
@@ -80,7 +80,7 @@ fn writes_of_all_sizes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// READ of each size; nothing beside it changes.
+/// A READ of each size does not change the bytes next to it.
 fn reads_of_all_sizes(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(LARGEST + 128);
@@ -104,7 +104,7 @@ fn reads_of_all_sizes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// One message of 16 MiB, or as long as the device carries.
+/// One message of 16 MiB, or of the longest size that the device supports.
 fn write_of_mebibytes(side: &mut Participant) {
     let len = side.device.attr().max_message.min(16 << 20) as usize;
     assert!(len > LARGEST);
@@ -125,7 +125,7 @@ fn write_of_mebibytes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Inline data of every length that the device promises.
+/// Inline data of every length up to the device's limit.
 fn inline_up_to_the_limit(side: &mut Participant) {
     assert!(side.device.attr().max_inline >= 220, "{}", side.device.attr().max_inline);
     let mut end = side.connected_qp();
@@ -152,7 +152,7 @@ fn inline_up_to_the_limit(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Inline bytes are the caller's again when the post returns, even if the request waits for a receive.
+/// The caller can reuse inline bytes when the post returns, even if the request waits for a receive.
 fn inline_bytes_are_copied_at_once(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -171,7 +171,7 @@ fn inline_bytes_are_copied_at_once(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A message of pieces from two regions, some empty, some touching.
+/// A message gathered from two regions; some entries are empty, some are adjacent.
 fn gather(side: &mut Participant) {
     let mut end = side.connected_qp();
     let (one, two) = (end.region(5000), end.region(5000));
@@ -206,7 +206,7 @@ fn gather(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A message into a receive of pieces: filled in order, the last one only as far as needed.
+/// A message is scattered over the entries of a receive in order; the last entry is filled only as far as needed.
 fn scatter(side: &mut Participant) {
     let mut end = side.connected_qp();
     let (one, two) = (end.region(5000), end.region(5000));
@@ -235,7 +235,7 @@ fn scatter(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// READ into several pieces.
+/// A READ into several scatter/gather entries.
 fn read_scatters(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(9000);
@@ -261,7 +261,7 @@ fn read_scatters(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// No alignment is asked of plain operations, at either end.
+/// Operations other than atomics need no alignment, at either end.
 fn unaligned(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(1024);
@@ -305,7 +305,7 @@ fn same_bytes_gathered_twice(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A message shorter than its receive leaves the rest alone, and the next message has the next receive.
+/// A message shorter than its receive does not change the remaining bytes, and the next message takes the next receive.
 fn receive_longer_than_the_message(side: &mut Participant) {
     let shape = TestConfig {
         qp: QpConfig { max_send_sge: 1, max_recv_sge: 1, ..QpConfig::default() },

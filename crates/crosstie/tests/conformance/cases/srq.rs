@@ -16,7 +16,8 @@ cases!("srq":
     receives_may_have_pieces,
 );
 
-/// A shared queue on the right, `count` connections; the left has as many plain ones. One completion queue per side.
+/// `count` connections: the right participant's queue pairs share one receive queue, the left's have their own. Each
+/// participant has one completion queue.
 fn fan_in(side: &mut Participant, count: usize, config: &SrqConfig) -> (TestQp, Srq, Vec<RcQp>) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let srq = end.pd.create_srq(config).unwrap();
@@ -37,7 +38,7 @@ fn send(qp: &mut RcQp, cq: &mut Cq, op: SendOp, bytes: &[u8]) {
     expect_success(cq, 7);
 }
 
-/// 32 connections take from one queue; `qp_num` tells whose message a receive holds.
+/// 32 connections take from one queue; `qp_num` identifies the connection of each received message.
 fn shared_by_many(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 32, &SrqConfig::default());
     let region = end.region(8 * 32);
@@ -123,7 +124,7 @@ fn different_completion_queues(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A queue pair in ERR flushes nothing of the shared queue: its receives wait for the others.
+/// A queue pair in ERR does not flush the shared queue: its receives remain for the other queue pairs.
 fn a_broken_queue_pair_leaves_the_receives(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
     if side.is_left() {
@@ -145,7 +146,7 @@ fn a_broken_queue_pair_leaves_the_receives(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// The same for one that is destroyed.
+/// The same for a queue pair that is destroyed.
 fn a_destroyed_queue_pair_leaves_the_receives(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 2, &SrqConfig::default());
     if side.is_left() {
@@ -166,7 +167,7 @@ fn a_destroyed_queue_pair_leaves_the_receives(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A small queue refilled as it empties carries many messages of several connections; each arrives once and whole.
+/// A small queue that is refilled as it empties serves many messages of several connections; each arrives once and complete.
 fn refilled_while_it_runs(side: &mut Participant) {
     const QPS: usize = 4;
     let each = side.repetitions(1000) as u32;
@@ -181,7 +182,7 @@ fn refilled_while_it_runs(side: &mut Participant) {
                 if posted[i] < each {
                     let bytes = pattern(48, u64::from(posted[i]));
                     let wr = SendWr::new(1, SendOp::SendImm(posted[i]), Data::Inline(&bytes)).signaled();
-                    // A full queue is tried again in the next turn.
+                    // A full queue is tried again in the next iteration.
                     posted[i] += u32::from(qp.post(&wr).is_ok());
                 }
             }
@@ -212,7 +213,7 @@ fn refilled_while_it_runs(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Many connections wait on an empty queue; receives that come one by one serve all of them.
+/// Many connections wait on an empty queue; receives that are posted one by one serve all of them.
 fn all_starved_connections_make_progress(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 16, &SrqConfig::default());
     if side.is_left() {
@@ -236,7 +237,7 @@ fn all_starved_connections_make_progress(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Receives of a shared queue scatter like any other.
+/// Receives of a shared queue can have several scatter/gather entries.
 fn receives_may_have_pieces(side: &mut Participant) {
     let (mut end, mut srq, mut qps) = fan_in(side, 1, &SrqConfig { max_wr: 16, max_sge: 3 });
     let region = end.region(1000);

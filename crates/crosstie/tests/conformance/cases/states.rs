@@ -1,4 +1,4 @@
-//! A queue pair's life: RESET, INIT, RTR, RTS, ERR.
+//! The states of a queue pair: RESET, INIT, RTR, RTS, ERR.
 
 use crosstie::device::{
     Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState, RemoteMemory, SendOp, Status,
@@ -15,7 +15,7 @@ cases!("states":
     numbers_differ, foreign_queues_are_refused, sizes_beyond_the_limits_are_refused,
 );
 
-/// Each step leads to its state, and the connection works.
+/// Each transition leads to its state, and the connection works.
 fn step_by_step(side: &mut Participant) {
     let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let config = ConnectConfig::default();
@@ -39,7 +39,7 @@ fn step_by_step(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// A step from the wrong state is an error and changes nothing.
+/// A transition from the wrong state is an error and changes nothing.
 fn transitions_from_the_wrong_state_are_refused(side: &mut Participant) {
     let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
     let config = ConnectConfig::default();
@@ -90,7 +90,7 @@ fn receives_posted_before_connecting(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// RESET drops what is outstanding without completions; the pair connects anew and works, several times.
+/// RESET drops all outstanding requests without completions; the queue pairs connect again and work, several times.
 fn reset_and_reconnect(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -120,7 +120,7 @@ fn reset_and_reconnect(side: &mut Participant) {
     }
 }
 
-/// fail() takes the pair to ERR and flushes its receives and stuck sends.
+/// fail() moves the queue pair to ERR and flushes its receives and waiting sends.
 fn fail_flushes(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -143,7 +143,7 @@ fn fail_flushes(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// fail() again changes nothing; reset() leads out.
+/// A second fail() changes nothing; reset() leaves ERR.
 fn fail_is_idempotent(side: &mut Participant) {
     let mut end = side.connected_qp();
     end.qp.fail().unwrap();
@@ -164,7 +164,7 @@ fn fail_is_idempotent(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Requests to a queue pair in ERR end: nobody answers.
+/// Requests to a queue pair in ERR fail, because they are never acknowledged.
 fn requests_to_a_failed_peer_end(side: &mut Participant) {
     let mut end = side.connected_qp();
     let region = end.region(64);
@@ -185,7 +185,7 @@ fn requests_to_a_failed_peer_end(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// Requests to a queue pair that is no more end.
+/// Requests to a destroyed queue pair fail.
 fn requests_to_a_destroyed_peer_end(side: &mut Participant) {
     let mut end = side.connected_qp();
     if side.is_left() {
@@ -226,7 +226,7 @@ fn connection_to_itself(side: &mut Participant) {
     assert!(read_bytes(&target, 0, 1000) == pattern(1000, 1));
 }
 
-/// Queue pairs of a device have different numbers, of 24 bits, none of them 0 or 1 (management has these).
+/// The queue pairs of a device have different 24-bit numbers, none of them 0 or 1 (reserved for management).
 fn numbers_differ(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let small = QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::default() };
@@ -239,7 +239,7 @@ fn numbers_differ(side: &mut Participant) {
     assert_eq!(numbers.len(), 33);
 }
 
-/// A queue of another device (another open handle) is no queue of this one.
+/// A queue of another device (another open handle) is refused.
 fn foreign_queues_are_refused(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let other = side.open_again();
@@ -254,7 +254,7 @@ fn foreign_queues_are_refused(side: &mut Participant) {
     ));
 }
 
-/// What the device cannot do is refused with the limit in the error, before anything is made.
+/// Sizes beyond the device's limits are refused with the limit in the error, and nothing is created.
 fn sizes_beyond_the_limits_are_refused(side: &mut Participant) {
     let end = TestQp::unconnected(&side.device, &TestConfig::default());
     let attr = side.device.attr().clone();
