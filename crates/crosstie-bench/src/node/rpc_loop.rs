@@ -31,7 +31,7 @@ pub(crate) trait RpcClient {
 
 /// The rpc half: the server.
 pub(crate) trait RpcServer {
-    /// Responder the requests that are there with [`answer`], and says how many.
+    /// Responds to the waiting requests with [`response_number`], and returns how many there were.
     fn serve(&mut self) -> Result<usize, Error>;
     /// Waits until there may be a request.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
