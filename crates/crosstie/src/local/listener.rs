@@ -76,14 +76,9 @@ pub(crate) trait ClientHandler: Send + Sync + 'static {
 pub(crate) enum Admission {
     /// Admit the client, and send it `reply` with `files`, at most [`MAX_FILES`](socket::MAX_FILES). Later
     /// [`remove`](ClientHandler::remove) is called for this client, unless the listener is dropped first.
-    Accept {
-        reply: Vec<u8>,
-        files: Vec<OwnedFd>,
-    },
+    Accept { reply: Vec<u8>, files: Vec<OwnedFd> },
     /// Send `reply`, and close the connection.
-    Refuse {
-        reply: Vec<u8>,
-    },
+    Refuse { reply: Vec<u8> },
     /// Call `admit` again in a millisecond.
     RetryLater,
 }
