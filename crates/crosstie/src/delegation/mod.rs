@@ -22,7 +22,8 @@
 //!
 //! # Shared memory
 //!
-//! One segment, which the server and all clients map (delegation architecture §2.1):
+//! One segment, which the server and all clients map. Its layout follows the design document "delegation architecture",
+//! §2.1 (see `docs/ARCHITECTURE.md`). A *parker* is a futex word at which its owner sleeps until another process wakes it.
 //!
 //! ```text
 //!  header                                                             writer
@@ -64,9 +65,10 @@
 //! # Trust
 //!
 //! The server copies what clients wrote out of the segment once, and validates the copy. It keeps its own state outside of
-//! the segment. It disconnects and counts a client that breaks the protocol. But all clients write to the same ring: a
-//! client that overwrites it can lose requests of other clients or stop the ring, though it cannot harm the server. If
-//! clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of its own.
+//! the segment. It disconnects a client that breaks the protocol and counts it ([`Counters`]). But all clients write to
+//! the same ring: a client that overwrites the ring can destroy requests of other clients or stop the ring, though it
+//! cannot harm the server. If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
+//! its own.
 
 mod admission;
 mod client;
