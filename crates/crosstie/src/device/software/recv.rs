@@ -507,7 +507,7 @@ mod tests {
         let shared = super::super::invalid_input_tests::shared_arc(&device);
         // Not a power of two: there are more slots than receives.
         for capacity in [1, 3, 1000] {
-            let queue = SharedRecvQueue::new(&shared, 1, capacity, 1).unwrap();
+            let queue = SharedRecvQueue::new(shared, 1, capacity, 1).unwrap();
             let mut cursor = PostCursor::default();
             let wr = |wr_id| RecvWr { wr_id, sges: &[] };
             for wr_id in 0..capacity {
