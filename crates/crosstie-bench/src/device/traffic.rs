@@ -53,7 +53,7 @@ impl Traffic {
         latency: &mut Histogram,
     ) -> Result<Throughput, Error> {
         let begin = Instant::now();
-        let (mut last, mut turns) = (begin, 0);
+        let (mut last, mut round_trips) = (begin, 0);
         loop {
             let over = last - begin >= slice;
             self.send_one(over)?;
@@ -62,10 +62,10 @@ impl Traffic {
             while self.receive(1)?.is_none() {}
             let now = Instant::now();
             latency.record((now - last).as_nanos() as u64);
-            (last, turns) = (now, turns + 1);
+            (last, round_trips) = (now, round_trips + 1);
             if over {
                 self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
-                return Ok(Throughput { operations: turns, time: last - begin });
+                return Ok(Throughput { operations: round_trips, time: last - begin });
             }
         }
     }

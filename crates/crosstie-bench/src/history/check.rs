@@ -1,7 +1,7 @@
 //! Splits histories by key, checks each key, and reports the result.
 //!
-//! Keys are registers of their own, so each is checked alone. A key that was only got and put, each value by one put at most, goes
-//! to [`unique_puts`], which takes any number of operations at a time; all others to [`search`].
+//! Each key is an independent register, so each is checked alone. If a key has only gets and puts, and no value was put twice,
+//! [`unique_puts`] checks it, with any number of overlapping operations. All other keys go to [`search`].
 
 use std::fmt;
 
