@@ -253,7 +253,7 @@ impl Traffic {
         })
     }
 
-    /// Polls for up to `max` received messages. `None` if there are none; otherwise whether the last message of the slice was among them.
+    /// Polls for up to `max` received messages. Returns `None` if no message has arrived; otherwise whether the last message of the slice was among them.
     #[inline]
     fn receive(&mut self, max: usize) -> Result<Option<bool>, Error> {
         let Connection { recv_cq, slots, payload, op, receives, depth, .. } = &mut self.connection;
