@@ -463,7 +463,7 @@ impl RunRecord {
                 if event.called > born[1] && ended < died[0] {
                     return event;
                 }
-                Event { returned: Event::NEVER, outcome: Outcome::Unknown, answer: 0, ..event }
+                Event { returned: Event::NEVER, outcome: Outcome::Unknown, returned_value: 0, ..event }
             };
             check_events(observed.iter().filter(overlaps).map(of_life).collect())
         };

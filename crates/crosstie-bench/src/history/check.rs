@@ -111,7 +111,7 @@ impl fmt::Display for Table<'_> {
                 returned => (returned - start).to_string(),
             };
             write!(f, "{:>12} {returned:>12}  {:>6}  ", event.called - start, event.client)?;
-            let Event { value, expected, answer, .. } = event;
+            let Event { value, expected, returned_value, .. } = event;
             match event.op {
                 Op::Get => write!(f, "get")?,
                 Op::Put => write!(f, "put {value:#x}")?,
@@ -120,10 +120,10 @@ impl fmt::Display for Table<'_> {
                 Op::CompareAndSwap => write!(f, "compare-and-swap {expected:#x} to {value:#x}")?,
             }
             match (event.outcome, event.op) {
-                (Outcome::Done, Op::Get) => writeln!(f, " -> {answer:#x}")?,
+                (Outcome::Done, Op::Get) => writeln!(f, " -> {returned_value:#x}")?,
                 (Outcome::Done, _) => writeln!(f, " -> done")?,
                 (Outcome::NotFound, _) => writeln!(f, " -> not found")?,
-                (Outcome::Mismatch, _) => writeln!(f, " -> has {answer:#x}")?,
+                (Outcome::Mismatch, _) => writeln!(f, " -> has {returned_value:#x}")?,
                 (Outcome::Refused, _) => writeln!(f, " -> refused")?,
                 (Outcome::Unknown, _) => writeln!(f, " -> unknown")?,
             }

@@ -49,7 +49,7 @@ pub struct Event {
     /// The value that a compare-and-swap expects.
     pub expected: u64,
     /// The value in the response.
-    pub answer: u64,
+    pub returned_value: u64,
     /// The client.
     pub client: u32,
     /// The operation.
@@ -132,7 +132,7 @@ impl Recorder {
             key: request.key,
             value: request.value,
             expected: request.expected,
-            answer: 0,
+            returned_value: 0,
             client: self.client,
             op: request.op,
             outcome: Outcome::Unknown,
@@ -154,7 +154,7 @@ impl Recorder {
         };
         // The number in a `Pending` of another recorder may be out of range.
         if let Some(event) = self.events.get_mut(pending.0 as usize) {
-            *event = Event { returned, outcome, answer: response.value, ..*event };
+            *event = Event { returned, outcome, returned_value: response.value, ..*event };
         }
     }
 

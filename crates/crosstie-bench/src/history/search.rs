@@ -179,7 +179,7 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
     let mut plan: Vec<Option<Step>> = Vec::with_capacity(events.len());
     for event in events {
         let optional = event.outcome == Outcome::Unknown;
-        let (value, expected, response) = (event.value, event.expected, event.answer);
+        let (value, expected, response) = (event.value, event.expected, event.returned_value);
         let (needs, leaves) = match (event.op, event.outcome) {
             (Op::Get, Outcome::Done) | (Op::Insert, Outcome::Mismatch) => {
                 (Needs::Exactly(number(response)), None)

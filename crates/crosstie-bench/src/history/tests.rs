@@ -24,23 +24,26 @@ fn is_linearizable(left: &[Event], value: Option<u64>) -> bool {
     (0..left.len()).filter(|next| left[*next].called <= first_return).any(|next| {
         let mut rest = left.to_vec();
         let event = rest.remove(next);
-        let (outcome, answer, after) = register(&event, value);
+        let (outcome, returned_value, after) = register(&event, value);
         match event.outcome {
             Outcome::Unknown => is_linearizable(&rest, after) || is_linearizable(&rest, value),
             Outcome::Refused => is_linearizable(&rest, value),
-            _ => (outcome, answer) == (event.outcome, event.answer) && is_linearizable(&rest, after),
+            _ => {
+                (outcome, returned_value) == (event.outcome, event.returned_value)
+                    && is_linearizable(&rest, after)
+            }
         }
     })
 }
 
 fn event(client: u32, op: Op, value: u64, [called, returned]: [u64; 2]) -> Event {
-    let (key, expected, answer, outcome) = (1, 0, 0, Outcome::Done);
-    Event { called, returned, key, value, expected, answer, client, op, outcome, reserved: [0; 2] }
+    let (key, expected, returned_value, outcome) = (1, 0, 0, Outcome::Done);
+    Event { called, returned, key, value, expected, returned_value, client, op, outcome, reserved: [0; 2] }
 }
 
-fn get(answer: Option<u64>, times: [u64; 2]) -> Event {
-    let outcome = if answer.is_some() { Outcome::Done } else { Outcome::NotFound };
-    Event { outcome, answer: answer.unwrap_or(0), ..event(0, Op::Get, 0, times) }
+fn get(returned_value: Option<u64>, times: [u64; 2]) -> Event {
+    let outcome = if returned_value.is_some() { Outcome::Done } else { Outcome::NotFound };
+    Event { outcome, returned_value: returned_value.unwrap_or(0), ..event(0, Op::Get, 0, times) }
 }
 
 fn put(value: u64, times: [u64; 2]) -> Event {
@@ -80,9 +83,9 @@ fn any_event() -> impl Strategy<Value = Event> {
     (any_op(), 0u64..3, 0u64..3, prop::option::of(0u64..3), outcome, 0u64..12, 0u64..6).prop_map(
         |(op, value, expected, before, outcome, called, time)| {
             let request = Event { expected, ..event(0, op, value, [called, called + time]) };
-            let (right, answer, _) = register(&request, before);
+            let (right, returned_value, _) = register(&request, before);
             let outcome = outcome.unwrap_or(right);
-            let event = Event { outcome, answer, ..request };
+            let event = Event { outcome, returned_value, ..request };
             if outcome == Outcome::Unknown { unknown(event) } else { event }
         },
     )
@@ -120,7 +123,7 @@ fn simulate(steps: &[Simulated], unique: bool) -> Vec<Event> {
         let new = if unique { n as u64 + 10 } else { small };
         let expected = if unique && small > 0 { value.unwrap_or(0) } else { expected };
         let request = Event { expected, ..event(n as u32, op, new, [now - before, now + after]) };
-        let (outcome, answer, next) = register(&request, value);
+        let (outcome, returned_value, next) = register(&request, value);
         events.push(match odds {
             0..10 => unknown(request), // it did not take effect
             10..20 => {
@@ -130,7 +133,7 @@ fn simulate(steps: &[Simulated], unique: bool) -> Vec<Event> {
             20..30 => Event { outcome: Outcome::Refused, ..request },
             _ => {
                 value = next;
-                Event { outcome, answer, ..request }
+                Event { outcome, returned_value, ..request }
             }
         });
     }
@@ -280,11 +283,11 @@ fn violation_reports_only_contradicting_operations() {
         });
         if n % 4 == 1 {
             let last = events.last_mut().unwrap();
-            (last.outcome, last.answer) = (Outcome::Mismatch, n / 4 * 4);
+            (last.outcome, last.returned_value) = (Outcome::Mismatch, n / 4 * 4);
         }
     }
     assert!(check_events(&events).is_ok());
-    events[15_002].answer = 14_996;
+    events[15_002].returned_value = 14_996;
     let shown = violation(&events);
     assert!(shown.len() <= 4, "{shown:?}");
 }
@@ -322,9 +325,9 @@ fn long_history_is_checked_completely() {
             let expected = value.unwrap_or(3);
             let mut request =
                 Event { key, expected, ..event(0, op, n + 4, [now - random(500), now + random(500)]) };
-            let (outcome, answer, next) = register(&request, *value);
+            let (outcome, returned_value, next) = register(&request, *value);
             *value = next;
-            (request.outcome, request.answer) = (outcome, answer);
+            (request.outcome, request.returned_value) = (outcome, returned_value);
             if random(10_000) == 0 { unknown(request) } else { request }
         })
         .collect();
@@ -333,7 +336,7 @@ fn long_history_is_checked_completely() {
     assert_eq!((summary.operations, summary.keys), (1_000_000, 10));
 
     let late_get = events.iter().rposition(|e| e.op == Op::Get && e.outcome == Outcome::Done).unwrap();
-    events[late_get].answer = 3;
+    events[late_get].returned_value = 3;
     assert!(violation(&events).contains(&events[late_get]));
 }
 

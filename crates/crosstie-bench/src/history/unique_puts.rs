@@ -58,7 +58,7 @@ pub(super) fn check(events: &[Event], initial: Option<u64>) -> Option<Result<(),
     }
     for get in events.iter().filter(|event| event.op == Op::Get) {
         let value = match get.outcome {
-            Outcome::Done => Some(get.answer),
+            Outcome::Done => Some(get.returned_value),
             Outcome::NotFound => None,
             _ => return None,
         };

@@ -13,7 +13,7 @@ use crate::limits::Throughput;
 use crate::spin_wait::SpinWait;
 use crate::summary::LARGE;
 
-/// One small request in this many is sample_every: reading the clock twice takes a third as long as a round trip.
+/// One small request in this many is timed: reading the clock twice takes a third as long as a round trip.
 const SAMPLE_EVERY: u64 = 32;
 /// The longest sleep before a sleeping side checks again whether the slice is over.
 const MAX_SLEEP: Duration = Duration::from_millis(1);
@@ -126,7 +126,7 @@ pub(crate) struct Client<A> {
     pub(crate) rpc: A,
     depth: usize,
     idle: Idle,
-    /// One request in this many is sample_every.
+    /// One request in this many is timed.
     sample_every: u64,
     /// The number of the next request.
     next: u64,

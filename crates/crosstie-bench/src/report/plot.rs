@@ -205,12 +205,12 @@ mod tests {
 
     #[test]
     fn every_value_has_a_position_on_every_scale() {
-        let odd = [0.0, -1.0, 1.0, 1e300, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE];
-        for low in odd {
-            for high in odd {
+        let extremes = [0.0, -1.0, 1.0, 1e300, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE];
+        for low in extremes {
+            for high in extremes {
                 for scale in [Scale::from_zero(high), Scale::around(low, high)] {
                     assert!(scale.ticks().len() <= 21, "{scale:?}");
-                    for value in odd {
+                    for value in extremes {
                         assert!((0.0..=1.0).contains(&scale.position(value)), "{value} on {scale:?}");
                     }
                 }
