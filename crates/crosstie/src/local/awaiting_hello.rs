@@ -1,6 +1,6 @@
 //! Connections that have not sent their hello yet: how many there may be, and for how long.
 //!
-//! Whoever accepts connections uses this, so that nobody can take descriptors without limit by connecting and saying nothing.
+//! Code that accepts connections uses this limit, so that a client cannot use up file descriptors by connecting without a hello.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
