@@ -120,7 +120,13 @@ impl Plan {
         let needed = (4 * depth * (self.payload.max(self.response) + AROUND)).next_power_of_two();
         let fair = (USUAL_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
         let ring = needed.max(fair);
-        EndpointConfig { ring, credit: ring / 4, pending_calls: self.depth, bulk: 0 }
+        EndpointConfig {
+            ring,
+            credit: ring / 4,
+            pending_calls: self.depth,
+            bulk: 0,
+            ..EndpointConfig::default()
+        }
     }
 
     /// The command line that measures this.
