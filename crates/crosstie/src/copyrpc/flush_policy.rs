@@ -10,9 +10,8 @@
 //!
 //! Hold back, exactly: a poll keeps a batch back if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
 //! last [`BATCHES_AHEAD`] batches, and the batch is smaller than one [`SMALL_BATCH_DIVISOR`]th of what the peer has not
-//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row, and not after [`MAX_HELD_TIME`]. A loop whose polls are slow
-//! (see [`poll_clock`](super::poll_clock)) holds nothing back. A call that is alone is never held back, and neither `flush` nor
-//! `wait` hold anything back.
+//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row, and not after [`MAX_HELD_TIME`]. A call that is alone is
+//! never held back, and neither `flush` nor `wait` hold anything back.
 //!
 //! `connection/posting.rs` applies these rules. `docs/decisions/copyrpc.md` says why they are as they are.
 

@@ -56,12 +56,6 @@ impl PollClock {
     pub(super) fn read_soon(&self) {
         self.polls_left.set(1);
     }
-
-    /// Whether polls are slow, as far as is known.
-    #[inline(always)]
-    pub(super) fn is_slow(&self) -> bool {
-        self.interval.get() == 1
-    }
 }
 
 #[cfg(test)]
@@ -87,9 +81,7 @@ mod tests {
         let mut polls = |each| polls_until_due(&clock, &mut now, each);
         assert_eq!(std::array::from_fn(|_| polls(fast)), [1, 2, 4, 8, 16, 32, 64, 64, 64]);
         assert_eq!(std::array::from_fn(|_| polls(slow)), [64, 1, 1, 1]);
-        assert!(clock.is_slow());
         assert_eq!(std::array::from_fn(|_| polls(fast)), [1, 2, 4, 8]);
-        assert!(!clock.is_slow());
     }
 
     #[test]

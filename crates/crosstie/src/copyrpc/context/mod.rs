@@ -202,7 +202,7 @@ impl<U> ContextCore<U> {
         let _guard = PollGuard(self);
         self.polls.set(self.polls.get().wrapping_add(1));
         if self.flush_list.has_connections() {
-            self.flush_connections(!self.liveness.clock.is_slow());
+            self.flush_connections(true);
         }
         let (has_arrived, mut ended) = self.poll_recv_cq(on_response);
         if has_arrived {
