@@ -34,7 +34,13 @@ fn several_nodes_respond_correctly() {
 /// With tiny queues, requests wait in all backlogs, and none is lost.
 #[test]
 fn no_request_is_lost_with_tiny_queues() {
-    let endpoint = EndpointConfig { ring: 512, credit: 256, pending_calls: 2, bulk: MAX_REQUEST };
+    let endpoint = EndpointConfig {
+        ring: 512,
+        credit: 256,
+        pending_calls: 2,
+        bulk: MAX_REQUEST,
+        ..EndpointConfig::default()
+    };
     let queues = QueueSizes { forward: 1, ring: 2, endpoint };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {

@@ -42,7 +42,13 @@ impl Pair {
         let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
         let client = Context::new(device(), &Config::default()).unwrap();
         let server = Context::new(device(), &Config::default()).unwrap();
-        let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk };
+        let config = EndpointConfig {
+            ring,
+            credit: ring / 4,
+            pending_calls: DEPTH,
+            bulk,
+            ..EndpointConfig::default()
+        };
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for _ in 0..endpoints {
             let (near, far) =
@@ -225,7 +231,8 @@ fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
     let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
     let driver = Driver::new(Context::new(device(), &Config::default()).unwrap());
     let server = Context::new(device(), &Config::default()).unwrap();
-    let config = EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk: 0 };
+    let config =
+        EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk: 0, ..EndpointConfig::default() };
     let (client, endpoint) =
         (driver.create_client(&config).unwrap(), server.create_endpoint(&config).unwrap());
     client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();

@@ -16,7 +16,13 @@ fn context(config: &Config) -> Context<usize> {
 }
 
 fn pair(left: &Context<usize>, right: &Context<usize>) -> (Endpoint<usize>, Endpoint<usize>) {
-    let config = EndpointConfig { ring: 1 << 16, credit: 1 << 14, pending_calls: 256, bulk: 0 };
+    let config = EndpointConfig {
+        ring: 1 << 16,
+        credit: 1 << 14,
+        pending_calls: 256,
+        bulk: 0,
+        ..EndpointConfig::default()
+    };
     let (here, there) = (left.create_endpoint(&config).unwrap(), right.create_endpoint(&config).unwrap());
     here.connect(&there.address(), &ConnectConfig::default()).unwrap();
     there.connect(&here.address(), &ConnectConfig::default()).unwrap();

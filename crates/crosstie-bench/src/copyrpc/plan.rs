@@ -121,7 +121,13 @@ impl Plan {
         let default_size =
             (DEFAULT_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
         let ring = needed.max(default_size);
-        EndpointConfig { ring, credit: ring / 4, pending_calls: self.depth, bulk: 0 }
+        EndpointConfig {
+            ring,
+            credit: ring / 4,
+            pending_calls: self.depth,
+            bulk: 0,
+            ..EndpointConfig::default()
+        }
     }
 
     /// The same options as a command line, for the second process.

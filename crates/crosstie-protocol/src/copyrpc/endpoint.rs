@@ -162,7 +162,11 @@ impl<U> Endpoint<U> {
     #[inline]
     pub fn accept_batch<B: RingBytes + ?Sized>(&mut self, imm: u32, ring: &B) -> Result<(), Violation> {
         let metadata = self.receiver.accept_batch(imm, ring)?;
-        self.sender.learn_from_batch(metadata.consumer_pos)?;
+        let is_news = self.sender.learn_from_batch(metadata.consumer_pos)?;
+        // Without this, a peer could send as many of them as there is room, again and again.
+        if metadata.message_count == 0 && metadata.credit_grant == 0 && !is_news {
+            return Err(Violation::EmptyBatch);
+        }
         let granted = self.balance + self.spent;
         // Responses in this batch return part of `spent`. So the exact check has to wait for the end of the batch.
         if metadata.credit_grant > self.peer_limit {
@@ -259,6 +263,11 @@ impl<U> Endpoint<U> {
     /// Applies the word that the READ returned. An old word changes nothing.
     pub fn position_read_done(&mut self, word: u64) -> Result<(), Violation> {
         self.sender.learn_from_read(word)
+    }
+
+    /// Whether a call waits for its response and was not abandoned.
+    pub fn is_pending(&self, call: CallId) -> bool {
+        self.pending.has_user(call)
     }
 
     /// Abandons a call: returns what the caller attached to it, now. The endpoint still expects the response, because the

@@ -112,6 +112,11 @@ impl<U> PendingCalls<U> {
         user
     }
 
+    /// Whether the call is pending and was not abandoned.
+    pub(super) fn has_user(&self, id: CallId) -> bool {
+        self.entries.get(id.0.index() as usize).is_some_and(|entry| entry.key == id.0 && entry.user.is_some())
+    }
+
     /// Returns what the caller attached. The entry stays until the response arrives, because the response returns the credit.
     pub(super) fn abandon(&mut self, id: CallId) -> Option<U> {
         self.blocks(id.bits())?;
@@ -154,7 +159,9 @@ mod tests {
         for foreign in [0, 1, 7, 0x7fff_ffff, 0xffff_ffff, b.bits() ^ (1 << 30)] {
             assert_eq!(table.blocks(foreign), None, "{foreign:#x}");
         }
+        assert!(table.has_user(b) && table.has_user(c) && !table.has_user(a));
         assert_eq!(table.abandon(b), Some('b'));
+        assert!(!table.has_user(b));
         assert_eq!(table.abandon(b), None);
         assert_eq!(table.blocks(b.bits()), Some(3), "its credit is still out");
         assert_eq!(table.remove(b.bits()), None);

@@ -94,7 +94,8 @@ impl Receiver {
             self.messages_left = metadata.message_count;
             return Ok(metadata);
         }
-        if offset + delta != self.capacity {
+        // A marker at the start would skip a whole ring, for nothing.
+        if offset + delta != self.capacity || offset == 0 {
             return Err(Violation::BadWrap { offset, delta });
         }
         // The announced delta is the skip. A skip that is computed from the offset behind the marker would be a whole ring

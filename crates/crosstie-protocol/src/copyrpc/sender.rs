@@ -64,6 +64,9 @@ pub(super) struct Sender {
     reading: bool,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
+    /// A model has moved the positions back, so `last_piggyback` is not known.
+    #[cfg(test)]
+    is_rebased: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,6 +114,8 @@ impl Sender {
             reading: false,
             #[cfg(test)]
             broken_rule: None,
+            #[cfg(test)]
+            is_rebased: false,
         }
     }
 
@@ -253,16 +258,19 @@ impl Sender {
         }
     }
 
-    /// Takes the peer's consumer position from the metadata of a batch.
+    /// Takes the peer's consumer position from the metadata of a batch. Returns whether it is beyond that of the batch before.
     #[inline]
-    pub(super) fn learn_from_batch(&mut self, position: u64) -> Result<(), Violation> {
+    pub(super) fn learn_from_batch(&mut self, position: u64) -> Result<bool, Violation> {
         if rule_broken!(self, DeltaPosition) {
             self.remote_consumer = self.producer.min(self.remote_consumer + position);
-            return Ok(());
+            return Ok(true);
         }
         self.learn(position, self.last_piggyback)?;
+        let is_news = position > self.last_piggyback;
+        #[cfg(test)]
+        let is_news = is_news || self.is_rebased;
         self.last_piggyback = position;
-        Ok(())
+        Ok(is_news)
     }
 
     /// Takes the peer's consumer position from an RDMA READ. It may be newer or older than what batches said.
@@ -353,6 +361,10 @@ impl Sender {
 
     fn push_sealed(&mut self, start: u64, len: u64, message_count: u32, consumer: u64) {
         let credit_grant = self.grantable(self.in_flight());
+        debug_assert!(
+            message_count > 0 || credit_grant > 0 || consumer > self.announced,
+            "the peer would not accept a batch without messages or news"
+        );
         self.reserved += credit_grant;
         let consumer_pos =
             if rule_broken!(self, DeltaPosition) { consumer - self.announced } else { consumer };
@@ -412,8 +424,10 @@ impl Sender {
         for position in [&mut self.producer, &mut self.posted, &mut self.remote_consumer] {
             *position -= back;
         }
-        // These only serve to detect a peer whose position goes back. They are not part of a model's state.
+        // These only serve to detect a peer whose position goes back or does not move. They are not part of a model's state; that
+        // every batch without messages brings news is asserted where it is sealed.
         (self.last_piggyback, self.last_read) = (0, 0);
+        self.is_rebased = true;
         self.announced -= other_back;
         if let Some(open) = &mut self.open {
             open.start -= back;

@@ -42,9 +42,9 @@ pub enum Violation {
         /// Announced bytes.
         delta: u64,
     },
-    /// A wrap marker does not skip exactly to the end of the ring.
+    /// A wrap marker does not skip exactly to the end of the ring, or skips a whole ring.
     #[error(
-        "the peer's wrap marker at offset {offset} skips {delta} bytes, but not exactly to the end of the ring"
+        "the peer's wrap marker at offset {offset} skips {delta} bytes, but not exactly the rest of the ring"
     )]
     BadWrap {
         /// Where the marker is.
@@ -52,6 +52,9 @@ pub enum Violation {
         /// Announced bytes.
         delta: u64,
     },
+    /// A batch has no messages, grants no credit, and its consumer position is that of the batch before.
+    #[error("the peer sent a batch without messages, credit or a new consumer position")]
+    EmptyBatch,
     /// The padding of the flow metadata is not zero.
     #[error(
         "the peer's flow metadata has nonzero padding: it was overwritten, or the peer uses another version"

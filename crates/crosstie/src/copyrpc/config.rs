@@ -26,7 +26,7 @@ impl Config {
         // A completion has 32 bytes on the software device and up to 128 elsewhere. Devices round the number of completions up.
         // Everything else that is kept for each is less.
         let sent = self.max_endpoints as u64 * u64::from(SEND_DEPTH);
-        let completions = 2 * u64::from(self.receives) + sent;
+        let completions = 3 * u64::from(self.receives) + sent;
         let receives = u64::from(self.receives);
         2 * 192 * (completions + receives) + (64 << 10)
     }
@@ -47,17 +47,27 @@ pub struct EndpointConfig {
     /// value of both sides. Zero: payloads that do not fit into a ring are refused. (Rings of 256 bytes carry no bulk
     /// calls either.)
     pub bulk: usize,
+    /// The largest receive ring of a peer, in bytes. This side allocates a staging ring of the same size as the peer's receive
+    /// ring, so [`connect`](super::Endpoint::connect) refuses a larger one. A peer's ring may always be as large as this side's.
+    pub max_peer_ring: usize,
 }
 
 impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
-        EndpointConfig { ring: 1 << 20, credit: 1 << 18, pending_calls: 1024, bulk: 64 << 20 }
+        EndpointConfig {
+            ring: 1 << 20,
+            credit: 1 << 18,
+            pending_calls: 1024,
+            bulk: 64 << 20,
+            max_peer_ring: 16 << 20,
+        }
     }
 }
 
 impl EndpointConfig {
     /// The most bytes of memory that an endpoint takes, connected to one with the same sizes: a receive ring, a staging ring,
-    /// bulk memory for four purposes, and what is kept for each call and in the queue pair.
+    /// bulk memory for four purposes, and what is kept for each call and in the queue pair. A peer with a larger ring can add up to
+    /// [`max_peer_ring`](EndpointConfig::max_peer_ring).
     ///
     /// ```
     /// use crosstie::copyrpc::EndpointConfig;

@@ -50,6 +50,8 @@ pub struct Counters {
     pub raw_reads: u64,
     /// WRITEs that the application posted.
     pub raw_writes: u64,
+    /// READs and WRITEs of the application that have completed, with success or not.
+    pub raw_completed: u64,
     /// Batches that violated the protocol.
     pub violations: u64,
     /// Connections that ended for another reason than being closed here.

@@ -48,9 +48,15 @@ impl Deadlines {
         }
     }
 
-    /// Whether the heap is empty. It may hold deadlines of calls that were answered.
-    pub(super) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
+    /// The earliest deadline of a call that is pending. Removes those before it.
+    pub(super) fn earliest(&mut self, is_pending: impl Fn(CallId) -> bool) -> Option<Instant> {
+        loop {
+            let Reverse((deadline, serial, index)) = *self.heap.peek()?;
+            match self.calls[index as usize] {
+                (last, Some(call)) if last == serial && is_pending(call) => return Some(deadline),
+                _ => _ = self.heap.pop(),
+            }
+        }
     }
 
     /// Removes a call whose deadline has passed at `now`.
@@ -97,9 +103,15 @@ mod tests {
             deadlines.push(calls[number as usize % CALLS], later, CALLS);
             assert!(deadlines.heap.len() <= 2 * CALLS, "{} after {number} calls", deadlines.heap.len());
         }
-        // Only the last deadline of each call is valid.
+        // Only the last deadline of each call is valid, and only while its call is pending.
+        let last = |before: u64| begin + Duration::from_secs(600 + 10_000 - before);
+        assert_eq!(deadlines.earliest(|_| true), Some(last(CALLS as u64)));
+        assert_eq!(deadlines.earliest(|call| call == calls[CALLS - 1]), Some(last(1)));
+        for (number, call) in calls.iter().enumerate() {
+            deadlines.push(*call, last((CALLS - number) as u64), CALLS);
+        }
         let end = begin + Duration::from_secs(20_000);
         assert_eq!(std::iter::from_fn(|| deadlines.pop_expired(end)).count(), CALLS);
-        assert!(deadlines.is_empty());
+        assert_eq!(deadlines.earliest(|_| true), None);
     }
 }

@@ -17,6 +17,16 @@ pub enum ConnectError {
     /// The sizes of the two sides are invalid.
     #[error(transparent)]
     Params(#[from] FlowParamsError),
+    /// The peer's receive ring is larger than this side allows.
+    #[error(
+        "the peer has a receive ring of {size} bytes, but this side allows {limit}: raise max_peer_ring, or use a smaller ring there"
+    )]
+    PeerRing {
+        /// Bytes of the peer's ring, as the peer announced it.
+        size: u64,
+        /// The limit of this side.
+        limit: u64,
+    },
     /// The endpoint is connected, or was connected before.
     #[error("the endpoint was connected before: create a new one")]
     Connected,

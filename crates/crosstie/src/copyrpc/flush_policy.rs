@@ -10,10 +10,12 @@
 //!
 //! Hold back, exactly: a poll keeps a batch back if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
 //! last [`BATCHES_AHEAD`] batches, and the batch is smaller than one [`SMALL_BATCH_DIVISOR`]th of what the peer has not
-//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row. A call that is alone is never held back, and
-//! neither `flush` nor `wait` hold anything back.
+//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row, and not after [`MAX_HELD_TIME`]. A call that is alone is
+//! never held back, and neither `flush` nor `wait` hold anything back.
 //!
 //! `connection/posting.rs` applies these rules. `docs/decisions/copyrpc.md` says why they are as they are.
+
+use std::time::Duration;
 
 use crosstie_protocol::copyrpc::Progress;
 
@@ -29,6 +31,8 @@ pub(super) const BATCHES_AHEAD: usize = 2;
 const SMALL_BATCH_DIVISOR: u64 = 8;
 /// The most polls that a small batch is held back.
 const MAX_HELD_POLLS: u32 = 16;
+/// The longest time that a small batch is held back. The first poll after it sends the batch.
+pub(super) const MAX_HELD_TIME: Duration = Duration::from_micros(50);
 /// The longest batch that is posted inline.
 pub(super) const MAX_INLINE_BATCH: usize = 220;
 /// The shortest payload that is posted directly, on a device that accepts inline data of this length. Such a payload gains little

@@ -37,8 +37,9 @@
 //!   `crosstie_protocol::copyrpc` contains the rules and their tests; `docs/wire-format.md` shows the bytes.
 //! - Every call ends exactly once: with its response, or with a [`CallFailed`] that says why. Requests arrive in the order in
 //!   which they were made. Replies may be sent in any order, at any time.
-//! - Memory is bounded: two rings per endpoint, and [bulk memory](EndpointConfig::bulk) as configured. A call for which there is no
-//!   space fails with a [`CallError`], which returns what was attached to the call: poll and try again.
+//! - Memory is bounded: two rings per endpoint (a peer's ring up to [a limit](EndpointConfig::max_peer_ring)), and [bulk
+//!   memory](EndpointConfig::bulk) as configured. A call for which there is no space fails with a [`CallError`], which returns
+//!   what was attached to the call: poll and try again.
 //! - In the steady state a call allocates nothing, takes no lock and makes no system call.
 //! - A peer that dies or violates the protocol ends its own connection and no other.
 //!
@@ -87,8 +88,13 @@
 //!
 //! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 32
 //! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
-//! a few polls at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
+//! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
 //! message alone. If no earlier batch is outstanding, nothing is held back.
+//!
+//! # Deadlines and dead peers
+//!
+//! The program has to [poll](Context::poll) or [wait](Context::wait): nothing happens in the background. Both notice deadlines and
+//! dead peers by time, whatever the number of polls; [`Context::wait`] says how soon.
 
 mod address;
 mod bulk_state;
@@ -101,6 +107,7 @@ mod error;
 mod flush_policy;
 mod operation;
 mod payload;
+mod poll_clock;
 mod qp_table;
 mod region_pool;
 pub mod service;

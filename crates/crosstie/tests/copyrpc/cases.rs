@@ -50,7 +50,13 @@ cases![
 ];
 
 pub(crate) fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 512, bulk: 0 }
+    EndpointConfig {
+        ring: bytes,
+        credit: bytes / 4,
+        pending_calls: 512,
+        bulk: 0,
+        ..EndpointConfig::default()
+    }
 }
 
 /// One endpoint; side 0 calls, or both.

@@ -235,7 +235,13 @@ pub(crate) fn close_ends_pending_calls(side: &mut Side) {
         return;
     }
     // Requests of the endpoint that will be closed are held: their replies are too late, and have no effect.
-    closing.call(b"from the other side", 8, (3, 0)).expect("called");
+    // On a network this side notices the end by a probe, which may take long; there the call has a deadline.
+    if peer_notices_close(side) {
+        closing.call(b"from the other side", 8, (3, 0)).expect("called");
+    } else {
+        let time = Duration::from_secs(10);
+        closing.call_within(b"from the other side", 8, (3, 0), time).expect("called");
+    }
     let (mut kept, mut failed, mut stopped) = (Vec::new(), None, false);
     let begin = Instant::now();
     while !stopped || failed.is_none() {
@@ -250,9 +256,6 @@ pub(crate) fn close_ends_pending_calls(side: &mut Side) {
                 _ => assert!(request.reply(&bytes).is_ok()),
             }
             stopped |= bytes == b"stop";
-        }
-        if begin.elapsed() > Duration::from_secs(2) && failed.is_none() && !peer_notices_close(side) {
-            failed = Some(Err(CallFailed::TimedOut));
         }
         assert!(begin.elapsed() < TIMEOUT, "stopped {stopped}, {failed:?}");
     }
@@ -304,14 +307,15 @@ pub(crate) fn call_without_response_times_out(side: &mut Side) {
                 assert!(begin.elapsed() < TIMEOUT);
             }
         }
-        // With waits between the polls, a timeout is late by little more than one wait.
+        // A wait ends at the deadline, and the poll after it ends the call. The peer may return credit in the meantime.
         endpoint.call_within(b"late", 8, (9, 0), Duration::from_millis(30)).expect("called");
-        let (begin, mut ended) = (Instant::now(), 0);
+        let (mut waits, mut ended) = (0, 0);
         while ended == 0 {
-            context.wait(Duration::from_millis(10));
+            context.wait(Duration::MAX);
+            waits += 1;
             ended = context.poll(|_, _| ());
-            assert!(begin.elapsed() < Duration::from_secs(5), "a call that is long over");
         }
+        assert!(waits <= 4, "{waits} waits until the deadline");
         side.meet();
         send_stop(side, &context, &endpoint);
         return;

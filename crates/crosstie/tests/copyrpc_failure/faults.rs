@@ -8,9 +8,9 @@ use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
 use crate::side::{Side, TIMEOUT, User, Workload, bulk, exercise, finish_open_calls, pair, ring};
 
-/// Two sides with two connections; the left side's device has faults. Then connections that ended are replaced, and everything
-/// must work again. Returns the number of posts and completions.
-fn with_faults(workload: Workload, plan: Plan, what: &str) -> (u64, u64) {
+/// Two sides with two connections; the left side's device has faults, the last of them after so many posts and completions. Then
+/// connections that ended are replaced, and everything must work again. Returns the number of posts and completions.
+fn with_faults(workload: Workload, plan: Plan, last: (u64, u64), what: &str) -> (u64, u64) {
     let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
     let control = device.faults().unwrap();
     let mut left = Side::new(device, &Config { receives: 16, ..Config::default() }, workload);
@@ -26,7 +26,13 @@ fn with_faults(workload: Workload, plan: Plan, what: &str) -> (u64, u64) {
     let board = right.context.allocate(4096, Access::ALL).unwrap();
     board.write(0, &[0x77; 4096]).unwrap();
     left.regions = (0..regions).map(|_| left.context.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
-    for round in 0..rounds {
+    // Receives are posted and peers are probed by time, so the number of posts is not the same in every run.
+    let begin = Instant::now();
+    for round in 0.. {
+        if round >= rounds && control.posts() >= last.0 && control.completions() >= last.1 {
+            break;
+        }
+        assert!(begin.elapsed() < TIMEOUT, "{what}: the fault did not happen");
         left.call(depth);
         right.call(depth);
         left.read(round % 2, board.remote());
@@ -60,26 +66,28 @@ fn with_faults(workload: Workload, plan: Plan, what: &str) -> (u64, u64) {
 
 /// Runs once for each possible fault. There must be more posts and completions than `enough`.
 fn every_fault(workload: Workload, enough: (u64, u64), statuses: &[Status]) {
-    let (posts, completions) = with_faults(workload, Plan::none(), "no fault");
+    let (posts, completions) = with_faults(workload, Plan::none(), (0, 0), "no fault");
     println!("{posts} posts, {completions} completions");
     assert!(posts > enough.0 && completions > enough.1, "faults need something to hit");
     let mut plans = Vec::new();
     for k in 0..posts {
-        plans.push((Plan::none().fail_post(k, PostError::Full), format!("post {k} full")));
+        let last = (k + 1, 0);
+        plans.push((Plan::none().fail_post(k, PostError::Full), last, format!("post {k} full")));
         // The first 16 posts are receives, posted before there is a connection that could fail.
         if k >= 16 {
             let refused = Plan::none().fail_post(k, PostError::Device(libc::EIO));
-            plans.push((refused, format!("post {k} refused")));
+            plans.push((refused, last, format!("post {k} refused")));
         }
-        plans.push((Plan::none().lose_post(k, Status::RetryExceeded), format!("post {k} lost")));
-        plans.push((Plan::none().port_down(k, 500), format!("port down at post {k}")));
+        plans.push((Plan::none().lose_post(k, Status::RetryExceeded), last, format!("post {k} lost")));
+        plans.push((Plan::none().port_down(k, 500), last, format!("port down at post {k}")));
     }
     for k in 0..completions {
+        let last = (0, k + 1);
         for &status in statuses {
-            plans.push((Plan::none().fail_completion(k, status), format!("completion {k}: {status}")));
+            plans.push((Plan::none().fail_completion(k, status), last, format!("completion {k}: {status}")));
         }
-        plans.push((Plan::none().delay_completion(k, 50), format!("completion {k} late")));
-        plans.push((Plan::none().overtake_completion(k), format!("completion {k} overtaken")));
+        plans.push((Plan::none().delay_completion(k, 50), last, format!("completion {k} late")));
+        plans.push((Plan::none().overtake_completion(k), last, format!("completion {k} overtaken")));
     }
     println!("{} runs", plans.len());
     // Most of the time is spent waiting for the probe of a silent peer, so run several at once.
@@ -88,8 +96,8 @@ fn every_fault(workload: Workload, enough: (u64, u64), statuses: &[Status]) {
         for _ in 0..8 {
             scope.spawn(|| {
                 loop {
-                    let Some((plan, what)) = plans.lock().unwrap().pop() else { break };
-                    with_faults(workload, plan, &what);
+                    let Some((plan, last, what)) = plans.lock().unwrap().pop() else { break };
+                    with_faults(workload, plan, last, &what);
                 }
             });
         }

@@ -36,7 +36,7 @@ fn killed(workload: Workload, test: &str, kills: u32, delay: Duration, answers: 
     let (mut left, mut right) = sides(workload);
     let mut slowest = Duration::ZERO;
     for kill in 0..kills {
-        let mut child = start_victim(&mut left, test);
+        let mut child = start_victim(&mut left, test, CHILD);
         let begin = Instant::now();
         let delay = Duration::from_micros(random.below(delay.as_micros() as u64));
         // Some are killed before their first response, some under load.
@@ -74,14 +74,7 @@ fn killed(workload: Workload, test: &str, kills: u32, delay: Duration, answers: 
 fn victim(workload: Workload) -> ! {
     let mut side = Side::software(workload);
     let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
-    let mut theirs = [0; size_of::<EndpointAddress>()];
-    std::io::stdin().read_exact(&mut theirs).unwrap();
-    let theirs = EndpointAddress::read_from_bytes(&theirs).unwrap();
-    let hex: String = endpoint.address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    // The test harness writes to the same output.
-    println!("\naddress {hex}");
-    std::io::stdout().flush().unwrap();
-    endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
+    endpoint.connect(&exchange_addresses(endpoint.address()), &ConnectConfig::default()).unwrap();
     side.endpoints.push(endpoint);
     loop {
         side.call(workload.depth());
@@ -89,10 +82,22 @@ fn victim(workload: Workload) -> ! {
     }
 }
 
-fn start_victim(side: &mut Side, test: &str) -> Child {
+/// Reads the address of the parent's endpoint, and writes the address of this process's endpoint.
+pub(crate) fn exchange_addresses(own: EndpointAddress) -> EndpointAddress {
+    let mut theirs = [0; size_of::<EndpointAddress>()];
+    std::io::stdin().read_exact(&mut theirs).unwrap();
+    let hex: String = own.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    // The test harness writes to the same output.
+    println!("\naddress {hex}");
+    std::io::stdout().flush().unwrap();
+    EndpointAddress::read_from_bytes(&theirs).unwrap()
+}
+
+/// Starts `test` of this program again with the environment variable `role`, and connects a new endpoint of `side` to it.
+pub(crate) fn start_victim(side: &mut Side, test: &str, role: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
-        .env(CHILD, "1")
+        .env(role, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

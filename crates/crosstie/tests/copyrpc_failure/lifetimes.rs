@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::{CallFailed, EndpointConfig, Failure, NotCalled};
+use crosstie::copyrpc::{CallFailed, Config, EndpointConfig, Failure, NotCalled};
+use crosstie::device::{Access, Device, DeviceSpec};
 use crosstie_protocol::copyrpc::Refusal;
 
-use crate::side::{LONG, Side, TIMEOUT, Workload, bulk, exercise, finish_open_calls, pair, ring};
+use crate::side::{LONG, Side, TIMEOUT, Workload, bulk, exercise, finish_open_calls, pair, ring, sides};
 
 #[test]
 fn tiny_ring_wraps_half_a_million_times() {
@@ -88,6 +89,14 @@ fn dead_peer_is_detected_while_other_connections_are_busy() {
 
 #[test]
 fn deadline_applies_only_to_its_own_call() {
+    // The call with the same id must be made before the deadline of the first call. On a slow machine that takes longer.
+    let tried = [2, 8, 32, 128].map(Duration::from_secs);
+    assert!(tried.into_iter().any(reuses_call_id_before_deadline), "too slow for a deadline after {tried:?}");
+}
+
+/// Makes a call with a deadline, and after it as many calls as there are ids, one at a time. Then waits until the deadline has
+/// passed. Returns `false` if it passed too early, so that nothing was shown.
+fn reuses_call_id_before_deadline(time: Duration) -> bool {
     // With one call at a time, call ids repeat soon.
     const GENERATIONS: u64 = (1 << 15) - 1;
     let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
@@ -95,7 +104,6 @@ fn deadline_applies_only_to_its_own_call() {
         pair(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
     // The first call has a deadline far away and is answered at once. Later calls have none, and one of them has the same id.
     let begin = Instant::now();
-    let mut time = Duration::from_secs(2);
     for number in 0..GENERATIONS {
         let bytes = number.to_le_bytes();
         let called = match number {
@@ -105,11 +113,10 @@ fn deadline_applies_only_to_its_own_call() {
         assert!(called.is_ok() && left.open.insert((0, number)));
         finish_open_calls(&mut left, &mut right, "one at a time");
     }
-    if begin.elapsed() > time {
-        println!("too slow to show much: {:?}", begin.elapsed());
-        time = Duration::ZERO;
-    }
     assert!(here.call(&GENERATIONS.to_le_bytes(), 8, (0, GENERATIONS)).is_ok());
+    if begin.elapsed() >= time {
+        return false;
+    }
     left.open.insert((0, GENERATIONS));
     while begin.elapsed() < time + Duration::from_millis(200) {
         left.turn();
@@ -117,6 +124,34 @@ fn deadline_applies_only_to_its_own_call() {
     assert!(left.failed.is_empty(), "ended by the deadline of another call: {:?}", left.failed);
     finish_open_calls(&mut left, &mut right, "the last one");
     assert!(left.failed.is_empty() && there.failure().is_none());
+    true
+}
+
+#[test]
+fn panicking_callback_does_not_hide_other_calls_that_ended() {
+    let (left, right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (here, there) = pair(&left.context, &right.context, &ring(4096));
+    for number in 0..3 {
+        here.call(b"no response", 8, (0, number)).unwrap();
+    }
+    left.context.flush();
+    drop(there);
+    let (mut ended, begin) = (Vec::new(), Instant::now());
+    while ended.len() < 3 {
+        // Every callback panics. Each call still ends once.
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            left.context.poll(|user, result| {
+                ended.push((user, result.err()));
+                panic!("as asked");
+            })
+        }));
+        assert!(polled.is_err() || polled.is_ok_and(|count| count == 0));
+        assert!(begin.elapsed() < TIMEOUT, "not all calls ended: {ended:?}");
+    }
+    ended.sort_by_key(|(user, _)| *user);
+    assert_eq!(ended.iter().map(|(user, _)| *user).collect::<Vec<_>>(), [(0, 0), (0, 1), (0, 2)]);
+    assert!(ended.iter().all(|(_, cause)| matches!(cause, Some(CallFailed::Connection(_)))), "{ended:?}");
+    assert_eq!(left.context.poll(|user, _| panic!("{user:?} ended twice")), 0);
 }
 
 #[test]
@@ -150,4 +185,50 @@ fn refused_calls_return_their_bulk_memory() {
     drop((here, there));
     left.connect(&mut right, &bulk(1 << 20));
     exercise(&mut left, &mut right, 30, "afterwards");
+}
+
+/// A side that polls rarely gets more batches than its completion queue would hold if receives were posted without limit.
+#[test]
+fn flood_of_batches_does_not_overflow_the_completion_queue() {
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let mut left = Side::software(Workload::Small);
+    let mut right = Side::new(device, &Config { receives: 128, ..Config::default() }, Workload::Small);
+    for _ in 0..16 {
+        left.connect(&mut right, &EndpointConfig { pending_calls: 512, ..ring(1 << 16) });
+    }
+    // Every call is a batch of its own, and every poll of the other side comes after its check of the peers is due.
+    for round in 0..60 {
+        for depth in 1..=8 {
+            left.call(8 * round + depth);
+            left.context.flush();
+        }
+        std::thread::sleep(Duration::from_millis(6));
+        right.context.poll(|_, _| ());
+    }
+    finish_open_calls(&mut left, &mut right, "after the flood");
+    let failures = |side: &Side| side.endpoints.iter().filter_map(|e| e.failure()).collect::<Vec<_>>();
+    assert!(left.failed.is_empty(), "{:?} {:?}", failures(&left), failures(&right));
+}
+
+#[test]
+fn raw_operations_in_flight_are_counted() {
+    let (mut left, right) = sides(Workload::Bulk);
+    let board = right.context.allocate(4096, Access::ALL).unwrap();
+    board.write(0, &[0x77; 4096]).unwrap();
+    left.regions = (0..4).map(|_| left.context.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
+    assert_eq!(left.context.raw_operations_in_flight(), 0);
+    left.read(0, board.remote());
+    assert_eq!(left.context.raw_operations_in_flight(), 4);
+    let begin = Instant::now();
+    while left.read < 4 {
+        left.turn();
+        assert!(begin.elapsed() < TIMEOUT);
+    }
+    assert_eq!(left.context.raw_operations_in_flight(), 0);
+    // Operations that end with their connection are not in flight either.
+    left.read(0, board.remote());
+    left.endpoints.clear();
+    assert_eq!(left.context.raw_operations_in_flight(), 0);
+    left.turn();
+    assert_eq!(left.regions.len(), 4, "all regions are back");
 }

@@ -12,3 +12,4 @@ mod malicious_peer;
 #[path = "../rng/mod.rs"]
 mod rng;
 mod side;
+mod waiting;

@@ -1,6 +1,6 @@
 //! Descriptors of a malicious peer.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::Failure;
 use crosstie::device::{Device, DeviceSpec, Status};
@@ -11,12 +11,23 @@ use crate::malicious_peer::MaliciousPeer;
 use crate::rng::{Random, seed};
 use crate::side::{LONG, TIMEOUT, Workload, bulk, exercise, sides};
 
-/// Writes one message.
+/// Writes one message at the start of the victim's ring.
 fn send(malicious: &mut MaliciousPeer, header: Header, payload: &[u8]) {
+    send_at(malicious, 0, header, payload);
+}
+
+/// Writes one message at an offset of the victim's ring. Returns where the next one goes.
+fn send_at(malicious: &mut MaliciousPeer, offset: u64, header: Header, payload: &[u8]) -> u64 {
     let metadata = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 1 };
     let mut bytes = [&metadata.encode()[..], &header.encode(), payload].concat();
     bytes.resize(bytes.len().next_multiple_of(32), 0);
-    malicious.write(0, &bytes, encode_imm(bytes.len() as u64));
+    malicious.write(offset, &bytes, encode_imm(bytes.len() as u64));
+    offset + bytes.len() as u64
+}
+
+/// The header of a bulk message.
+fn bulk_header(call_id: u32, piggyback: u32, len: usize) -> Header {
+    Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG }
 }
 
 #[test]
@@ -132,4 +143,76 @@ fn malicious_descriptors_end_only_their_own_connection() {
     );
     exercise(&mut left, &mut right, 30, "the honest connection");
     assert!(left.endpoints[0].failure().is_none() && left.failed.is_empty());
+}
+
+#[test]
+fn invalid_bulk_responses_in_one_burst_end_every_call() {
+    let (mut left, mut right) = sides(Workload::Bulk);
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
+    let far = Duration::from_secs(3600);
+    endpoint.call_within(b"first", LONG, (7, 0), far).unwrap();
+    endpoint.call(b"second", LONG, (7, 1)).unwrap();
+    endpoint.call(b"third", LONG, (7, 2)).unwrap();
+    left.open.extend([(7, 0), (7, 1), (7, 2)]);
+    left.context.flush();
+    // All of them arrive before the victim polls: two responses that are too long, and a request.
+    let mut at = 0;
+    for call in 0..2 {
+        let header = bulk_header((1 << 16 | call) | RESPONSE_FLAG, 3, 4);
+        at = send_at(&mut malicious, at, header, &(LONG as u32 + 1).to_le_bytes());
+    }
+    send_at(&mut malicious, at, Header { call_id: 1 << 16, piggyback: 2, payload_len: 4 }, b"more");
+    let begin = Instant::now();
+    while endpoint.failure().is_none() || left.open.iter().any(|(index, _)| *index == 7) {
+        left.context.poll(|user, result| {
+            assert!(left.open.remove(&user), "{user:?} ends once");
+            assert!(result.is_err(), "{user:?}");
+        });
+        assert!(begin.elapsed() < TIMEOUT, "calls that never end: {:?}", left.open);
+    }
+    assert!(left.context.recv().is_none(), "a request from behind the invalid responses");
+    exercise(&mut left, &mut right, 30, "the honest connection");
+}
+
+#[test]
+fn nothing_is_parsed_after_the_end_of_a_connection() {
+    let (mut left, mut right) = sides(Workload::Bulk);
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
+    endpoint.call(b"with a buffer", LONG, (7, 0)).unwrap();
+    left.open.insert((7, 0));
+    left.context.flush();
+    // A valid bulk request, which the victim keeps.
+    let memory = malicious.ring.remote();
+    let descriptor = |len| {
+        let from = BulkMemory { addr: memory.addr, len, rkey: memory.rkey };
+        BulkRequest { request: Some(from), response_buffer: None }.encode()
+    };
+    let mut at = send_at(&mut malicious, 0, bulk_header(1 << 16, 2, 32), &descriptor(4000));
+    let begin = Instant::now();
+    let kept = loop {
+        left.context.poll(|user, _| panic!("{user:?}: nothing was answered"));
+        if let Some(request) = left.context.recv() {
+            break request;
+        }
+        assert!(begin.elapsed() < TIMEOUT, "no request");
+    };
+    // More batches than one poll receives: the first ends the connection, the last is another bulk request.
+    let header = bulk_header((1 << 16) | RESPONSE_FLAG, 3, 4);
+    at = send_at(&mut malicious, at, header, &(LONG as u32 + 1).to_le_bytes());
+    let empty = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 0 };
+    for _ in 0..64 {
+        malicious.write(at, &empty.encode(), encode_imm(32));
+        at += 32;
+    }
+    send_at(&mut malicious, at, bulk_header(1 << 16, 2, 32), &descriptor(5000));
+    let mut ended = 0;
+    for _ in 0..10 {
+        ended += left.context.poll(|user, result| assert!(left.open.remove(&user) && result.is_err()));
+        assert!(left.context.recv().is_none(), "a request of a connection that is over");
+    }
+    assert_eq!((ended, endpoint.failure().is_some()), (1, true));
+    drop(kept);
+    exercise(&mut left, &mut right, 30, "the honest connection");
 }

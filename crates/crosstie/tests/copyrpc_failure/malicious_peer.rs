@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crosstie::copyrpc::{CallFailed, Context, Endpoint, EndpointAddress, EndpointConfig, Failure};
+use crosstie::copyrpc::{
+    CallFailed, ConnectError, Context, Endpoint, EndpointAddress, EndpointConfig, Failure,
+};
 use crosstie::device::{
     Access, ConnectConfig, CqConfig, Data, Device, DeviceSpec, Mr, QpAddress, QpConfig, QpState, RcQp,
     RecvWr, RemoteAddr, SendOp, SendWr,
@@ -192,4 +194,62 @@ fn invalid_consumer_position_is_a_violation() {
     };
     assert!(matches!(violation, Violation::ConsumerMisaligned { .. } | Violation::ConsumerBeyondSent { .. }));
     assert_eq!(context.counters().violations, 1);
+}
+
+#[test]
+fn empty_batches_without_news_are_a_violation() {
+    let (context, device) =
+        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+    for (batches, metadata) in [
+        (1, FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 0 }),
+        // A position is news once.
+        (2, FlowMetadata { consumer_pos: 64, credit_grant: 0, message_count: 0 }),
+    ] {
+        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
+        endpoint.call(b"ask", 8, (0, 0)).unwrap();
+        context.flush();
+        for batch in 0..batches {
+            assert_eq!(endpoint.failure(), None, "batch {batch} of {batches}");
+            malicious.write(32 * batch, &metadata.encode(), encode_imm(32));
+            (0..3).for_each(|_| _ = context.poll(|_, _| ()));
+        }
+        let failure = endpoint.failure();
+        assert!(
+            matches!(failure, Some(Failure::Violation(Violation::EmptyBatch))),
+            "after {batches} batches: {failure:?}"
+        );
+    }
+}
+
+#[test]
+fn wrap_marker_that_skips_the_whole_ring_is_a_violation() {
+    let (context, device) =
+        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
+    let marker = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: u32::MAX };
+    malicious.write(0, &marker.encode(), encode_imm(1024));
+    (0..3).for_each(|_| _ = context.poll(|_, _| ()));
+    let failure = endpoint.failure();
+    assert!(matches!(failure, Some(Failure::Violation(Violation::BadWrap { .. }))), "{failure:?}");
+}
+
+#[test]
+fn connect_refuses_a_peer_ring_above_the_limit() {
+    let context = Side::software(Workload::Small).context;
+    let config = ring(1024);
+    let (here, there) =
+        (context.create_endpoint(&config).unwrap(), context.create_endpoint(&config).unwrap());
+    let address = there.address();
+    let info = ConnectInfo::decode(address.as_bytes()[INFO_AT..].try_into().unwrap()).unwrap();
+    let claimed = ConnectInfo { ring_size: 1 << 26, ..info };
+    let address = [&address.as_bytes()[..INFO_AT], &claimed.encode()].concat();
+    let address = EndpointAddress::read_from_bytes(&address).unwrap();
+    let refused = here.connect(&address, &ConnectConfig::default());
+    let limit = config.max_peer_ring as u64;
+    assert!(
+        matches!(refused, Err(ConnectError::PeerRing { size, limit: ours }) if (size, ours) == (1 << 26, limit)),
+        "64 MiB because the peer says so: {refused:?}"
+    );
+    // The endpoint can still be connected.
+    here.connect(&there.address(), &ConnectConfig::default()).unwrap();
 }

@@ -64,7 +64,7 @@ impl Workload {
 }
 
 pub(crate) fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64, bulk: 0 }
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64, bulk: 0, ..EndpointConfig::default() }
 }
 
 pub(crate) fn bulk(bulk: usize) -> EndpointConfig {

@@ -130,3 +130,65 @@ fn calls_to_a_killed_process_end_while_the_driver_sleeps() {
     assert!(matches!(failure, Failure::Broken(_)), "{failure}");
     assert_eq!(ended, vec![Err(Error::Failed(failure.into())); 200]);
 }
+
+/// A call that waits for room and has a deadline ends a wait of its driver.
+#[test]
+fn wait_ends_at_the_deadline_of_a_queued_call() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let pair = Pair::new(&ring(1024, 1));
+        let _front = pair.client.call::<Double>(0);
+        let mut queued = pair.client.call_within::<Double>(1, Duration::from_millis(50));
+        assert_eq!(pair.driver.counters().waited, 1);
+        let mut waits = 0;
+        let result = loop {
+            pair.driver.step();
+            if let Poll::Ready(result) = peek(&mut queued) {
+                break result;
+            }
+            pair.driver.wait(Duration::MAX);
+            waits += 1;
+        };
+        done.send((result, waits)).unwrap();
+    });
+    let (result, waits) = ended.recv_timeout(Duration::from_secs(40)).expect("the wait sleeps for ever");
+    assert_eq!(result, Err(Error::Failed(CallFailed::TimedOut)));
+    assert!(waits <= 4, "{waits} waits until the deadline");
+}
+
+/// A response for which there is no bulk memory is not counted as answered.
+#[test]
+fn response_without_memory_is_counted_as_undelivered() {
+    struct Long;
+    impl Method for Long {
+        const ID: u32 = 77;
+        type Request = u64;
+        type Response = [u8; 70_000];
+    }
+    let config = EndpointConfig { bulk: 70_008, ..ring(4096, 16) };
+    let (driver, server) = (Driver::new(open()), open());
+    // The client has bulk memory for two responses, the server for one at a time.
+    let client = driver.create_client(&EndpointConfig { bulk: 1 << 20, ..config }).unwrap();
+    let endpoint = server.create_endpoint(&config).unwrap();
+    client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
+    endpoint.connect(&client.address(), &ConnectConfig::default()).unwrap();
+    let mut service = Service::<(), ()>::new(()).on::<Long>(|(), number| [number as u8; 70_000]);
+    let calls: Vec<_> = (0..2).map(|number| client.call::<Long>(number)).collect();
+    driver.step();
+    while service.serve(&server) < 2 {
+        server.poll(|(), _| ());
+        assert_eq!(service.counters().answered, 0, "both requests are in one batch");
+    }
+    let counters = service.counters();
+    assert_eq!((counters.answered, counters.undelivered), (1, 1), "{counters:?}");
+    let mut all = std::pin::pin!(join_all(calls));
+    let answers = loop {
+        driver.step();
+        server.poll(|(), _| ());
+        if let Poll::Ready(answers) = peek(&mut all) {
+            break answers;
+        }
+    };
+    assert!(answers[0].is_ok());
+    assert_eq!(answers[1].as_ref().err(), Some(&Error::Unanswered));
+}

@@ -95,7 +95,7 @@ fn open<U>() -> Context<U> {
 }
 
 fn ring(bytes: usize, pending_calls: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls, bulk: 0 }
+    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls, bulk: 0, ..EndpointConfig::default() }
 }
 
 /// A driver with a client, and the context of a server that is connected to it.

@@ -37,12 +37,16 @@ impl<U> ConnectionState<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), (NotCalled, U)> {
-        match refusal {
+        let called = match refusal {
             Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. } => {
                 self.call_bulk(payload, allowance, user, deadline)
             }
             refusal => Err((refusal.into(), user)),
+        };
+        if called.is_err() {
+            self.position_reads.note_refusal();
         }
+        called
     }
 
     fn call_bulk(
@@ -132,6 +136,7 @@ impl<U> ConnectionState<U> {
             }
             (decoded, _) => {
                 // The protocol has removed the call from its table. `fail` reports it with those that are pending.
+                debug_assert!(self.unreported_user.is_none(), "nothing is parsed after an invalid response");
                 self.unreported_user = user;
                 Err(Failure::Violation(decoded.err().unwrap_or(Violation::BulkNotRequested)))
             }

@@ -3,13 +3,18 @@
 //! - `mod.rs`: connect, call, reply, receive, fail.
 //! - `posting.rs`: what is posted to the send queue, by the rules of [`flush_policy`](super::flush_policy), and what its
 //!   completions mean.
+//! - `position_reads.rs`: when the peer's consumer position is read.
 //! - `bulk_caller.rs`, `bulk_callee.rs`: payloads that do not fit into a ring.
 //! - `raw.rs`: READ and WRITE of the application.
 //!
 //! A connection never calls into its context. The context polls the completion queues and decides when to flush.
+//!
+//! From the moment a failure is found ([`Connection::stop_receiving`]), nothing that the peer has written is parsed any more: not the
+//! rest of the batch, and not the batches behind it. So what was attached to a call is returned exactly once, by `fail`.
 
 mod bulk_callee;
 mod bulk_caller;
+mod position_reads;
 mod posting;
 mod raw;
 
@@ -34,6 +39,7 @@ use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
 
+use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
 
 /// A connection, shared by its endpoint, its requests and its context.
@@ -45,6 +51,8 @@ pub(super) struct Connection<U> {
     pub(super) ring: Mr,
     /// Whether it is in the context's list of connections to flush.
     pub(super) is_scheduled: Cell<bool>,
+    /// Whether a failure was found, so that nothing is parsed any more.
+    has_stopped_receiving: Cell<bool>,
     state: RefCell<ConnectionState<U>>,
 }
 
@@ -63,17 +71,19 @@ struct ConnectionState<U> {
     unsignaled: u32,
     /// Bytes that the queue pair takes inline.
     max_inline: usize,
-    /// Polls that have held the open batch back.
+    /// Polls that have held the open batch back, and since when.
     held_polls: u32,
-    /// Whether a READ of the peer's position is under way, and whether a batch arrived since the last probe.
-    is_reading_position: bool,
+    held_since: Option<Instant>,
+    position_reads: PositionReads,
+    /// Whether a batch arrived since the last probe.
     received_since_probe: bool,
     deadlines: Deadlines,
     bulk: Option<Box<BulkState>>,
     pd: Rc<Pd>,
     /// Operations of the application that ended with the connection.
     raw_completions: VecDeque<RawCompletion>,
-    /// What was attached to a call whose invalid response ended the connection.
+    /// What was attached to the call whose invalid response ended the connection. There is at most one: nothing is parsed
+    /// after it.
     unreported_user: Option<U>,
 }
 
@@ -134,7 +144,8 @@ impl<U> Connection<U> {
             unsignaled: 0,
             max_inline: max_inline as usize,
             held_polls: 0,
-            is_reading_position: false,
+            held_since: None,
+            position_reads: PositionReads::new(),
             received_since_probe: false,
             deadlines: Deadlines::default(),
             bulk: None,
@@ -144,7 +155,14 @@ impl<U> Connection<U> {
             qp,
         };
         let qp_num = state.qp.qp_num();
-        Ok(Connection { key, qp_num, ring, is_scheduled: Cell::new(false), state: RefCell::new(state) })
+        Ok(Connection {
+            key,
+            qp_num,
+            ring,
+            is_scheduled: Cell::new(false),
+            has_stopped_receiving: Cell::new(false),
+            state: RefCell::new(state),
+        })
     }
 
     pub(super) fn address(&self) -> EndpointAddress {
@@ -181,6 +199,10 @@ impl<U> Connection<U> {
             pending_calls: state.config.pending_calls,
         };
         let protocol = Protocol::new(&params)?;
+        let limit = state.config.max_peer_ring.max(self.ring.len()) as u64;
+        if info.ring_size > limit {
+            return Err(ConnectError::PeerRing { size: info.ring_size, limit });
+        }
         let staging = pd.allocate(info.ring_size as usize, Access::LOCAL_WRITE)?;
         let connect = ConnectConfig { access: Access::REMOTE_READ | Access::REMOTE_WRITE, ..*connect };
         state.qp.connect(&peer.qp(), &connect)?;
@@ -264,6 +286,16 @@ impl<U> Connection<U> {
         }
     }
 
+    /// Notes that a failure was found: nothing is parsed from here on.
+    pub(super) fn stop_receiving(&self) {
+        self.has_stopped_receiving.set(true);
+    }
+
+    #[inline]
+    pub(super) fn has_stopped_receiving(&self) -> bool {
+        self.has_stopped_receiving.get()
+    }
+
     /// Accepts the batch that an immediate announced.
     #[inline]
     pub(super) fn accept_batch(&self, imm: u32) -> Result<(), Failure> {
@@ -283,6 +315,10 @@ impl<U> Connection<U> {
     ) -> Result<Option<NextMessage<U>>, Failure> {
         use crosstie_protocol::copyrpc::ReceivedMessage::{Request, Response};
         use crosstie_protocol::copyrpc::{ReceivedRequest, ReceivedResponse};
+        if self.has_stopped_receiving() {
+            // A callback has closed the endpoint, or a post of the callback has failed.
+            return Ok(None);
+        }
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let Some(connected) = &mut state.connected else { return Ok(None) };
@@ -327,11 +363,17 @@ impl<U> Connection<U> {
     /// Whether a READ, or another operation with a completion of its own, is under way.
     pub(super) fn has_operations(&self) -> bool {
         let state = self.state.borrow();
-        state.is_reading_position || state.bulk.as_ref().is_some_and(|bulk| bulk.has_operations())
+        state.position_reads.is_under_way || state.bulk.as_ref().is_some_and(|bulk| bulk.has_operations())
+    }
+
+    /// When the next READ of the peer's position is due, if it has to wait.
+    pub(super) fn next_position_read(&self) -> Option<Instant> {
+        self.state.borrow().position_reads.next()
     }
 
     /// Ends the connection. Returns what was attached to its pending calls.
     pub(super) fn fail(&self, cause: Failure) -> Vec<U> {
+        self.stop_receiving();
         let mut state = self.state.borrow_mut();
         if state.failure.is_some() {
             return Vec::new();
@@ -340,6 +382,7 @@ impl<U> Connection<U> {
         // So that the peer notices too. A queue pair that cannot be moved to the error state is in it already.
         state.qp.fail().ok();
         state.deadlines = Deadlines::default();
+        state.position_reads = PositionReads::new();
         state.end_operations(EndpointId(self.key), cause);
         let unreported = state.unreported_user.take();
         let pending = state.connected.as_mut().map(|connected| connected.protocol.abandon_all());
@@ -365,16 +408,20 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Ends calls whose deadline has passed. Returns whether other calls have a deadline.
-    pub(super) fn expire_deadlines(&self, now: Instant, expired: &mut Vec<(U, CallFailed)>) -> bool {
+    /// Ends calls whose deadline has passed. Returns the earliest deadline of a call that is pending.
+    pub(super) fn expire_deadlines(
+        &self,
+        now: Instant,
+        expired: &mut VecDeque<(U, CallFailed)>,
+    ) -> Option<Instant> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let Some(connected) = &mut state.connected else { return false };
+        let connected = state.connected.as_mut()?;
         while let Some(call) = state.deadlines.pop_expired(now) {
             let user = connected.protocol.abandon(call);
             expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
         }
-        !state.deadlines.is_empty()
+        state.deadlines.earliest(|call| connected.protocol.is_pending(call))
     }
 
     /// The longest request and the longest response.

@@ -7,6 +7,10 @@
 
 use crosstie_protocol::copyrpc::{Placement, RingWriteKind};
 
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+use super::position_reads::ReadTime;
 use super::{ConnectedState, Connection, ConnectionState};
 use crate::copyrpc::address::EndpointId;
 use crate::copyrpc::counters::{Counters, size_class};
@@ -24,6 +28,8 @@ pub(in crate::copyrpc) enum FlushOutcome {
     Done,
     /// A small batch was held back.
     HeldBack,
+    /// A READ of the peer's position is due later.
+    ReadsLater,
     /// The send queue is full or operations are under way: completions are needed to continue.
     AwaitsCompletions,
 }
@@ -54,14 +60,22 @@ impl<U> Connection<U> {
             unsignaled,
             max_inline,
             held_polls,
+            held_since,
+            position_reads,
             ..
         } = &mut *state;
         let (Some(connected), None) = (connected, &failure) else { return Ok(FlushOutcome::Done) };
         if may_hold && connected.is_held_back(*held_polls) {
-            *held_polls += 1;
-            return Ok(FlushOutcome::HeldBack);
+            // The clock is read only here: while a batch is held back.
+            let now = Instant::now();
+            let since = *held_since.get_or_insert(now);
+            if now.saturating_duration_since(since) < flush_policy::MAX_HELD_TIME {
+                *held_polls += 1;
+                return Ok(FlushOutcome::HeldBack);
+            }
         }
         *held_polls = 0;
+        *held_since = None;
         let mut outcome = FlushOutcome::Done;
         while let Some(write) = connected.protocol.next_write() {
             if *outstanding == SEND_DEPTH {
@@ -113,11 +127,21 @@ impl<U> Connection<U> {
         let consumer = connected.protocol.consumer_position();
         if consumer != *published_position {
             *published_position = consumer;
+            // Release: the loads of the released messages come before this store. Pairs with the Acquire fence of the peer in
+            // `complete_send`, after which it writes over them. (The metadata of a batch is ordered by the post.)
+            fence(Ordering::Release);
             let stored = own_position.store(0, &consumer.to_le_bytes());
             debug_assert!(stored.is_ok());
         }
-        if connected.protocol.needs_position_read() && !state.read_peer_position(self.key, counters)? {
-            outcome = FlushOutcome::AwaitsCompletions;
+        if connected.protocol.needs_position_read() {
+            let is_posted = match position_reads.time(connected.protocol.progress().released) {
+                ReadTime::Now => state.read_peer_position(self.key, counters)?,
+                ReadTime::Later if outcome == FlushOutcome::Done => return Ok(FlushOutcome::ReadsLater),
+                ReadTime::Later | ReadTime::Never => true,
+            };
+            if !is_posted {
+                outcome = FlushOutcome::AwaitsCompletions;
+            }
         }
         Ok(outcome)
     }
@@ -130,7 +154,7 @@ impl<U> Connection<U> {
             state.connected.as_ref().is_some_and(|connected| connected.protocol.flow_state().pending > 0);
         if has_pending
             && !std::mem::take(&mut state.received_since_probe)
-            && !state.is_reading_position
+            && !state.position_reads.is_under_way
             && state.failure.is_none()
         {
             state.read_peer_position(self.key, counters)?;
@@ -138,24 +162,28 @@ impl<U> Connection<U> {
         Ok(())
     }
 
-    /// Applies the completion of a work request.
-    pub(in crate::copyrpc) fn complete_send(&self, kind: SendKind) -> Result<(), Failure> {
+    /// Applies the completion of a work request. Returns whether the application should hear of it.
+    pub(in crate::copyrpc) fn complete_send(&self, kind: SendKind) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         match kind {
             // A signaled batch stands for itself and the unsignaled WRITEs before it.
             SendKind::Batch => state.outstanding = state.outstanding.saturating_sub(SIGNAL_INTERVAL),
             SendKind::PositionRead => {
-                state.is_reading_position = false;
+                state.position_reads.is_under_way = false;
                 state.outstanding = state.outstanding.saturating_sub(1);
                 let word = u64::from_le_bytes(state.peer_position.load(0).unwrap_or_default());
-                if let Some(connected) = &mut state.connected {
-                    connected.protocol.position_read_done(word).map_err(Failure::Violation)?;
-                }
+                // Acquire: what this side writes to the peer's ring from now on comes after the load of the position. Pairs with
+                // the Release fence of the peer in `flush_ring`.
+                fence(Ordering::Acquire);
+                let Some(connected) = &mut state.connected else { return Ok(false) };
+                connected.protocol.position_read_done(word).map_err(Failure::Violation)?;
+                let is_wanted = connected.protocol.needs_position_read();
+                return Ok(state.position_reads.done(connected.protocol.progress().released, is_wanted));
             }
             SendKind::Operation(key) => state.complete_operation(EndpointId(self.key), key),
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -232,7 +260,7 @@ impl<U> ConnectionState<U> {
             Err(error) => return Err(Failure::Refused(error)),
         }
         connected.protocol.position_read_posted();
-        self.is_reading_position = true;
+        self.position_reads.posted(connected.protocol.progress().released);
         self.outstanding += 1;
         counters.work_requests += 1;
         counters.signaled += 1;

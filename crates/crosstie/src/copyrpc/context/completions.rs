@@ -5,6 +5,10 @@
 //! - A completion on the send CQ frees room in a send queue, or ends a READ or WRITE.
 //! - Every batch uses one receive of the SRQ. When a third of the receives is used, they are posted again.
 //!
+//! The receive CQ cannot overflow. A refill posts at most as many receives as completions were polled since the last one, so receives in the
+//! SRQ and completions in the CQ together do not become more. Only [`ContextCore::refill_all_receives`] can add to them: at most
+//! [`Config::receives`](crate::copyrpc::Config::receives), and only if the CQ was seen empty, so that all others are in the SRQ.
+//!
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
 use std::cell::{Cell, RefCell};
@@ -33,6 +37,8 @@ pub(super) struct CompletionQueues {
     srq: RefCell<Srq>,
     /// Receives that are posted and not used, as far as is known.
     posted_receives: Cell<u32>,
+    /// Whether the last poll of the receive CQ left nothing there.
+    is_recv_cq_drained: Cell<bool>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
 }
@@ -44,8 +50,9 @@ impl CompletionQueues {
         receives: u32,
         max_endpoints: usize,
     ) -> Result<CompletionQueues, DeviceError> {
-        // A device may round the number of receives up, and `refill_receives` posts as many as it takes.
-        let recv_cq = device.create_cq(&CqConfig { depth: 2 * receives + BURST as u32 })?;
+        // A device may round the number of receives up, to less than twice as many. `refill_all_receives` can fill the SRQ while all
+        // of them become completions, and post as many as configured.
+        let recv_cq = device.create_cq(&CqConfig { depth: 3 * receives + BURST as u32 })?;
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
@@ -53,6 +60,7 @@ impl CompletionQueues {
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
+            is_recv_cq_drained: Cell::new(true),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
         })
@@ -64,9 +72,9 @@ impl CompletionQueues {
         pd.create_rc(config, &send, &recv, Some(&self.srq.borrow()))
     }
 
-    /// Whether the send CQ has a completion or an error.
-    pub(super) fn has_send_completion(&self) -> bool {
-        self.send_cq.borrow_mut().wait(Duration::ZERO).unwrap_or(true)
+    /// Whether the last poll of the receive CQ left nothing there.
+    pub(super) fn is_recv_cq_drained(&self) -> bool {
+        self.is_recv_cq_drained.get()
     }
 
     /// Waits for a completion or an error on the receive CQ.
@@ -87,6 +95,7 @@ impl<U> ContextCore<U> {
         let mut completions = queues.recv_completions.borrow_mut();
         completions.clear();
         let polled = queues.recv_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        queues.is_recv_cq_drained.set(completions.len() < BURST);
         match polled {
             Ok(0) => return (false, 0),
             Ok(_) => {}
@@ -100,14 +109,16 @@ impl<U> ContextCore<U> {
         let mut responses = 0;
         for completion in completions.iter() {
             let Some(connection) = self.connection_by_qp(completion.qp_num) else { continue };
+            if connection.has_stopped_receiving() {
+                continue;
+            }
             if !completion.status.is_success() {
                 self.mark_broken(connection, Failure::Broken(completion.status));
                 continue;
             }
             let Some(imm) = completion.imm else { continue };
-            match self.receive_batch(&connection, imm, on_response) {
-                Ok(count) => responses += count,
-                Err(failure) => self.mark_broken(connection, failure),
+            if let Err(failure) = self.receive_batch(&connection, imm, &mut responses, on_response) {
+                self.mark_broken(connection, failure);
             }
         }
         (true, responses)
@@ -117,12 +128,12 @@ impl<U> ContextCore<U> {
         &self,
         connection: &Rc<Connection<U>>,
         imm: u32,
+        responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> Result<usize, Failure> {
-        let mut responses = 0;
+    ) -> Result<(), Failure> {
         connection.accept_batch(imm)?;
         self.schedule_flush(connection);
-        let Some(core) = self.weak_self.upgrade() else { return Ok(0) };
+        let Some(core) = self.weak_self.upgrade() else { return Ok(()) };
         let mut done = None;
         loop {
             let next = {
@@ -133,17 +144,17 @@ impl<U> ContextCore<U> {
                 })?
             };
             match next {
-                None => return Ok(responses),
+                None => return Ok(()),
                 Some(NextMessage::Response { user, offset, len, space }) => {
                     if let Some(user) = user {
-                        responses += 1;
+                        *responses += 1;
                         on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
                     }
                     done = Some(space);
                 }
                 Some(NextMessage::BulkResponse { user, region, len, space }) => {
                     if let Some(user) = user {
-                        responses += 1;
+                        *responses += 1;
                         on_response(user, Ok(Payload::new(region.mr(), 0, len)));
                     }
                     connection.put_back_response(region);
@@ -158,6 +169,7 @@ impl<U> ContextCore<U> {
     #[cold]
     pub(super) fn collect_ready(&self, connection: &Rc<Connection<U>>) {
         while let Some(completion) = connection.take_raw_completion() {
+            self.counters.borrow_mut().raw_completed += 1;
             self.raw_completions.borrow_mut().push_back(completion);
         }
         let Some(core) = self.weak_self.upgrade() else { return };
@@ -167,15 +179,16 @@ impl<U> ContextCore<U> {
         }
     }
 
-    /// Polls the send CQ once. Returns whether it had completions.
-    pub(super) fn poll_send_cq(&self) -> bool {
+    /// Polls the send CQ once. Returns whether it had completions, and whether the application should hear of any of them.
+    pub(super) fn poll_send_cq(&self) -> (bool, bool) {
         let mut completions = self.queues.send_completions.borrow_mut();
         completions.clear();
         let polled = self.queues.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
         if let Err(error) = polled {
             self.mark_all_broken(Failure::Queue(error));
-            return false;
+            return (false, true);
         }
+        let mut has_news = false;
         self.counters.borrow_mut().completions += completions.len() as u64;
         for completion in completions.iter() {
             let (key, kind) = decode_wr_id(completion.wr_id);
@@ -186,7 +199,8 @@ impl<U> ContextCore<U> {
                 Err(Failure::Broken(completion.status))
             };
             match completed {
-                Ok(()) => {
+                Ok(is_news) => {
+                    has_news |= is_news;
                     if matches!(kind, SendKind::Operation(_)) {
                         self.collect_ready(&connection);
                     }
@@ -195,7 +209,7 @@ impl<U> ContextCore<U> {
                 Err(failure) => self.mark_broken(connection, failure),
             }
         }
-        !completions.is_empty()
+        (!completions.is_empty(), has_news)
     }
 
     /// Posts receives again when a third of them is used.
@@ -226,7 +240,8 @@ impl<U> ContextCore<U> {
         }
     }
 
-    /// Posts as many receives as the queue takes. Receives of a queue pair that is gone were used without a completion.
+    /// Posts as many receives as the queue takes. Receives of a queue pair that is gone were used without a completion. Only after
+    /// the receive CQ was seen empty.
     pub(super) fn refill_all_receives(&self) {
         self.queues.posted_receives.set(0);
         self.refill_receives();

@@ -56,8 +56,8 @@ impl<U> Endpoint<U> {
         timeout: Duration,
     ) -> Result<(), CallError<U>> {
         let deadline = Instant::now().checked_add(timeout);
-        if deadline.is_some() {
-            self.core.liveness.note_deadline();
+        if let Some(deadline) = deadline {
+            self.core.liveness.note_deadline(deadline);
         }
         self.start_call(payload, response, user, deadline)
     }

@@ -1,8 +1,8 @@
 //! Which connections have something to post.
 //!
 //! Every call, reply and release puts its connection on a list, each connection at most once. A poll flushes all
-//! connections on the list. A connection stays on the list while it has held a batch back or waits for completions. While
-//! any connection waits for completions, every poll looks at the send CQ.
+//! connections on the list. A connection stays on the list while it has held a batch back, has a READ to post later or waits for
+//! completions. While any connection waits for completions, every poll looks at the send CQ.
 //!
 //! What one flush posts, and in which form, is decided by [`flush_policy`](crate::copyrpc::flush_policy).
 
@@ -39,11 +39,6 @@ impl<U> FlushList<U> {
     #[inline(always)]
     pub(super) fn awaits_completions(&self) -> bool {
         self.awaits_completions.get()
-    }
-
-    /// Lets the next poll look at the send CQ.
-    pub(super) fn await_completions(&self) {
-        self.awaits_completions.set(true);
     }
 }
 

@@ -1,18 +1,21 @@
 //! Deadlines, dead peers, and the end of broken connections.
 //!
-//! The clock costs more than a poll, so polls are counted and the clock is read rarely:
-//!
 //! | check | when | what |
 //! | --- | --- | --- |
-//! | deadlines | every [`DEADLINE_INTERVAL`]th poll while calls have deadlines | calls whose deadline has passed end as timed out |
-//! | peers | after [`IDLE_POLLS`] polls without news, and every [`BUSY_POLLS`]th poll; at most every [`CHECK_INTERVAL`] | queue pairs in the error state end their connection |
+//! | deadlines | when the earliest one has passed | calls whose deadline has passed end as timed out |
+//! | peers | every [`CHECK_INTERVAL`] | queue pairs in the error state end their connection |
 //! | probe | with a check of the peers, at most every [`PROBE_INTERVAL`] | a silent peer with calls to answer is probed by a READ |
-//! | broken | the poll after a failure was found | the connection ends, and with it its pending calls |
+//! | failures | with the next poll | broken connections end, and all calls that ended are reported |
+//!
+//! All of it goes by time. Polls read the clock as [`poll_clock`](crate::copyrpc::poll_clock) says; a wait reads it each time that
+//! it wakes up, and wakes up for the earliest deadline and for the peers.
 //!
 //! A failure can be found deep inside a flush or a callback. So it is only noted there ([`ContextCore::mark_broken`]); the
-//! connection ends at the end of the poll, when no other borrow is held.
+//! connection ends at the end of the poll, when no other borrow is held. Until then nothing more of it is parsed. Calls that ended are
+//! kept until their callback runs, so that a callback that panics hides no other call.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -20,25 +23,24 @@ use super::ContextCore;
 use crate::copyrpc::connection::Connection;
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::payload::Payload;
+use crate::copyrpc::poll_clock::PollClock;
 use crate::device::Status;
 
-/// Polls without news before the peers are checked.
-pub(super) const IDLE_POLLS: u32 = 1024;
-/// Polls of any kind before the peers are checked: other connections may be busy while one peer is dead.
-pub(super) const BUSY_POLLS: u32 = 1 << 12;
-/// Polls between two checks of the deadlines.
-pub(super) const DEADLINE_INTERVAL: u32 = 64;
 /// The least time between two checks of the peers, however fast polls are.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The least time between two probes of a silent peer.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) struct Liveness<U> {
+    pub(super) clock: PollClock,
     /// Connections that failed and have not been ended.
     broken: RefCell<Vec<(Rc<Connection<U>>, Failure)>>,
-    has_broken: Cell<bool>,
-    /// Whether any call may have a deadline.
-    has_deadlines: Cell<bool>,
+    /// Calls that ended without a response and have not been reported.
+    ended: RefCell<VecDeque<(U, CallFailed)>>,
+    /// Whether there are any of both.
+    has_failures: Cell<bool>,
+    /// No pending call has an earlier deadline.
+    next_deadline: Cell<Option<Instant>>,
     next_check: Cell<Instant>,
     next_probe: Cell<Instant>,
 }
@@ -46,36 +48,46 @@ pub(super) struct Liveness<U> {
 impl<U> Liveness<U> {
     pub(super) fn new() -> Liveness<U> {
         Liveness {
+            clock: PollClock::new(),
             broken: RefCell::default(),
-            has_broken: Cell::new(false),
-            has_deadlines: Cell::new(false),
+            ended: RefCell::default(),
+            has_failures: Cell::new(false),
+            next_deadline: Cell::new(None),
             next_check: Cell::new(Instant::now()),
             next_probe: Cell::new(Instant::now()),
         }
     }
 
+    /// Counts a poll. Returns whether it should [check](ContextCore::check_liveness) anything.
     #[inline(always)]
-    pub(super) fn has_broken(&self) -> bool {
-        self.has_broken.get()
+    pub(super) fn is_due(&self) -> bool {
+        self.clock.is_due() || self.has_failures.get()
     }
 
-    #[inline(always)]
-    pub(super) fn has_deadlines(&self) -> bool {
-        self.has_deadlines.get()
+    /// Whether connections or calls have failed that the next poll will report.
+    pub(super) fn has_failures(&self) -> bool {
+        self.has_failures.get()
+    }
+
+    /// No pending call has an earlier deadline.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.next_deadline.get()
     }
 
     /// Notes that a call with a deadline is made.
-    pub(super) fn note_deadline(&self) {
-        self.has_deadlines.set(true);
+    pub(super) fn note_deadline(&self, deadline: Instant) {
+        let next = self.next_deadline.get().map_or(deadline, |next| next.min(deadline));
+        self.next_deadline.set(Some(next));
     }
 }
 
 impl<U> ContextCore<U> {
-    /// Notes that a connection failed. The end of the poll ends it.
+    /// Notes that a connection failed. The end of the poll ends it; until then nothing more of it is parsed.
     #[cold]
     pub(super) fn mark_broken(&self, connection: Rc<Connection<U>>, failure: Failure) {
+        connection.stop_receiving();
         self.liveness.broken.borrow_mut().push((connection, failure));
-        self.liveness.has_broken.set(true);
+        self.liveness.has_failures.set(true);
     }
 
     pub(super) fn mark_all_broken(&self, failure: Failure) {
@@ -85,45 +97,53 @@ impl<U> ContextCore<U> {
         }
     }
 
-    /// Does the checks that are due, and ends broken connections. Returns the number of calls that ended.
+    /// Does the checks that are due, ends broken connections, and reports calls that ended. Returns how many there were.
     #[cold]
     pub(super) fn check_liveness(
         &self,
-        check_peers: bool,
-        expire_deadlines: bool,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> usize {
-        self.idle_polls.set(if check_peers { 0 } else { self.idle_polls.get() });
-        let mut ended = Vec::new();
-        if check_peers || expire_deadlines {
-            let now = Instant::now();
-            if expire_deadlines {
-                self.expire_deadlines(now, &mut ended);
-            }
-            if check_peers && now >= self.liveness.next_check.get() {
-                self.liveness.next_check.set(now + CHECK_INTERVAL);
-                self.check_peers(now);
-            }
-        }
-        self.end_broken_connections(&mut ended);
-        let count = ended.len();
-        for (user, cause) in ended {
+        self.check_time(self.liveness.clock.read(), self.queues.is_recv_cq_drained());
+        self.end_broken_connections();
+        let mut count = 0;
+        loop {
+            // If the callback panics, the next poll continues with the others.
+            let next = self.liveness.ended.borrow_mut().pop_front();
+            let Some((user, cause)) = next else { break };
+            count += 1;
             on_response(user, Err(cause));
         }
+        self.liveness.has_failures.set(!self.liveness.broken.borrow().is_empty());
         count
     }
 
-    fn expire_deadlines(&self, now: Instant, ended: &mut Vec<(U, CallFailed)>) {
-        let mut has_more = false;
-        for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
-            has_more |= connection.expire_deadlines(now, ended);
+    /// Does what is due at `now`: deadlines and peers. `is_drained`: the receive CQ was seen empty.
+    pub(super) fn check_time(&self, now: Instant, is_drained: bool) {
+        if self.liveness.next_deadline.get().is_some_and(|deadline| deadline <= now) {
+            self.expire_deadlines(now);
         }
-        self.liveness.has_deadlines.set(has_more);
+        if now >= self.liveness.next_check.get() {
+            self.liveness.next_check.set(now + CHECK_INTERVAL);
+            if is_drained {
+                self.refill_all_receives();
+            }
+            self.check_peers(now);
+        }
+    }
+
+    fn expire_deadlines(&self, now: Instant) {
+        let mut ended = self.liveness.ended.borrow_mut();
+        let connections = self.connections.borrow();
+        let connections = connections.iter().filter_map(|slot| slot.connection.as_ref());
+        let next = connections.filter_map(|connection| connection.expire_deadlines(now, &mut ended)).min();
+        self.liveness.next_deadline.set(next);
+        if !ended.is_empty() {
+            self.liveness.has_failures.set(true);
+        }
     }
 
     /// Finds connections whose queue pair is in the error state, and probes silent peers.
     fn check_peers(&self, now: Instant) {
-        self.refill_all_receives();
         let probe = now >= self.liveness.next_probe.get();
         if probe {
             self.liveness.next_probe.set(now + PROBE_INTERVAL);
@@ -142,8 +162,7 @@ impl<U> ContextCore<U> {
         }
     }
 
-    fn end_broken_connections(&self, ended: &mut Vec<(U, CallFailed)>) {
-        self.liveness.has_broken.set(false);
+    fn end_broken_connections(&self) {
         for (connection, failure) in self.liveness.broken.take() {
             if connection.failure().is_some() {
                 continue;
@@ -153,7 +172,8 @@ impl<U> ContextCore<U> {
             let mut counters = self.counters.borrow_mut();
             counters.failures += 1;
             counters.violations += u64::from(matches!(failure, Failure::Violation(_)));
-            ended.extend(users.into_iter().map(|user| (user, CallFailed::Connection(failure))));
+            let ended = users.into_iter().map(|user| (user, CallFailed::Connection(failure)));
+            self.liveness.ended.borrow_mut().extend(ended);
         }
     }
 }

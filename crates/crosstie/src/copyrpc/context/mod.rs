@@ -13,7 +13,7 @@
 //! 2. poll the receive CQ: parse batches, call back for responses, queue requests
 //! 3. refill the shared receive queue if anything arrived
 //! 4. poll the send CQ: every 16th time, or every time while a flush waits for completions
-//! 5. rarely: expire deadlines, check that peers are alive, end broken connections
+//! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
 //! ```
 
 mod completions;
@@ -42,12 +42,13 @@ use crate::device::{Device, DeviceError, DeviceSpec, Pd, QpConfig};
 
 use completions::{CompletionQueues, SEND_CQ_INTERVAL};
 use flush::FlushList;
-use liveness::{BUSY_POLLS, DEADLINE_INTERVAL, IDLE_POLLS, Liveness};
+use liveness::Liveness;
 
 pub use endpoint::Endpoint;
 pub use recv_handle::RecvHandle;
 
-/// How long a wait sleeps on the receive CQ before it looks at the send CQ: while an operation is under way, and otherwise.
+/// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
+/// operation is under way, and otherwise.
 const OPERATION_WAIT_SLICE: Duration = Duration::from_micros(200);
 const WAIT_SLICE: Duration = Duration::from_millis(10);
 
@@ -73,9 +74,8 @@ struct ContextCore<U> {
     config: Config,
     counters: RefCell<Counters>,
     is_polling: Cell<bool>,
-    /// Polls so far, and polls since something last arrived.
+    /// Polls so far.
     polls: Cell<u32>,
-    idle_polls: Cell<u32>,
     weak_self: Weak<ContextCore<U>>,
     device: Device,
 }
@@ -126,7 +126,6 @@ impl<U> Context<U> {
             counters: RefCell::default(),
             is_polling: Cell::new(false),
             polls: Cell::new(0),
-            idle_polls: Cell::new(0),
             weak_self: weak_self.clone(),
             device,
         });
@@ -161,35 +160,24 @@ impl<U> Context<U> {
         self.core.flush_connections(false);
     }
 
-    /// Sends everything, then waits until something arrives or a work request completes, at most for `timeout`. Returns whether
-    /// something happened; then [poll](Context::poll).
+    /// Sends everything, then waits until there is something to [poll](Context::poll) for, at most for `timeout`. Returns whether
+    /// there is.
+    ///
+    /// A wait ends
+    /// - when a batch arrives, or when a READ or WRITE of the application completes;
+    /// - at the earliest deadline of a pending call;
+    /// - at most 10 ms after the device has found that a peer is dead. The software device finds that within 100 ms. On a network a
+    ///   peer that owes responses is probed every 100 ms, and the device gives up after its
+    ///   [retries](crate::device::ConnectConfig);
+    /// - at most 4 ms after the peer has released room, if a call was refused for lack of room. If the peer releases nothing for about
+    ///   50 ms, the wait ends too, so that the call can be tried again.
+    ///
+    /// So a loop of `poll` and `wait(Duration::MAX)` misses nothing.
     pub fn wait(&self, timeout: Duration) -> bool {
-        self.flush();
-        let core = &self.core;
-        if !core.requests.borrow().is_empty()
-            || !core.raw_completions.borrow().is_empty()
-            || core.liveness.has_broken()
-        {
-            return true;
-        }
-        let deadline = Instant::now().checked_add(timeout);
-        loop {
-            // The completion may be a READ that found room, or an error. Errors of a queue are reported by the next poll.
-            if core.queues.has_send_completion() {
-                core.flush_list.await_completions();
-                return true;
-            }
-            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-            let slice = if core.has_operations() { OPERATION_WAIT_SLICE } else { WAIT_SLICE };
-            if core.queues.wait_recv(slice.min(left)) {
-                return true;
-            }
-            if left <= slice {
-                // Time has passed without polls. Let the next poll check deadlines and peers.
-                core.idle_polls.set(IDLE_POLLS);
-                return false;
-            }
-        }
+        let is_due = self.core.wait(timeout);
+        // Time has passed without polls.
+        self.core.liveness.clock.read_soon();
+        is_due
     }
 
     /// What the context has done so far.
@@ -218,31 +206,68 @@ impl<U> ContextCore<U> {
         }
         let (has_arrived, mut ended) = self.poll_recv_cq(on_response);
         if has_arrived {
-            self.idle_polls.set(0);
             self.refill_receives();
-        } else {
-            self.idle_polls.set(self.idle_polls.get() + 1);
         }
         if self.polls.get().is_multiple_of(SEND_CQ_INTERVAL) || self.flush_list.awaits_completions() {
             self.poll_send_cq();
         }
-        let check_peers = self.idle_polls.get() >= IDLE_POLLS || self.polls.get().is_multiple_of(BUSY_POLLS);
-        let expire_deadlines = self.liveness.has_deadlines()
-            && (check_peers || self.polls.get().is_multiple_of(DEADLINE_INTERVAL));
-        if check_peers || expire_deadlines || self.liveness.has_broken() {
-            ended += self.check_liveness(check_peers, expire_deadlines, on_response);
+        if self.liveness.is_due() {
+            ended += self.check_liveness(on_response);
         }
         ended
     }
 
-    fn has_operations(&self) -> bool {
-        let connections = self.connections.borrow();
-        connections.iter().any(|slot| slot.connection.as_ref().is_some_and(|c| c.has_operations()))
+    fn wait(&self, timeout: Duration) -> bool {
+        let mut now = Instant::now();
+        let end = now.checked_add(timeout);
+        // Whether the receive CQ was seen empty.
+        let mut is_drained = false;
+        loop {
+            self.flush_connections(false);
+            let (_, has_news) = self.poll_send_cq();
+            self.check_time(now, is_drained);
+            if has_news || self.has_something_to_report() {
+                return true;
+            }
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
+            let slice = self.wait_slice(now);
+            if self.queues.wait_recv(slice.min(left)) {
+                return true;
+            }
+            is_drained = true;
+            now = Instant::now();
+            if left <= slice {
+                self.check_time(now, is_drained);
+                return self.has_something_to_report();
+            }
+        }
+    }
+
+    /// Whether there is something that the application can take without anything arriving.
+    fn has_something_to_report(&self) -> bool {
+        self.liveness.has_failures()
+            || !self.requests.borrow().is_empty()
+            || !self.raw_completions.borrow().is_empty()
+    }
+
+    /// How long a wait can sleep on the receive CQ before it has to look at anything else.
+    fn wait_slice(&self, now: Instant) -> Duration {
+        let mut slice = WAIT_SLICE;
+        for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
+            if connection.has_operations() {
+                slice = slice.min(OPERATION_WAIT_SLICE);
+            }
+            if let Some(at) = connection.next_position_read() {
+                slice = slice.min(at.saturating_duration_since(now));
+            }
+        }
+        let deadline = self.liveness.next_deadline();
+        deadline.map_or(slice, |at| slice.min(at.saturating_duration_since(now)))
     }
 
     fn add_connection(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
         // Completions that a closed endpoint has left in the send CQ would take the room of this one.
-        while self.poll_send_cq() {}
+        while self.poll_send_cq().0 {}
         let mut slots = self.connections.borrow_mut();
         let free = slots.iter().position(|slot| slot.connection.is_none());
         let index = free.unwrap_or(slots.len());

@@ -17,6 +17,13 @@ impl<U> Context<U> {
         self.core.pd.allocate(len, access)
     }
 
+    /// READs and WRITEs that were posted and have not completed. Those that have completed are
+    /// [taken](Context::take_raw_completion) or can be.
+    pub fn raw_operations_in_flight(&self) -> u64 {
+        let counters = self.core.counters.borrow();
+        counters.raw_reads + counters.raw_writes - counters.raw_completed
+    }
+
     /// Takes the next READ or WRITE that has completed. Each is returned once. [Poll](Context::poll) for more.
     pub fn take_raw_completion(&self) -> Option<RawCompletion> {
         self.core.raw_completions.borrow_mut().pop_front()

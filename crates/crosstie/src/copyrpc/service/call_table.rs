@@ -9,14 +9,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::slots::{CallToken, EndpointQueue, Slot, SlotState, Slots, closed};
+use crate::copyrpc::poll_clock::PollClock;
 use crate::copyrpc::{CallFailed, Failure, Payload};
-
-/// Rounds between two looks at the clock, while calls with deadlines wait for room.
-const DEADLINE_ROUNDS: u32 = 64;
 
 /// What a driver has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +37,9 @@ pub(super) struct CallTable {
     /// Queues with waiting calls.
     waiting: RefCell<Vec<Rc<EndpointQueue>>>,
     has_waiting: Cell<bool>,
-    rounds: Cell<u32>,
+    clock: PollClock,
+    /// No call that waits for room has an earlier deadline.
+    next_deadline: Cell<Option<Instant>>,
     /// The waker of a driver that sleeps until the next call.
     sleeping_driver: RefCell<Option<Waker>>,
     is_driver_asleep: Cell<bool>,
@@ -55,7 +55,8 @@ impl CallTable {
             open: Cell::new(0),
             waiting: RefCell::default(),
             has_waiting: Cell::new(false),
-            rounds: Cell::new(0),
+            clock: PollClock::new(),
+            next_deadline: Cell::new(None),
             sleeping_driver: RefCell::default(),
             is_driver_asleep: Cell::new(false),
             is_closed: Cell::new(false),
@@ -105,6 +106,8 @@ impl CallTable {
                     slot.buffer_of(bytes.len()).copy_from_slice(bytes);
                     slot.state = SlotState::Queued;
                     (slot.allowance, slot.deadline) = (allowance, deadline);
+                    let next = self.next_deadline.get().into_iter().chain(deadline).min();
+                    self.next_deadline.set(next);
                     slot.queue = Some(queue.clone());
                     if !queue.is_listed.replace(true) {
                         self.waiting.borrow_mut().push(queue.clone());
@@ -251,7 +254,12 @@ impl CallTable {
 
     /// Lets the next round look at the clock, because time has passed without rounds.
     pub(super) fn check_deadlines_soon(&self) {
-        self.rounds.set(DEADLINE_ROUNDS - 1);
+        self.clock.read_soon();
+    }
+
+    /// The time until the earliest deadline of a call that waits for room.
+    pub(super) fn time_until_deadline(&self) -> Option<Duration> {
+        self.next_deadline.get().map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Makes calls that wait for room, as far as there is room now. Returns how many were made or ended.
@@ -261,17 +269,18 @@ impl CallTable {
     }
 
     fn advance_queues(&self) -> usize {
-        self.rounds.set(self.rounds.get().wrapping_add(1));
-        let check_deadlines = self.rounds.get().is_multiple_of(DEADLINE_ROUNDS);
         let mut count = 0;
+        if self.clock.is_due() {
+            let now = self.clock.read();
+            if self.next_deadline.get().is_some_and(|deadline| deadline <= now) {
+                count += self.expire_waiting_calls(now);
+            }
+        }
         let mut index = 0;
         loop {
             // Wakers run in between and may make calls, so the list may grow.
             let queue = self.waiting.borrow().get(index).cloned();
             let Some(queue) = queue else { break };
-            if check_deadlines {
-                count += self.expire_waiting_calls(&queue);
-            }
             while self.advance_first(&queue) {
                 count += 1;
             }
@@ -329,21 +338,25 @@ impl CallTable {
         slot.waker.take()
     }
 
-    /// Ends calls whose deadline has passed while they waited for room, anywhere in the queue.
-    fn expire_waiting_calls(&self, queue: &EndpointQueue) -> usize {
-        let now = Instant::now();
-        let mut expired = Vec::new();
+    /// Ends calls whose deadline has passed while they waited for room, anywhere in their queues.
+    fn expire_waiting_calls(&self, now: Instant) -> usize {
+        let (mut expired, mut next) = (Vec::new(), None);
         {
-            let mut slots = self.slots.borrow_mut();
-            queue.calls.borrow_mut().retain(|&token| {
-                let Some(slot) = slots.get(token) else { return false };
-                let is_expired = slot.state == SlotState::Queued && slot.deadline.is_some_and(|at| at <= now);
-                if is_expired {
-                    expired.push(self.fail_call(slot, CallFailed::TimedOut.into()));
-                }
-                !is_expired
-            });
+            let (mut slots, waiting) = (self.slots.borrow_mut(), self.waiting.borrow());
+            for queue in waiting.iter() {
+                queue.calls.borrow_mut().retain(|&token| {
+                    let Some(slot) = slots.get(token) else { return false };
+                    let deadline = slot.deadline.filter(|_| slot.state == SlotState::Queued);
+                    if deadline.is_some_and(|at| at <= now) {
+                        expired.push(self.fail_call(slot, CallFailed::TimedOut.into()));
+                        return false;
+                    }
+                    next = next.into_iter().chain(deadline).min();
+                    true
+                });
+            }
         }
+        self.next_deadline.set(next);
         let count = expired.len();
         expired.into_iter().flatten().for_each(Waker::wake);
         count

@@ -70,11 +70,13 @@ impl Driver {
         service.serve(&self.context)
     }
 
-    /// Waits until something arrives, see [`Context::wait`]. Then [`step`](Driver::step).
+    /// Waits until there is something to do, see [`Context::wait`]; also at the earliest deadline of a call that waits for room. Then
+    /// [`step`](Driver::step).
     pub fn wait(&self, timeout: Duration) -> bool {
-        let has_arrived = self.context.wait(timeout);
+        let until_deadline = self.calls.time_until_deadline();
+        let is_due = self.context.wait(until_deadline.map_or(timeout, |time| time.min(timeout)));
         self.calls.check_deadlines_soon();
-        has_arrived
+        is_due || until_deadline.is_some_and(|time| time <= timeout)
     }
 
     /// Runs a future to its end on this thread, and polls the context for it. It spins while there is something to do, and sleeps on

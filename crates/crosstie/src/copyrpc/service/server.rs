@@ -56,7 +56,8 @@ pub struct ServiceCounters {
     pub unknown: u64,
     /// Requests that were malformed.
     pub malformed: u64,
-    /// Requests whose response could not be sent, because the connection had ended.
+    /// Requests whose response could not be sent: the connection had ended, or there was no memory for a long response. In the
+    /// second case the caller got [`Unanswered`](super::Error::Unanswered).
     pub undelivered: u64,
 }
 
@@ -212,20 +213,21 @@ pub struct Deferred<M, U> {
 }
 
 impl<M: Method, U> Deferred<M, U> {
-    /// Sends the response, with the next poll of the context. An error means that the connection has ended.
+    /// Sends the response, with the next poll of the context. An error says why the caller does not get it.
     ///
     /// Responses should fit into the ring. One that does not is sent through bulk memory; if that is in use, the caller gets
     /// [`Unanswered`](super::Error::Unanswered).
     #[inline]
-    pub fn send(mut self, response: M::Response) -> Result<(), Failure> {
+    pub fn send(mut self, response: M::Response) -> Result<(), NotReplied> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        self.handle.take().map_or(Err(Failure::Closed), |handle| send_reply(handle, frame.as_bytes()))
+        let handle = self.handle.take();
+        handle.map_or(Err(Failure::Closed.into()), |handle| send_reply(handle, frame.as_bytes()))
     }
 
     /// Refuses the request. Sent like a [response](Deferred::send).
-    pub fn refuse(mut self, refused: Refused) -> Result<(), Failure> {
+    pub fn refuse(mut self, refused: Refused) -> Result<(), NotReplied> {
         let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed), |handle| reply_status(handle, Status::Refused, refused.0))
+        handle.map_or(Err(Failure::Closed.into()), |handle| reply_status(handle, Status::Refused, refused.0))
     }
 }
 
@@ -238,22 +240,20 @@ impl<M, U> Drop for Deferred<M, U> {
     }
 }
 
-fn reply_status<U>(handle: RecvHandle<U>, status: Status, code: u32) -> Result<(), Failure> {
+fn reply_status<U>(handle: RecvHandle<U>, status: Status, code: u32) -> Result<(), NotReplied> {
     send_reply(handle, Prefix::response(status, code).as_bytes())
 }
 
 #[inline]
-fn send_reply<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), Failure> {
-    match handle.reply(bytes) {
-        Ok(()) => Ok(()),
-        Err((NotReplied::Failed(failure), _)) => Err(failure),
-        // The response is too long for the ring, and there is no bulk memory for it: send a status instead.
-        Err((NotReplied::NoBulkMemory | NotReplied::NoMemory, Some(handle))) => {
-            reply_status(handle, Status::Unanswered, 0)
+fn send_reply<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), NotReplied> {
+    handle.reply(bytes).map_err(|(cause, handle)| {
+        // There is no bulk memory for a response that is too long for the ring: send a status instead. If the caller allowed too
+        // little even for that, the dropped request is answered with an empty payload.
+        if let (NotReplied::NoBulkMemory | NotReplied::NoMemory, Some(handle)) = (cause, handle) {
+            handle.reply(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
         }
-        // The caller allowed too little even for a status. The dropped request is answered with an empty payload.
-        Err((NotReplied::TooLong { .. } | NotReplied::NoBulkMemory | NotReplied::NoMemory, _)) => Ok(()),
-    }
+        cause
+    })
 }
 
 /// The handlers of a service: a chain to which [`Service::on`], [`Service::try_on`] and [`Service::defer`] add.
