@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
-use super::layout::{HEAP_AT, PEER_LINES_AT, QPS_AT, REGIONS_AT};
+use super::layout::{HEAP_AT, QPS_AT, REGIONS_AT};
+use super::state::locked;
 use crate::device::*;
 use crate::rng::{Random, seed};
 
@@ -56,12 +57,13 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
         }
         // The near device is correct. A malicious peer writes to the far device's segment while both work.
         let segment = &shared(&far).segment;
+        let lines = &locked(&shared(&far).peer_lines).segment(&near.address().gid).unwrap();
         let areas = [
-            (REGIONS_AT, 256),
-            (QPS_AT, 4 * 256),
-            (PEER_LINES_AT, 256),
-            (HEAP_AT, 4 * 4096),
-            (HEAP_AT + 3 * 4096, 8 * 4096),
+            (segment, REGIONS_AT, 256),
+            (segment, QPS_AT, 4 * 128),
+            (lines, 0, 256),
+            (segment, HEAP_AT, 4 * 4096),
+            (segment, HEAP_AT + 3 * 4096, 8 * 4096),
         ];
         for round in 0..40 {
             for (a, b, shared) in &mut pairs {
@@ -88,7 +90,7 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
                 );
             }
             for _ in 0..random.next() % 20 {
-                let (at, len) = areas[(random.next() % areas.len() as u64) as usize];
+                let (segment, at, len) = areas[(random.next() % areas.len() as u64) as usize];
                 let word = segment.bytes(at + random.next() % len / 8 * 8, 8).unwrap();
                 // SAFETY: an aligned word inside the segment, which is accessed with atomics only.
                 unsafe { core::sync::atomic::AtomicU64::from_ptr(word.as_ptr().cast()) }

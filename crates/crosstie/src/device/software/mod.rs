@@ -39,7 +39,7 @@
 //! | `recv.rs`, `cq_ring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
-//! | `quiescence.rs` | who may still touch an object that goes away |
+//! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 
 mod control;
 mod cq;
@@ -52,6 +52,7 @@ mod error;
 mod invalid_input_tests;
 mod layout;
 mod link;
+mod peer_lines;
 mod peer_memory;
 mod peer_qp;
 mod progress;
@@ -59,6 +60,7 @@ mod qp;
 mod quiescence;
 mod rc;
 mod recv;
+mod removal;
 mod service;
 mod setup;
 mod srq;

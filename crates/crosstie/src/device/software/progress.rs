@@ -4,6 +4,7 @@
 //! its sending half to this thread, and takes it back when no request is deferred any more. Until then its posts are
 //! appended to the deferred ones.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,14 +15,15 @@ use super::error::ExecuteError;
 use super::qp::QpShared;
 use super::state::{DeviceShared, locked};
 use crate::device::{Data, Opcode, QpState, Status, rnr_delay};
+use crate::ring::presence;
 
 /// How the rest of the device controls the progress thread.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Held during each attempt: whoever holds it knows that no attempt is running.
-    attempt: Mutex<()>,
+    /// Odd while the thread executes requests, as a peer line's `busy`: see [`crate::ring::presence`].
+    attempt: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -66,9 +68,14 @@ impl Progress {
         self.changed.notify_one();
     }
 
-    /// Returns when no attempt that began before this call is running.
-    pub(super) fn wait_for_current_attempt(&self) {
-        drop(locked(&self.attempt));
+    /// The attempt that is running now. The caller took an object away and then passed a heavy fence.
+    pub(super) fn current_attempt(&self) -> Option<u64> {
+        presence::observe(&self.attempt)
+    }
+
+    /// Whether the attempt that [`current_attempt`](Progress::current_attempt) returned has ended.
+    pub(super) fn has_ended(&self, attempt: u64) -> bool {
+        presence::has_left(&self.attempt, attempt)
     }
 
     /// Ends the thread.
@@ -100,9 +107,9 @@ fn run(device: &Arc<DeviceShared>) {
         let mut next: Option<Instant> = None;
         for qp in &qps {
             let due = {
-                let attempt = locked(&device.progress.attempt);
+                presence::enter(&device.progress.attempt);
                 let due = retry(qp);
-                drop(attempt);
+                presence::leave(&device.progress.attempt);
                 due
             };
             match due {
@@ -130,7 +137,8 @@ fn run(device: &Arc<DeviceShared>) {
 
 /// Tries the deferred requests of a queue pair. Returns when to try again, or `None` if none is left.
 ///
-/// Only the progress thread calls this, with the `attempt` lock held: deregistering a region waits for that lock.
+/// Only the progress thread calls this, and announces it in `attempt`: the memory of a region that is deregistered
+/// meanwhile is kept until the attempt has ended.
 fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
     let mut deferred = locked(&qp.deferred);
     let DeferredSends { peer, queue } = &mut *deferred;

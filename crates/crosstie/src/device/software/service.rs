@@ -1,7 +1,7 @@
 //! The service thread of a device: accepts peers, notices when they are gone, and cleans up after them.
 //!
 //! The thread never blocks on a peer, only on epoll. Cleanup that has to wait for a peer (`quiescence.rs`) stays on a list
-//! and is tried again every millisecond.
+//! and is tried again: after a millisecond, then less and less often.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,21 +15,22 @@ use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::cq_ring::{CqRing, NewCqe};
-use super::layout::{CqeKind, IN_PLACE, MAGIC, PeerLine, RegionKey, RequestWord, peer_line_at, short_epoch};
+use super::cq_ring::NewCqe;
+use super::layout::{ConnectionWord, CqeKind, IN_PLACE, MAGIC, RegionKey, RequestWord, short_epoch};
 use super::link::Link;
+use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::{QpShared, RecvSource};
+use super::quiescence::{MAX_RECHECK, PeerDeparture};
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
-use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
 /// Limit on connections from peers; a peer device has one.
 const MAX_PEERS: usize = 4096;
-/// How often pending cleanup is tried again.
-const CLEANUP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How soon pending cleanup is tried again; the time doubles with every attempt, up to [`MAX_RECHECK`].
+const FIRST_RECHECK: Duration = Duration::from_millis(1);
 
 /// How the rest of the device reaches the service thread.
 #[derive(Debug)]
@@ -47,6 +48,10 @@ pub(super) struct ServiceHandle {
     /// Serialises everything that acts in the place of a peer: voiding reservations, pushing markers, breaking a
     /// connection that a peer means, and the reset of a queue pair.
     pub(super) cleanup: Mutex<()>,
+    /// Held while the service thread accesses memory registered in place for a peer, from the check of the key to the last
+    /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
+    /// peer still waits for the reply.
+    pub(super) proxied_access: Mutex<()>,
 }
 
 /// Epoll token of the listening socket.
@@ -75,6 +80,7 @@ impl ServiceHandle {
             next_id: AtomicU64::new(1),
             claim: AtomicU64::new(reservation::IDLE),
             cleanup: Mutex::new(()),
+            proxied_access: Mutex::new(()),
         };
         Ok((handle, listener))
     }
@@ -114,14 +120,16 @@ struct InboundPeer {
     same_user: bool,
     /// Known after its HELLO.
     gid: Option<[u8; 16]>,
+    /// We ended the connection, but the peer has not closed its end yet.
+    is_cut_off: bool,
 }
 
 /// Cleanup that may have to wait for a peer.
 enum PendingCleanup {
-    /// Flush the receives of a queue pair in ERR. `seen_busy`: see [`QpShared::peer_has_left`].
-    Flush { qp: Arc<QpShared>, seen_busy: Option<u64> },
+    /// Flush the receives of a queue pair in ERR.
+    Flush { qp: Arc<QpShared>, peer: PeerDeparture },
     /// Reclaim the peer line of a datagram sender that is gone.
-    PeerLine { index: u32 },
+    DatagramSender { line: AssignedLine, sender: u32 },
 }
 
 /// Runs the service thread until the device is closed.
@@ -134,8 +142,9 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
         payload: vec![0; MAX_PAYLOAD],
     };
     let mut events = Vec::with_capacity(64);
+    let mut recheck = None;
     while !device.is_closing() {
-        let timeout = (!service.pending.is_empty()).then_some(CLEANUP_INTERVAL);
+        let timeout = recheck.and_then(|recheck: Duration| Timespec::try_from(recheck).ok());
         events.clear();
         match epoll::wait(
             &device.service.epoll,
@@ -149,7 +158,12 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
         for event in &events {
             service.handle_event(event.data.u64());
         }
-        service.run_pending_cleanup();
+        let is_pending = service.run_pending_cleanup() | device.finish_removals();
+        recheck = match recheck {
+            _ if !is_pending => None,
+            Some(last) if events.is_empty() => Some((last * 2).min(MAX_RECHECK)),
+            _ => Some(FIRST_RECHECK),
+        };
     }
 }
 
@@ -204,7 +218,8 @@ impl Service {
             });
             if watched.is_ok() {
                 let same_user = peer.is_our_user();
-                self.peers.insert(id, InboundPeer { socket, process, same_user, gid: None });
+                self.peers
+                    .insert(id, InboundPeer { socket, process, same_user, gid: None, is_cut_off: false });
             }
         }
     }
@@ -213,8 +228,12 @@ impl Service {
     fn serve_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut request = Request::new_zeroed();
-        let Ok((len, _)) = socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
+        if peer.is_cut_off {
+            // Only the end of the connection is reported for it.
             return self.remove_peer(id);
+        }
+        let Ok((len, _)) = socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
+            return self.cut_off_peer(id);
         };
         let (reply, keep) = match (peer.gid, request.kind) {
             (None, Request::HELLO) => self.handle_hello(id, &request),
@@ -224,16 +243,38 @@ impl Service {
         let Some(peer) = self.peers.get(&id) else { return };
         if let Some(reply) = reply {
             let accepted = request.kind == Request::HELLO && reply.status == Reply::OK;
-            let file = accepted.then(|| self.device.segment.fd());
+            let lines = match (peer.gid, request.kind) {
+                (Some(gid), Request::PEER_LINES) => locked(&self.device.peer_lines).segment(&gid).ok(),
+                _ => None,
+            };
+            let file = match &lines {
+                Some(lines) => Some(lines.fd()),
+                None => accepted.then(|| self.device.segment.fd()),
+            };
             let has_payload = request.kind == Request::READ && reply.status == Reply::OK;
             let payload = if has_payload { &self.payload[..request.a as usize] } else { &[] };
             if socket::send(&peer.socket, reply.as_bytes(), payload, file.as_slice()).is_err() {
-                return self.remove_peer(id);
+                return self.cut_off_peer(id);
             }
         }
         if !keep {
-            self.remove_peer(id);
+            self.cut_off_peer(id);
         }
+    }
+
+    /// Ends the connection to a peer: it closed the connection, or sent a malformed message. Its queue pairs go to ERR. It
+    /// counts as gone only when it has closed its end or its process has ended: until then it may be inside an operation.
+    fn cut_off_peer(&mut self, id: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(gid) = peer.gid else { return self.remove_peer(id) };
+        peer.is_cut_off = true;
+        // The peer notices. This fails only if the peer has closed the connection already.
+        rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).ok();
+        // What it still sends is not read.
+        let data = epoll::EventData::new_u64(id << 2 | PEER_SOCKET);
+        let watched = epoll::modify(&self.device.service.epoll, &peer.socket, data, epoll::EventFlags::RDHUP);
+        debug_assert!(watched.is_ok());
+        self.fail_qps_of(&gid);
     }
 
     /// Returns the reply, and whether the peer stays connected.
@@ -260,12 +301,17 @@ impl Service {
     ) -> (Option<Reply>, bool) {
         match kind {
             Request::PEER_LINE => {
-                let reply = match self.device.assign_peer_line(gid) {
-                    Some(index) => Reply::new(Reply::OK, index.into()),
-                    None => Reply::new(Reply::EXHAUSTED, 0),
+                let tenure = ConnectionWord::ready(self.device.next_epoch(0)).tenure();
+                let reply = match locked(&self.device.peer_lines).assign_datagram_sender(gid, tenure) {
+                    Ok(AssignedLine { index, usage: LineUse::Datagrams { sender }, .. }) => {
+                        Reply::new(Reply::OK, u64::from(sender) << 32 | u64::from(index))
+                    }
+                    _ => Reply::new(Reply::EXHAUSTED, 0),
                 };
                 (Some(reply), true)
             }
+            // `serve_peer` adds the segment.
+            Request::PEER_LINES => (Some(Reply::new(Reply::OK, 0)), true),
             Request::QP_ERROR | Request::CQ_OVERRUN => {
                 // Only the peer that a queue pair is connected to may break it, and only in the epoch that it means. Any
                 // peer may break a datagram queue pair.
@@ -300,6 +346,7 @@ impl Service {
         if len > MAX_PAYLOAD as u64 || (kind == Request::WRITE && payload as u64 != len) {
             return None;
         }
+        let _proxied_access = locked(&self.device.service.proxied_access);
         let entry = &self.device.regions[RegionKey::from_bits(request.key).index() as usize];
         let access = Access::from_bits_truncate(entry.access.load(Relaxed));
         let needs = match kind {
@@ -321,9 +368,8 @@ impl Service {
             return None;
         }
         let at = core::ptr::with_exposed_provenance_mut::<u8>(request.addr as usize);
-        // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits meanwhile, because the
-        // peer that waits for our reply is inside an operation (`OperationGuard`). The payload buffer has room for `len`,
-        // which is at most `MAX_PAYLOAD`.
+        // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits for `proxied_access`,
+        // which we hold. The payload buffer has room for `len`, which is at most `MAX_PAYLOAD`.
         unsafe {
             match kind {
                 Request::WRITE => copy(self.payload.as_ptr(), at, len as usize),
@@ -345,8 +391,7 @@ impl Service {
         Some(0)
     }
 
-    /// A peer closed its connection, died or is disconnected. With its last connection, it counts as no longer working on
-    /// our segment: its queue pairs go to ERR and its peer lines are reclaimed.
+    /// A peer closed its connection or died. With its last connection, it is no longer working on our segment: its queue pairs go to ERR and its peer lines are reclaimed.
     fn remove_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
         for source in [Some(&peer.socket), peer.process.as_ref()].into_iter().flatten() {
@@ -365,13 +410,13 @@ impl Service {
             peers.remove(&gid);
         }
         self.fail_qps_of(&gid);
-        let mut lines = Vec::new();
-        for (index, owner) in locked(&self.device.peer_line_owners).iter().enumerate() {
-            if *owner == Some(gid) {
-                lines.push(PendingCleanup::PeerLine { index: index as u32 });
-            }
-        }
-        self.pending.extend(lines);
+        let mut lines = locked(&self.device.peer_lines);
+        self.pending.extend(lines.all().filter(|line| line.gid == gid).filter_map(|line| match line.usage {
+            LineUse::Datagrams { sender } => Some(PendingCleanup::DatagramSender { line, sender }),
+            // Its queue pair retires it.
+            LineUse::Connection { .. } => None,
+        }));
+        lines.forget_gone_peer(&gid);
     }
 
     /// Something happened to a peer that we connected to: it closed the connection, died, or sent a reply.
@@ -413,24 +458,28 @@ impl Service {
         is_meant(qp) && qp.move_to_error()
     }
 
-    /// Collects the flush requests and completes whatever cleanup can be completed now.
-    fn run_pending_cleanup(&mut self) {
+    /// Collects the flush requests and completes whatever cleanup can be completed now. Returns whether some is left.
+    fn run_pending_cleanup(&mut self) -> bool {
         let requested = std::mem::take(&mut *locked(&self.device.service.flush_requests));
-        self.pending.extend(requested.into_iter().map(|qp| PendingCleanup::Flush { qp, seen_busy: None }));
+        let flush = |qp| PendingCleanup::Flush { qp, peer: PeerDeparture::default() };
+        self.pending.extend(requested.into_iter().map(flush));
         let device = self.device.clone();
         self.pending.retain_mut(|item| match item {
-            PendingCleanup::Flush { qp, seen_busy } => !try_flush(&device, qp, seen_busy),
-            PendingCleanup::PeerLine { index } => !try_reclaim_peer_line(&device, *index),
+            PendingCleanup::Flush { qp, peer } => !try_flush(&device, qp, peer),
+            PendingCleanup::DatagramSender { line, sender } => {
+                !try_reclaim_datagram_sender(&device, line, *sender)
+            }
         });
+        !self.pending.is_empty()
     }
 }
 
 /// Pushes the flush marker of a queue pair in ERR, if its peer can complete no more receives. Returns whether that is done.
-fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, seen_busy: &mut Option<u64>) -> bool {
+fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, peer: &mut PeerDeparture) -> bool {
     if qp.destroyed.load(Acquire) {
         return true;
     }
-    if !qp.peer_has_left(seen_busy) {
+    if !qp.peer_has_left(peer) {
         return false;
     }
     let _one_at_a_time = locked(&device.service.cleanup);
@@ -445,23 +494,25 @@ fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, seen_busy: &mut Option<u
     done
 }
 
-/// Reclaims the peer line of a datagram sender that is gone, and has the pollers return the receives that it had taken.
+/// Reclaims the line and the number of a datagram sender that is gone, and has the pollers return the receives that it had taken.
 /// Returns whether that is done.
-fn try_reclaim_peer_line(device: &DeviceShared, index: u32) -> bool {
-    let line: Option<SharedRef<PeerLine>> = SharedRef::new(&device.segment, peer_line_at(index));
-    let Some(line) = line else { return true };
+fn try_reclaim_datagram_sender(device: &DeviceShared, peer: &AssignedLine, sender: u32) -> bool {
+    let line = &peer.line;
+    let ring_at = line.cq_at.load(Relaxed);
+    let is_cq_of_datagrams = |qp: &Arc<QpShared>| qp.is_datagram() && qp.recv_cq.at() == ring_at;
+    // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
     if line.claim.load(Relaxed) != reservation::IDLE
-        && let Some(ring) = CqRing::new(&device.segment, line.cq_at.load(Relaxed))
-        && !device.void_abandoned_reservation(&line, &ring)
+        && let Some(qp) = device.all_qps().iter().find(|qp| is_cq_of_datagrams(qp))
+        && !device.void_abandoned_reservation(peer, &qp.recv_cq.ring, ring_at)
     {
         return false;
     }
-    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram()) {
+    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram() && !qp.destroyed.load(Acquire)) {
         let marker = NewCqe {
             kind: CqeKind::Reclaim,
             opcode: Opcode::Unspecified,
             status: Status::RemoteAborted,
-            request: RequestWord::of_reclaim(index),
+            request: RequestWord::of_reclaim(sender),
             qp_num: qp.num,
             byte_len: 0,
             detail: 0,
@@ -474,7 +525,6 @@ fn try_reclaim_peer_line(device: &DeviceShared, index: u32) -> bool {
             return false;
         }
     }
-    line.claim.store(reservation::IDLE, Relaxed);
-    locked(&device.peer_line_owners)[index as usize] = None;
+    device.retire_line(peer);
     true
 }
