@@ -1,8 +1,8 @@
-//! What [`crosstie::ipc`] and [`crosstie::delegation`] have in common as carriers of messages: everything but their names,
-//! what there is to configure, and what they count.
+//! The code that the transports [`crosstie::ipc`] and [`crosstie::delegation`] share. They differ only in their types, their
+//! configuration and their counters.
 
-/// Makes a module of the library a [`Transport`](super::Transport), with `run(plan)` to measure it. The place where it
-/// stands has `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
+/// Implements [`Transport`](super::Transport) for a module of the library, and `run(plan)`, which measures it. The module that
+/// invokes this macro defines `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
 macro_rules! shared_memory_rpc {
     ($module:ident) => {
         use core::hint::black_box;
@@ -12,11 +12,11 @@ macro_rules! shared_memory_rpc {
         use crosstie::$module::{CallError, Client, Server};
 
         use super::payload::Payload;
-        use super::rpc_loop::{RpcClient, RpcServer, response_number};
+        use super::rpc_loop::{self, ClientLoop, Idle, RpcClient, RpcServer, ServerLoop, response_number};
         use super::{Summary, Transport, measure};
         use crate::error::Error;
 
-        /// Usual sizes as types, as a user would; others as raw bytes.
+        /// Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
         pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
             match plan.payload {
                 8 => measure(plan, &RpcTransport::<[u8; 8]>(PhantomData)),
@@ -31,19 +31,24 @@ macro_rules! shared_memory_rpc {
         struct RpcTransport<M: ?Sized>(PhantomData<fn(&M)>);
 
         impl<M: Payload + ?Sized> Transport for RpcTransport<M> {
-            type Client = Caller<M>;
-            type Server = Responder<M>;
-
-            fn serve(&self, plan: &Plan, name: &str) -> Result<Responder<M>, Error> {
+            fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
                 let server = Server::create(name, &config(plan));
                 let server = server.map_err(Error::rpc("creating the server"))?;
-                Ok(Responder { server, response: M::filled(plan.payload) })
+                let responder = Responder { server, response: M::filled(plan.payload) };
+                Ok(Box::new(rpc_loop::Server::new(responder, idle)))
             }
 
-            fn connect(&self, plan: &Plan, name: &str, _rank: usize) -> Result<Caller<M>, Error> {
+            fn connect(
+                &self,
+                plan: &Plan,
+                name: &str,
+                rank: usize,
+                idle: Idle,
+            ) -> Result<Box<dyn ClientLoop>, Error> {
                 let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
                 let client = client.with_wait_strategy(plan.waiting.into());
-                Ok(Caller { client, request: M::filled(plan.payload) })
+                let caller = Caller { client, request: M::filled(plan.payload) };
+                Ok(Box::new(rpc_loop::Client::new(caller, rank, plan.payload, plan.depth, idle)))
             }
         }
 

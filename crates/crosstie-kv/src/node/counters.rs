@@ -34,7 +34,7 @@ pub struct DaemonActivity {
     pub busy_passes: u64,
     /// Times that the daemon slept.
     pub sleeps: u64,
-    /// Requests that its shard executed, whoever sent them.
+    /// Requests that its shard executed, from clients and from other daemons and nodes.
     pub served: u64,
     /// Requests of other nodes that it forwarded to the daemon that owns the key.
     pub forwarded_in: u64,
@@ -44,7 +44,7 @@ pub struct DaemonActivity {
     pub sent: u64,
     /// Requests that found no space at first and had to wait.
     pub backlogged: u64,
-    /// Responses that could not be delivered, because whoever sent the request was gone.
+    /// Responses that could not be delivered, because the sender of the request was gone.
     pub undelivered: u64,
 }
 

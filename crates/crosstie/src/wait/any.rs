@@ -58,9 +58,9 @@ pub fn wait_any<'a>(
     if connections.clone().next().is_none() {
         return false;
     }
-    let mut checks = 0;
+    let mut checks = 0u32;
     wait_for_any(connections.clone().map(sealed::Waitable::parker), strategy, timeout, || {
-        checks += 1;
+        checks = checks.saturating_add(1);
         connections.clone().any(|connection| connection.is_ready(checks > EXPECTED_ONLY_CHECKS))
     })
 }

@@ -124,13 +124,8 @@ impl Caller {
             response = request.len();
             return Some((request.clone(), response, Expected::Echo(request)));
         }
-<<<<<<< HEAD
-        let dropped = self.load.drops > 0 && self.random.index(self.load.drops) == 0;
-        let deed = if goodbye { GOODBYE } else { [ANSWER, DROP][usize::from(dropped)] };
-=======
         let dropped = self.load.drops > 0 && self.random.index(self.load.drops) == 0;
         let action = if is_last { LAST_CALL } else { [ANSWER, DROP][usize::from(dropped)] };
->>>>>>> main
         request[..8].copy_from_slice(&number.to_le_bytes());
         request[8..12].copy_from_slice(&(response as u32).to_le_bytes());
         request[12..14].copy_from_slice(&(index as u16).to_le_bytes());
