@@ -228,6 +228,11 @@ fn stopped_producer() -> Fallible {
             Err(DeviceError::PeerBusy { process }) if *process == Some(pid) => refusals += 1,
             Err(e) => return Err(format!("step {step}: {e}").into()),
         }
+        if executed == step {
+            // It runs on to the stop behind the post.
+            trace::detach(pid)?;
+            trace::step(pid, 0)?;
+        }
         trace::detach(pid)?;
         peer.expect("Success")?;
         let third = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
@@ -446,7 +451,8 @@ fn pages(region: &Mr) -> impl Iterator<Item = [u8; PAGE]> {
 }
 
 fn check_filled(region: &Mr) -> Fallible {
-    let overwritten: usize = pages(region).map(|page| page.iter().filter(|byte| **byte != OURS).count()).sum();
+    let overwritten: usize =
+        pages(region).map(|page| page.iter().filter(|byte| **byte != OURS).count()).sum();
     check(overwritten == 0, format!("{overwritten} bytes of new memory were overwritten by the old WRITE"))
 }
 

@@ -154,3 +154,47 @@ fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
 }
+
+/// A peer asks the service thread to write to memory in place, and does not wait for the reply: it announces no operation, as
+/// one whose time is over. Once `deregister` has returned, not one byte of the memory changes.
+#[test]
+fn proxied_write_does_not_land_after_deregistration() {
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let socket = control::connect(&device.address().gid).unwrap();
+    let hello = Request { gid: [7; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
+    let mut reply = control::Reply::new(0, 0);
+    let mut exchange = |request: &Request, payload: &[u8], wait: &mut dyn FnMut()| {
+        crate::local::socket::send(&socket, request.as_bytes(), payload, &[]).unwrap();
+        wait();
+        crate::local::socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
+        reply.status
+    };
+    assert_eq!(exchange(&hello, &[], &mut || ()), control::Reply::OK);
+    let (mut landed, mut refused) = (0, 0);
+    let mut random = Random(seed());
+    for round in 0..4000 {
+        let mut memory = vec![0u8; control::MAX_PAYLOAD];
+        let (start, len) = (memory.as_mut_ptr(), memory.len());
+        // SAFETY: the vector outlives the region, and is used only after the region is deregistered.
+        let mut region = Some(unsafe { pd.register(start, len, Access::ALL).unwrap() });
+        let remote = region.as_ref().unwrap().remote();
+        let write =
+            Request { key: remote.rkey, addr: remote.addr, a: len as u64, ..Request::new(Request::WRITE) };
+        let delay = random.next() % 3000;
+        let status = exchange(&write, &vec![0xAA; len], &mut || {
+            for _ in 0..delay {
+                core::hint::spin_loop();
+            }
+            region.take().unwrap().deregister(Duration::from_secs(20)).unwrap();
+            memory.fill(0x55);
+        });
+        match status {
+            control::Reply::OK => landed += 1,
+            _ => refused += 1,
+        }
+        assert!(memory.iter().all(|byte| *byte == 0x55), "round {round}: written after deregistration");
+    }
+    println!("{landed} writes before deregistration, {refused} after it");
+    assert!(landed > 0 && refused > 0, "{landed} before, {refused} after: the race was never close");
+}
