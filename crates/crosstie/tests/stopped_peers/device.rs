@@ -230,10 +230,10 @@ fn stopped_producer() -> Fallible {
         }
         if executed == step {
             // It runs on to the stop behind the post.
-            trace::detach(pid)?;
+            trace::resume(pid)?;
             trace::step(pid, 0)?;
         }
-        trace::detach(pid)?;
+        trace::resume(pid)?;
         peer.expect("Success")?;
         let third = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
         let mut arrived = 0;

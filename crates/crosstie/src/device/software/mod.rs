@@ -28,8 +28,8 @@
 //! receive queues that the dead process had taken. Nothing is left in a file system.
 //!
 //! A peer that is *stopped* (SIGSTOP) between reserving a position and publishing it holds up the completion queue it was
-//! writing to until it continues: it is alive, and may still write. Nothing else waits for a stopped peer without a limit, except the drop of memory
-//! registered in place: see `quiescence.rs`.
+//! writing to until it continues: it is alive, and may still write. Nothing else waits for a stopped peer without a limit,
+//! except the drop of memory registered in place, see `quiescence.rs`.
 //!
 //! | file | content |
 //! | --- | --- |

@@ -192,7 +192,7 @@ pub struct Mr {
     /// `None` for memory registered in place.
     memory: Option<Allocation>,
     /// Memory in place: the operations that were under way when [`Mr::deregister`] closed the region.
-    operations: Option<Quiescence>,
+    operations: Option<Box<Quiescence>>,
     is_removed: bool,
 }
 
@@ -222,7 +222,7 @@ impl Mr {
         if self.try_remove(deadline) {
             return Ok(());
         }
-        let gid = self.operations.as_ref().and_then(Quiescence::blocking_peer);
+        let gid = self.operations.as_ref().and_then(|operations| operations.blocking_peer());
         let process = gid.and_then(|gid| self.handle.device.peer_process(gid));
         Err((self, process))
     }
@@ -237,10 +237,10 @@ impl Mr {
                 // The service thread checks the key under this lock: what it copies for a peer from now on is not ours.
                 drop(locked(&device.service.proxied_access));
             }
-            device.observe_domain(self.pd)
+            Box::new(device.observe_domain(self.pd))
         });
         if let Some(memory) = self.memory {
-            device.remove_region(self.key, memory, operations);
+            device.remove_region(self.key, memory, *operations);
             self.is_removed = true;
             return true;
         }
