@@ -19,7 +19,7 @@ const FROM_PEER: u8 = 0xAA;
 const OURS: u8 = 0x55;
 const PAGE: usize = 4096;
 
-pub(crate) const TESTS: &[(&str, fn() -> Fallible)] = &[
+pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("memory_of_a_dropped_region_is_not_reused_while_a_stopped_peer_may_write", allocated_memory),
     ("deregister_of_memory_in_place_hands_the_region_back_while_a_peer_is_inside", memory_in_place),
     ("late_post_of_an_old_peer_does_not_free_what_the_new_peer_writes", late_old_peer),
@@ -42,8 +42,8 @@ fn allocated_memory() -> Fallible {
         drop(qp);
         drop(region);
         let counters = node.device.counters();
-        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, &counters)?;
-        check(counters.deferred_bytes >= LARGE as u64, &counters)?;
+        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, counters)?;
+        check(counters.deferred_bytes >= LARGE as u64, counters)?;
         let refused = node.pd.allocate(LARGE, Access::ALL);
         check(matches!(refused, Err(DeviceError::Exhausted { .. })), &refused)?;
         let other = node.pd.allocate(64 << 20, Access::ALL)?;
@@ -177,7 +177,7 @@ fn unrelated_removals() -> Fallible {
         drop(qp);
         drop(region);
         let counters = node.device.counters();
-        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, &counters)?;
+        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, counters)?;
         other.check_works()?;
         peer.end(end)?;
         node.wait_until_nothing_is_deferred()?;

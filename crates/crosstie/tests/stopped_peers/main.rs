@@ -13,6 +13,8 @@ use std::time::Duration;
 
 pub(crate) type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
+pub(crate) type Test = fn() -> Fallible;
+
 /// Limit on anything that should happen, and no measure of how fast it is.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit on the whole program: a test that hangs fails.

@@ -5,7 +5,7 @@
 //! appended to the deferred ones.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,9 @@ use crate::ring::presence;
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Odd while the thread executes requests, as a peer line's `busy`: see [`crate::ring::presence`].
+    /// Odd during an attempt, as a peer line's `busy`: see [`crate::ring::presence`]. Whoever holds `one_attempt` writes it.
     attempt: AtomicU64,
+    one_attempt: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -34,6 +35,18 @@ struct ProgressState {
     stop: bool,
     /// Someone wants all queue pairs to be tried again now.
     woken: bool,
+}
+
+/// An attempt to execute requests that name regions by their keys, see [`Progress::begin_attempt`].
+pub(super) struct Attempt<'a> {
+    attempt: &'a AtomicU64,
+    _one_at_a_time: MutexGuard<'a, ()>,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        presence::leave(self.attempt);
+    }
 }
 
 impl Progress {
@@ -52,9 +65,12 @@ impl Progress {
                 std::thread::Builder::new().name("crosstie-progress".into()).spawn(move || run(&device));
             match spawned {
                 Ok(thread) => state.thread = Some(thread),
-                // Without the thread the request would hang: break the connection instead.
                 Err(_) => {
-                    qp.move_to_error();
+                    // Without the thread the request would hang.
+                    state.qps.retain(|known| !Arc::ptr_eq(known, qp));
+                    // Failing the request needs the lock.
+                    drop(state);
+                    return fail_all(qp);
                 }
             }
         }
@@ -78,6 +94,14 @@ impl Progress {
         presence::has_left(&self.attempt, attempt)
     }
 
+    /// Begins an attempt. It lasts until the guard is dropped; the memory of a region that is deregistered meanwhile is kept
+    /// until then.
+    pub(super) fn begin_attempt(&self) -> Attempt<'_> {
+        let one_at_a_time = locked(&self.one_attempt);
+        presence::enter(&self.attempt);
+        Attempt { attempt: &self.attempt, _one_at_a_time: one_at_a_time }
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         let thread = {
@@ -94,6 +118,22 @@ impl Progress {
     }
 }
 
+/// Fails the deferred requests of a queue pair, and moves it to ERR. For when there is no progress thread.
+#[cold]
+fn fail_all(qp: &Arc<QpShared>) {
+    {
+        let mut deferred = locked(&qp.deferred);
+        let DeferredSends { peer, queue } = &mut *deferred;
+        if let Some(peer) = peer
+            && let Some(request) = queue.pop_front()
+        {
+            fail_request(qp, peer, request.wr_id, request.position, Status::LocalQpOperation, false);
+        }
+    }
+    // The queue pair is in ERR, so this flushes the other requests.
+    retry(qp);
+}
+
 fn run(device: &Arc<DeviceShared>) {
     loop {
         let qps = {
@@ -107,10 +147,8 @@ fn run(device: &Arc<DeviceShared>) {
         let mut next: Option<Instant> = None;
         for qp in &qps {
             let due = {
-                presence::enter(&device.progress.attempt);
-                let due = retry(qp);
-                presence::leave(&device.progress.attempt);
-                due
+                let _attempt = device.progress.begin_attempt();
+                retry(qp)
             };
             match due {
                 Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
@@ -137,8 +175,8 @@ fn run(device: &Arc<DeviceShared>) {
 
 /// Tries the deferred requests of a queue pair. Returns when to try again, or `None` if none is left.
 ///
-/// Only the progress thread calls this, and announces it in `attempt`: the memory of a region that is deregistered
-/// meanwhile is kept until the attempt has ended.
+/// The caller is inside an attempt, unless the queue pair is in ERR: the memory of a region that is deregistered meanwhile is
+/// kept until the attempt has ended.
 fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
     let mut deferred = locked(&qp.deferred);
     let DeferredSends { peer, queue } = &mut *deferred;

@@ -76,7 +76,7 @@ impl DeviceShared {
     }
 
     /// Frees the memory and the key of a deregistered region when `operations` have ended.
-    pub(super) fn remove_region(&self, key: RegionKey, memory: Allocation, mut operations: Quiescence) {
+    pub(super) fn free_region_later(&self, key: RegionKey, memory: Allocation, mut operations: Quiescence) {
         if operations.is_reached(self) {
             return self.free_region(key, &memory);
         }

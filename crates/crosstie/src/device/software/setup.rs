@@ -2,14 +2,13 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::Relaxed, Ordering::Release};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::layout::{IN_PLACE, RegionKey};
 use super::quiescence::Quiescence;
 use super::service::{self, ServiceHandle};
-use super::state::{Allocation, DeviceShared, locked, os};
+use super::state::{Allocation, DeviceShared, Region, locked, os};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
 use crate::memory::segment::Segment;
 use crate::ring::fence;
@@ -160,14 +159,8 @@ impl Pd {
         }
         let device = &self.handle.device;
         let key = device.take_region_key()?;
-        let entry = &device.regions[key.index() as usize];
-        entry.access.store(access.bits(), Relaxed);
-        entry.pd.store(pd, Relaxed);
-        entry.addr.store(addr, Relaxed);
-        entry.len.store(len as u64, Relaxed);
-        entry.offset.store(memory.map_or(IN_PLACE, |memory| memory.at), Relaxed);
-        // Release, partner: the Acquire load of `key` in `PeerMemory::look_up` and wherever else a region is looked up.
-        entry.key.store(key.bits(), Release);
+        let offset = memory.map_or(IN_PLACE, |memory| memory.at);
+        device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
         Ok(Mr {
             handle: self.handle.clone(),
             key,
@@ -232,7 +225,7 @@ impl Mr {
     fn try_remove(&mut self, deadline: Option<Instant>) -> bool {
         let device = &self.handle.device;
         let mut operations = self.operations.take().unwrap_or_else(|| {
-            device.regions[self.key.index() as usize].key.store(0, Relaxed);
+            device.remove_region(self.key);
             if self.memory.is_none() {
                 // The service thread checks the key under this lock: what it copies for a peer from now on is not ours.
                 drop(locked(&device.service.proxied_access));
@@ -240,7 +233,7 @@ impl Mr {
             Box::new(device.observe_domain(self.pd))
         });
         if let Some(memory) = self.memory {
-            device.remove_region(self.key, memory, *operations);
+            device.free_region_later(self.key, memory, *operations);
             self.is_removed = true;
             return true;
         }
