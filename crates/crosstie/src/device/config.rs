@@ -2,6 +2,21 @@
 
 use super::{Access, DeviceError};
 
+/// What a device keeps for peers at this moment, see [`Device::counters`](super::Device::counters).
+///
+/// A removed object stays here while a peer may still access it: the peer is inside an operation, for a long copy or because
+/// it is stopped. It is freed when the peer has left or is dead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceCounters {
+    /// Regions that were dropped and are not freed yet.
+    pub deferred_regions: u64,
+    /// The memory of these regions.
+    pub deferred_bytes: u64,
+    /// Queue pairs that were dropped and are not freed yet.
+    pub deferred_queue_pairs: u64,
+}
+
 /// The limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {

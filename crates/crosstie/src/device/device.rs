@@ -4,7 +4,9 @@ use core::time::Duration;
 
 #[cfg(feature = "verbs")]
 use super::verbs;
-use super::{Cq, CqConfig, DeviceAddress, DeviceAttr, DeviceError, DeviceSpec, Event, Pd, dispatch};
+use super::{
+    Cq, CqConfig, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, DeviceSpec, Event, Pd, dispatch,
+};
 use super::{cq, fault, pd, software};
 
 /// An open device. It is cheap to clone; all clones are the same device. It closes when the last object created from it is
@@ -91,5 +93,15 @@ impl Device {
     /// Waits at most `timeout` for the next event. Each event is returned to one caller only.
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
         dispatch!(Provider, &self.provider, x => x.wait_event(timeout))
+    }
+
+    /// What the device keeps for peers at this moment. All zero on devices whose hardware does the work.
+    pub fn counters(&self) -> DeviceCounters {
+        match &self.provider {
+            Provider::Software(x) => x.counters(),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(_) => DeviceCounters::default(),
+            Provider::Fault(x) => x.counters(),
+        }
     }
 }

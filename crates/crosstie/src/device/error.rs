@@ -54,6 +54,15 @@ pub enum DeviceError {
     /// The peer could not be reached.
     #[error("peer unreachable: {0}")]
     Unreachable(String),
+    /// A peer is inside an operation and has not left it in time. Nothing was changed; it can be tried again.
+    #[error(
+        "the peer{} is inside an operation and does not leave it; it may be stopped: let it continue, or end it",
+        process.map_or(String::new(), |process| format!(" in process {process}"))
+    )]
+    PeerBusy {
+        /// The peer's process, if it is known.
+        process: Option<u32>,
+    },
     /// The peer refuses the connection, or we refuse the peer.
     #[error("peer refused: {0}")]
     Refused(String),
@@ -135,4 +144,17 @@ pub struct OutOfRegion {
     pub len: usize,
     /// Size of the region.
     pub region: usize,
+}
+
+/// A region was not deregistered in time, see [`Mr::deregister`](super::Mr::deregister).
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a peer{} is inside an operation and may still access the region; it may be stopped: let it continue, or end it",
+    process.map_or(String::new(), |process| format!(" in process {process}"))
+)]
+pub struct DeregisterError {
+    /// The region. No new operation of a peer reaches it; its memory must stay valid until it is deregistered or dropped.
+    pub region: super::Mr,
+    /// The peer's process, if it is known.
+    pub process: Option<u32>,
 }

@@ -159,10 +159,12 @@ mod work;
 
 pub use address::{DeviceAddress, QpAddress};
 pub use completion::{Completion, Event, Opcode, Status};
-pub use config::{ConnectConfig, CqConfig, DeviceAttr, QpConfig, QpState, SrqConfig, rnr_delay};
+pub use config::{
+    ConnectConfig, CqConfig, DeviceAttr, DeviceCounters, QpConfig, QpState, SrqConfig, rnr_delay,
+};
 pub use cq::Cq;
 pub use device::Device;
-pub use error::{CqError, DeviceError, OutOfRegion, PostError};
+pub use error::{CqError, DeregisterError, DeviceError, OutOfRegion, PostError};
 pub use mr::Mr;
 pub use pd::{Ah, Pd};
 pub(crate) use qp::FailHandle;

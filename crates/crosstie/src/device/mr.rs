@@ -2,14 +2,23 @@
 
 use core::marker::PhantomData;
 use core::ops::Range;
+use core::time::Duration;
 
 #[cfg(feature = "verbs")]
 use super::verbs;
-use super::{Access, OutOfRegion, RemoteMemory, Sge, software};
+use super::{Access, DeregisterError, OutOfRegion, RemoteMemory, Sge, software};
 use crate::memory::copy;
 
-/// A registered region. Dropping it deregisters the memory: when the drop returns, no peer accesses the memory any more,
-/// and its keys are invalid.
+/// A registered region. Dropping it deregisters the memory: its keys are invalid from then on, and no peer accesses memory
+/// that the program uses.
+///
+/// A peer of the software device may be inside an operation on the region at that moment, or be stopped there.
+///
+/// - Memory of [`Pd::allocate`](super::Pd::allocate): the drop does not wait. The device keeps the memory, and uses it again
+///   when the peer has left or is dead. [`Device::counters`](super::Device::counters) says how much memory is kept.
+/// - Memory of [`Pd::register`](super::Pd::register): the drop waits until no peer of the same protection domain is inside
+///   the operation any more, however long that takes, because the caller gets the memory back. [`Mr::deregister`] waits for
+///   a limited time.
 ///
 /// [`Mr::write`] and [`Mr::read`] copy bytes in and out. A peer may be writing at the same moment, so there is no safe way to
 /// borrow the bytes. [`Mr::as_ptr`] is for callers that synchronise with the peer themselves.
@@ -21,7 +30,6 @@ pub struct Mr {
     rkey: u32,
     pd: u32,
     access: Access,
-    #[expect(dead_code, reason = "holds the registration")]
     provider: Provider,
 }
 
@@ -40,6 +48,27 @@ impl Mr {
             Provider::Verbs(x) => (x.addr(), x.len(), x.lkey(), x.rkey()),
         };
         Mr { addr, len, lkey, rkey, pd, access, provider }
+    }
+
+    /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
+    /// the time is over, the error hands the region back and names the peer's process. The region is then closed to new
+    /// operations; `deregister` can be called again, which waits only for those operations that were under way the first
+    /// time.
+    ///
+    /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
+    pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
+        let Mr { addr, len, lkey, rkey, pd, access, provider } = self;
+        match provider {
+            Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
+                region: Mr { addr, len, lkey, rkey, pd, access, provider: Provider::Software(x) },
+                process,
+            }),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => {
+                drop(x);
+                Ok(())
+            }
+        }
     }
 
     /// Length in bytes.

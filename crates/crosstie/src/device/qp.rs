@@ -78,6 +78,9 @@ impl RcQp {
     }
 
     /// Moves to RESET: every outstanding request is dropped without a completion. The queue pair can be connected again.
+    ///
+    /// On the software device this fails with [`DeviceError::PeerBusy`] if the peer is stopped inside an operation: it may
+    /// still write into a receive. The queue pair is then in ERR. Try again later, or drop the queue pair and create another.
     pub fn reset(&mut self) -> Result<(), DeviceError> {
         dispatch!(RcProvider, &mut self.provider, x => x.reset())
     }

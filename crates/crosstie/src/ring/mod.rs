@@ -1,5 +1,6 @@
 //! Lock-free queues in shared memory, whose writers may die at any instruction: an MPSC ring ([`reservation`]), and an SPSC
-//! lane of request-response slots ([`lane`]) with the caller's table of calls in flight ([`call_table`]).
+//! lane of request-response slots ([`lane`]) with the caller's table of calls in flight ([`call_table`]). [`presence`] says who
+//! is still inside an operation.
 //!
 //! The code is generic over its atomic words ([`Word`]), so that loom checks the same code that ships. [`fence`] is the
 //! asymmetric memory barrier that the other modules use.
@@ -7,6 +8,7 @@
 pub(crate) mod call_table;
 pub(crate) mod fence;
 pub(crate) mod lane;
+pub(crate) mod presence;
 pub(crate) mod reservation;
 mod word;
 

@@ -16,7 +16,7 @@
 //!
 //! A ring with one producer needs no compare-and-swap, which is expensive: the processor must first complete all earlier
 //! stores. So a ring has a *mode*: [`EXCLUSIVE`] while one producer uses it, otherwise [`SHARED`]. The owner of the ring
-//! calls [`switch_to_shared`] before it admits a second producer. It may store [`EXCLUSIVE`] again, with Release, when it
+//! calls [`switch_to_shared`] and waits for [`has_reserved`] before it admits a second producer. It may store [`EXCLUSIVE`] again, with Release, when it
 //! knows that all producers but one are gone.
 //!
 //! **Promise.** If a producer dies between reserving and publishing, [`is_abandoned`] recognises its position. It never
@@ -74,7 +74,7 @@ fn reserve_ordered<W: Word, C: Word>(
         }
         claim.store(position, Relaxed);
         // Orders the claim before the load of the mode. `switch_to_shared` stores the mode, executes a heavy barrier, and
-        // then waits for the claim.
+        // then looks at the claim.
         light_fence();
         if mode.load(mode_order) == EXCLUSIVE {
             // Other producers may have reserved after our load of `head`, before they ended.
@@ -93,24 +93,20 @@ fn reserve_ordered<W: Word, C: Word>(
     }
 }
 
-/// Prepares a ring for a second producer. Waits until `has_left_reserve` returns true: the present producer, if it was
-/// inside [`reserve`], has changed its claim since, or is dead.
-pub(crate) fn switch_to_shared<W: Word>(mode: &W, mut has_left_reserve: impl FnMut() -> bool) {
+/// Prepares a ring for a second producer. The second one may begin when [`has_reserved`] is true for the claim of the
+/// present producer, or that producer is dead. This function does not wait: the present producer may be stopped.
+pub(crate) fn switch_to_shared<W: Word>(mode: &W) {
     mode.store(SHARED, Relaxed);
     fence::heavy();
-    while !has_left_reserve() {
-        pause();
-    }
 }
 
-#[cfg(not(all(test, loom)))]
-fn pause() {
-    std::thread::yield_now();
-}
-
-#[cfg(all(test, loom))]
-fn pause() {
-    loom::thread::yield_now();
+/// Whether the producer with this claim is outside a reservation without compare-and-swap that it began before
+/// [`switch_to_shared`]. Its claim is idle, or its position is reserved already: only publishing it is left.
+pub(crate) fn has_reserved<W: Word, C: Word>(head: &W, claim: &C) -> bool {
+    // Acquire, partner: the Release store in `clear_claim`.
+    let position = claim.load(Acquire);
+    // Acquire, partner: the Release reservation in `reserve`. The second producer continues from this head.
+    position == IDLE || head.load(Acquire) > position
 }
 
 /// Whether a ring of `depth` slots has room at `position`, if the consumer has read all positions below `consumed`.
@@ -375,14 +371,19 @@ mod loom_tests {
 
     #[test]
     fn loom_second_producer_is_admitted_safely() {
-        second_producer(|ring| switch_to_shared(&ring.mode, || ring.claims[0].load(Acquire) == IDLE));
+        second_producer(|ring| {
+            switch_to_shared(&ring.mode);
+            while !has_reserved(&ring.head, &ring.claims[0]) {
+                thread::yield_now();
+            }
+        });
     }
 
     /// A twin that must fail: an owner that does not wait for the first producer's claim.
     #[test]
     #[should_panic]
     fn loom_twin_owner_that_does_not_wait_is_caught() {
-        second_producer(|ring| switch_to_shared(&ring.mode, || true));
+        second_producer(|ring| switch_to_shared(&ring.mode));
     }
 
     /// One of two producers ends, and the owner lets the other one reserve without compare-and-swap.

@@ -24,6 +24,7 @@ impl Footprint {
 
     /// Waits up to a second until the footprint equals `before` (the kernel frees a dead process's resources late), and
     /// returns the last one seen.
+    #[allow(dead_code, reason = "not every test program needs it")]
     pub(crate) fn wait_until_equal(before: &Footprint) -> Footprint {
         for _ in 0..100 {
             if Footprint::take() == *before {

@@ -34,6 +34,16 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
     Ok(steps)
 }
 
+/// Lets a stopped child run on; it stays traced, and its next [`stop_here`] stops it again.
+#[allow(dead_code, reason = "not every test program continues")]
+pub(crate) fn resume(child: u32) -> io::Result<()> {
+    // SAFETY: the child is stopped and ours to trace; no memory arguments.
+    match unsafe { libc::ptrace(libc::PTRACE_CONT, child as libc::pid_t, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Stops tracing a stopped child; it runs on.
 #[allow(dead_code, reason = "not every test program detaches")]
 pub(crate) fn detach(child: u32) -> io::Result<()> {

@@ -4,8 +4,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::super::{
-    self as device, Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event,
-    FailHandle, QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
+    self as device, Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError,
+    Event, FailHandle, QpAddress, QpConfig, QpState, SrqConfig, cq, srq,
 };
 use super::qp::InnerQp;
 use super::state::State;
@@ -39,6 +39,10 @@ impl Device {
 
     pub(crate) fn address(&self) -> DeviceAddress {
         self.inner.address()
+    }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        self.inner.counters()
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {

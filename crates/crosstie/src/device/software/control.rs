@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::local::socket::{self, Address};
 
 /// Version of everything that two devices must agree on: these messages and the layout of the segment.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Longest payload of one message; longer proxied copies are split.
 pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
@@ -39,7 +39,8 @@ pub(super) struct Request {
 impl Request {
     /// First message: `gid` names the sender, `a` is the magic number. The reply carries the segment.
     pub(super) const HELLO: u32 = 1;
-    /// Asks for a peer line, for a datagram sender. The reply's `value` is its index.
+    /// Asks for a peer line, for a datagram sender. The reply's `value` is its index and, in bits 32 and up, the sender's
+    /// number.
     pub(super) const PEER_LINE: u32 = 2;
     /// Queue pair `qp_num` must go to ERR if it is in epoch `a`. No reply.
     pub(super) const QP_ERROR: u32 = 3;
@@ -53,6 +54,8 @@ impl Request {
     pub(super) const COMPARE_SWAP: u32 = 7;
     /// Add `a`. The reply's `value` is the former value.
     pub(super) const FETCH_ADD: u32 = 8;
+    /// Asks for the segment with the sender's peer lines. The reply carries it.
+    pub(super) const PEER_LINES: u32 = 9;
 
     pub(super) fn new(kind: u32) -> Request {
         Request { kind, version: VERSION, gid: [0; 16], qp_num: 0, key: 0, addr: 0, a: 0, b: 0 }

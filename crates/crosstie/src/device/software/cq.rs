@@ -14,9 +14,10 @@ use std::time::Instant;
 use super::cq_ring::CqRing;
 use super::layout::{
     CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch,
-    taker_of_peer_line, taker_of_qp,
+    taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
+use super::quiescence::QUIESCE_TIMEOUT;
 use super::recv::SharedRecvQueue;
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
@@ -40,7 +41,15 @@ pub(super) struct CqShared {
     changes: Mutex<Option<Vec<QpChange>>>,
     /// Number of changes so far.
     version: AtomicU32,
-    producers: Mutex<Vec<Producer>>,
+    producers: Mutex<Producers>,
+}
+
+/// The queue pairs whose completions are pushed to a queue.
+#[derive(Debug, Default)]
+struct Producers {
+    list: Vec<Producer>,
+    /// Whether the ring's mode is EXCLUSIVE. Peers can write the mode itself.
+    is_exclusive: bool,
 }
 
 /// A queue pair whose completions are pushed to this queue.
@@ -61,16 +70,14 @@ pub(super) enum CqRole {
 
 impl Producer {
     /// Whether the producer is outside a reservation that it began as the only producer.
-    fn has_left_reservation(&self) -> bool {
-        // Acquire, partner: the Release store in `reservation::clear_claim`.
+    fn has_reserved(&self, ring: &CqRing) -> bool {
+        let head = &ring.header.head.word;
         match self.role {
-            CqRole::Send => self.qp.send_claim.load(Acquire) == reservation::IDLE,
-            CqRole::Recv => match self.qp.peer_line() {
-                Some((line, gid)) => {
-                    line.claim.load(Acquire) == reservation::IDLE || !self.qp.device.is_peer_connected(&gid)
-                }
-                None => true,
-            },
+            CqRole::Send => reservation::has_reserved(head, &self.qp.send_claim),
+            CqRole::Recv => self.qp.peer_line().is_none_or(|peer| {
+                reservation::has_reserved(head, &peer.line.claim)
+                    || !self.qp.device.is_peer_connected(&peer.gid)
+            }),
         }
     }
 }
@@ -89,24 +96,53 @@ impl CqShared {
         self.memory.at
     }
 
-    /// Adds a queue pair whose completions will be pushed here. Waits without limit for a producer that is inside a
-    /// reservation, see `quiescence.rs`.
-    pub(super) fn add_qp(&self, qp: &Arc<QpShared>, role: CqRole) {
-        self.record_change(QpChange::Added(qp.clone()));
-        let mut producers = locked(&self.producers);
-        let mode = &self.ring.header.mode;
-        if producers.is_empty() && !(role == CqRole::Recv && qp.is_datagram()) {
-            mode.store(reservation::EXCLUSIVE, Relaxed);
-        } else {
-            reservation::switch_to_shared(mode, || producers.iter().all(Producer::has_left_reservation));
+    /// Adds a queue pair whose completions will be pushed here.
+    ///
+    /// If the queue has one producer so far, that one may be inside a reservation without compare-and-swap: a few
+    /// instructions. A peer that is stopped exactly there is waited for up to [`QUIESCE_TIMEOUT`]; then the call fails, and
+    /// nothing has changed for the queue pairs that use this queue already.
+    pub(super) fn add_qp(&self, qp: &Arc<QpShared>, role: CqRole) -> Result<(), DeviceError> {
+        let deadline = Instant::now() + QUIESCE_TIMEOUT;
+        let mut switched = false;
+        loop {
+            let mut producers = locked(&self.producers);
+            let mode = &self.ring.header.mode;
+            let becomes_exclusive = producers.list.is_empty() && !(role == CqRole::Recv && qp.is_datagram());
+            if becomes_exclusive {
+                mode.store(reservation::EXCLUSIVE, Relaxed);
+                producers.is_exclusive = true;
+            } else if producers.is_exclusive || !switched {
+                reservation::switch_to_shared(mode);
+                producers.is_exclusive = false;
+                switched = true;
+            }
+            let blocking = producers.list.iter().find(|producer| !producer.has_reserved(&self.ring));
+            let Some(blocking) = blocking else {
+                self.record_change(QpChange::Added(qp.clone()));
+                producers.list.push(Producer { qp: qp.clone(), role });
+                return Ok(());
+            };
+            if Instant::now() >= deadline {
+                let peer = blocking.qp.peer_line();
+                drop(producers);
+                return Err(self.device.peer_busy(peer.as_ref().map(|peer| &peer.gid)));
+            }
+            // Others may use the queue meanwhile.
+            drop(producers);
+            std::thread::yield_now();
         }
-        producers.push(Producer { qp: qp.clone(), role });
     }
 
-    /// Removes a queue pair. If it is not `quiet`, its peer may still be inside a push, so it stays a producer.
-    pub(super) fn remove_qp(&self, qp: &Arc<QpShared>, quiet: bool) {
-        if quiet {
-            locked(&self.producers).retain(|producer| !Arc::ptr_eq(&producer.qp, qp));
+    /// Removes a queue pair whose peer is not inside a push.
+    pub(super) fn remove_qp(&self, qp: &Arc<QpShared>) {
+        let added = {
+            let mut producers = locked(&self.producers);
+            let before = producers.list.len();
+            producers.list.retain(|producer| !Arc::ptr_eq(&producer.qp, qp));
+            before != producers.list.len()
+        };
+        if !added {
+            return;
         }
         let head = self.ring.header.head.word.load(Acquire);
         self.record_change(QpChange::Removed(qp.clone(), head));
@@ -289,7 +325,7 @@ impl Cq {
                 self.queue_flush(&qp);
             } else if tag.is(CqeKind::Reclaim) {
                 let qp = qp.clone();
-                self.queue_reclaim(&qp, request.peer_line());
+                self.queue_reclaim(&qp, request.datagram_sender());
             }
             return None;
         };
@@ -398,9 +434,9 @@ impl Cq {
     /// The reclaim marker of a dead datagram sender was reached: every receive that it completed has been handed out. The
     /// receives that it took without completing them are returned to the program.
     #[cold]
-    fn queue_reclaim(&mut self, qp: &Arc<QpShared>, peer_line: u32) {
+    fn queue_reclaim(&mut self, qp: &Arc<QpShared>, sender: u32) {
         if let RecvSource::Datagram(queue) | RecvSource::Shared(queue) = &qp.recv {
-            let slots = queue.taken_by(taker_of_peer_line(peer_line));
+            let slots = queue.taken_by(taker_of_datagram_sender(sender));
             self.queue_shared_flushes(queue, slots, qp.num, Status::RemoteAborted);
         }
     }

@@ -9,10 +9,10 @@ use super::cq_ring::{CqRing, NewCqe, Overrun};
 use super::datapath::{check_data, check_local, is_send_queue_full};
 use super::error::ExecuteError;
 use super::layout::{
-    ConnectionWord, CqeKind, KIND_UD, PeerLine, QpNum, RequestWord, peer_line_at, short_epoch,
-    taker_of_peer_line,
+    ConnectionWord, CqeKind, KIND_UD, QpNum, RequestWord, short_epoch, taker_of_datagram_sender,
 };
 use super::link::Link;
+use super::peer_lines::OpenLine;
 use super::peer_memory::PeerMemory;
 use super::qp::{self, QpShared, RecvSource};
 use super::quiescence::OperationGuard;
@@ -24,7 +24,6 @@ use crate::device::{
     Data, DeviceAddress, DeviceError, Opcode, PostError, QpConfig, QpState, RecvWr, SendOp, SendWr, Status,
     UdQp as UdContract,
 };
-use crate::memory::segment::SharedRef;
 
 impl Pd {
     pub(crate) fn create_ud(
@@ -81,8 +80,8 @@ pub struct UdQp {
 #[derive(Debug)]
 struct DatagramPeer {
     link: Arc<Link>,
-    /// The cache line in the peer's segment that was assigned to this sender.
-    line: SharedRef<PeerLine>,
+    /// The line at the peer that was assigned to this sender.
+    line: OpenLine,
     taker: u16,
     /// The queue pair that the last datagram went to.
     last: Option<Destination>,
@@ -206,10 +205,8 @@ impl Drop for UdQp {
 
 impl DatagramPeer {
     fn new(link: &Arc<Link>) -> Result<DatagramPeer, DeviceError> {
-        let index = link.request_peer_line()?;
-        let line = SharedRef::new(&link.segment, peer_line_at(index))
-            .ok_or(DeviceError::Exhausted { what: "datagram senders at the peer" })?;
-        Ok(DatagramPeer { link: link.clone(), line, taker: taker_of_peer_line(index), last: None })
+        let (line, sender) = link.request_peer_line()?;
+        Ok(DatagramPeer { link: link.clone(), line, taker: taker_of_datagram_sender(sender), last: None })
     }
 
     /// Delivers a datagram, or drops it.
@@ -228,7 +225,7 @@ impl DatagramPeer {
                 return;
             }
             let ring = CqRing::new(&link.segment, block.recv_cq.load(Relaxed));
-            let recv = PeerRecvQueue::new(&link.segment, block, *taker);
+            let recv = PeerRecvQueue::new(&link.segment, block, *taker, 0);
             let (Some(ring), Some(recv)) = (ring, recv) else { return };
             let (pd, qkey) = (block.pd.load(Relaxed), block.access.load(Relaxed));
             *last = Some(Destination { num, connection, ring, recv, pd, qkey });
@@ -237,7 +234,7 @@ impl DatagramPeer {
         if to.qkey != qkey {
             return;
         }
-        let Some(taken) = to.recv.take(block) else { return };
+        let Some(taken) = to.recv.take(block, line) else { return };
         let mut grh = [0; UdContract::GRH];
         grh[0] = 0x60;
         grh[4..6].copy_from_slice(&(len as u16).to_be_bytes());

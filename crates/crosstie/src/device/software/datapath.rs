@@ -8,10 +8,10 @@ use super::control::Request;
 use super::cq_ring::{NewCqe, Overrun};
 use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
-use super::layout::{ConnectionWord, CqeKind, QpBlock, RequestWord, short_epoch};
+use super::layout::{ConnectionWord, CqeKind, PeerLine, QpBlock, RequestWord, short_epoch};
 use super::link::Link;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
-use super::peer_qp::{AttachedPeer, PeerQp, attach};
+use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp, attach};
 use super::progress::Progress;
 use super::qp::QpShared;
 use super::quiescence::OperationGuard;
@@ -261,14 +261,20 @@ pub(super) fn execute(
     check_local(qp.pd, op, data)?;
     let PeerQp { link, num, block, attached, .. } = peer;
     let (link, num, block): (&Link, u32, &QpBlock) = (link, *num, block);
-    let operation = OperationGuard::begin(&block.peer_line);
-    // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
-    let connection = ConnectionWord(block.connection.load(Acquire));
-    if attached.as_ref().is_none_or(|attached| attached.connection != connection) {
-        *attached = None;
+    if attached.is_none() {
         *attached = Some(attach(link, block, num, &qp.device.gid, qp.num)?);
     }
-    let Some(attached) = attached else { return Err(ExecuteError::PeerNotReady) };
+    let Some(AttachedPeer { line, qp: to_qp }) = attached else { return Err(ExecuteError::PeerNotReady) };
+    let operation = OperationGuard::begin(line);
+    // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
+    let connection = ConnectionWord(block.connection.load(Acquire));
+    if to_qp.connection != connection {
+        // The peer has closed this connection. The next attempt attaches anew, if the peer is connected to us again.
+        drop(operation);
+        *attached = None;
+        return Err(ExecuteError::PeerNotReady);
+    }
+    let (line, attached): (&PeerLine, &mut AttachedQp) = (line, to_qp);
     let memory = PeerMemory { link, pd: attached.pd };
     match *op {
         SendOp::Write(to) => {
@@ -287,10 +293,10 @@ pub(super) fn execute(
                 // A wrong guess only costs a useless prefetch; prefetching an unmapped address is harmless.
                 prefetch::for_write(at.wrapping_add(stride.wrapping_mul(PREFETCH_AHEAD)));
             }
-            let taken = take_recv(attached, block)?;
+            let taken = take_recv(attached, block, line)?;
             let completion =
                 recv_completion(attached, num, qp.num, taken, Opcode::RecvWriteImm, len, Some(imm));
-            let claim = &block.peer_line.claim;
+            let claim = &line.claim;
             let overrun = |Overrun| report_overrun(link, num, connection);
             if let (RemotePtr::Mapped(_), ..=RESERVE_FIRST_MAX) = (target, len) {
                 let position = attached.ring.reserve(claim).map_err(overrun)?;
@@ -306,14 +312,14 @@ pub(super) fn execute(
         }
         SendOp::Send | SendOp::SendImm(_) => {
             let imm = if let SendOp::SendImm(imm) = *op { Some(imm) } else { None };
-            let taken = take_recv(attached, block)?;
+            let taken = take_recv(attached, block, line)?;
             let mut completion = recv_completion(attached, num, qp.num, taken, Opcode::Recv, len, imm);
             let scattered = memory.scatter(attached.recv.sges(taken), &[], data);
             if let Err(status) = scattered {
                 completion.status = status;
                 completion.opcode = Opcode::Unspecified;
             }
-            let pushed = attached.ring.push(&block.peer_line.claim, &completion);
+            let pushed = attached.ring.push(&line.claim, &completion);
             match scattered {
                 Err(Status::LocalLength) => {
                     return Err(ExecuteError::both_ends(Status::RemoteInvalidRequest));
@@ -388,7 +394,7 @@ pub(super) fn check_local(pd: u32, op: &SendOp, data: &Data<'_>) -> Result<(), E
 
 /// Checks that the peer's queue pair allows the operation.
 #[inline]
-fn check_access(attached: &AttachedPeer, access: Access) -> Result<(), ExecuteError> {
+fn check_access(attached: &AttachedQp, access: Access) -> Result<(), ExecuteError> {
     if attached.access.contains(access) {
         Ok(())
     } else {
@@ -397,13 +403,13 @@ fn check_access(attached: &AttachedPeer, access: Access) -> Result<(), ExecuteEr
 }
 
 #[inline(always)]
-fn take_recv(attached: &mut AttachedPeer, block: &QpBlock) -> Result<TakenRecv, ExecuteError> {
-    if let Some(taken) = attached.recv.take(block) {
+fn take_recv(attached: &mut AttachedQp, block: &QpBlock, line: &PeerLine) -> Result<TakenRecv, ExecuteError> {
+    if let Some(taken) = attached.recv.take(block, line) {
         return Ok(taken);
     }
     for _ in 0..RNR_SPINS {
         core::hint::spin_loop();
-        if let Some(taken) = attached.recv.take(block) {
+        if let Some(taken) = attached.recv.take(block, line) {
             return Ok(taken);
         }
     }
@@ -413,7 +419,7 @@ fn take_recv(attached: &mut AttachedPeer, block: &QpBlock) -> Result<TakenRecv, 
 /// The completion of a taken receive of queue pair `num`, for a message of queue pair `from`.
 #[inline(always)]
 fn recv_completion(
-    attached: &AttachedPeer,
+    attached: &AttachedQp,
     num: u32,
     from: u32,
     taken: TakenRecv,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
-use super::layout::{HEAP_AT, PEER_LINES_AT, QPS_AT, REGIONS_AT};
+use super::layout::{HEAP_AT, QPS_AT, REGIONS_AT};
+use super::state::locked;
 use crate::device::*;
 use crate::rng::{Random, seed};
 
@@ -60,12 +61,13 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
         }
         // The near device is correct. A malicious peer writes to the far device's segment while both work.
         let segment = &shared(&far).segment;
+        let lines = &locked(&shared(&far).peer_lines).segment(&near.address().gid).unwrap();
         let areas = [
-            (REGIONS_AT, 256),
-            (QPS_AT, 4 * 256),
-            (PEER_LINES_AT, 256),
-            (HEAP_AT, 4 * 4096),
-            (HEAP_AT + 3 * 4096, 8 * 4096),
+            (segment, REGIONS_AT, 256),
+            (segment, QPS_AT, 4 * 128),
+            (lines, 0, 256),
+            (segment, HEAP_AT, 4 * 4096),
+            (segment, HEAP_AT + 3 * 4096, 8 * 4096),
         ];
         for round in 0..40 {
             for (a, b, shared) in &mut pairs {
@@ -92,7 +94,7 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
                 );
             }
             for _ in 0..random.next() % 20 {
-                let (at, len) = areas[(random.next() % areas.len() as u64) as usize];
+                let (segment, at, len) = areas[(random.next() % areas.len() as u64) as usize];
                 let word = segment.bytes(at + random.next() % len / 8 * 8, 8).unwrap();
                 // SAFETY: an aligned word inside the segment, which is accessed with atomics only.
                 unsafe { core::sync::atomic::AtomicU64::from_ptr(word.as_ptr().cast()) }
@@ -155,4 +157,48 @@ fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
     while cq.poll(1, |c| assert_eq!(c.imm, Some(3))).unwrap() == 0 {
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
+}
+
+/// A peer asks the service thread to write to memory in place, and does not wait for the reply: it announces no operation, as
+/// one whose time is over. Once `deregister` has returned, not one byte of the memory changes.
+#[test]
+fn proxied_write_does_not_land_after_deregistration() {
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let socket = control::connect(&device.address().gid).unwrap();
+    let hello = Request { gid: [7; 16], a: super::layout::MAGIC, ..Request::new(Request::HELLO) };
+    let mut reply = control::Reply::new(0, 0);
+    let mut exchange = |request: &Request, payload: &[u8], wait: &mut dyn FnMut()| {
+        crate::local::socket::send(&socket, request.as_bytes(), payload, &[]).unwrap();
+        wait();
+        crate::local::socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
+        reply.status
+    };
+    assert_eq!(exchange(&hello, &[], &mut || ()), control::Reply::OK);
+    let (mut landed, mut refused) = (0, 0);
+    let mut random = Random(seed());
+    for round in 0..4000 {
+        let mut memory = vec![0u8; control::MAX_PAYLOAD];
+        let (start, len) = (memory.as_mut_ptr(), memory.len());
+        // SAFETY: the vector outlives the region, and is used only after the region is deregistered.
+        let mut region = Some(unsafe { pd.register(start, len, Access::ALL).unwrap() });
+        let remote = region.as_ref().unwrap().remote();
+        let write =
+            Request { key: remote.rkey, addr: remote.addr, a: len as u64, ..Request::new(Request::WRITE) };
+        let delay = random.next() % 3000;
+        let status = exchange(&write, &vec![0xAA; len], &mut || {
+            for _ in 0..delay {
+                core::hint::spin_loop();
+            }
+            region.take().unwrap().deregister(Duration::from_secs(20)).unwrap();
+            memory.fill(0x55);
+        });
+        match status {
+            control::Reply::OK => landed += 1,
+            _ => refused += 1,
+        }
+        assert!(memory.iter().all(|byte| *byte == 0x55), "round {round}: written after deregistration");
+    }
+    println!("{landed} writes before deregistration, {refused} after it");
+    assert!(landed > 0 && refused > 0, "{landed} before, {refused} after: the race was never close");
 }

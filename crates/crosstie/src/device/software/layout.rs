@@ -6,13 +6,15 @@
 //!  offset      content                             writer
 //!  0           Header                              owner, once
 //!  4 KiB       regions       2^18 x RegionEntry    owner
-//!  +16 MiB     queue pairs   2^14 x QpBlock        cache lines 0 and 1: owner; cache line 2: the connected peer
-//!  +4 MiB      peer lines    2^12 x PeerLine       each: the datagram sender it was assigned to
+//!  +16 MiB     queue pairs   2^14 x QpBlock        owner
 //!  heap        completion queues: CqHeader, then Cqe[depth]
 //!              receive queues: slots[depth], see RECV_HEAD_WORDS
 //!              shared receive queues: SrqHeader, SrqWord[2 depth], slots[depth]
 //!              memory of regions
 //! ```
+//!
+//! What one peer writes while it works is not here, but in a second, small segment that only this peer maps: a table of
+//! [`PeerLine`]s (`peer_lines.rs`).
 //!
 //! Any process that has mapped a segment can write anywhere in it. This module only names the words; code that reads a word
 //! checks it before using it as an index or an offset.
@@ -30,21 +32,21 @@ pub(super) type RegionKey = Key<18>;
 pub(super) type QpNum = Key<14, 24>;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIEDEV\x01");
-pub(super) const MAX_PEER_LINES: u32 = 1 << 12;
+/// Peer lines of one peer: its limit on connections and datagram senders, including closed ones that it has not left.
+pub(super) const LINES_PER_PEER: u32 = 1 << 15;
+/// Limit on the datagram senders of all peers.
+pub(super) const MAX_DATAGRAM_SENDERS: u32 = 1 << 12;
 
 pub(super) const REGIONS_AT: u64 = 4096;
 pub(super) const QPS_AT: u64 = REGIONS_AT + RegionKey::INDICES as u64 * size_of::<RegionEntry>() as u64;
-pub(super) const PEER_LINES_AT: u64 = QPS_AT + QpNum::INDICES as u64 * size_of::<QpBlock>() as u64;
-pub(super) const HEAP_AT: u64 = PEER_LINES_AT + MAX_PEER_LINES as u64 * size_of::<PeerLine>() as u64;
+pub(super) const HEAP_AT: u64 = QPS_AT + QpNum::INDICES as u64 * size_of::<QpBlock>() as u64;
+
+/// Size of a peer's segment of peer lines.
+pub(super) const PEER_LINES_LEN: u64 = LINES_PER_PEER as u64 * size_of::<PeerLine>() as u64;
 
 /// Offset of the block of the queue pair with this index.
 pub(super) const fn qp_block_at(index: u32) -> u64 {
     QPS_AT + index as u64 * size_of::<QpBlock>() as u64
-}
-
-/// Offset of the peer line with this index.
-pub(super) const fn peer_line_at(index: u32) -> u64 {
-    PEER_LINES_AT + index as u64 * size_of::<PeerLine>() as u64
 }
 
 /// The first cache line of a segment.
@@ -90,9 +92,10 @@ pub(super) struct QpBlock {
     pub(super) peer_gid: [AtomicU64; 2],
     /// Offset of the [`CqHeader`] for receive completions.
     pub(super) recv_cq: AtomicU64,
+    /// RC: index of the line that the peer writes during this connection, in its own table of peer lines.
+    pub(super) line: AtomicU32,
+    pub(super) reserved: AtomicU32,
     pub(super) owner_line: OwnerLine,
-    pub(super) peer_line: PeerLine,
-    pub(super) reserved: [AtomicU64; 8],
 }
 
 /// The cache line of a queue pair that its owner writes while it runs; it also says where the receives are.
@@ -109,7 +112,8 @@ pub(super) struct OwnerLine {
     pub(super) reserved: AtomicU32,
 }
 
-/// The cache line that one peer writes while it works on this segment. That peer is its only writer.
+/// The cache line that one sending half of a queue pair writes while it works on the owner's segment: one connection, or
+/// one datagram sender. It is the only writer from [`presence::open`](crate::ring::presence::open) to `close`.
 #[repr(C, align(64))]
 pub(super) struct PeerLine {
     /// Odd while the peer is inside an operation on this segment, see `quiescence.rs`.
@@ -120,6 +124,8 @@ pub(super) struct PeerLine {
     pub(super) taken: AtomicU64,
     /// Datagrams: offset of the completion queue that `claim` refers to.
     pub(super) cq_at: AtomicU64,
+    /// Who may write this line, see [`crate::ring::presence`]. For a connection it is derived from the connection word.
+    pub(super) tenure: AtomicU64,
 }
 
 /// `QpBlock::kind` of a reliable connected queue pair.
@@ -162,7 +168,7 @@ pub(super) const CQES_AT: u64 = size_of::<CqHeader>() as u64;
 ///  sequence   position + 1 once the entry is published         (64 bits)
 ///  request    sends: wr_id                                     (64 bits)
 ///             receives: sender's queue pair                    receive slot
-///             Reclaim: zero                                    index of the dead sender's peer line
+///             Reclaim: zero                                    number of the dead datagram sender
 ///  subject    byte_len                                         local queue pair number
 ///  result     receives: immediate; sends: queue position       CqeTag
 /// ```
@@ -227,8 +233,8 @@ impl RequestWord {
         RequestWord(u64::from(src_qp) << 32 | u64::from(slot))
     }
 
-    pub(super) fn of_reclaim(peer_line: u32) -> RequestWord {
-        RequestWord(peer_line.into())
+    pub(super) fn of_reclaim(sender: u32) -> RequestWord {
+        RequestWord(sender.into())
     }
 
     /// Sends: the caller's `wr_id`.
@@ -249,9 +255,9 @@ impl RequestWord {
         (self.0 >> 32) as u32
     }
 
-    /// Reclaim: index of the peer line of the sender that died.
+    /// Reclaim: number of the datagram sender that died.
     #[inline(always)]
-    pub(super) fn peer_line(self) -> u32 {
+    pub(super) fn datagram_sender(self) -> u32 {
         self.0 as u32
     }
 }
@@ -427,21 +433,23 @@ pub(super) fn taker_of_qp(num: u32) -> u16 {
     QpNum::from_bits(num).index() as u16
 }
 
-/// `SrqWord::taker` of the datagram sender with this peer line.
-pub(super) fn taker_of_peer_line(index: u32) -> u16 {
+/// `SrqWord::taker` of the datagram sender with this number.
+pub(super) fn taker_of_datagram_sender(index: u32) -> u16 {
     (QpNum::INDICES + index) as u16
 }
 
-const _: () = assert!(QpNum::INDICES + MAX_PEER_LINES <= 0x8000);
+const _: () = assert!(QpNum::INDICES + MAX_DATAGRAM_SENDERS <= 0x8000);
 
-/// `QpBlock::connection`: whether the peer may send here, and how often the queue pair was connected. Zero: not ready.
+/// `QpBlock::connection`: whether the peer may send here, and the epoch of the connection. Zero: not ready.
+///
+/// No two connections of a device have the same word, not even of two queue pairs that had the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionWord(pub(super) u64);
 
 impl ConnectionWord {
     pub(super) const NOT_READY: ConnectionWord = ConnectionWord(0);
 
-    /// Ready in connection number `epoch`.
+    /// Ready in `epoch`.
     pub(super) fn ready(epoch: u64) -> ConnectionWord {
         ConnectionWord(epoch << 1 | 1)
     }
@@ -452,6 +460,11 @@ impl ConnectionWord {
 
     pub(super) fn epoch(self) -> u64 {
         self.0 >> 1
+    }
+
+    /// The tenure of the peer line of this connection.
+    pub(super) fn tenure(self) -> u64 {
+        self.0 & !1
     }
 }
 
@@ -482,9 +495,8 @@ unsafe impl Shared for SrqHeader {}
 const _: () = {
     assert!(size_of::<RegionEntry>() == 64);
     assert!(size_of::<PeerLine>() == 64);
-    assert!(size_of::<QpBlock>() == 256);
+    assert!(size_of::<QpBlock>() == 128);
     assert!(core::mem::offset_of!(QpBlock, owner_line) == 64);
-    assert!(core::mem::offset_of!(QpBlock, peer_line) == 128);
     assert!(size_of::<CqHeader>() == 256);
     assert!(core::mem::offset_of!(CqHeader, parker) == 192);
     assert!(size_of::<Cqe>() == 32);

@@ -12,8 +12,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
 use super::layout::{
-    Header, MAGIC, MAX_PEER_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey,
+    Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
+    RegionEntry, RegionKey,
 };
+use super::peer_lines::OpenLine;
 use super::state::local_regions;
 use crate::device::{DeviceError, Status};
 use crate::local::socket::{self, Peer};
@@ -24,6 +26,8 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 pub(super) struct Link {
     pub(super) gid: [u8; 16],
     pub(super) segment: Arc<Segment>,
+    /// The lines at the peer that are ours to write, see `peer_lines.rs`.
+    pub(super) lines: Arc<Segment>,
     /// The peer's regions: the table in its segment, or its private table if it is a device of this process.
     pub(super) regions: SharedSlice<RegionEntry>,
     pub(super) qps: SharedSlice<QpBlock>,
@@ -118,6 +122,7 @@ impl Link {
                 if header.magic.load(Relaxed) != MAGIC || header.len.load(Relaxed) != reply.value {
                     return Err(invalid());
                 }
+                let lines = request_lines(&socket).map_err(&unreachable)?;
                 let watch_fd = socket.try_clone().map_err(&unreachable)?;
                 // Peers can write the table in the segment. What it says about memory of this process is not used.
                 let regions = if peer.is_this_process() {
@@ -130,6 +135,7 @@ impl Link {
                     regions: regions.ok_or_else(invalid)?,
                     qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(invalid)?,
                     segment,
+                    lines,
                     pid: (!peer.is_this_process()).then_some(pid),
                     process,
                     dead: AtomicBool::new(false),
@@ -161,14 +167,23 @@ impl Link {
         self.dead.store(true, Relaxed);
     }
 
-    /// Asks the peer to assign us a peer line in its segment; returns the index.
-    pub(super) fn request_peer_line(&self) -> Result<u32, DeviceError> {
-        let reply = self.call(&Request::new(Request::PEER_LINE), &[], &mut []);
-        match reply {
-            Ok(Reply { status: Reply::OK, value, .. }) if value < u64::from(MAX_PEER_LINES) => {
-                Ok(value as u32)
+    /// Asks the peer to assign us a line, for a datagram sender; returns the line and the sender's number.
+    pub(super) fn request_peer_line(&self) -> Result<(OpenLine, u32), DeviceError> {
+        let exhausted = DeviceError::Exhausted { what: "datagram senders at the peer" };
+        match self.call(&Request::new(Request::PEER_LINE), &[], &mut []) {
+            Ok(Reply { status: Reply::OK, value, .. }) if value >> 32 < u64::from(MAX_DATAGRAM_SENDERS) => {
+                let index = value as u32;
+                let at = u64::from(index) * size_of::<PeerLine>() as u64;
+                // The line is assigned to us; only its tenure is not in the reply.
+                let tenure = SharedRef::<PeerLine>::new(&self.lines, at)
+                    .map(|line| line.tenure.load(Relaxed))
+                    .filter(|tenure| *tenure != 0 && *tenure & 1 == 0);
+                tenure
+                    .and_then(|tenure| OpenLine::open(&self.lines, index, tenure))
+                    .map(|line| (line, (value >> 32) as u32))
+                    .ok_or(exhausted)
             }
-            Ok(_) => Err(DeviceError::Exhausted { what: "datagram senders at the peer" }),
+            Ok(_) => Err(exhausted),
             Err(e) => Err(DeviceError::Unreachable(e.to_string())),
         }
     }
@@ -286,6 +301,17 @@ impl Link {
                 Err(e)
             }
         }
+    }
+}
+
+/// Asks the peer for the segment with our peer lines.
+fn request_lines(socket: &OwnedFd) -> io::Result<Arc<Segment>> {
+    let mut reply = Reply::new_zeroed();
+    socket::send(socket, Request::new(Request::PEER_LINES).as_bytes(), &[], &[])?;
+    let (_, mut files) = socket::receive(socket, reply.as_mut_bytes(), &mut [])?;
+    match (reply.status, files.pop()) {
+        (Reply::OK, Some(file)) => Ok(Arc::new(Segment::open(file, PEER_LINES_LEN)?)),
+        _ => Err(io::Error::other("it did not hand over the table of peer lines")),
     }
 }
 

@@ -30,7 +30,8 @@
 //! receive queues that the dead process had taken. Nothing is left in a file system.
 //!
 //! A peer that is *stopped* (SIGSTOP) between reserving a position and publishing it holds up the completion queue it was
-//! writing to until it continues: it is alive, and may still write. `quiescence.rs` says what else waits for such a peer.
+//! writing to until it continues: it is alive, and may still write. Nothing else waits for a stopped peer without a limit,
+//! except the drop of memory registered in place, see `quiescence.rs`.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -41,7 +42,7 @@
 //! | `recv.rs`, `cq_ring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
-//! | `quiescence.rs` | who may still touch an object that goes away |
+//! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 
 mod control;
 mod cq;
@@ -56,6 +57,7 @@ mod forged_data_tests;
 mod invalid_input_tests;
 mod layout;
 mod link;
+mod peer_lines;
 mod peer_memory;
 mod peer_qp;
 mod progress;
@@ -63,6 +65,7 @@ mod qp;
 mod quiescence;
 mod rc;
 mod recv;
+mod removal;
 mod service;
 #[cfg(test)]
 mod service_tests;

@@ -7,6 +7,7 @@ use super::cq_ring::CqRing;
 use super::error::ExecuteError;
 use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block_at, taker_of_qp};
 use super::link::Link;
+use super::peer_lines::OpenLine;
 use super::recv::PeerRecvQueue;
 use crate::device::{Access, ConnectConfig, Status};
 use crate::memory::segment::SharedRef;
@@ -23,9 +24,17 @@ pub(super) struct PeerQp {
     pub(super) connect: ConnectConfig,
 }
 
-/// A private copy of what a ready peer's block said. Valid as long as the connection word does not change.
+/// What a connected sender knows of a ready peer.
 #[derive(Debug)]
 pub(super) struct AttachedPeer {
+    /// Our line at the peer, for this connection.
+    pub(super) line: OpenLine,
+    pub(super) qp: AttachedQp,
+}
+
+/// A private copy of what a ready peer's block said. Valid as long as the connection word does not change.
+#[derive(Debug)]
+pub(super) struct AttachedQp {
     pub(super) connection: ConnectionWord,
     pub(super) ring: CqRing,
     pub(super) recv: PeerRecvQueue,
@@ -44,12 +53,15 @@ impl PeerQp {
 
     /// The epoch of the peer's connection; zero before the first attach.
     pub(super) fn epoch(&self) -> u64 {
-        self.attached.as_ref().map_or(0, |attached| attached.connection.epoch())
+        self.attached.as_ref().map_or(0, |attached| attached.qp.connection.epoch())
     }
 }
 
-/// Reads the block of peer queue pair `num`, which must be connected to our queue pair `own_num` of device `own_gid`. The
-/// caller is inside an operation.
+/// Reads the block of peer queue pair `num`, which must be connected to our queue pair `own_num` of device `own_gid`, and
+/// opens our line at the peer.
+///
+/// The block is never unmapped, so this needs no announcement. Everything that was read is valid if the connection word is
+/// still the same during an operation: no other connection ever has this word.
 #[cold]
 pub(super) fn attach(
     link: &Link,
@@ -72,8 +84,11 @@ pub(super) fn attach(
     }
     let invalid = || ExecuteError::both_ends(Status::BadResponse);
     let ring = CqRing::new(&link.segment, block.recv_cq.load(Relaxed)).ok_or_else(invalid)?;
-    let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num)).ok_or_else(invalid)?;
-    Ok(AttachedPeer {
+    let index = block.line.load(Relaxed);
+    let line = OpenLine::open(&link.lines, index, connection.tenure()).ok_or(ExecuteError::PeerNotReady)?;
+    let taken = line.taken.load(Relaxed);
+    let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num), taken).ok_or_else(invalid)?;
+    let qp = AttachedQp {
         connection,
         ring,
         recv,
@@ -81,5 +96,6 @@ pub(super) fn attach(
         access: Access::from_bits_truncate(block.access.load(Relaxed)),
         rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
         last_at: 0,
-    })
+    };
+    Ok(AttachedPeer { line, qp })
 }

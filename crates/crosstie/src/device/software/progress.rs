@@ -4,6 +4,7 @@
 //! its sending half to this thread, and takes it back when no request is deferred any more. Until then its posts are
 //! appended to the deferred ones.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,14 +15,16 @@ use super::error::ExecuteError;
 use super::qp::QpShared;
 use super::state::{DeviceShared, locked};
 use crate::device::{Data, Opcode, QpState, Status, rnr_delay};
+use crate::ring::presence;
 
 /// How the rest of the device controls the progress thread.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Held during each attempt: a thread that holds it knows that no attempt is running.
-    attempt: Mutex<()>,
+    /// Odd during an attempt, as a peer line's `busy`: see [`crate::ring::presence`]. Whoever holds `one_attempt` writes it.
+    attempt: AtomicU64,
+    one_attempt: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +35,18 @@ struct ProgressState {
     stop: bool,
     /// Someone wants all queue pairs to be tried again now.
     woken: bool,
+}
+
+/// An attempt to execute requests that name regions by their keys, see [`Progress::begin_attempt`].
+pub(super) struct Attempt<'a> {
+    attempt: &'a AtomicU64,
+    _one_at_a_time: MutexGuard<'a, ()>,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        presence::leave(self.attempt);
+    }
 }
 
 impl Progress {
@@ -69,15 +84,22 @@ impl Progress {
         self.changed.notify_one();
     }
 
-    /// Returns when no attempt that began before this call is running.
-    pub(super) fn wait_for_current_attempt(&self) {
-        drop(locked(&self.attempt));
+    /// The attempt that is running now. The caller took an object away and then passed a heavy fence.
+    pub(super) fn current_attempt(&self) -> Option<u64> {
+        presence::observe(&self.attempt)
     }
 
-    /// Begins an attempt outside of the progress thread. It lasts until the guard is dropped; deregistering a region waits for
-    /// it.
-    pub(super) fn begin_attempt(&self) -> MutexGuard<'_, ()> {
-        locked(&self.attempt)
+    /// Whether the attempt that [`current_attempt`](Progress::current_attempt) returned has ended.
+    pub(super) fn has_ended(&self, attempt: u64) -> bool {
+        presence::has_left(&self.attempt, attempt)
+    }
+
+    /// Begins an attempt. It lasts until the guard is dropped; the memory of a region that is deregistered meanwhile is kept
+    /// until then.
+    pub(super) fn begin_attempt(&self) -> Attempt<'_> {
+        let one_at_a_time = locked(&self.one_attempt);
+        presence::enter(&self.attempt);
+        Attempt { attempt: &self.attempt, _one_at_a_time: one_at_a_time }
     }
 
     /// Ends the thread.
@@ -125,10 +147,8 @@ fn run(device: &Arc<DeviceShared>) {
         let mut next: Option<Instant> = None;
         for qp in &qps {
             let due = {
-                let attempt = locked(&device.progress.attempt);
-                let due = retry(qp);
-                drop(attempt);
-                due
+                let _attempt = device.progress.begin_attempt();
+                retry(qp)
             };
             match due {
                 Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
@@ -155,7 +175,8 @@ fn run(device: &Arc<DeviceShared>) {
 
 /// Tries the deferred requests of a queue pair. Returns when to try again, or `None` if none is left.
 ///
-/// The caller holds the `attempt` lock, unless the queue pair is in ERR: deregistering a region waits for that lock.
+/// The caller is inside an attempt, unless the queue pair is in ERR: the memory of a region that is deregistered meanwhile is
+/// kept until the attempt has ended.
 fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
     let mut deferred = locked(&qp.deferred);
     let DeferredSends { peer, queue } = &mut *deferred;

@@ -5,14 +5,18 @@ use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use super::cq::{CqRole, CqShared};
 use super::cq_ring::NewCqe;
 use super::deferred::DeferredSends;
 use super::layout::{
-    ConnectionWord, CqeKind, KIND_UD, PeerLine, QpBlock, QpNum, RequestWord, qp_block_at, short_epoch,
+    ConnectionWord, CqeKind, KIND_UD, QpBlock, QpNum, RequestWord, qp_block_at, short_epoch,
 };
+use super::peer_lines::AssignedLine;
+use super::quiescence::DROP_TIMEOUT;
 use super::recv::{RecvQueue, SharedRecvQueue};
+use super::removal::QpRemoval;
 use super::setup::Pd;
 use super::state::{DeviceShared, check_limit, locked};
 use super::{Cq, Srq};
@@ -29,7 +33,7 @@ pub(super) struct QpShared {
     kind: u32,
     pub(super) block: SharedRef<QpBlock>,
     state: AtomicU8,
-    /// Number of the current connection. Changes at reset only.
+    /// Epoch of the current connection, see `DeviceShared::next_epoch`. Changes at reset only.
     epoch: AtomicU64,
     pub(super) send_cq: Arc<CqShared>,
     pub(super) recv_cq: Arc<CqShared>,
@@ -39,8 +43,8 @@ pub(super) struct QpShared {
     /// Claim in the ring of `send_cq`. Writer: the owner of the sending half (the poster or the progress thread).
     pub(super) send_claim: AtomicU64,
     pub(super) deferred: Mutex<DeferredSends>,
-    /// RC: the connected device.
-    peer: Mutex<Option<[u8; 16]>>,
+    /// RC: the connected device, with the line that it writes during this connection.
+    peer: Mutex<Option<AssignedLine>>,
     pub(super) destroyed: AtomicBool,
 }
 
@@ -84,7 +88,7 @@ impl QpShared {
         // flush marker. So neither can hit the next connection.
         let _one_at_a_time = locked(&self.device.service.cleanup);
         self.state.store(QpState::Reset as u8, Release);
-        self.epoch.fetch_add(1, Relaxed);
+        self.epoch.store(self.device.next_epoch(self.epoch()), Relaxed);
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -99,20 +103,24 @@ impl QpShared {
         self.kind == KIND_UD
     }
 
-    pub(super) fn set_peer(&self, gid: Option<[u8; 16]>) {
-        *locked(&self.peer) = gid;
+    pub(super) fn set_peer(&self, line: AssignedLine) {
+        *locked(&self.peer) = Some(line);
     }
 
-    /// The cache line of this queue pair that the connected peer writes, and that peer's device.
-    pub(super) fn peer_line(&self) -> Option<(SharedRef<PeerLine>, [u8; 16])> {
-        let gid = (*locked(&self.peer))?;
-        let at = qp_block_at(self.index()) + core::mem::offset_of!(QpBlock, peer_line) as u64;
-        let line = SharedRef::new(&self.device.segment, at)?;
-        Some((line, gid))
+    /// The line that the connected peer writes during this connection.
+    pub(super) fn peer_line(&self) -> Option<AssignedLine> {
+        locked(&self.peer).clone()
+    }
+
+    /// Ends the connection: its peer line is assigned again once the peer has closed it.
+    pub(super) fn retire_peer_line(&self) {
+        if let Some(line) = locked(&self.peer).take() {
+            self.device.retire_line(&line);
+        }
     }
 
     pub(super) fn is_connected_to(&self, gid: &[u8; 16]) -> bool {
-        locked(&self.peer).as_ref() == Some(gid)
+        locked(&self.peer).as_ref().is_some_and(|line| line.gid == *gid)
     }
 
     pub(super) fn has_deferred_sends(&self) -> bool {
@@ -225,8 +233,6 @@ pub(super) fn create(
         block.kind.store(kind, Relaxed);
         block.pd.store(pd_id, Relaxed);
         block.recv_cq.store(recv_cq.shared.at(), Relaxed);
-        block.peer_line.claim.store(reservation::IDLE, Relaxed);
-        block.peer_line.taken.store(0, Relaxed);
         let line = &block.owner_line;
         line.posted.store(0, Relaxed);
         let (at, depth, sges, shared) = match &recv {
@@ -246,7 +252,7 @@ pub(super) fn create(
             kind,
             block,
             state: AtomicU8::new(QpState::Reset as u8),
-            epoch: AtomicU64::new(1),
+            epoch: AtomicU64::new(device.next_epoch(0)),
             send_cq: send_cq.shared.clone(),
             recv_cq: recv_cq.shared.clone(),
             recv,
@@ -256,23 +262,51 @@ pub(super) fn create(
             peer: Mutex::new(None),
             destroyed: AtomicBool::new(false),
         });
-        qp.send_cq.add_qp(&qp, CqRole::Send);
-        qp.recv_cq.add_qp(&qp, CqRole::Recv);
+        let added = qp.send_cq.add_qp(&qp, CqRole::Send).and_then(|()| qp.recv_cq.add_qp(&qp, CqRole::Recv));
+        if let Err(e) = added {
+            qp.leave_cqs();
+            qp.free_recv_queue();
+            return Err(e);
+        }
         Ok(qp)
     })
 }
 
-/// Closes a queue pair, waits for quiescence, and removes it from its completion queues and from the device's table.
+/// Closes a queue pair and removes it. Waits up to [`DROP_TIMEOUT`] for its own peer to leave an operation; a peer that is
+/// still inside then does not hold up the caller: the device removes the queue pair when the peer has left.
 pub(super) fn destroy(qp: &Arc<QpShared>) {
     // Release, partner: the Acquire load in `Cq::poll`.
     qp.destroyed.store(true, Release);
-    let quiet = qp.close_and_quiesce();
-    qp.send_cq.remove_qp(qp, quiet);
-    if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
-        qp.recv_cq.remove_qp(qp, quiet);
+    qp.close();
+    let mut removal = QpRemoval::new(qp);
+    let deadline = Instant::now() + DROP_TIMEOUT;
+    while !removal.try_finish() {
+        if Instant::now() >= deadline {
+            return qp.device.defer_qp_removal(removal);
+        }
+        std::thread::yield_now();
     }
-    qp.device.remove_qp(qp.num, quiet);
-    if let (RecvSource::Own(queue), true) = (&qp.recv, quiet) {
-        qp.device.free(&queue.memory);
+}
+
+impl QpShared {
+    /// Ends the removal of a queue pair. No peer may be inside an operation on it.
+    pub(super) fn finish_removal(self: &Arc<Self>) {
+        self.leave_cqs();
+        self.retire_peer_line();
+        self.device.remove_qp(self.num);
+        self.free_recv_queue();
+    }
+
+    fn leave_cqs(self: &Arc<Self>) {
+        self.send_cq.remove_qp(self);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.remove_qp(self);
+        }
+    }
+
+    fn free_recv_queue(&self) {
+        if let RecvSource::Own(queue) = &self.recv {
+            self.device.free(&queue.memory);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Quiescence: making sure that no peer is still working on an object before its memory is reused.
 //!
 //! A peer performs its operations itself, on our mapped segment. When a region, a queue pair or a receive goes away here, a
-//! peer may be in the middle of an operation that found the object a moment ago. This module is the one place that answers:
-//! who may still touch it, who waits for whom, and for how long.
+//! peer may be in the middle of an operation that found the object a moment ago. This module answers who may still touch
+//! it. `peer_lines.rs` records which peer announces its operations where, `removal.rs` keeps the objects that cannot be
+//! freed yet, and `ring/presence.rs` is the protocol itself, with loom tests.
 //!
 //! # The protocol
 //!
@@ -11,74 +12,110 @@
 //!  ----------------------------                      ----------------------------
 //!  busy += 1, now odd        (OperationGuard::begin) key = 0, or connection = NOT_READY
 //!  light fence                                       heavy fence (membarrier)
-//!  load connection word, region key                  seen = busy of every peer
-//!     -> gone: the operation fails                   for each odd one: wait until busy != seen
-//!     -> there: copy, take a receive,                    or the peer is disconnected
-//!        claim = p, publish a completion,            free the memory
-//!        claim = IDLE
+//!  load connection word, region key                  for each line that could reach the object:
+//!     -> gone: the operation fails                       remember busy if it is odd     (Quiescence)
+//!     -> there: copy, take a receive,                none is odd: free the object at once
+//!        claim = p, publish a completion,            else: look again later; free it when every remembered
+//!        claim = IDLE                                     line has moved on, or its peer is gone (removal.rs)
 //!  busy += 1, now even       (OperationGuard drop)
 //! ```
 //!
 //! The fences order "announce, then look" against "take away, then look": either the peer sees that the object is gone, or
-//! the owner sees the peer's odd `busy` and waits for it.
+//! the owner sees the peer's odd `busy` and keeps the object.
+//!
+//! # One line, one writer
+//!
+//! `busy` is in a `PeerLine`. A line belongs to one connection, or to one datagram sender, from its assignment until its
+//! writer has closed it or the peer is gone. It lies in a segment that only this peer maps.
+//!
+//! ```text
+//!  owner                                             peer
+//!  -----                                             ----
+//!  ready_to_receive: assign a fresh line,
+//!     block.line = index, connection = word  ------> attach: read block, open the line (fails if it was withdrawn)
+//!                                                    each operation: busy odd in OWN line, then check connection == word
+//!  reset, drop: connection = NOT_READY       ------> unequal: leave, close the line, attach anew
+//!     retire the line: withdrawn now, or
+//!     kept in the record until it is closed  <------ close
+//! ```
+//!
+//! A connection word is never used twice, so an old peer that continues late finds a word that is not its own and leaves.
 //!
 //! # Who writes which word
 //!
 //! | word | writer | meaning |
 //! | --- | --- | --- |
-//! | `PeerLine::busy` in a `QpBlock` | the connected peer | odd while inside an operation through this queue pair |
-//! | `PeerLine::busy` in the table of peer lines | the datagram sender it is assigned to | the same, for datagrams |
+//! | `PeerLine::busy` | the peer that opened the line | odd while inside an operation |
 //! | `PeerLine::claim` | the same peer; after its death, the owner | the position it is reserving in a completion queue, or `IDLE` |
+//! | `PeerLine::tenure` | owner and peer in turn, see `ring/presence.rs` | who may write the line |
 //! | `PeerLine::taken`, `SrqWord` | the peer that takes a receive | which receives were taken, and by whom |
-//! | `RegionEntry::key`, `QpBlock::connection` | the owner | zero: the object is gone |
-//! | `DeviceShared::connected_peers` | the owner's service thread | peers that have mapped our segment; private memory |
+//! | `RegionEntry::key`, `QpBlock::connection`, `QpBlock::line` | the owner | zero: the object is gone |
+//! | `PeerLines`, `connected_peers`, `Removals` | the owner | private memory |
 //!
 //! # Who waits for whom, and for how long
 //!
 //! | who | waits for | at most | if the time is over |
 //! | --- | --- | --- | --- |
-//! | `Mr::drop`, allocated memory | every peer inside an operation | [`QUIESCE_TIMEOUT`] | memory and key index are never reused |
-//! | `Mr::drop`, memory in place | every peer inside an operation | no limit: the caller gets the memory back | |
-//! | `RcQp::reset` | every peer inside an operation, then the reservation of a dead peer | twice [`QUIESCE_TIMEOUT`] | the queue pair goes to ERR, `reset` fails |
-//! | queue pair drop | the same | the same | block, number and receive memory are never reused |
-//! | service thread, flush of a queue pair in ERR | the queue pair's own peer | no limit, but it does not block: it looks again every millisecond | |
-//! | service thread, peer line of a dead datagram sender | the reservation of that sender | the same | |
-//! | `CqShared::add_qp`, second producer | every producer of the queue inside a reservation | no limit | |
-//! | `Mr::drop`, `RcQp::reset`, queue pair drop | our own progress thread's current attempt (`Progress::wait_for_current_attempt`) | one operation | |
+//! | `Mr::drop`, allocated memory | nobody | | the memory is kept until no peer of the same protection domain is inside |
+//! | `Mr::drop`, memory in place | peers of the same protection domain, and datagram senders, that are inside an operation | no limit: the caller gets the memory back | |
+//! | `Mr::deregister`, memory in place | the same | the caller's timeout | the region is handed back, closed to new operations |
+//! | queue pair drop | its own peer, or datagram senders that are inside | [`DROP_TIMEOUT`] | block, number and receive memory are kept until the peer has left |
+//! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`] | the queue pair goes to ERR, `reset` fails and can be tried again |
+//! | `CqShared::add_qp`, second producer | the first producer, if it is in the few instructions of a reservation | [`QUIESCE_TIMEOUT`] | the queue pair is not created |
+//! | allocation that finds no memory | removals that are on the list | [`DROP_TIMEOUT`] | it fails: out of memory |
+//! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
+//! | `Mr::drop`, memory in place | our own progress thread and service thread | the operation that they execute now | |
 //!
-//! A peer that dies is no longer waited for: the service thread learns of it from the pidfd or the closed socket and removes
-//! it from `connected_peers`. What the peer left half done is repaired here: [`DeviceShared::void_abandoned_reservation`]
-//! fills the position that it had reserved without publishing. Receives that it had taken are returned by the poller when
-//! it comes to the `Flush` or `Reclaim` marker, which the service thread pushes only after the peer can complete no more
-//! receives (`cq.rs`, `service.rs`).
+//! Why `reset` fails instead of going on with a new line: it gives the posted receives back to the program, and the peer
+//! may still write into one of them. A program that cannot wait drops the queue pair, creates a new one, and deregisters
+//! the memory that the old peer could reach: **deregistering a region is what keeps a peer out of memory**. After the drop
+//! of a queue pair whose peer is stopped inside an operation, that one operation may still land in regions that stay
+//! registered.
+//!
+//! A peer is gone when its process has ended (pidfd), or when it has closed its socket, which it does after it has unmapped
+//! our segment. A peer that we cut off because it sent a malformed message is not gone: its process lives and may be inside
+//! an operation. What a dead peer left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
+//! position that it had reserved without publishing. Receives that it had taken are returned by the poller when it comes to
+//! the `Flush` or `Reclaim` marker, which the service thread pushes only after the peer can complete no more receives
+//! (`cq.rs`, `service.rs`).
+//!
+//! # What a peer that writes invalid values can achieve
+//!
+//! `busy`, `claim` and `tenure` of its own lines are words that a peer writes.
+//!
+//! - It can look as if it were inside an operation for ever. Then memory of its protection domain stays on the list, which
+//!   the counters show, until its process ends. It can keep its lines open: then it uses up its own table
+//!   (`LINES_PER_PEER`) and gets no more connections.
+//! - It can look as if it were outside while it is inside. Then memory that it still writes may be used again: it corrupts
+//!   that memory, as any process that has mapped the segment can do at any time.
+//! - It cannot make us free what **another** peer may still touch: the lines of the other peer are in a segment that it
+//!   has not mapped, and the record of who writes which line is private.
 //!
 //! # What this does not guarantee
 //!
-//! - **A live peer that is stopped inside an operation** (SIGSTOP, a debugger) is waited for one second only, or without
-//!   limit where the table says so. The wait is device-wide: a stopped peer also delays the removal of objects that it
-//!   cannot reach.
-//! - **A queue pair that was removed from the table is not looked at any more**, even if its removal timed out. If its peer
-//!   is stopped inside an operation and a region is dropped later, that drop does not wait for this peer: when the peer
-//!   continues, it may write into memory that has been freed and allocated again. For the same reason the peer's claim is
-//!   not among the live claims when an abandoned reservation of another peer is looked for.
-//! - **`busy` and `claim` can be written by the peer.** A peer that writes invalid values there can delay us for as long as a
-//!   stopped peer can, or end its operation for us while it is still inside. Only processes of the same user can do this.
-//! - **A peer that is cut off** because it sent a malformed message counts as disconnected, although its process lives and
-//!   still has the segment mapped.
+//! A peer that is stopped between reserving and publishing an entry of a completion queue holds up that queue, and the queue
+//! pairs that use it, until it continues or dies.
 
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use core::time::Duration;
 use std::time::Instant;
 
 use super::cq_ring::CqRing;
-use super::layout::{ConnectionWord, PeerLine, peer_line_at};
+use super::layout::{ConnectionWord, PeerLine};
+use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::QpShared;
 use super::state::{DeviceShared, locked};
-use crate::memory::segment::SharedRef;
-use crate::ring::{fence, reservation};
+use crate::device::DeviceError;
+use crate::ring::{fence, presence, reservation};
 
-/// How long an object that is removed waits for a peer that is alive but does not leave its operation.
+/// How long a call that can fail waits for a peer that is alive but does not leave its operation.
 pub(super) const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a drop waits for a running peer to leave its operation, before the removal is left to the service thread.
+pub(super) const DROP_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Longest time between two looks of the service thread at a peer that does not leave.
+pub(super) const MAX_RECHECK: Duration = Duration::from_millis(64);
 
 /// Marks this process as inside an operation on a peer's segment until it is dropped. Nothing that was found there in the
 /// meantime is freed before that.
@@ -90,68 +127,102 @@ impl<'a> OperationGuard<'a> {
     /// `line` is the cache line in the peer's segment that is ours to write.
     #[inline]
     pub(super) fn begin(line: &'a PeerLine) -> OperationGuard<'a> {
-        let busy = &line.busy;
-        busy.store(busy.load(Relaxed).wrapping_add(1) | 1, Relaxed);
-        // The store of `busy` comes before the loads of the operation. Partner: `DeviceShared::quiesce`, whose caller
-        // has stored that an object is gone, passes a heavy fence and then loads `busy`.
-        fence::light();
-        OperationGuard { busy }
+        presence::enter(&line.busy);
+        OperationGuard { busy: &line.busy }
     }
 }
 
 impl Drop for OperationGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release, partner: the Acquire loads of `busy` in this module. All accesses of the operation are over.
-        self.busy.store(self.busy.load(Relaxed).wrapping_add(1), Release);
+        presence::leave(self.busy);
     }
 }
 
+/// The operations that were under way when an object was taken away, and that may have found it before.
+#[derive(Debug)]
+pub(super) struct Quiescence {
+    /// Lines of peers that were inside an operation, with the value of `busy`.
+    lines: Vec<(AssignedLine, u64)>,
+    /// The attempt that our own progress thread was executing.
+    attempt: Option<u64>,
+    /// Whether a peer that is gone counts as outside. Otherwise it does only after its half-written entries are repaired.
+    ends_with_peer: bool,
+}
+
+impl Quiescence {
+    /// Whether all these operations have ended.
+    pub(super) fn is_reached(&mut self, device: &DeviceShared) -> bool {
+        let ends_with_peer = self.ends_with_peer;
+        self.lines.retain(|(line, seen)| {
+            !presence::has_left(&line.line.busy, *seen)
+                && if ends_with_peer {
+                    device.is_peer_connected(&line.gid)
+                } else {
+                    locked(&device.peer_lines).is_assigned(line)
+                }
+        });
+        if self.attempt.is_some_and(|seen| device.progress.has_ended(seen)) {
+            self.attempt = None;
+        }
+        self.lines.is_empty() && self.attempt.is_none()
+    }
+
+    /// A peer that is still inside.
+    pub(super) fn blocking_peer(&self) -> Option<&[u8; 16]> {
+        self.lines.first().map(|(line, _)| &line.gid)
+    }
+}
+
+/// Waits for the peer of one queue pair, see [`QpShared::peer_has_left`].
+#[derive(Debug, Default)]
+pub(super) struct PeerDeparture {
+    /// `busy` at the first look; `None` before it.
+    seen: Option<Option<u64>>,
+}
+
 impl DeviceShared {
-    /// Waits until every operation that began before this call, and so may have seen what the caller has just taken away,
-    /// has ended.
-    ///
-    /// `timeout` limits the wait for peers that are alive but do not move. Returns false if it passed.
-    pub(super) fn quiesce(&self, timeout: Option<Duration>) -> bool {
+    /// Collects the operations that may have found a region of protection domain `pd`, which the caller has just taken
+    /// away.
+    pub(super) fn observe_domain(&self, pd: u32) -> Quiescence {
+        let reaches = |usage: &LineUse| match usage {
+            LineUse::Connection { pd: other, .. } => *other == pd,
+            LineUse::Datagrams { .. } => true,
+        };
+        Quiescence { ends_with_peer: true, ..self.observe(reaches) }
+    }
+
+    /// Collects the operations that may have found a datagram queue pair, which the caller has just closed.
+    pub(super) fn observe_datagram_senders(&self) -> Quiescence {
+        self.observe(|usage| matches!(usage, LineUse::Datagrams { .. }))
+    }
+
+    fn observe(&self, reaches: impl Fn(&LineUse) -> bool) -> Quiescence {
         // After this fence, a peer that did not see the caller's stores has made its odd `busy` visible.
         fence::heavy();
-        let mut waiting: Vec<(SharedRef<PeerLine>, u64, [u8; 16])> = Vec::new();
-        for qp in self.all_qps() {
-            if let Some((line, gid)) = qp.peer_line() {
-                waiting.push((line, 0, gid));
-            }
-        }
-        for (index, owner) in locked(&self.peer_line_owners).iter().enumerate() {
-            let line = SharedRef::new(&self.segment, peer_line_at(index as u32));
-            if let (Some(gid), Some(line)) = (owner, line) {
-                waiting.push((line, 0, *gid));
-            }
-        }
-        for (line, seen, _) in &mut waiting {
-            // Acquire, partner: the Release store in `OperationGuard::drop`.
-            *seen = line.busy.load(Acquire);
-        }
-        let begun = Instant::now();
-        waiting.retain(|(_, seen, _)| seen & 1 == 1);
-        while !waiting.is_empty() {
-            waiting
-                .retain(|(line, seen, gid)| line.busy.load(Acquire) == *seen && self.is_peer_connected(gid));
-            if waiting.is_empty() {
-                break;
-            }
-            if timeout.is_some_and(|timeout| begun.elapsed() > timeout) {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
+        let lines = locked(&self.peer_lines)
+            .all()
+            .filter(|line| reaches(&line.usage))
+            .filter_map(|line| presence::observe(&line.line.busy).map(|seen| (line, seen)))
+            .collect();
+        Quiescence { lines, attempt: self.progress.current_attempt(), ends_with_peer: false }
+    }
+
+    /// The error of a call that gave up waiting for the peer with this device.
+    pub(super) fn peer_busy(&self, gid: Option<&[u8; 16]>) -> DeviceError {
+        DeviceError::PeerBusy { process: gid.and_then(|gid| self.peer_process(gid)) }
     }
 
     /// Publishes a void entry at the position that a dead peer reserved in `ring` and did not publish, if there is one, and
     /// clears the peer's claim. Returns false if that cannot be decided yet.
-    pub(super) fn void_abandoned_reservation(&self, dead: &PeerLine, ring: &CqRing) -> bool {
+    pub(super) fn void_abandoned_reservation(
+        &self,
+        dead: &AssignedLine,
+        ring: &CqRing,
+        ring_at: u64,
+    ) -> bool {
         let _one_at_a_time = locked(&self.service.cleanup);
-        let position = dead.claim.load(Acquire);
+        let position = dead.line.claim.load(Acquire);
         let header = &*ring.header;
         let head = header.head.word.load(Acquire);
         let is_complete = position == reservation::IDLE
@@ -162,21 +233,18 @@ impl DeviceShared {
         if !is_complete {
             let qps = self.all_qps();
             let mut live: Vec<&AtomicU64> = vec![&self.service.claim];
-            let peer_lines: Vec<_> = qps.iter().filter_map(|qp| qp.peer_line()).collect();
-            for (line, gid) in &peer_lines {
-                if self.is_peer_connected(gid) {
-                    live.push(&line.claim);
-                }
-            }
             live.extend(qps.iter().map(|qp| &qp.send_claim));
-            let datagram_lines: Vec<SharedRef<PeerLine>> = locked(&self.peer_line_owners)
-                .iter()
-                .enumerate()
-                .filter(|(_, owner)| owner.is_some_and(|gid| self.is_peer_connected(&gid)))
-                .filter_map(|(index, _)| SharedRef::new(&self.segment, peer_line_at(index as u32)))
+            // Lines of connections that push elsewhere do not matter: a peer that is stopped there holds up nobody here.
+            let lines: Vec<AssignedLine> = locked(&self.peer_lines)
+                .all()
+                .filter(|line| match line.usage {
+                    LineUse::Connection { recv_cq, .. } => recv_cq == ring_at,
+                    LineUse::Datagrams { .. } => true,
+                })
+                .filter(|line| self.is_peer_connected(&line.gid))
                 .collect();
-            live.extend(datagram_lines.iter().map(|line| &line.claim));
-            // This includes claims in other rings of the device. An equal position there only means one more attempt.
+            live.extend(lines.iter().map(|line| &line.line.claim));
+            // This includes claims of datagram senders and of our own posters in other rings. An equal position there only means one more attempt.
             if !reservation::is_abandoned(&header.head.word, position, live.into_iter(), || {
                 ring.is_published(position)
             }) {
@@ -184,59 +252,51 @@ impl DeviceShared {
             }
             ring.publish_void(position);
         }
-        dead.claim.store(reservation::IDLE, Relaxed);
+        dead.line.claim.store(reservation::IDLE, Relaxed);
         true
     }
 }
 
 impl QpShared {
-    /// Closes the queue pair to its peer, drops its deferred sends and waits for quiescence; then repairs what the peer
-    /// left behind if it is dead. Returns false if either took longer than [`QUIESCE_TIMEOUT`].
-    pub(super) fn close_and_quiesce(&self) -> bool {
+    /// Closes the queue pair to its peer and drops its deferred sends.
+    pub(super) fn close(&self) {
         self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
-        {
-            let mut deferred = locked(&self.deferred);
-            deferred.queue.clear();
-            deferred.peer = None;
-        }
-        self.device.progress.wait_for_current_attempt();
-        self.device.quiesce(Some(QUIESCE_TIMEOUT)) && self.void_dead_peers_reservation(QUIESCE_TIMEOUT)
+        // The progress thread executes deferred sends under this lock.
+        let mut deferred = locked(&self.deferred);
+        deferred.queue.clear();
+        deferred.peer = None;
     }
 
-    /// Waits until the reservation of this queue pair's peer, if that is dead, is void. Returns false on timeout.
-    fn void_dead_peers_reservation(&self, timeout: Duration) -> bool {
-        let begun = Instant::now();
-        loop {
-            match self.peer_line() {
-                Some((line, gid)) if !self.device.is_peer_connected(&gid) => {
-                    if self.device.void_abandoned_reservation(&line, &self.recv_cq.ring) {
-                        return true;
-                    }
-                }
-                _ => return true,
-            }
-            if begun.elapsed() > timeout {
-                return false;
+    /// Closes the queue pair, and waits until its peer has left and what a dead peer left behind is repaired. The error
+    /// says that this took longer than [`QUIESCE_TIMEOUT`].
+    pub(super) fn close_and_quiesce(&self) -> Result<(), DeviceError> {
+        self.close();
+        let deadline = Instant::now() + QUIESCE_TIMEOUT;
+        let mut departure = PeerDeparture::default();
+        while !self.peer_has_left(&mut departure) {
+            if Instant::now() >= deadline {
+                return Err(self.device.peer_busy(self.peer_line().as_ref().map(|peer| &peer.gid)));
             }
             std::thread::yield_now();
         }
+        Ok(())
     }
 
-    /// Whether the peer of this queue pair, which is in ERR, can complete no more receives. Never blocks.
+    /// Whether the peer of this queue pair, which is closed, is outside the queue pair for good: it can complete no more
+    /// receives, and what it left behind if it is dead is repaired. Never blocks.
     ///
-    /// `seen_busy` keeps the value of `busy` from the first call, so that an operation that began later, and therefore
+    /// `departure` keeps the value of `busy` from the first call, so that an operation that began later, and therefore
     /// sees the closed connection, is not waited for.
-    pub(super) fn peer_has_left(&self, seen_busy: &mut Option<u64>) -> bool {
-        let Some((line, gid)) = self.peer_line() else { return true };
-        if !self.device.is_peer_connected(&gid) {
-            return self.device.void_abandoned_reservation(&line, &self.recv_cq.ring);
+    pub(super) fn peer_has_left(&self, departure: &mut PeerDeparture) -> bool {
+        let Some(peer) = self.peer_line() else { return true };
+        if !self.device.is_peer_connected(&peer.gid) {
+            return self.device.void_abandoned_reservation(&peer, &self.recv_cq.ring, self.recv_cq.at());
         }
-        let seen = *seen_busy.get_or_insert_with(|| {
+        let seen = *departure.seen.get_or_insert_with(|| {
             // After this fence either the peer sees that the connection is closed, or we see its odd `busy`.
             fence::heavy();
-            line.busy.load(Acquire)
+            presence::observe(&peer.line.busy)
         });
-        // Acquire, partner: the Release store in `OperationGuard::drop`.
-        seen & 1 == 0 || line.busy.load(Acquire) != seen
+        seen.is_none_or(|seen| presence::has_left(&peer.line.busy, seen))
     }
 }

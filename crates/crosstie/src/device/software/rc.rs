@@ -5,12 +5,12 @@ use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release}
 
 use super::layout::{ConnectionWord, KIND_RC, gid_words};
 use super::link::Link;
+use super::peer_lines::LineUse;
 use super::peer_qp::PeerQp;
 use super::qp::{self, QpShared, RecvSource};
 use super::setup::{DeviceHandle, Pd};
 use super::{Cq, Srq};
 use crate::device::{Access, ConnectConfig, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr};
-use crate::ring::reservation;
 
 impl Pd {
     pub(crate) fn create_rc(
@@ -85,18 +85,26 @@ impl RcQp {
         config.check()?;
         let link = self.shared.device.link(&peer.device)?;
         let shared = &self.shared;
+        let connection = ConnectionWord::ready(shared.epoch());
+        let taken = match &shared.recv {
+            RecvSource::Own(queue) => queue.base(),
+            _ => 0,
+        };
+        let usage = LineUse::Connection { pd: shared.pd, recv_cq: shared.recv_cq.at() };
+        let line = shared.device.assign_line(peer.device.gid, connection.tenure(), usage, taken)?;
+        shared.block.line.store(line.index, Relaxed);
         let [low, high] = gid_words(&peer.device.gid);
         shared.block.access.store(config.access.bits(), Relaxed);
         shared.block.rnr_timer.store(config.min_rnr_timer.into(), Relaxed);
         shared.block.peer_qp.store(peer.qp_num, Relaxed);
         shared.block.peer_gid[0].store(low, Relaxed);
         shared.block.peer_gid[1].store(high, Relaxed);
-        shared.set_peer(Some(peer.device.gid));
+        shared.set_peer(line);
         self.link = Some((link, *peer));
         shared.set_state(QpState::ReadyToReceive);
         if shared.state() == QpState::ReadyToReceive {
             // Release, partner: the peer's Acquire load in `peer_qp::attach`: it sees all stores above.
-            shared.block.connection.store(ConnectionWord::ready(shared.epoch()).0, Release);
+            shared.block.connection.store(connection.0, Release);
         }
         // If the peer died after the link was made but before `set_peer`, the service thread did not find this queue pair.
         if self.link.as_ref().is_some_and(|(link, _)| link.is_dead()) {
@@ -125,16 +133,13 @@ impl RcQp {
         self.peer = None;
         self.link = None;
         shared.begin_epoch();
-        if !shared.close_and_quiesce() {
+        if let Err(busy) = shared.close_and_quiesce() {
             shared.move_to_error();
-            return Err(DeviceError::Unreachable(
-                "it does not leave an operation on this queue pair; its process may be stopped".into(),
-            ));
+            return Err(busy);
         }
-        shared.set_peer(None);
-        shared.block.peer_line.claim.store(reservation::IDLE, Relaxed);
+        shared.retire_peer_line();
         if let RecvSource::Own(queue) = &shared.recv {
-            shared.block.peer_line.taken.store(queue.reset(), Relaxed);
+            queue.reset();
         }
         self.sq_base = self.sq_posted;
         Ok(())

@@ -20,7 +20,7 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
-use super::layout::{OwnerLine, QpBlock, RECV_HEAD_WORDS, SrqHeader, SrqWord, recv_stride};
+use super::layout::{OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, SrqHeader, SrqWord, recv_stride};
 use super::state::{Allocation, DeviceShared};
 use crate::device::{Access, DeviceError, PostError, RecvWr, Sge};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
@@ -164,11 +164,14 @@ impl RecvQueue {
         Some(wr_id)
     }
 
-    /// Drops every outstanding receive. No peer may be taking from the queue. Returns the position to continue from.
-    pub(super) fn reset(&self) -> u64 {
-        let posted = self.posted.load(Relaxed);
-        self.base.store(posted, Relaxed);
-        posted
+    /// Drops every outstanding receive. No peer may be taking from the queue.
+    pub(super) fn reset(&self) {
+        self.base.store(self.posted.load(Relaxed), Relaxed);
+    }
+
+    /// The position of the first receive of the current connection.
+    pub(super) fn base(&self) -> u64 {
+        self.base.load(Relaxed)
     }
 }
 
@@ -387,7 +390,14 @@ pub(super) struct TakenRecv {
 
 impl PeerRecvQueue {
     /// The receive queue of the queue pair in `block`. `None` if the block's values are invalid.
-    pub(super) fn new(segment: &Arc<Segment>, block: &QpBlock, taker: u16) -> Option<PeerRecvQueue> {
+    ///
+    /// `taken` is the number of receives that this sender has taken already, for a queue pair's own queue.
+    pub(super) fn new(
+        segment: &Arc<Segment>,
+        block: &QpBlock,
+        taker: u16,
+        taken: u64,
+    ) -> Option<PeerRecvQueue> {
         let line = &block.owner_line;
         let (at, depth) = (line.recv_at.load(Relaxed), line.recv_depth.load(Relaxed));
         let max_sge = line.recv_sges.load(Relaxed);
@@ -396,7 +406,6 @@ impl PeerRecvQueue {
         }
         if line.shared.load(Relaxed) == 0 {
             let slots = RecvSlots::new(segment, at, depth, max_sge)?;
-            let taken = block.peer_line.taken.load(Relaxed);
             Some(PeerRecvQueue::Own { slots, mask: u64::from(depth) - 1, taken, seen_posted: taken })
         } else {
             let header: SharedRef<SrqHeader> = SharedRef::new(segment, at)?;
@@ -428,9 +437,9 @@ impl PeerRecvQueue {
         }
     }
 
-    /// Takes the next receive.
+    /// Takes the next receive. `line` is this sender's line at the owner.
     #[inline]
-    pub(super) fn take(&mut self, block: &QpBlock) -> Option<TakenRecv> {
+    pub(super) fn take(&mut self, block: &QpBlock, line: &PeerLine) -> Option<TakenRecv> {
         if !self.has_recv(block) {
             return None;
         }
@@ -438,7 +447,7 @@ impl PeerRecvQueue {
             PeerRecvQueue::Own { mask, taken, .. } => {
                 let slot = (*taken & *mask) as u32;
                 *taken = taken.wrapping_add(1);
-                block.peer_line.taken.store(*taken, Relaxed);
+                line.taken.store(*taken, Relaxed);
                 Some(TakenRecv { slot })
             }
             PeerRecvQueue::Shared { header, words, taker, seen_posted, .. } => {

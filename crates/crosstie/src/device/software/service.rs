@@ -2,7 +2,7 @@
 //!
 //! The thread never blocks on a peer, only on epoll: its sockets do not block, nobody holds a lock that it needs while waiting
 //! for a peer, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
-//! (`quiescence.rs`) stays on a list and is tried again every millisecond.
+//! (`quiescence.rs`) stays on a list and is tried again: after a millisecond, then less and less often.
 //!
 //! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
 //! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected.
@@ -19,22 +19,23 @@ use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::cq_ring::{CqRing, NewCqe};
-use super::layout::{CqeKind, IN_PLACE, MAGIC, PeerLine, RegionKey, RequestWord, peer_line_at, short_epoch};
+use super::cq_ring::NewCqe;
+use super::layout::{ConnectionWord, CqeKind, IN_PLACE, MAGIC, RegionKey, RequestWord, short_epoch};
 use super::link::Link;
+use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::{QpShared, RecvSource};
+use super::quiescence::{MAX_RECHECK, PeerDeparture};
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
-use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
 /// Limit on connections from peers that have sent their HELLO; a peer device has one.
 const MAX_PEERS: usize = 4096;
-/// How often pending cleanup is tried again.
-const CLEANUP_INTERVAL: Duration = Duration::from_millis(1);
+/// How soon pending cleanup is tried again; the time doubles with every attempt, up to [`MAX_RECHECK`].
+const FIRST_RECHECK: Duration = Duration::from_millis(1);
 /// How long accepting pauses when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -54,6 +55,10 @@ pub(super) struct ServiceHandle {
     /// Serialises everything that acts in the place of a peer: voiding reservations, pushing markers, breaking a
     /// connection that a peer means, and the reset of a queue pair.
     pub(super) cleanup: Mutex<()>,
+    /// Held while the service thread accesses memory registered in place for a peer, from the check of the key to the last
+    /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
+    /// peer still waits for the reply.
+    pub(super) proxied_access: Mutex<()>,
 }
 
 /// Epoll token of the listening socket.
@@ -82,6 +87,7 @@ impl ServiceHandle {
             next_id: AtomicU64::new(1),
             claim: AtomicU64::new(reservation::IDLE),
             cleanup: Mutex::new(()),
+            proxied_access: Mutex::new(()),
         };
         Ok((handle, listener))
     }
@@ -120,14 +126,16 @@ struct InboundPeer {
     process: Option<OwnedFd>,
     /// Known after its HELLO.
     gid: Option<[u8; 16]>,
+    /// We ended the connection, but the peer has not closed its end yet.
+    is_cut_off: bool,
 }
 
 /// Cleanup that may have to wait for a peer.
 enum PendingCleanup {
-    /// Flush the receives of a queue pair in ERR. `seen_busy`: see [`QpShared::peer_has_left`].
-    Flush { qp: Arc<QpShared>, seen_busy: Option<u64> },
+    /// Flush the receives of a queue pair in ERR.
+    Flush { qp: Arc<QpShared>, peer: PeerDeparture },
     /// Reclaim the peer line of a datagram sender that is gone.
-    PeerLine { index: u32 },
+    DatagramSender { line: AssignedLine, sender: u32 },
 }
 
 /// Runs the service thread until the device is closed.
@@ -142,8 +150,9 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
         payload: vec![0; MAX_PAYLOAD],
     };
     let mut events = Vec::with_capacity(64);
+    let mut recheck: Option<Duration> = None;
     while !device.is_closing() {
-        let timeout = service.timeout(Instant::now()).map(|timeout| Timespec {
+        let timeout = service.timeout(Instant::now(), recheck).map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         });
@@ -160,7 +169,12 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
         for event in &events {
             service.handle_event(event.data.u64());
         }
-        service.run_pending_cleanup();
+        let is_pending = service.run_pending_cleanup() | device.finish_removals();
+        recheck = match recheck {
+            _ if !is_pending => None,
+            Some(last) if events.is_empty() => Some((last * 2).min(MAX_RECHECK)),
+            _ => Some(FIRST_RECHECK),
+        };
         service.close_late_peers(Instant::now());
     }
 }
@@ -195,13 +209,12 @@ impl Service {
         }
     }
 
-    /// How long the thread may sleep.
-    fn timeout(&self, now: Instant) -> Option<Duration> {
-        let cleanup = (!self.pending.is_empty()).then_some(CLEANUP_INTERVAL);
+    /// How long the thread may sleep, if pending cleanup is tried again after `recheck`.
+    fn timeout(&self, now: Instant, recheck: Option<Duration>) -> Option<Duration> {
         let clock = [self.accept_again, self.awaiting_hello.next_deadline()].into_iter().flatten().min();
         // One millisecond is added, because the kernel may wake us a little early.
         let clock = clock.map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
-        [cleanup, clock].into_iter().flatten().min()
+        [recheck, clock].into_iter().flatten().min()
     }
 
     /// Disconnects peers that did not send their HELLO in time, and accepts again after a pause.
@@ -248,7 +261,7 @@ impl Service {
             None => Ok(()),
         });
         if watched.is_ok() {
-            self.peers.insert(id, InboundPeer { socket, process, gid: None });
+            self.peers.insert(id, InboundPeer { socket, process, gid: None, is_cut_off: false });
             if let Some(oldest) = self.awaiting_hello.add(id, Instant::now()) {
                 self.remove_peer(oldest);
             }
@@ -259,10 +272,14 @@ impl Service {
     fn serve_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut request = Request::new_zeroed();
+        if peer.is_cut_off {
+            // Only the end of the connection is reported for it.
+            return self.remove_peer(id);
+        }
         let len = match socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) {
             Ok((len, _)) => len,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-            Err(_) => return self.remove_peer(id),
+            Err(_) => return self.cut_off_peer(id),
         };
         let (reply, keep) = match (peer.gid, request.kind) {
             (None, Request::HELLO) => self.handle_hello(id, &request),
@@ -272,18 +289,40 @@ impl Service {
         let Some(peer) = self.peers.get(&id) else { return };
         if let Some(reply) = reply {
             let accepted = request.kind == Request::HELLO && reply.status == Reply::OK;
-            let file = accepted.then(|| self.device.segment.fd());
+            let lines = match (peer.gid, request.kind) {
+                (Some(gid), Request::PEER_LINES) => locked(&self.device.peer_lines).segment(&gid).ok(),
+                _ => None,
+            };
+            let file = match &lines {
+                Some(lines) => Some(lines.fd()),
+                None => accepted.then(|| self.device.segment.fd()),
+            };
             let has_payload = request.kind == Request::READ && reply.status == Reply::OK;
             let payload = if has_payload { &self.payload[..request.a as usize] } else { &[] };
             // The socket does not block. A peer has one request at a time, so there is room for the reply, unless the peer
             // breaks that rule and does not read its replies.
             if socket::send(&peer.socket, reply.as_bytes(), payload, file.as_slice()).is_err() {
-                return self.remove_peer(id);
+                return self.cut_off_peer(id);
             }
         }
         if !keep {
-            self.remove_peer(id);
+            self.cut_off_peer(id);
         }
+    }
+
+    /// Ends the connection to a peer: it closed the connection, or sent a malformed message. Its queue pairs go to ERR. It
+    /// counts as gone only when it has closed its end or its process has ended: until then it may be inside an operation.
+    fn cut_off_peer(&mut self, id: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(gid) = peer.gid else { return self.remove_peer(id) };
+        peer.is_cut_off = true;
+        // The peer notices. This fails only if the peer has closed the connection already.
+        rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).ok();
+        // What it still sends is not read.
+        let data = epoll::EventData::new_u64(id << 2 | PEER_SOCKET);
+        let watched = epoll::modify(&self.device.service.epoll, &peer.socket, data, epoll::EventFlags::RDHUP);
+        debug_assert!(watched.is_ok());
+        self.fail_qps_of(&gid);
     }
 
     /// Returns the reply, and whether the peer stays connected.
@@ -312,12 +351,17 @@ impl Service {
     ) -> (Option<Reply>, bool) {
         match kind {
             Request::PEER_LINE => {
-                let reply = match self.device.assign_peer_line(gid) {
-                    Some(index) => Reply::new(Reply::OK, index.into()),
-                    None => Reply::new(Reply::EXHAUSTED, 0),
+                let tenure = ConnectionWord::ready(self.device.next_epoch(0)).tenure();
+                let reply = match locked(&self.device.peer_lines).assign_datagram_sender(gid, tenure) {
+                    Ok(AssignedLine { index, usage: LineUse::Datagrams { sender }, .. }) => {
+                        Reply::new(Reply::OK, u64::from(sender) << 32 | u64::from(index))
+                    }
+                    _ => Reply::new(Reply::EXHAUSTED, 0),
                 };
                 (Some(reply), true)
             }
+            // `serve_peer` adds the segment.
+            Request::PEER_LINES => (Some(Reply::new(Reply::OK, 0)), true),
             Request::QP_ERROR | Request::CQ_OVERRUN => {
                 // Only the peer that a queue pair is connected to may break it, and only in the epoch that it means. Any
                 // peer may break a datagram queue pair.
@@ -352,6 +396,7 @@ impl Service {
         if len > MAX_PAYLOAD as u64 || (kind == Request::WRITE && payload as u64 != len) {
             return None;
         }
+        let _proxied_access = locked(&self.device.service.proxied_access);
         let entry = &self.device.regions[RegionKey::from_bits(request.key).index() as usize];
         let access = Access::from_bits_truncate(entry.access.load(Relaxed));
         let needs = match kind {
@@ -373,9 +418,8 @@ impl Service {
             return None;
         }
         let at = core::ptr::with_exposed_provenance_mut::<u8>(request.addr as usize);
-        // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits meanwhile, because the
-        // peer that waits for our reply is inside an operation (`OperationGuard`). The payload buffer has room for `len`,
-        // which is at most `MAX_PAYLOAD`.
+        // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits for `proxied_access`,
+        // which we hold. The payload buffer has room for `len`, which is at most `MAX_PAYLOAD`.
         unsafe {
             match kind {
                 Request::WRITE => copy(self.payload.as_ptr(), at, len as usize),
@@ -397,8 +441,8 @@ impl Service {
         Some(0)
     }
 
-    /// A peer closed its connection, died or is disconnected. With its last connection, it counts as no longer working on
-    /// our segment: its queue pairs go to ERR and its peer lines are reclaimed.
+    /// A peer closed its connection or died. With its last connection, it is no longer working on our segment: its queue
+    /// pairs go to ERR and its peer lines are reclaimed.
     fn remove_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
         self.awaiting_hello.remove(id);
@@ -418,13 +462,13 @@ impl Service {
             peers.remove(&gid);
         }
         self.fail_qps_of(&gid);
-        let mut lines = Vec::new();
-        for (index, owner) in locked(&self.device.peer_line_owners).iter().enumerate() {
-            if *owner == Some(gid) {
-                lines.push(PendingCleanup::PeerLine { index: index as u32 });
-            }
-        }
-        self.pending.extend(lines);
+        let mut lines = locked(&self.device.peer_lines);
+        self.pending.extend(lines.all().filter(|line| line.gid == gid).filter_map(|line| match line.usage {
+            LineUse::Datagrams { sender } => Some(PendingCleanup::DatagramSender { line, sender }),
+            // Its queue pair retires it.
+            LineUse::Connection { .. } => None,
+        }));
+        lines.forget_gone_peer(&gid);
     }
 
     /// Something happened to a peer that we connected to: it closed the connection, died, or sent a reply.
@@ -466,24 +510,28 @@ impl Service {
         is_meant(qp) && qp.move_to_error()
     }
 
-    /// Collects the flush requests and completes whatever cleanup can be completed now.
-    fn run_pending_cleanup(&mut self) {
+    /// Collects the flush requests and completes whatever cleanup can be completed now. Returns whether some is left.
+    fn run_pending_cleanup(&mut self) -> bool {
         let requested = std::mem::take(&mut *locked(&self.device.service.flush_requests));
-        self.pending.extend(requested.into_iter().map(|qp| PendingCleanup::Flush { qp, seen_busy: None }));
+        let flush = |qp| PendingCleanup::Flush { qp, peer: PeerDeparture::default() };
+        self.pending.extend(requested.into_iter().map(flush));
         let device = self.device.clone();
         self.pending.retain_mut(|item| match item {
-            PendingCleanup::Flush { qp, seen_busy } => !try_flush(&device, qp, seen_busy),
-            PendingCleanup::PeerLine { index } => !try_reclaim_peer_line(&device, *index),
+            PendingCleanup::Flush { qp, peer } => !try_flush(&device, qp, peer),
+            PendingCleanup::DatagramSender { line, sender } => {
+                !try_reclaim_datagram_sender(&device, line, *sender)
+            }
         });
+        !self.pending.is_empty()
     }
 }
 
 /// Pushes the flush marker of a queue pair in ERR, if its peer can complete no more receives. Returns whether that is done.
-fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, seen_busy: &mut Option<u64>) -> bool {
+fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, peer: &mut PeerDeparture) -> bool {
     if qp.destroyed.load(Acquire) {
         return true;
     }
-    if !qp.peer_has_left(seen_busy) {
+    if !qp.peer_has_left(peer) {
         return false;
     }
     let _one_at_a_time = locked(&device.service.cleanup);
@@ -498,23 +546,25 @@ fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, seen_busy: &mut Option<u
     done
 }
 
-/// Reclaims the peer line of a datagram sender that is gone, and has the pollers return the receives that it had taken.
+/// Reclaims the line and the number of a datagram sender that is gone, and has the pollers return the receives that it had taken.
 /// Returns whether that is done.
-fn try_reclaim_peer_line(device: &DeviceShared, index: u32) -> bool {
-    let line: Option<SharedRef<PeerLine>> = SharedRef::new(&device.segment, peer_line_at(index));
-    let Some(line) = line else { return true };
+fn try_reclaim_datagram_sender(device: &DeviceShared, peer: &AssignedLine, sender: u32) -> bool {
+    let line = &peer.line;
+    let ring_at = line.cq_at.load(Relaxed);
+    let is_cq_of_datagrams = |qp: &Arc<QpShared>| qp.is_datagram() && qp.recv_cq.at() == ring_at;
+    // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
     if line.claim.load(Relaxed) != reservation::IDLE
-        && let Some(ring) = CqRing::new(&device.segment, line.cq_at.load(Relaxed))
-        && !device.void_abandoned_reservation(&line, &ring)
+        && let Some(qp) = device.all_qps().iter().find(|qp| is_cq_of_datagrams(qp))
+        && !device.void_abandoned_reservation(peer, &qp.recv_cq.ring, ring_at)
     {
         return false;
     }
-    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram()) {
+    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram() && !qp.destroyed.load(Acquire)) {
         let marker = NewCqe {
             kind: CqeKind::Reclaim,
             opcode: Opcode::Unspecified,
             status: Status::RemoteAborted,
-            request: RequestWord::of_reclaim(index),
+            request: RequestWord::of_reclaim(sender),
             qp_num: qp.num,
             byte_len: 0,
             detail: 0,
@@ -527,7 +577,6 @@ fn try_reclaim_peer_line(device: &DeviceShared, index: u32) -> bool {
             return false;
         }
     }
-    line.claim.store(reservation::IDLE, Relaxed);
-    locked(&device.peer_line_owners)[index as usize] = None;
+    device.retire_line(peer);
     true
 }

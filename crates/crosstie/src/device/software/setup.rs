@@ -3,12 +3,13 @@
 use core::time::Duration;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use super::layout::{IN_PLACE, RegionKey};
-use super::quiescence::QUIESCE_TIMEOUT;
+use super::quiescence::Quiescence;
 use super::service::{self, ServiceHandle};
-use super::state::{Allocation, DeviceShared, Region, os};
-use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
+use super::state::{Allocation, DeviceShared, Region, locked, os};
+use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
 use crate::memory::segment::Segment;
 use crate::ring::fence;
 
@@ -86,6 +87,10 @@ impl Device {
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
         Ok(self.handle.device.wait_event(timeout))
     }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        self.handle.device.counters()
+    }
 }
 
 impl Drop for DeviceHandle {
@@ -97,6 +102,7 @@ impl Drop for DeviceHandle {
             // If the service thread panicked, its panic message was printed; closing continues.
             service.join().ok();
         }
+        self.device.abandon_removals();
     }
 }
 
@@ -155,7 +161,16 @@ impl Pd {
         let key = device.take_region_key()?;
         let offset = memory.map_or(IN_PLACE, |memory| memory.at);
         device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
-        Ok(Mr { handle: self.handle.clone(), key, addr, len, memory })
+        Ok(Mr {
+            handle: self.handle.clone(),
+            key,
+            pd,
+            addr,
+            len,
+            memory,
+            operations: None,
+            is_removed: false,
+        })
     }
 }
 
@@ -166,8 +181,12 @@ pub struct Mr {
     key: RegionKey,
     addr: u64,
     len: usize,
+    pd: u32,
     /// `None` for memory registered in place.
     memory: Option<Allocation>,
+    /// Memory in place: the operations that were under way when [`Mr::deregister`] closed the region.
+    operations: Option<Box<Quiescence>>,
+    is_removed: bool,
 }
 
 impl Mr {
@@ -188,20 +207,54 @@ impl Mr {
     }
 }
 
+impl Mr {
+    /// Deregisters the memory. `Err` hands the region back, with the process of a peer that is still inside an operation
+    /// after `timeout`.
+    pub(crate) fn deregister(mut self, timeout: Duration) -> Result<(), (Mr, Option<u32>)> {
+        let deadline = Instant::now().checked_add(timeout);
+        if self.try_remove(deadline) {
+            return Ok(());
+        }
+        let gid = self.operations.as_ref().and_then(|operations| operations.blocking_peer());
+        let process = gid.and_then(|gid| self.handle.device.peer_process(gid));
+        Err((self, process))
+    }
+
+    /// Closes the region to new operations and removes it. Memory in place is removed when the operations that were under
+    /// way have ended; returns false if they have not by the deadline.
+    fn try_remove(&mut self, deadline: Option<Instant>) -> bool {
+        let device = &self.handle.device;
+        let mut operations = self.operations.take().unwrap_or_else(|| {
+            device.remove_region(self.key);
+            if self.memory.is_none() {
+                // The service thread checks the key under this lock: what it copies for a peer from now on is not ours.
+                drop(locked(&device.service.proxied_access));
+            }
+            Box::new(device.observe_domain(self.pd))
+        });
+        if let Some(memory) = self.memory {
+            device.free_region_later(self.key, memory, *operations);
+            self.is_removed = true;
+            return true;
+        }
+        while !operations.is_reached(device) {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.operations = Some(operations);
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        device.give_back_region_key(self.key);
+        self.is_removed = true;
+        true
+    }
+}
+
 impl Drop for Mr {
     fn drop(&mut self) {
-        let device = &self.handle.device;
-        device.remove_region(self.key);
-        // Memory registered in place goes back to the caller, so for that there is no timeout.
-        let quiet = device.quiesce(self.memory.map(|_| QUIESCE_TIMEOUT));
-        // Deferred requests of our own check the key and use the memory in one attempt.
-        device.progress.wait_for_current_attempt();
-        if quiet {
-            if let Some(memory) = &self.memory {
-                device.free(memory);
-            }
-            device.give_back_region_key(self.key);
+        if !self.is_removed {
+            // Without a deadline: memory registered in place goes back to the caller.
+            self.try_remove(None);
         }
-        // Otherwise a peer may still use the memory: neither memory nor index is ever used again.
     }
 }

@@ -3,19 +3,18 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
-use super::layout::{
-    HEAP_AT, Header, MAGIC, MAX_PEER_LINES, PEER_LINES_AT, PeerLine, QpNum, REGIONS_AT, RegionEntry,
-    RegionKey,
-};
+use super::layout::{HEAP_AT, Header, MAGIC, QpNum, REGIONS_AT, RegionEntry, RegionKey};
 use super::link::Link;
+use super::peer_lines::{AssignedLine, LineUse, PeerLines};
 use super::progress::Progress;
 use super::qp::QpShared;
+use super::removal::Removals;
 use super::service::ServiceHandle;
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
 use crate::memory::heap::Heap;
@@ -37,9 +36,10 @@ pub(super) struct DeviceShared {
     published_regions: SharedSlice<RegionEntry>,
     region_keys: Mutex<KeyTable>,
     qps: Mutex<QpTable>,
-    peer_lines: SharedSlice<PeerLine>,
-    /// By index of the peer line: the device it is assigned to.
-    pub(super) peer_line_owners: Mutex<Vec<Option<[u8; 16]>>>,
+    pub(super) peer_lines: Mutex<PeerLines>,
+    pub(super) removals: Removals,
+    /// Number of epochs so far.
+    epochs: AtomicU64,
     links: Mutex<HashMap<[u8; 16], Arc<Link>>>,
     /// Peer devices that have mapped our segment, with the number of connections of each.
     pub(super) connected_peers: Mutex<HashMap<[u8; 16], usize>>,
@@ -159,9 +159,9 @@ impl DeviceShared {
                 .ok_or_else(no_memory)?,
             region_keys: Mutex::default(),
             qps: Mutex::default(),
-            peer_lines: SharedSlice::new(&segment, PEER_LINES_AT, MAX_PEER_LINES as usize)
-                .ok_or_else(no_memory)?,
-            peer_line_owners: Mutex::default(),
+            peer_lines: Mutex::default(),
+            removals: Removals::default(),
+            epochs: AtomicU64::new(0),
             segment,
             links: Mutex::default(),
             connected_peers: Mutex::default(),
@@ -206,10 +206,10 @@ impl DeviceShared {
 
     /// Allocates zeroed memory of the segment.
     pub(super) fn allocate(&self, len: u64) -> Result<Allocation, DeviceError> {
-        match locked(&self.heap).allocate(len) {
-            Some((at, len)) => Ok(Allocation { at, len }),
-            None => Err(DeviceError::Exhausted { what: "device memory" }),
-        }
+        let (at, len) = self
+            .retry_after_removals(|| locked(&self.heap).allocate(len))
+            .ok_or(DeviceError::Exhausted { what: "device memory" })?;
+        Ok(Allocation { at, len })
     }
 
     /// Zeroes and frees memory. No peer may still use it, see `quiescence.rs`.
@@ -243,7 +243,8 @@ impl DeviceShared {
     }
 
     pub(super) fn take_region_key(&self) -> Result<RegionKey, DeviceError> {
-        locked(&self.region_keys).take().ok_or(DeviceError::Exhausted { what: "regions" })
+        self.retry_after_removals(|| locked(&self.region_keys).take())
+            .ok_or(DeviceError::Exhausted { what: "regions" })
     }
 
     pub(super) fn give_back_region_key(&self, key: RegionKey) {
@@ -311,20 +312,31 @@ impl DeviceShared {
         locked(&self.connected_peers).contains_key(gid)
     }
 
-    /// Assigns a peer line to a datagram sender. `None` if all are in use.
-    pub(super) fn assign_peer_line(&self, gid: [u8; 16]) -> Option<u32> {
-        let mut owners = locked(&self.peer_line_owners);
-        let index = match owners.iter().position(Option::is_none) {
-            Some(index) => index,
-            None if owners.len() < MAX_PEER_LINES as usize => {
-                owners.push(None);
-                owners.len() - 1
-            }
-            None => return None,
-        };
-        owners[index] = Some(gid);
-        self.peer_lines[index].claim.store(crate::ring::reservation::IDLE, Relaxed);
-        Some(index as u32)
+    /// The process of a peer device, if there is a link to it.
+    pub(super) fn peer_process(&self, gid: &[u8; 16]) -> Option<u32> {
+        let link = locked(&self.links).get(gid).cloned()?;
+        Some(link.pid.map_or(std::process::id(), |pid| pid.as_raw_nonzero().get() as u32))
+    }
+
+    /// Assigns a peer line to a new connection with device `gid`.
+    pub(super) fn assign_line(
+        &self,
+        gid: [u8; 16],
+        tenure: u64,
+        usage: LineUse,
+        taken: u64,
+    ) -> Result<AssignedLine, DeviceError> {
+        locked(&self.peer_lines).assign(gid, tenure, usage, taken)
+    }
+
+    /// Takes a peer line back that is not used here any more, as soon as its writer has closed it.
+    pub(super) fn retire_line(&self, line: &AssignedLine) {
+        let mut lines = locked(&self.peer_lines);
+        let gone = !self.is_peer_connected(&line.gid);
+        lines.retire(line, gone);
+        if gone {
+            lines.forget_gone_peer(&line.gid);
+        }
     }
 
     // Queue pairs.
@@ -333,7 +345,9 @@ impl DeviceShared {
         &self,
         make: impl FnOnce(QpNum) -> Result<Arc<QpShared>, DeviceError>,
     ) -> Result<Arc<QpShared>, DeviceError> {
-        let key = locked(&self.qps).keys.take().ok_or(DeviceError::Exhausted { what: "queue pairs" })?;
+        let key: QpNum = self
+            .retry_after_removals(|| locked(&self.qps).keys.take())
+            .ok_or(DeviceError::Exhausted { what: "queue pairs" })?;
         let made = make(key);
         let mut table = locked(&self.qps);
         match made {
@@ -352,14 +366,19 @@ impl DeviceShared {
         }
     }
 
-    /// Removes a queue pair from the table. Its index is used again only if `reuse`.
-    pub(super) fn remove_qp(&self, num: u32, reuse: bool) {
+    /// Removes a queue pair from the table. Its index will be used again.
+    pub(super) fn remove_qp(&self, num: u32) {
         let mut table = locked(&self.qps);
         let index = QpNum::from_bits(num).index();
         table.by_index[index as usize] = None;
-        if reuse {
-            table.keys.give_back(index);
-        }
+        table.keys.give_back(index);
+    }
+
+    /// A new epoch for a queue pair whose last one was `previous`. No other queue pair ever has the same epoch; the low bits
+    /// ([`short_epoch`](super::layout::short_epoch)) count the epochs of this queue pair.
+    pub(super) fn next_epoch(&self, previous: u64) -> u64 {
+        let number = self.epochs.fetch_add(1, Relaxed) + 1;
+        number << 7 | (previous + 1) & 0x7F
     }
 
     pub(super) fn qp(&self, num: u32) -> Option<Arc<QpShared>> {

@@ -1,0 +1,521 @@
+//! A peer of the software device, stopped inside an operation on our memory.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crosstie::device::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::killing::trace;
+use crate::{Fallible, TIMEOUT};
+
+/// A WRITE of this size takes long enough to be stopped in the middle.
+const LARGE: usize = 256 << 20;
+/// The entries of a large WRITE: memory in place is written with one system call for each.
+const ENTRIES: usize = 16;
+/// What peers write, and what we write into memory that is ours again.
+const FROM_PEER: u8 = 0xAA;
+const OURS: u8 = 0x55;
+const PAGE: usize = 4096;
+
+pub(crate) const TESTS: &[(&str, crate::Test)] = &[
+    ("memory_of_a_dropped_region_is_not_reused_while_a_stopped_peer_may_write", allocated_memory),
+    ("deregister_of_memory_in_place_hands_the_region_back_while_a_peer_is_inside", memory_in_place),
+    ("late_post_of_an_old_peer_does_not_free_what_the_new_peer_writes", late_old_peer),
+    ("peer_killed_inside_delays_no_later_removal", killed_inside),
+    ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
+    ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
+    ("create_rc_ends_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
+];
+
+// ------------------------------------------------------------------------------------------------------- the tests
+
+fn allocated_memory() -> Fallible {
+    for end in [End::Continue, End::Kill] {
+        // Room for one large region and not for two: the memory must come back.
+        let node = Node::new(LARGE as u64 + (96 << 20))?;
+        let region = node.pd.allocate(LARGE, Access::ALL)?;
+        let mut peer = Peer::start()?;
+        let qp = node.connect(&mut peer, &region)?;
+        peer.stop_inside_write(&region)?;
+        drop(qp);
+        drop(region);
+        let counters = node.device.counters();
+        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, counters)?;
+        check(counters.deferred_bytes >= LARGE as u64, counters)?;
+        let refused = node.pd.allocate(LARGE, Access::ALL);
+        check(matches!(refused, Err(DeviceError::Exhausted { .. })), &refused)?;
+        let other = node.pd.allocate(64 << 20, Access::ALL)?;
+        fill(&other);
+        peer.end(end)?;
+        node.wait_until_nothing_is_deferred()?;
+        check_filled(&other)?;
+        let again = node.pd.allocate(LARGE, Access::ALL)?;
+        check(is_zero(&again), "memory is handed out with old contents")?;
+        node.check_works()?;
+    }
+    // With room for both, memory that is allocated meanwhile is not what the peer writes.
+    let node = Node::new(16 << 30)?;
+    let region = node.pd.allocate(LARGE, Access::ALL)?;
+    let mut peer = Peer::start()?;
+    let qp = node.connect(&mut peer, &region)?;
+    peer.stop_inside_write(&region)?;
+    drop(qp);
+    drop(region);
+    let other = node.pd.allocate(LARGE, Access::ALL)?;
+    fill(&other);
+    peer.end(End::Continue)?;
+    check_filled(&other)?;
+    node.wait_until_nothing_is_deferred()
+}
+
+fn memory_in_place() -> Fallible {
+    let node = Node::new(256 << 20)?;
+    let mut memory = vec![0u8; LARGE];
+    // SAFETY: the vector outlives the region, and is used through raw pointers and the region only until it is deregistered.
+    let region = unsafe { node.pd.register(memory.as_mut_ptr(), LARGE, Access::ALL)? };
+    let mut peer = Peer::start()?;
+    let qp = node.connect(&mut peer, &region)?;
+    peer.stop_inside_write(&region)?;
+    drop(qp);
+    let Err(first) = region.deregister(Duration::from_millis(20)) else {
+        return Err("deregistered while a peer is inside".into());
+    };
+    check(first.process == Some(peer.child.id()), &first)?;
+    check(first.to_string().contains(&peer.child.id().to_string()), &first)?;
+    let Err(second) = first.region.deregister(Duration::ZERO) else {
+        return Err("deregistered while a peer is inside".into());
+    };
+    // Another region of the same domain that nobody uses waits for the same peer; one of another domain does not.
+    let unrelated = node.device.alloc_pd()?;
+    let mut other = vec![0u8; PAGE];
+    // SAFETY: as above.
+    let elsewhere = unsafe { unrelated.register(other.as_mut_ptr(), PAGE, Access::ALL)? };
+    check(elsewhere.deregister(Duration::ZERO).is_ok(), "a region of another domain waits")?;
+    peer.signal(libc::SIGCONT)?;
+    second.region.deregister(TIMEOUT)?;
+    memory.fill(OURS);
+    peer.wait_for_write()?;
+    check(memory.iter().all(|byte| *byte == OURS), "the caller's own memory was overwritten")?;
+    node.check_works()
+}
+
+fn late_old_peer() -> Fallible {
+    let node = Node::new(16 << 30)?;
+    let small = node.pd.allocate(PAGE, Access::ALL)?;
+    let region = node.pd.allocate(LARGE, Access::ALL)?;
+    let (mut old, mut new) = (Peer::start()?, Peer::start()?);
+    let mut qp = node.connect(&mut old, &small)?;
+    old.order("small")?;
+    old.expect("Success")?;
+    qp.reset()?;
+    new.connect(&mut qp, &region)?;
+    new.stop_inside_write(&region)?;
+    // The old peer does not know that its connection is gone.
+    old.order("small")?;
+    old.expect("RetryExceeded")?;
+    drop(region);
+    check(node.device.counters().deferred_regions == 1, node.device.counters())?;
+    let other = node.pd.allocate(LARGE, Access::ALL)?;
+    fill(&other);
+    new.end(End::Continue)?;
+    check_filled(&other)?;
+    node.wait_until_nothing_is_deferred()
+}
+
+fn killed_inside() -> Fallible {
+    let node = Node::new(LARGE as u64 + (64 << 20))?;
+    let region = node.pd.allocate(LARGE, Access::ALL)?;
+    let (mut dead, mut alive) = (Peer::start()?, Peer::start()?);
+    let mut qp = node.connect(&mut dead, &region)?;
+    dead.stop_inside_write(&region)?;
+    dead.end(End::Kill)?;
+    wait_for("ERR", || qp.state() == QpState::Error)?;
+    qp.reset()?;
+    alive.connect(&mut qp, &region)?;
+    alive.order("small")?;
+    alive.expect("Success")?;
+    // Together they are many times the memory of the device: nothing leaks, and nothing is deferred.
+    for _ in 0..200 {
+        drop(node.pd.allocate(8 << 20, Access::ALL)?);
+        check(node.device.counters() == DeviceCounters::default(), node.device.counters())?;
+    }
+    let mut place = vec![0u8; PAGE];
+    for _ in 0..200 {
+        // SAFETY: the vector outlives the region and is not used before it is deregistered.
+        let in_place = unsafe { node.pd.register(place.as_mut_ptr(), PAGE, Access::ALL)? };
+        in_place.deregister(Duration::ZERO)?;
+    }
+    Ok(())
+}
+
+fn unrelated_removals() -> Fallible {
+    for end in [End::Continue, End::Kill] {
+        let node = Node::new(2 << 30)?;
+        let region = node.pd.allocate(LARGE, Access::ALL)?;
+        let mut peer = Peer::start()?;
+        let qp = node.connect(&mut peer, &region)?;
+        peer.stop_inside_write(&region)?;
+        // Another peer, another protection domain: nothing is deferred, so nothing waits for the stopped peer.
+        let other = Node { pd: node.device.alloc_pd()?, device: node.device.clone() };
+        let mut friend = Peer::start()?;
+        for _ in 0..20 {
+            let target = other.pd.allocate(PAGE, Access::ALL)?;
+            let their_qp = other.connect(&mut friend, &target)?;
+            friend.order("small")?;
+            friend.expect("Success")?;
+            drop(their_qp);
+            drop(target);
+            check(node.device.counters() == DeviceCounters::default(), node.device.counters())?;
+            friend.order("again")?;
+        }
+        // A queue pair of the same domain with another peer does not wait either.
+        let target = node.pd.allocate(PAGE, Access::ALL)?;
+        drop(node.connect(&mut friend, &target)?);
+        check(node.device.counters().deferred_queue_pairs == 0, node.device.counters())?;
+        drop(qp);
+        drop(region);
+        let counters = node.device.counters();
+        check(counters.deferred_regions == 1 && counters.deferred_queue_pairs == 1, counters)?;
+        other.check_works()?;
+        peer.end(end)?;
+        node.wait_until_nothing_is_deferred()?;
+    }
+    Ok(())
+}
+
+fn reset_of_a_stopped_peer() -> Fallible {
+    let node = Node::new(2 << 30)?;
+    let region = node.pd.allocate(LARGE, Access::ALL)?;
+    let mut peer = Peer::start()?;
+    let mut qp = node.connect(&mut peer, &region)?;
+    peer.stop_inside_write(&region)?;
+    let refused = qp.reset();
+    let pid = peer.child.id();
+    check(matches!(refused, Err(DeviceError::PeerBusy { process: Some(p) }) if p == pid), &refused)?;
+    check(qp.state() == QpState::Error, qp.state())?;
+    peer.end(End::Continue)?;
+    qp.reset()?;
+    let mut next = Peer::start()?;
+    next.connect(&mut qp, &region)?;
+    next.order("small")?;
+    next.expect("Success")
+}
+
+fn stopped_producer() -> Fallible {
+    let node = Node::new(1 << 30)?;
+    let region = node.pd.allocate(PAGE, Access::ALL)?;
+    let mut peer = Peer::start()?;
+    let send_cq = node.device.create_cq(&CqConfig::default())?;
+    let (mut refusals, mut step) = (0, 1);
+    loop {
+        let recv_cq = node.device.create_cq(&CqConfig { depth: 16 })?;
+        // The peer is the only producer of `recv_cq`: it reserves without compare-and-swap.
+        let mut qp = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        qp.init(Access::ALL)?;
+        for wr_id in 0..2 {
+            qp.post_recv(&RecvWr { wr_id, sges: &[] })?;
+        }
+        peer.connect(&mut qp, &region)?;
+        peer.order("step")?;
+        let pid = peer.child.id();
+        let executed = trace::step(pid, step)?;
+        let mut recv_cq = recv_cq;
+        let second = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None);
+        match &second {
+            Ok(_) => {}
+            Err(DeviceError::PeerBusy { process }) if *process == Some(pid) => refusals += 1,
+            Err(e) => return Err(format!("step {step}: {e}").into()),
+        }
+        if executed == step {
+            // It runs on to the stop behind the post.
+            trace::resume(pid)?;
+            trace::step(pid, 0)?;
+        }
+        trace::resume(pid)?;
+        peer.expect("Success")?;
+        let third = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        let mut arrived = 0;
+        wait_for("both messages", || {
+            arrived += recv_cq.poll(16, |c| assert_eq!(c.status, Status::Success)).unwrap_or(0);
+            arrived == 2
+        })?;
+        drop((second, third, qp));
+        peer.order("again")?;
+        if executed < step {
+            break;
+        }
+        step += 1;
+    }
+    println!("create_rc at each of {step} instructions of a post: refused at {refusals}");
+    check(refusals > 0, "the peer was never stopped inside a reservation: the test shows nothing")
+}
+
+// -------------------------------------------------------------------------------------------------------- our side
+
+struct Node {
+    device: Device,
+    pd: Pd,
+}
+
+impl Node {
+    fn new(space: u64) -> Fallible<Node> {
+        let device = Device::open_software(&software::Config { space })?;
+        let pd = device.alloc_pd()?;
+        Ok(Node { device, pd })
+    }
+
+    fn connect(&self, peer: &mut Peer, region: &Mr) -> Fallible<RcQp> {
+        let cq = self.device.create_cq(&CqConfig::default())?;
+        let mut qp = self.pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+        peer.connect(&mut qp, region)?;
+        Ok(qp)
+    }
+
+    fn wait_until_nothing_is_deferred(&self) -> Fallible {
+        wait_for("deferred removals", || self.device.counters() == DeviceCounters::default())
+    }
+
+    /// A new connection works, with a peer in this process.
+    fn check_works(&self) -> Fallible {
+        let mut cq = self.device.create_cq(&CqConfig::default())?;
+        let mut near = self.pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+        let mut far = self.pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+        near.connect(&far.address(), &ConnectConfig::default())?;
+        far.connect(&near.address(), &ConnectConfig::default())?;
+        let target = self.pd.allocate(PAGE, Access::ALL)?;
+        far.post_recv(&RecvWr { wr_id: 7, sges: &[] })?;
+        let op = SendOp::WriteImm(target.remote().at(0), 5);
+        near.post(&SendWr::new(1, op, Data::Inline(b"works")))?;
+        wait_for("a message", || cq.poll(1, |_| {}).is_ok_and(|count| count == 1))
+    }
+}
+
+/// How a stopped peer ends.
+#[derive(Clone, Copy)]
+enum End {
+    Continue,
+    Kill,
+}
+
+/// What a peer needs to connect to us.
+#[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+struct ConnectInfo {
+    qp: QpAddress,
+    memory: RemoteMemory,
+}
+
+/// A peer process.
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start() -> Fallible<Peer> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("peer")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take().ok_or("no stdin")?;
+        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        Ok(Peer { child, input, output })
+    }
+
+    /// Connects `qp` to a new queue pair of the peer, which will write to `region`.
+    fn connect(&mut self, qp: &mut RcQp, region: &Mr) -> Fallible {
+        let info = ConnectInfo { qp: qp.address(), memory: region.remote() };
+        self.input.write_all(info.as_bytes())?;
+        let mut theirs = [0; size_of::<QpAddress>()];
+        self.output.read_exact(&mut theirs)?;
+        let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
+        qp.connect(&theirs, &ConnectConfig::default())?;
+        Ok(())
+    }
+
+    fn order(&mut self, order: &str) -> Fallible {
+        writeln!(self.input, "{order}")?;
+        Ok(())
+    }
+
+    /// Waits for the status of the last order.
+    fn expect(&mut self, status: &str) -> Fallible {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        check(line.trim() == status, format!("the peer's request ended with {line:?}, not {status}"))
+    }
+
+    fn signal(&self, signal: i32) -> Fallible {
+        // SAFETY: a system call without memory arguments; the child is ours and not reaped.
+        match unsafe { libc::kill(self.child.id() as libc::pid_t, signal) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().into()),
+        }
+    }
+
+    /// Stops the peer in the middle of a large WRITE to `region`.
+    fn stop_inside_write(&mut self, region: &Mr) -> Fallible {
+        for _ in 0..50 {
+            for at in (0..LARGE).step_by(PAGE) {
+                region.write(at, &[0])?;
+            }
+            region.write(LARGE - 1, &[0])?;
+            self.order("large")?;
+            let byte = |at: usize| {
+                let mut byte = [0];
+                region.read(at, &mut byte).map(|()| byte[0])
+            };
+            wait_for("the WRITE to begin", || byte(0) == Ok(FROM_PEER))?;
+            self.signal(libc::SIGSTOP)?;
+            wait_for("the peer to stop", || self.is_stopped())?;
+            if byte(LARGE - 1) == Ok(0) {
+                return Ok(());
+            }
+            // Too late: it was over.
+            self.signal(libc::SIGCONT)?;
+            self.wait_for_write()?;
+        }
+        Err("the peer was never stopped inside a WRITE".into())
+    }
+
+    fn is_stopped(&self) -> bool {
+        // Every thread of it: a thread that is still inside a system call may not have stopped yet.
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        tasks.into_iter().flatten().flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        })
+    }
+
+    /// Waits until a large WRITE that was stopped is over. Its queue pair may have been dropped meanwhile.
+    fn wait_for_write(&mut self) -> Fallible {
+        self.output.read_line(&mut String::new())?;
+        Ok(())
+    }
+
+    fn end(&mut self, end: End) -> Fallible {
+        match end {
+            End::Continue => {
+                self.signal(libc::SIGCONT)?;
+                self.wait_for_write()
+            }
+            End::Kill => {
+                self.child.kill()?;
+                self.child.wait()?;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn check(holds: bool, what: impl std::fmt::Debug) -> Fallible {
+    if holds { Ok(()) } else { Err(format!("{what:?}").into()) }
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
+    let begun = Instant::now();
+    while !done() {
+        if begun.elapsed() > TIMEOUT {
+            return Err(format!("waited too long for {what}").into());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn fill(region: &Mr) {
+    let page = [OURS; PAGE];
+    for at in (0..region.len()).step_by(PAGE) {
+        region.write(at, &page).expect("inside");
+    }
+}
+
+fn pages(region: &Mr) -> impl Iterator<Item = [u8; PAGE]> {
+    (0..region.len()).step_by(PAGE).map(|at| {
+        let mut page = [0; PAGE];
+        region.read(at, &mut page).expect("inside");
+        page
+    })
+}
+
+fn check_filled(region: &Mr) -> Fallible {
+    let overwritten: usize =
+        pages(region).map(|page| page.iter().filter(|byte| **byte != OURS).count()).sum();
+    check(overwritten == 0, format!("{overwritten} bytes of new memory were overwritten by the old WRITE"))
+}
+
+fn is_zero(region: &Mr) -> bool {
+    pages(region).all(|page| page == [0; PAGE])
+}
+
+// -------------------------------------------------------------------------------------------------------- the peer
+
+pub(crate) fn run_peer(_: &[String]) -> Fallible {
+    let mut input = BufReader::new(std::io::stdin());
+    let device = Device::open(&DeviceSpec::Software)?;
+    let pd = device.alloc_pd()?;
+    let source = pd.allocate(LARGE, Access::ALL)?;
+    for at in (0..LARGE).step_by(PAGE) {
+        source.write(at, &[FROM_PEER; PAGE])?;
+    }
+    let quick = ConnectConfig { timeout: 10, retry_count: 0, ..ConnectConfig::default() };
+    let mut bytes = [0; size_of::<ConnectInfo>()];
+    // One connection after another.
+    while input.read_exact(&mut bytes).is_ok() {
+        let to = ConnectInfo::read_from_bytes(&bytes).map_err(|e| e.to_string())?;
+        let mut cq = device.create_cq(&CqConfig::default())?;
+        let config = QpConfig { max_send_sge: ENTRIES as u32, ..QpConfig::default() };
+        let mut qp = pd.create_rc(&config, &cq, &cq, None)?;
+        std::io::stdout().write_all(qp.address().as_bytes())?;
+        std::io::stdout().flush()?;
+        qp.connect(&to.qp, &quick)?;
+        let mut order = String::new();
+        loop {
+            order.clear();
+            if input.read_line(&mut order)? == 0 {
+                return Ok(());
+            }
+            let chunk = LARGE / ENTRIES;
+            let large: Vec<Sge<'_>> =
+                (0..ENTRIES).map(|i| source.sge(i * chunk..(i + 1) * chunk)).collect::<Result<_, _>>()?;
+            match order.trim() {
+                "large" => {
+                    let op = SendOp::Write(to.memory.at(0));
+                    qp.post(&SendWr::new(1, op, Data::Regions(&large)).signaled())?;
+                }
+                "small" => {
+                    let op = SendOp::Write(to.memory.at(0));
+                    qp.post(&SendWr::new(2, op, Data::Inline(b"small")).signaled())?;
+                }
+                "step" => {
+                    let wr = SendWr::new(3, SendOp::WriteImm(to.memory.at(0), 1), Data::Inline(b"step"));
+                    // The first post attaches to the peer; the second one is single-stepped.
+                    qp.post(&wr)?;
+                    trace::stop_here();
+                    qp.post(&wr.signaled())?;
+                    trace::stop_here();
+                }
+                "again" => break,
+                other => return Err(format!("unknown order {other:?}").into()),
+            }
+            let mut status = None;
+            wait_for("a completion", || {
+                cq.poll(1, |c| status = Some(c.status)).is_err() || status.is_some()
+            })?;
+            println!("{}", status.map_or("none".into(), |status| format!("{status:?}")));
+        }
+    }
+    Ok(())
+}
