@@ -1,4 +1,7 @@
-//! What a daemon does when there is nothing to do: spin, then yield, then sleep.
+//! What a daemon does when there is nothing to do: spin, then yield, then sleep until somebody wakes it.
+//!
+//! Whoever publishes something for a daemon wakes it: clients, other daemons, other nodes, the control plane. So a sleep may be long.
+//! Only space in a full queue comes without a notification, so a daemon with a backlog sleeps for a short time.
 
 use std::time::Duration;
 
@@ -14,19 +17,23 @@ const CROWDED: Duration = Duration::from_micros(3);
 const CORE_TAKEN: Duration = Duration::from_micros(500);
 /// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
-/// The first sleep. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
-const FIRST_SLEEP: Duration = Duration::from_micros(50);
-/// The longest sleep.
-const LONGEST_SLEEP: Duration = Duration::from_millis(4);
-/// The longest sleep while responses are outstanding.
-const LONGEST_SHORT_SLEEP: Duration = Duration::from_micros(50);
+/// Idle passes before the daemon sleeps, with [`WaitStrategy::Park`].
+const PARK_PASSES: u32 = 4;
+/// The longest sleep. After it the daemon checks its connections and publishes its counters.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// The first sleep with a backlog. Each is an eighth longer than the one before, and so at most about a ninth of the time without
+/// progress.
+const FIRST_BACKLOG_SLEEP: Duration = Duration::from_micros(50);
+/// The longest sleep with a backlog.
+const LONGEST_BACKLOG_SLEEP: Duration = Duration::from_millis(4);
 
 /// Counts idle passes, and says what to do next.
 pub(super) struct IdleBackoff {
     wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
-    sleep: Duration,
+    /// The next sleep with a backlog.
+    backlog_sleep: Duration,
 }
 
 /// What to do in an idle pass.
@@ -36,20 +43,36 @@ pub(super) enum IdleAction {
     Spin,
     /// Let other threads run.
     Yield,
-    /// Check what is rarely checked, then sleep for this time, or less if responses are outstanding.
-    Sleep(Duration),
+    /// Check what is rarely checked, then sleep.
+    Sleep,
 }
 
 impl IdleBackoff {
     pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
-        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, sleep: FIRST_SLEEP }
+        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, backlog_sleep: FIRST_BACKLOG_SLEEP }
     }
 
     /// Records a pass with something to do.
     #[inline]
     pub(super) fn reset(&mut self) {
         self.passes = 0;
-        self.sleep = FIRST_SLEEP;
+        self.backlog_sleep = FIRST_BACKLOG_SLEEP;
+    }
+
+    /// Records that the daemon did not sleep, because something was there. If the next passes cannot handle it, they yield: it
+    /// waits for another thread.
+    pub(super) fn record_ready(&mut self) {
+        self.passes = self.spins;
+    }
+
+    /// The length of the next sleep.
+    pub(super) fn sleep_time(&mut self, has_backlog: bool) -> Duration {
+        if !has_backlog {
+            return LONGEST_SLEEP;
+        }
+        let sleep = self.backlog_sleep;
+        self.backlog_sleep = (sleep * 9 / 8).min(LONGEST_BACKLOG_SLEEP);
+        sleep
     }
 
     /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the next idle pass sleeps: another thread is running
@@ -66,26 +89,18 @@ impl IdleBackoff {
     /// Records an idle pass. Returns what to do.
     #[inline]
     pub(super) fn next_action(&mut self) -> IdleAction {
-        if self.wait_strategy == WaitStrategy::Spin {
-            return IdleAction::Spin;
-        }
         self.passes += 1;
-        match self.passes {
-            passes if passes < self.spins && self.wait_strategy == WaitStrategy::Adaptive => IdleAction::Spin,
-            ..YIELDS => IdleAction::Yield,
-            _ => {
+        match self.wait_strategy {
+            WaitStrategy::Spin => IdleAction::Spin,
+            WaitStrategy::Park if self.passes < PARK_PASSES => IdleAction::Spin,
+            WaitStrategy::Adaptive if self.passes < self.spins => IdleAction::Spin,
+            WaitStrategy::Adaptive if self.passes < YIELDS => IdleAction::Yield,
+            WaitStrategy::Adaptive | WaitStrategy::Park => {
                 self.passes = YIELDS;
-                let sleep = self.sleep;
-                self.sleep = (sleep * 9 / 8).min(LONGEST_SLEEP);
-                IdleAction::Sleep(sleep)
+                IdleAction::Sleep
             }
         }
     }
-}
-
-/// The length of a sleep while responses are outstanding.
-pub(super) fn shorten_sleep(sleep: Duration) -> Duration {
-    sleep.min(LONGEST_SHORT_SLEEP)
 }
 
 #[cfg(test)]
@@ -93,20 +108,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeps_grow_until_there_is_work() {
+    fn spins_then_yields_then_sleeps_until_there_is_work() {
         let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
-        assert_eq!(idle.next_action(), IdleAction::Spin);
-        let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.next_action())
-            .take(1000)
-            .filter_map(|action| match action {
-                IdleAction::Sleep(sleep) => Some(sleep),
-                _ => None,
-            })
-            .collect();
-        assert!(sleeps.is_sorted());
-        assert_eq!((sleeps[0], *sleeps.last().unwrap()), (FIRST_SLEEP, LONGEST_SLEEP));
+        let mut actions: Vec<IdleAction> = std::iter::repeat_with(|| idle.next_action()).take(1000).collect();
+        actions.dedup();
+        assert_eq!(actions, [IdleAction::Spin, IdleAction::Yield, IdleAction::Sleep]);
         idle.reset();
         assert_eq!(idle.next_action(), IdleAction::Spin);
+    }
+
+    #[test]
+    fn only_sleeps_with_a_backlog_are_short_and_grow() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
+        assert_eq!(idle.sleep_time(false), LONGEST_SLEEP);
+        let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.sleep_time(true)).take(100).collect();
+        assert!(sleeps.is_sorted());
+        assert_eq!((sleeps[0], *sleeps.last().unwrap()), (FIRST_BACKLOG_SLEEP, LONGEST_BACKLOG_SLEEP));
+        idle.reset();
+        assert_eq!(idle.sleep_time(true), FIRST_BACKLOG_SLEEP);
     }
 
     #[test]
@@ -125,14 +144,23 @@ mod tests {
 
     #[test]
     fn sleeps_after_a_yield_to_a_thread_that_does_not_yield() {
-        let mut idle = IdleBackoff::new(WaitStrategy::Park);
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
+        idle.record_ready();
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(CORE_TAKEN);
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(2 * CORE_TAKEN);
-        assert_eq!(idle.next_action(), IdleAction::Sleep(FIRST_SLEEP));
+        assert_eq!(idle.next_action(), IdleAction::Sleep);
         idle.reset();
-        assert_eq!(idle.next_action(), IdleAction::Yield);
+        assert_eq!(idle.next_action(), IdleAction::Spin);
+    }
+
+    #[test]
+    fn park_strategy_sleeps_almost_at_once() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Park);
+        let spins =
+            std::iter::repeat_with(|| idle.next_action()).take_while(|action| *action != IdleAction::Sleep);
+        assert!(spins.count() < 10);
     }
 
     #[test]

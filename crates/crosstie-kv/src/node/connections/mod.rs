@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use crosstie::copyrpc::{self, Context, Endpoint, RecvHandle};
 use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
-use crosstie::{delegation, ipc};
+use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
 
 use super::buffer_pool::BufferPool;
@@ -291,11 +291,12 @@ impl<R: DelegationRing> Transport for Connections<R> {
         self.buffers.release(response);
     }
 
-    #[inline]
-    fn in_flight(&self) -> bool {
+    fn has_backlog(&self) -> bool {
         self.backlogged > 0
-            || self.pending.len() > 0
-            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending_calls() > 0))
+    }
+
+    fn sources(&self) -> [Option<&dyn Waitable>; 2] {
+        [Some(&self.context), self.ring.source()]
     }
 
     fn execute_command(

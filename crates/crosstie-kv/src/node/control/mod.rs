@@ -178,7 +178,9 @@ impl Control {
     /// Sends a command to the daemon that owns the connection with `rank`. Returns false if its channel is full or closed.
     fn send_command(&self, rank: usize, command: ConnectionCommand) -> bool {
         let owner = self.hello.backend.connection_owner(rank as u32, self.hello.daemons);
-        self.commands[owner as usize].try_send(command).is_ok()
+        let is_sent = self.commands[owner as usize].try_send(command).is_ok();
+        self.shared.wake_flags[owner as usize].set();
+        is_sent
     }
 
     fn disconnect(&mut self, rank: usize, why: String) {
