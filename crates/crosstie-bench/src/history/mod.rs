@@ -151,7 +151,9 @@ impl Recorder {
             Status::Done => Outcome::Done,
             Status::NotFound => Outcome::NotFound,
             Status::Mismatch => Outcome::Mismatch,
-            Status::OutOfMemory | Status::Misrouted | Status::Malformed => Outcome::Refused,
+            Status::OutOfMemory | Status::NoRegisteredMemory | Status::Misrouted | Status::Malformed => {
+                Outcome::Refused
+            }
         };
         // A `Pending` of another recorder could be beyond the end.
         if let Some(event) = self.events.get_mut(pending.0 as usize) {

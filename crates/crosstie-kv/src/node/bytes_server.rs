@@ -24,8 +24,9 @@ use crate::wire::{BytesOp, BytesRequest, BytesResponse, MAX_RESPONSE, NodeInfo, 
 /// leaves. A client that makes one request at a time writes to two slots. One that has several in flight writes to all: 68 KiB
 /// with small values, 17 MiB with values of 1 MiB.
 pub const MAX_BYTES_DEPTH: usize = 16;
-/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again. One request may exceed it.
-const BYTES_PER_TURN: usize = 64 << 10;
+/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again; the same for messages of other
+/// daemons. One message may exceed it.
+pub(super) const BYTES_PER_TURN: usize = 64 << 10;
 /// Turns without a request after which the daemon checks less often. A client that makes one request at a time has sent the
 /// next one by then.
 const BUSY_TURNS: u32 = 64;

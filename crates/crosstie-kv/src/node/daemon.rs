@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::{Waitable, Wakeup, park_any};
 
-use super::commands::{ConnectionCommand, ConnectionEvent};
+use super::commands::{ConnectionCommand, ConnectionEvent, MAX_COMMANDS};
 use super::counters::DaemonCounters;
 use super::idle::{IdleAction, IdleBackoff};
 use super::shard_server::ShardServer;
@@ -138,7 +138,8 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         if self.shared.is_stopping() {
             return true;
         }
-        while let Ok(command) = self.commands.try_recv() {
+        // The channel holds no more. Later ones are executed at the next time.
+        for command in self.commands.try_iter().take(MAX_COMMANDS) {
             if let Some(event) = self.transport.execute_command(command, &mut self.server) {
                 self.shared.send_event(event);
             }

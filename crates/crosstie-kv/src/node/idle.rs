@@ -15,6 +15,8 @@ const CROWDED_SPINS: u32 = 2;
 const CROWDED: Duration = Duration::from_micros(3);
 /// A yield that takes longer than this ran a thread that does not yield itself.
 const CORE_TAKEN: Duration = Duration::from_micros(500);
+/// Idle periods without a yield, after a yield ran such a thread.
+const PERIODS_WITHOUT_YIELD: u32 = 256;
 /// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
 /// Idle passes before the daemon sleeps, with [`WaitStrategy::Park`].
@@ -32,6 +34,8 @@ pub(super) struct IdleBackoff {
     wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
+    /// Idle periods, the current one included, in which the daemon does not yield.
+    periods_without_yield: u32,
     /// The next sleep with a backlog.
     backlog_sleep: Duration,
 }
@@ -49,7 +53,13 @@ pub(super) enum IdleAction {
 
 impl IdleBackoff {
     pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
-        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, backlog_sleep: FIRST_BACKLOG_SLEEP }
+        IdleBackoff {
+            wait_strategy,
+            spins: SPINS,
+            passes: 0,
+            periods_without_yield: 0,
+            backlog_sleep: FIRST_BACKLOG_SLEEP,
+        }
     }
 
     /// Records a pass with something to do.
@@ -75,14 +85,14 @@ impl IdleBackoff {
         sleep
     }
 
-    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the next idle pass sleeps: another thread is running
-    /// without yielding and would get the core again at the next yield. The scheduler gives a daemon that sleeps and wakes the
-    /// core sooner.
+    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the daemon sleeps instead, for the next
+    /// [`PERIODS_WITHOUT_YIELD`] times that it is idle: another thread is running without yielding, and each yield would give it the
+    /// core for a whole time slice, some milliseconds. A daemon that sleeps gets the core as soon as somebody wakes it.
     #[inline]
     pub(super) fn record_yield(&mut self, took: Duration) {
         self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
         if took > CORE_TAKEN {
-            self.passes = YIELDS;
+            self.periods_without_yield = PERIODS_WITHOUT_YIELD;
         }
     }
 
@@ -90,11 +100,16 @@ impl IdleBackoff {
     #[inline]
     pub(super) fn next_action(&mut self) -> IdleAction {
         self.passes += 1;
+        if self.passes == 1 {
+            self.periods_without_yield = self.periods_without_yield.saturating_sub(1);
+        }
         match self.wait_strategy {
             WaitStrategy::Spin => IdleAction::Spin,
             WaitStrategy::Park if self.passes < PARK_PASSES => IdleAction::Spin,
             WaitStrategy::Adaptive if self.passes < self.spins => IdleAction::Spin,
-            WaitStrategy::Adaptive if self.passes < YIELDS => IdleAction::Yield,
+            WaitStrategy::Adaptive if self.passes < YIELDS && self.periods_without_yield == 0 => {
+                IdleAction::Yield
+            }
             WaitStrategy::Adaptive | WaitStrategy::Park => {
                 self.passes = YIELDS;
                 IdleAction::Sleep
@@ -150,9 +165,17 @@ mod tests {
         idle.record_yield(CORE_TAKEN);
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(2 * CORE_TAKEN);
-        assert_eq!(idle.next_action(), IdleAction::Sleep);
+        // Each of the next idle periods spins and then sleeps.
+        for _ in 1..PERIODS_WITHOUT_YIELD {
+            assert_eq!(idle.next_action(), IdleAction::Sleep);
+            assert_eq!(idle.next_action(), IdleAction::Sleep);
+            idle.reset();
+            while idle.next_action() == IdleAction::Spin {}
+        }
         idle.reset();
-        assert_eq!(idle.next_action(), IdleAction::Spin);
+        let actions: Vec<IdleAction> =
+            std::iter::repeat_with(|| idle.next_action()).take(SPINS as usize).collect();
+        assert!(actions.contains(&IdleAction::Yield), "after a while it tries a yield again");
     }
 
     #[test]

@@ -63,6 +63,8 @@ mod forward;
 mod idle;
 mod memory;
 mod origin;
+#[cfg(test)]
+mod pass_tests;
 mod ring;
 mod serve_bytes;
 mod serve_words;

@@ -101,7 +101,7 @@ fn create_service<S>(
     })
 }
 
-fn node_info(config: &NodeConfig, incarnation: u64) -> NodeInfo {
+pub(super) fn node_info(config: &NodeConfig, incarnation: u64) -> NodeInfo {
     NodeInfo {
         version: NodeInfo::VERSION,
         rank: config.rank,
@@ -172,6 +172,7 @@ impl DaemonThread {
             shard_map: self.shard_map,
             backend: config.backend,
             words: self.services.words,
+            has_more_clients: false,
             shard: Shard::new(shard_limit(&config)),
             forwarder: self.services.forwarder,
             bytes: self.services.bytes,
