@@ -33,7 +33,7 @@ impl MeasureTime {
     }
 
     /// The option as arguments of a command line.
-    pub(crate) fn to_args(&self) -> [OsString; 2] {
+    pub(crate) fn to_args(self) -> [OsString; 2] {
         ["--duration".into(), self.0.as_secs_f64().to_string().into()]
     }
 }

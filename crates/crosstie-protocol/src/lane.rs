@@ -36,6 +36,14 @@ impl CallNumber {
         CallNumber(next + (next == 0) as u32)
     }
 
+    /// The number of the call that comes `calls` calls later, for less than 2^31 calls.
+    #[must_use]
+    pub const fn after(self, calls: u32) -> CallNumber {
+        // Numbers are 1 to 2^31 - 1.
+        let period = (u32::MAX >> 1) as u64;
+        CallNumber(((self.0 as u64 - 1 + calls as u64) % period) as u32 + 1)
+    }
+
     /// The number as an integer of 31 bits.
     #[inline]
     pub const fn get(self) -> u32 {

@@ -78,7 +78,7 @@ impl Op {
     }
 }
 
-/// Checked options; [`Plan::check`] also checks them against the device.
+/// Checked options. Whether the device supports them is checked when it is open.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) op: Op,

@@ -1,4 +1,4 @@
-//! Splits histories by key, and says what was found.
+//! Splits histories by key, checks each key, and reports the result.
 //!
 //! Keys are registers of their own, so each is checked alone. A key that was only got and put, each value by one put at most, goes
 //! to [`unique_puts`], which takes any number of operations at a time; all others to [`search`].
@@ -8,29 +8,29 @@ use std::fmt;
 use super::{Event, History, Outcome, search, unique_puts};
 use crosstie_kv::wire::Op;
 
-/// Steps that [`check`] may take to find an order: some seconds.
+/// Limit of the steps of [`check`]: some seconds.
 pub const BUDGET: u64 = 20_000_000;
 
-/// A history without a violation.
+/// The result of a check that passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Operations.
     pub operations: u64,
     /// Keys.
     pub keys: u64,
-    /// Operations whose outcome nobody knows.
+    /// Operations with an unknown outcome.
     pub unknown: u64,
     /// Operations that were refused.
     pub refused: u64,
-    /// Steps that were taken.
+    /// Steps that the search took.
     pub steps: u64,
 }
 
-/// Why a history does not pass.
+/// Why a check did not pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The operations on a key cannot have happened one after the other.
-    #[error("no order explains what key {key:#x} did:\n{}", Table(operations))]
+    /// The operations on a key are not linearizable.
+    #[error("the operations on key {key:#x} are not linearizable:\n{}", Table(operations))]
     Violation {
         /// The key.
         key: u64,
@@ -52,12 +52,12 @@ pub enum Failure {
     },
 }
 
-/// Checks the histories of all clients. At the start there were no keys.
+/// Checks the histories of all clients of a store that was empty at the start.
 pub fn check(histories: &[History]) -> Result<Summary, Failure> {
     check_from(histories, |_| None, BUDGET)
 }
 
-/// The same, with the value that each key had at the start, and with the steps that may be taken.
+/// The same, with the initial value of each key and the limit of steps.
 pub fn check_from(
     histories: &[History],
     initial: impl Fn(u64) -> Option<u64>,
@@ -74,7 +74,7 @@ pub fn check_from(
     };
     for of_key in events.chunk_by(|a, b| a.key == b.key) {
         let key = of_key[0].key;
-        // A refused operation did nothing, and a get without an answer says nothing.
+        // A refused operation changed nothing, and a get without a response constrains nothing.
         let of_key: Vec<Event> = of_key.iter().map(|event| **event).filter(constrains_order).collect();
         summary.keys += 1;
         let initial = initial(key);

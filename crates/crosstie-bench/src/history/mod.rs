@@ -1,13 +1,12 @@
-//! What clients asked for and what they were told, and whether one store could have said so.
+//! Records the operations of clients and checks that the history is linearizable.
 //!
-//! Each client thread writes what it does into its own [`Recorder`]; the [`History`]s of all clients, gathered as bytes from
-//! other processes, go to [`check()`]. It says whether every key behaved like one register that does one thing at a time: whether
-//! each operation can be given an instant between its call and its return, so that in the order of these instants
-//! every answer is right (linearizability).
+//! Each client thread writes its operations into its own [`Recorder`]. [`check()`] takes the [`History`]s of all clients, which may come
+//! as bytes from other processes. It checks that every key behaved like one atomic register: each operation can be given an instant
+//! between its call and its return, so that in the order of these instants every response is right (linearizability).
 //!
-//! Times are those of the machine's monotonic clock. They can be compared between the processes of one machine, not between
-//! machines, unless somebody moves them to one clock. An operation whose answer never came ([`Outcome::Unknown`]) may have been
-//! done at any time after its call, or never.
+//! Times are those of the machine's monotonic clock. They can be compared between processes of one machine; times of other machines
+//! must first be converted to one clock. An operation without a response ([`Outcome::Unknown`]) may have been executed at any time after
+//! its call, or never.
 //!
 //! ```
 //! use crosstie_bench::history::{Recorder, check};
@@ -41,7 +40,7 @@ pub use check::{BUDGET, Failure, Summary, check, check_from};
 pub struct Event {
     /// When it was called: nanoseconds of the monotonic clock.
     pub called: u64,
-    /// When it returned; [`Event::NEVER`] if the outcome is unknown.
+    /// When its response came; [`Event::NEVER`] if the outcome is unknown.
     pub returned: u64,
     /// The key.
     pub key: u64,
@@ -49,11 +48,11 @@ pub struct Event {
     pub value: u64,
     /// The value that a compare-and-swap expects.
     pub expected: u64,
-    /// The value that came with the answer.
+    /// The value in the response.
     pub answer: u64,
     /// The client.
     pub client: u32,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// How it ended.
     pub outcome: Outcome,
@@ -65,7 +64,7 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum Outcome {
-    /// No answer came, or one that says that nobody knows ([`Status::NodeGone`]): it may have been done, or may yet be.
+    /// No response came, or [`Status::NodeGone`]: the operation may have been executed, or may still be.
     Unknown = 0,
     /// [`Status::Done`].
     Done = 1,
@@ -73,11 +72,11 @@ pub enum Outcome {
     NotFound = 2,
     /// [`Status::Mismatch`].
     Mismatch = 3,
-    /// Refused, and nothing has changed.
+    /// Refused; nothing was changed.
     Refused = 4,
 }
 
-/// One client's operations as they happen. Its memory is allocated at the start.
+/// Records one client's operations. Its memory is allocated at the start.
 pub struct Recorder {
     client: u32,
     events: Vec<Event>,
@@ -94,9 +93,9 @@ pub struct History {
     pub events: Vec<Event>,
 }
 
-/// Bytes that are no history.
+/// The bytes are not a valid history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("these {len} bytes are no history: gather them again, from nodes of this version")]
+#[error("these {len} bytes are not a valid history: record it again with this version")]
 pub struct DecodeError {
     len: usize,
 }
@@ -104,13 +103,13 @@ pub struct DecodeError {
 /// Operations that a recorder can hold at most.
 pub const MAX_EVENTS: usize = u32::MAX as usize;
 
-/// What a history's bytes begin with.
+/// The first bytes of an encoded history.
 const MAGIC: [u8; 8] = *b"ctkvhis1";
 
 const _: () = assert!(size_of::<Event>() == 56);
 
 impl Event {
-    /// The return of an operation that did not.
+    /// `returned` of an operation without a response.
     pub const NEVER: u64 = u64::MAX;
 }
 
@@ -120,7 +119,7 @@ impl Recorder {
         Recorder { client, events: Vec::with_capacity(capacity.min(MAX_EVENTS)) }
     }
 
-    /// Writes down that `request` is about to be sent; `None` if there is no more room.
+    /// Records that `request` is about to be sent; `None` if the recorder is full.
     #[inline]
     pub fn begin(&mut self, request: &WordRequest) -> Option<Pending> {
         if self.events.len() == self.events.capacity() {
@@ -142,7 +141,7 @@ impl Recorder {
         Some(Pending(number))
     }
 
-    /// Writes down the answer that just came. An operation that is never ended has an unknown outcome.
+    /// Records the response that has just come. An operation that is never ended has an unknown outcome.
     #[inline]
     pub fn end(&mut self, pending: Pending, response: &WordResponse) {
         let returned = now();
@@ -161,7 +160,7 @@ impl Recorder {
         }
     }
 
-    /// What is recorded so far, in the order of calls: for a process that may be killed to write down elsewhere.
+    /// What is recorded so far, in the order of calls. A process that may be killed can save it elsewhere.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
@@ -185,7 +184,7 @@ impl History {
         to.extend_from_slice(self.events.as_bytes());
     }
 
-    /// The history at the beginning of `bytes`, and what comes after it.
+    /// Decodes the history at the beginning of `bytes`. Also returns the bytes after it.
     pub fn read_from(bytes: &[u8]) -> Result<(History, &[u8]), DecodeError> {
         History::split(bytes).ok_or(DecodeError { len: bytes.len() })
     }

@@ -1,4 +1,4 @@
-//! Registers of any kind: a search through the orders that are possible, along with time.
+//! Keys with any operations: a search through the possible orders, along with time.
 //!
 //! At each instant there is a set of *configurations*: a value that the register can have, with those of the operations under
 //! way that must have happened for it. An operation has to have happened when it returns: each configuration

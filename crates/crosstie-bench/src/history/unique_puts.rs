@@ -1,4 +1,4 @@
-//! Registers that are got and put only, each value by one put at most: no search is needed, however many operations overlap.
+//! Keys with gets and puts only, where each value is put at most once: decided without a search, however many operations overlap.
 //!
 //! A put and the gets of its value are a *cluster*; the register has the value from the put to the last of them. Let `first` be the
 //! earliest return of a cluster's operations and `last` the latest call. If `first < last`, then the register has the value all the time between them: the
@@ -37,7 +37,7 @@ impl Cluster {
     }
 }
 
-/// Whether there is an order, or operations that contradict each other; `None` if this is another kind of history.
+/// Checks a key. `Err` has operations that contradict each other; `None` if the key has other operations.
 ///
 /// `events` are one key's, sorted by their calls, without refused operations and gets of unknown outcome.
 pub(super) fn check(events: &[Event], initial: Option<u64>) -> Option<Result<(), Vec<Event>>> {

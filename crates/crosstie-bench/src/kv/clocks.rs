@@ -1,13 +1,13 @@
-//! The clocks of ranks on several machines: how far they are from rank 0's, within bounds.
+//! Compares the clocks of ranks on several machines: bounds of each rank's offset from rank 0's clock.
 //!
-//! A barrier ends nowhere before it has begun everywhere. So what rank r's clock showed when r began one, and what rank 0's showed
-//! when it ended for rank 0, bound the difference from below; the other two readings bound it from above. Of several
-//! barriers the one that says max counts. Comparing once before the first operation and once after the last bounds it for
-//! all operations between, clocks that drift steadily included.
+//! A barrier ends on no rank before it has begun on all. So the time at which rank r began a barrier and the time at which it ended for
+//! rank 0, each on its own clock, bound the offset from below; the other two readings bound it from above. Of several barriers the one
+//! with the narrowest bounds counts. Comparing before the first operation and after the last one bounds the offset for all operations
+//! in between, even if the clocks drift steadily.
 //!
-//! An operation of another machine is moved to rank 0's clock with its call as early and its return as late as the bounds allow. An
-//! order that explains what really happened also explains that, so no store is blamed wrongly; some wrong answer may pass
-//! that one clock would have shown, if all that it contradicts happened within the bounds.
+//! Operations of another machine are moved to rank 0's clock: the call as early and the return as late as the bounds allow. An order
+//! that explains the real history also explains this one, so the check never fails wrongly. It may miss a wrong response if all
+//! operations that contradict it happened within the bounds.
 
 use crosstie::bootstrap::Bootstrap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -15,17 +15,17 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Error, gather};
 use crate::history::{Event, now};
 
-/// Barriers of a comparison.
+/// Number of barriers of a comparison.
 const ROUNDS: usize = 24;
 
-/// By how much a rank's clock is offset of rank 0's, in nanoseconds: at min, and at max.
+/// Bounds of how far a rank's clock is ahead of rank 0's, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClockOffset {
     min: i128,
     max: i128,
 }
 
-/// All ranks' clocks since the first comparison.
+/// The result of the first comparison of all ranks' clocks.
 pub(super) struct Clocks {
     /// By rank: whether it is on another machine than rank 0.
     on_other_machine: Vec<bool>,
@@ -33,7 +33,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// Compares them for the first time, where there are several.
+    /// Makes the first comparison, if there are several clocks.
     pub(super) fn new(job: &mut dyn Bootstrap, on_other_machine: &[bool]) -> Result<Clocks, Error> {
         let mut clocks = Clocks {
             on_other_machine: on_other_machine.to_vec(),
@@ -43,7 +43,7 @@ impl Clocks {
         Ok(clocks)
     }
 
-    /// Compares them again: what held all the time.
+    /// Compares again. Returns bounds that held the whole time.
     pub(super) fn offsets_until_now(&self, job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
         let now = self.compare_now(job)?;
         Ok(self.before.iter().zip(now).map(|(before, now)| before.union(now)).collect())
@@ -76,7 +76,7 @@ fn compare(job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
     all.iter().map(|theirs| bounds(theirs, first).ok_or(Error::Protocol)).collect()
 }
 
-/// What the barriers say about one clock beside another. `None`: nothing that can be.
+/// The bounds of one clock's offset from another, from the times of the barriers. `None` if the times contradict each other.
 fn bounds(theirs: &[[u64; 2]], first: &[[u64; 2]]) -> Option<ClockOffset> {
     let difference = |one: u64, other: u64| i128::from(one) - i128::from(other);
     let bound = |(theirs, first): (&[u64; 2], &[u64; 2])| ClockOffset {
@@ -88,15 +88,15 @@ fn bounds(theirs: &[[u64; 2]], first: &[[u64; 2]]) -> Option<ClockOffset> {
 }
 
 impl ClockOffset {
-    /// No difference: the same clock.
+    /// No offset: the same clock.
     const NONE: ClockOffset = ClockOffset { min: 0, max: 0 };
 
-    /// What holds from one comparison to the other.
+    /// Bounds that hold at both comparisons.
     fn union(self, other: ClockOffset) -> ClockOffset {
         ClockOffset { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
-    /// What is not known of it.
+    /// The uncertainty of the offset.
     pub(super) fn width(&self) -> i128 {
         self.max - self.min
     }

@@ -1,13 +1,13 @@
 //! The limit of the machine for one node: minimal code that serves the same requests on the same cores.
 //!
 //! ```text
-//! for each client and server   a ring of `depth` lines; a slot holds request k, then its response     number 2k+1, then 2k+2
+//! for each client and server   a ring of `depth` slots; a slot holds request k, then its response   number 2k+1, then 2k+2
 //! for each server              a table of [key, value], linear probing, half of it vacant
 //! ```
 //!
-//! The clients go through the patterns of those that are measured. No errors, no death, no check of an answer, no limit, no growth, no
-//! statistics, no other way in: what a reader would write to embarrass the store. Both sides take what is there of a ring
-//! one at a time or all at once; both are measured, and the faster counts.
+//! The clients send the same patterns as the measured ones. The code has no errors, no handling of dead peers, no check of responses, no
+//! memory limit, no growth and no statistics: it is the fastest that a reader could write by hand. Both sides take messages from a ring
+//! one at a time or all at once; both variants are measured, and the faster one counts.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{

@@ -20,7 +20,7 @@ struct RankInfo {
     /// The parameters that all ranks must share, as text.
     plan: String,
     cores: Vec<usize>,
-    /// Where others reach it, if they are on_other_machine.
+    /// The address by which other machines reach it.
     address: Option<IpAddr>,
 }
 

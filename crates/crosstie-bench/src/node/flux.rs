@@ -7,7 +7,7 @@ use std::time::Duration;
 use crosstie::flux::{CallError, Config, ConfigError, Node, network};
 
 use super::payload::Payload;
-use super::rpc_loop::{RpcClient, RpcServer, response_number};
+use super::rpc_loop::{Client, ClientLoop, Idle, RpcClient, RpcServer, Server, ServerLoop, response_number};
 use super::{Plan, SERVER, Summary, Transport, measure};
 use crate::error::Error;
 
@@ -52,15 +52,18 @@ impl<const N: usize> Flux<N> {
 }
 
 impl<const N: usize> Transport for Flux<N> {
-    type Client = FluxPeer<N>;
-    type Server = FluxPeer<N>;
-
-    fn serve(&self, _plan: &Plan, _name: &str) -> Result<FluxPeer<N>, Error> {
-        self.take(SERVER)
+    fn serve(&self, _plan: &Plan, _name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
+        Ok(Box::new(Server::new(self.take(SERVER)?, idle)))
     }
 
-    fn connect(&self, _plan: &Plan, _name: &str, rank: usize) -> Result<FluxPeer<N>, Error> {
-        self.take(rank)
+    fn connect(
+        &self,
+        plan: &Plan,
+        _name: &str,
+        rank: usize,
+        idle: Idle,
+    ) -> Result<Box<dyn ClientLoop>, Error> {
+        Ok(Box::new(Client::new(self.take(rank)?, rank, plan.payload, plan.depth, idle)))
     }
 }
 

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use plan::{Arguments, Kind, Plan};
 
 use self::plan::Waiting;
-use self::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server, Tally};
+use self::rpc_loop::{ClientLoop, Idle, ServerLoop, Tally};
 use self::slice_barrier::SliceBarrier;
 use super::collective::Collective;
 use super::cores;
@@ -46,12 +46,11 @@ const SERVER: usize = 1;
 
 /// What carries the messages.
 trait Transport: Sync {
-    type Client: RpcClient;
-    type Server: RpcServer;
-    /// Opens the server, of a name that nobody else has.
-    fn serve(&self, plan: &Plan, name: &str) -> Result<Self::Server, Error>;
-    /// Connects a client to the server of that name.
-    fn connect(&self, plan: &Plan, name: &str, rank: usize) -> Result<Self::Client, Error>;
+    /// Creates the server under a name that nobody else has.
+    fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error>;
+    /// Connects the client of this rank to the server of that name.
+    fn connect(&self, plan: &Plan, name: &str, rank: usize, idle: Idle)
+    -> Result<Box<dyn ClientLoop>, Error>;
 }
 
 /// Runs the benchmark. Returns the summary in the process that leads.
@@ -63,7 +62,7 @@ pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     }
 }
 
-fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Summary>, Error> {
+fn measure(plan: &Plan, transport: &dyn Transport) -> Result<Option<Summary>, Error> {
     let mut job = bootstrap::from_env()?;
     let region_len = plan.region_layout().len;
     if job.size() == 1 {
@@ -91,9 +90,9 @@ fn measure<T: Transport>(plan: &Plan, transport: &T) -> Result<Option<Summary>, 
 }
 
 /// All slices in this process.
-fn in_threads<T: Transport>(
+fn in_threads(
     plan: &Plan,
-    transport: &T,
+    transport: &dyn Transport,
     region: &SharedRegion,
 ) -> Result<Option<Summary>, Error> {
     let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
@@ -113,9 +112,9 @@ fn in_threads<T: Transport>(
 }
 
 /// What a side does in a slice of ours.
-enum Role<C, S> {
-    Client(Client<C>),
-    Server(Server<S>),
+enum Role {
+    Client(Box<dyn ClientLoop>),
+    Server(Box<dyn ServerLoop>),
 }
 
 /// What all slices together measured.
@@ -145,9 +144,9 @@ struct RankReport {
 }
 
 /// One side, from opening to the summary.
-fn run_rank<T: Transport>(
+fn run_rank(
     plan: &Plan,
-    transport: &T,
+    transport: &dyn Transport,
     job: &mut dyn Bootstrap,
     region: &SharedRegion,
 ) -> Result<Option<Summary>, Error> {
@@ -172,8 +171,8 @@ fn run_rank<T: Transport>(
             // The first slice was the warm-up.
             measured = Measured::default();
             match &mut role {
-                Role::Client(client) => client.tally = Tally::default(),
-                Role::Server(server) => (server.responses, server.batches) = (0, 0),
+                Role::Client(client) => *client.tally() = Tally::default(),
+                Role::Server(server) => server.reset_counters(),
             }
         }
         slices.ours(&mut role, slice, spin, &mut collective, &mut measured)?;
@@ -191,26 +190,25 @@ fn run_rank<T: Transport>(
 }
 
 /// The server first, then the clients.
-fn open<T: Transport>(
+fn open(
     plan: &Plan,
-    transport: &T,
+    transport: &dyn Transport,
     collective: &mut Collective<'_>,
     spin: SpinWait,
-) -> Result<Role<T::Client, T::Server>, Error> {
+) -> Result<Role, Error> {
     let idle = Idle::new(plan.waiting == Waiting::Spin, spin);
     if collective.rank() == SERVER {
         let name = format!("crosstie-bench.{}", std::process::id());
-        let (server, reports) = apart(transport.serve(plan, &name), name.into_bytes());
+        let (server, reports) = apart(transport.serve(plan, &name, idle), name.into_bytes());
         collective.gather(reports)?;
         collective.barrier(Ok(()))?;
-        return Ok(Role::Server(Server::new(server.ok_or(Error::Protocol)?, idle)));
+        return Ok(Role::Server(server.ok_or(Error::Protocol)?));
     }
     let names = collective.gather(Ok(Vec::new()))?;
     let name = names.get(SERVER).map(|name| String::from_utf8_lossy(name)).ok_or(Error::Protocol)?;
-    let (client, reports) = apart(transport.connect(plan, &name, collective.rank()), Vec::new());
+    let (client, reports) = apart(transport.connect(plan, &name, collective.rank(), idle), Vec::new());
     collective.gather(reports)?;
-    let client = client.ok_or(Error::Protocol)?;
-    Ok(Role::Client(Client::new(client, collective.rank(), plan.payload, plan.depth, idle)))
+    Ok(Role::Client(client.ok_or(Error::Protocol)?))
 }
 
 /// What there is, and what to tell of it.
@@ -254,9 +252,9 @@ impl<'a> SliceRunner<'a> {
     }
 
     /// One slice of ours, all clients together: the time is that of the slowest.
-    fn ours<C: RpcClient, S: RpcServer>(
+    fn ours(
         &mut self,
-        role: &mut Role<C, S>,
+        role: &mut Role,
         slice: Duration,
         spin: SpinWait,
         collective: &mut Collective<'_>,
@@ -270,7 +268,7 @@ impl<'a> SliceRunner<'a> {
                 asked
             }
             Role::Server(server) => server
-                .serve_until(|_| self.barrier.all_finished())
+                .serve_until(&|| self.barrier.all_finished())
                 .map(|()| Throughput { operations: 0, time: Duration::ZERO }),
         };
         let words = done.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
@@ -322,10 +320,10 @@ impl<'a> SliceRunner<'a> {
     }
 }
 
-fn rank_report<C, S: RpcServer>(role: Role<C, S>) -> RankReport {
+fn rank_report(role: Role) -> RankReport {
     match role {
-        Role::Client(client) => {
-            let Tally { requests, refused, errors, latency } = client.tally;
+        Role::Client(mut client) => {
+            let Tally { requests, refused, errors, latency } = std::mem::take(client.tally());
             RankReport {
                 requests,
                 refused,
@@ -336,12 +334,8 @@ fn rank_report<C, S: RpcServer>(role: Role<C, S>) -> RankReport {
         }
         Role::Server(server) => {
             let counted = server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
-            RankReport {
-                responses: server.responses,
-                batches: server.batches,
-                counted: counted.collect(),
-                ..RankReport::default()
-            }
+            let (responses, batches) = server.responses_and_batches();
+            RankReport { responses, batches, counted: counted.collect(), ..RankReport::default() }
         }
     }
 }
@@ -418,6 +412,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
     use std::sync::{Mutex, PoisonError};
 
+    use super::rpc_loop::{Client, RpcClient, RpcServer, Server};
     use super::*;
 
     /// Channels of the standard library, to try the loops without anything of ours.
@@ -488,15 +483,21 @@ mod tests {
     }
 
     impl Transport for Channels {
-        type Client = Ends;
-        type Server = Ends;
-        fn serve(&self, _: &Plan, _: &str) -> Result<Ends, Error> {
+        fn serve(&self, _: &Plan, _: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
             let ends = std::mem::take(&mut *self.server.lock().expect("nobody panicked"));
-            Ok(Ends { ends, issued: Default::default(), wrong: self.wrong })
+            let ends = Ends { ends, issued: Default::default(), wrong: self.wrong };
+            Ok(Box::new(Server::new(ends, idle)))
         }
-        fn connect(&self, _: &Plan, _: &str, _: usize) -> Result<Ends, Error> {
+        fn connect(
+            &self,
+            plan: &Plan,
+            _: &str,
+            rank: usize,
+            idle: Idle,
+        ) -> Result<Box<dyn ClientLoop>, Error> {
             let ends = self.clients.lock().expect("nobody panicked").pop().into_iter().collect();
-            Ok(Ends { ends, issued: Default::default(), wrong: None })
+            let ends = Ends { ends, issued: Default::default(), wrong: None };
+            Ok(Box::new(Client::new(ends, rank, plan.payload, plan.depth, idle)))
         }
     }
 

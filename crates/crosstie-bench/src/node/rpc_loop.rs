@@ -31,7 +31,7 @@ pub(crate) trait RpcClient {
 
 /// The rpc half: the server.
 pub(crate) trait RpcServer {
-    /// Responder the requests that are there with [`answer`], and says how many.
+    /// Responds to the waiting requests with [`response_number`], and returns how many there were.
     fn serve(&mut self) -> Result<usize, Error>;
     /// Waits until there may be a request.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
@@ -70,6 +70,53 @@ impl Idle {
         }
         nap(NAP)?;
         self.spin.count_sleep()
+    }
+}
+
+/// A client whose transport was chosen at run time. Only the loops inside are compiled for each transport and message type;
+/// one virtual call per slice costs nothing.
+pub(crate) trait ClientLoop {
+    /// See [`Client::run_slice`].
+    fn run_slice(&mut self, slice: Duration) -> Result<Throughput, Error>;
+    fn tally(&mut self) -> &mut Tally;
+}
+
+impl<A: RpcClient> ClientLoop for Client<A> {
+    fn run_slice(&mut self, slice: Duration) -> Result<Throughput, Error> {
+        Client::run_slice(self, slice)
+    }
+
+    fn tally(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+}
+
+/// A server whose transport was chosen at run time, see [`ClientLoop`].
+pub(crate) trait ServerLoop {
+    /// See [`Server::serve_until`].
+    fn serve_until(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), Error>;
+    /// Responses sent, and polls that found requests, since the last reset.
+    fn responses_and_batches(&self) -> (u64, u64);
+    fn reset_counters(&mut self);
+    /// What the library has counted since the server was created.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+}
+
+impl<A: RpcServer> ServerLoop for Server<A> {
+    fn serve_until(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), Error> {
+        Server::serve_until(self, |_| is_over())
+    }
+
+    fn responses_and_batches(&self) -> (u64, u64) {
+        (self.responses, self.batches)
+    }
+
+    fn reset_counters(&mut self) {
+        (self.responses, self.batches) = (0, 0);
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.rpc.counters()
     }
 }
 
@@ -178,10 +225,6 @@ pub(crate) struct Server<A> {
 impl<A: RpcServer> Server<A> {
     pub(crate) fn new(rpc: A, idle: Idle) -> Server<A> {
         Server { rpc, idle, responses: 0, batches: 0 }
-    }
-
-    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.rpc.counters()
     }
 
     /// Responder until nobody asks any more: `over` is looked at when there is nothing to answer.

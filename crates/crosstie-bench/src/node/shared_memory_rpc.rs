@@ -12,7 +12,7 @@ macro_rules! shared_memory_rpc {
         use crosstie::$module::{CallError, Client, Server};
 
         use super::payload::Payload;
-        use super::rpc_loop::{RpcClient, RpcServer, response_number};
+        use super::rpc_loop::{self, ClientLoop, Idle, RpcClient, RpcServer, ServerLoop, response_number};
         use super::{Summary, Transport, measure};
         use crate::error::Error;
 
@@ -31,19 +31,24 @@ macro_rules! shared_memory_rpc {
         struct RpcTransport<M: ?Sized>(PhantomData<fn(&M)>);
 
         impl<M: Payload + ?Sized> Transport for RpcTransport<M> {
-            type Client = Caller<M>;
-            type Server = Responder<M>;
-
-            fn serve(&self, plan: &Plan, name: &str) -> Result<Responder<M>, Error> {
+            fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
                 let server = Server::create(name, &config(plan));
                 let server = server.map_err(Error::rpc("creating the server"))?;
-                Ok(Responder { server, response: M::filled(plan.payload) })
+                let responder = Responder { server, response: M::filled(plan.payload) };
+                Ok(Box::new(rpc_loop::Server::new(responder, idle)))
             }
 
-            fn connect(&self, plan: &Plan, name: &str, _rank: usize) -> Result<Caller<M>, Error> {
+            fn connect(
+                &self,
+                plan: &Plan,
+                name: &str,
+                rank: usize,
+                idle: Idle,
+            ) -> Result<Box<dyn ClientLoop>, Error> {
                 let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
                 let client = client.with_wait_strategy(plan.waiting.into());
-                Ok(Caller { client, request: M::filled(plan.payload) })
+                let caller = Caller { client, request: M::filled(plan.payload) };
+                Ok(Box::new(rpc_loop::Client::new(caller, rank, plan.payload, plan.depth, idle)))
             }
         }
 

@@ -5,12 +5,15 @@ use crate::figures::Figures;
 use crate::table;
 use crate::units::{NONE, scaled, time};
 
+/// The text of a result in one column; `None` if the result does not have it.
+type Cell = fn(&Figures) -> Option<String>;
+
 /// All results for a terminal: a row for each, how the backends compare, and warnings. Columns that no result fills are left out.
 pub fn table(results: &[Figures]) -> String {
     let comparison = Comparison::new(results);
     let sorted: Vec<&Figures> =
         comparison.groups.iter().flat_map(|group| group.results.iter().copied()).collect();
-    let columns: [(&str, fn(&Figures) -> Option<String>); 15] = [
+    let columns: [(&str, Cell); 15] = [
         ("backend", |figures| Some(figures.backend.name().into())),
         ("nodes", |figures| Some(figures.nodes.to_string())),
         ("daemons", |figures| Some(figures.daemons.to_string())),
@@ -27,9 +30,7 @@ pub fn table(results: &[Figures]) -> String {
         ("per WRITE", |figures| per_write(figures).map(|mean| format!("{mean:.1}"))),
         ("errors", |figures| Some(figures.errors.to_string())),
     ];
-    let is_filled = |cell: fn(&Figures) -> Option<String>| {
-        sorted.is_empty() || sorted.iter().any(|figures| cell(figures).is_some())
-    };
+    let is_filled = |cell: Cell| sorted.is_empty() || sorted.iter().any(|figures| cell(figures).is_some());
     let columns: Vec<_> = columns.into_iter().filter(|(_, cell)| is_filled(*cell)).collect();
     let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| (*name).to_owned()).collect()];
     for figures in &sorted {

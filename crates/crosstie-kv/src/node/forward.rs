@@ -4,9 +4,10 @@
 //!
 //! - *Inbound*: a request of another node, for a shard of this node. The receiving daemon executes it and responds at once.
 //! - *Outbound*: a client's request, for another node. The receiving daemon owns the connection with that node; it responds
-//!   when the other node has.
+//!   when the other node has responded.
 //!
-//! Other nodes wait for inbound requests. Outbound requests must therefore never fill a lane: they may take half of it.
+//! Other nodes wait for the responses to inbound requests. Outbound requests must therefore never fill a lane: they may take
+//! half of it.
 
 use std::collections::VecDeque;
 
@@ -18,10 +19,11 @@ use crate::wire::{WordRequest, WordResponse};
 
 /// One daemon's end of the lanes to all other daemons of its node.
 pub(super) struct Forwarder {
+    /// This daemon's endpoint in the flux network of the daemons. (flux calls it a node; it is not a node of the cluster.)
     pub(super) node: flux::Node<WordRequest, WordResponse, ForwardOrigin>,
     /// The most outbound requests in a lane.
     max_outbound: usize,
-    /// By daemon.
+    /// The state of the lane to each daemon, by the number of that daemon.
     lanes: Box<[Lane]>,
     /// Requests in all backlogs.
     backlogged: usize,
@@ -31,8 +33,8 @@ pub(super) struct Forwarder {
 struct Lane {
     /// Outbound requests in flight.
     outbound: usize,
-    /// Requests that found the lane full, by direction. A client or a peer waits for each of them, so a backlog is never longer
-    /// than the number of requests that these may have in flight.
+    /// Requests that found the lane full, by direction: [`INBOUND`] or [`OUTBOUND`]. A client or a peer waits for each of them,
+    /// so a backlog is never longer than the number of requests that all clients and peers may have in flight.
     backlog: [VecDeque<(WordRequest, ForwardOrigin)>; 2],
 }
 
@@ -73,7 +75,7 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Passes each response that has arrived to `each`. Returns how many.
+    /// Passes each response that has arrived to `each`. Returns the number of responses.
     #[inline]
     pub(super) fn poll_responses(&mut self, mut each: impl FnMut(ForwardOrigin, WordResponse)) -> usize {
         let lanes = &mut self.lanes;
@@ -91,7 +93,8 @@ impl Forwarder {
         self.backlogged > 0
     }
 
-    /// Forwards what there is space for now. Passes the origins of requests whose daemon has ended to `gone`.
+    /// Forwards as many requests from the backlogs as there is space for now. Passes the origins of requests whose daemon has
+    /// ended to `gone`.
     #[cold]
     pub(super) fn retry_backlog(&mut self, mut gone: impl FnMut(ForwardOrigin)) {
         for daemon in 0..self.lanes.len() {
@@ -112,7 +115,8 @@ impl Forwarder {
         }
     }
 
-    /// Passes the origins of forwarded requests whose daemon has ended to `each`: no response will come.
+    /// Passes the origins of requests that will get no response, because the daemon that they were forwarded to has ended, to
+    /// `each`.
     pub(super) fn take_lost(&mut self, mut each: impl FnMut(ForwardOrigin)) {
         let lanes = &mut self.lanes;
         self.node.take_lost(|lost| {

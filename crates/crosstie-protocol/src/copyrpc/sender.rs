@@ -4,22 +4,24 @@
 //!        remote_consumer        posted      batch start      producer
 //!              |                  |              |               |
 //!  ------------+------------------+--------------+---------------+------------> position (u64, never goes back)
-//!   released   | posted, unread   | sealed, not  | open batch,   |
-//!   by peer    | or held by peer  | posted yet   | still grows   |
+//!   released   | posted, not      | sealed, not  | open batch,   |
+//!   by peer    | released by peer | posted yet   | still grows   |
 //! ```
 //!
 //! A batch is *open* while messages are added to it. It is *sealed* when its metadata is fixed: when the caller asks for
 //! the next WRITE, when the end of the ring is reached, or when the payload of its last message was posted directly.
 //!
 //! Promises:
-//! - `in_flight + 2 * reserved <= capacity`, always. A reply with allowance `a` adds at most `2a` to `in_flight`: it
+//! - `in_flight + 2 * reserved <= capacity`, always. A response with allowance `a` adds at most `2a` to `in_flight`: it
 //!   may have to skip the end of the ring, and it skips less than it needs itself. It takes `a` from `reserved`. So a
-//!   reply always fits.
-//! - Calls leave `2 * limit` bytes free, not only `2 * reserved`. Otherwise the room that a reply has used would go to this
-//!   side's next call instead of back to the peer as credit, and a busy side could starve its peer for ever.
+//!   response always fits.
+//! - Requests leave `2 * limit` bytes free, not only `2 * reserved`. Otherwise this side's next request could take the space
+//!   that a response has used before this side grants it to the peer again as credit, and a busy side could starve its peer
+//!   for ever.
 //! - A WRITE that could not be posted stays the next one to post; nothing is lost by trying again later.
 //!
-//! The receiving half ([`Receiver`](super::receiver::Receiver)) supplies the consumer position of this side.
+//! This side's own consumer position, which each batch carries to the peer, comes from the receiving half
+//! ([`Receiver`](super::receiver::Receiver)).
 
 use super::flow::{Progress, RingWrite, RingWriteKind};
 use super::violation::Violation;
@@ -39,10 +41,16 @@ pub(super) struct Sender {
     reserved: u64,
     /// The part of `reserved` that was posted to the peer and that no request of the peer has used.
     spendable: u64,
+    /// The end of all bytes that were placed.
     producer: u64,
+    /// The end of all bytes that were posted.
     posted: u64,
+    /// The position up to which the peer has released its ring, as far as this side knows.
     remote_consumer: u64,
+    /// The peer's consumer position in the metadata of the last batch. (The field `piggyback` of a message header is
+    /// something else: an allowance.)
     last_piggyback: u64,
+    /// The peer's consumer position that the last RDMA READ returned.
     last_read: u64,
     /// The open batch, if there is one.
     open: Option<OpenBatch>,
@@ -50,7 +58,7 @@ pub(super) struct Sender {
     sealed_len: usize,
     /// The consumer position of this side in the metadata that was sealed last.
     announced: u64,
-    /// Something did not fit since `remote_consumer` last moved.
+    /// A request or a batch of metadata did not fit since `remote_consumer` last moved.
     ring_starved: bool,
     /// A READ of the peer's consumer position is under way.
     reading: bool,
@@ -164,7 +172,8 @@ impl Sender {
         position
     }
 
-    /// Whether requests of the peer have used so much credit that a response with this allowance is expected.
+    /// Whether a response with this allowance is possible: requests of the peer that have no response yet have used at
+    /// least this much credit.
     #[inline]
     pub(super) fn expects_response(&self, allowance: u64) -> bool {
         allowance <= self.reserved - self.spendable - self.unposted_grants()
@@ -187,7 +196,7 @@ impl Sender {
     }
 
     /// The next WRITE to post: the oldest sealed one, else the open batch, else a batch of metadata alone if one is due.
-    /// `lacks_credit`: this side was refused a call for lack of credit that its peer has not granted.
+    /// `lacks_credit`: a call of this side was refused for lack of credit, and the peer has granted less than its limit.
     #[inline]
     pub(super) fn next_write(&mut self, consumer: u64, lacks_credit: bool) -> Option<RingWrite> {
         if self.sealed_len == 0 {
@@ -236,7 +245,8 @@ impl Sender {
         self.sealed_len == 0
     }
 
-    /// Seals the open batch. Its last `tail` bytes are announced, but they are no part of the WRITE.
+    /// Seals the open batch. Its last `tail` bytes are announced, but they are not part of its WRITE: a WRITE of their own
+    /// has carried them.
     pub(super) fn seal_without_tail(&mut self, tail: u64, consumer: u64) {
         if let Some(open) = self.open.take() {
             self.push_sealed(open.start, self.producer - open.start - tail, open.messages, consumer);
@@ -366,7 +376,7 @@ impl Sender {
 
     /// Whether to send a batch of metadata alone. There are two reasons, and neither repeats without end:
     /// - This side can grant credit again that it could not grant with its last batch. Every such batch uses up
-    ///   part of what replies have freed, and nothing but a reply frees more.
+    ///   part of what responses have freed, and nothing but a response frees more.
     /// - This side lacks credit and has released messages that the peer does not know about. The peer then grants
     ///   credit, after which this side lacks nothing.
     fn credit_batch_due(&mut self, consumer: u64, lacks_credit: bool) -> bool {
@@ -396,8 +406,8 @@ impl Sender {
 
 #[cfg(test)]
 impl Sender {
-    /// Moves the positions of this stream `back` bytes back, and those of the other stream `other_back` bytes. A model
-    /// does so in order that its states repeat.
+    /// Moves the positions of the peer's ring `back` bytes back, and those of this side's ring `other_back` bytes. A model does
+    /// so in order that its states repeat.
     pub(super) fn rebase(&mut self, back: u64, other_back: u64) {
         for position in [&mut self.producer, &mut self.posted, &mut self.remote_consumer] {
             *position -= back;
@@ -417,7 +427,7 @@ impl Sender {
         }
     }
 
-    /// The oldest position of the other stream that this half still refers to.
+    /// The oldest position of this side's own ring that this half still refers to.
     pub(super) fn oldest_announced(&self) -> u64 {
         self.sealed[..self.sealed_len].first().map_or(self.announced, |write| write.metadata.consumer_pos)
     }

@@ -4,9 +4,9 @@
 //! | --- | --- | --- |
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
-//! | hold back | a poll keeps a small batch back while earlier batches are unread | a fast loop would send every message alone |
-//! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is handed over with its work request | the device need not fetch it |
-//! | direct | a payload from [`MIN_DIRECT_PAYLOAD`] bytes on is posted from the caller's memory | saves the copy to the staging ring |
+//! | hold back | a poll keeps a small batch back while the peer has not released earlier batches | a fast loop would send every message alone |
+//! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |
+//! | direct | a payload of at least [`MIN_DIRECT_PAYLOAD`] bytes is posted from the caller's memory | saves the copy to the staging ring |
 //!
 //! Hold back, exactly: a poll keeps a batch back if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
 //! last [`BATCHES_AHEAD`] batches, and the batch is smaller than one [`SMALL_BATCH_DIVISOR`]th of what the peer has not
@@ -17,24 +17,24 @@
 
 use crosstie_protocol::copyrpc::Progress;
 
-/// One WRITE in so many asks for a completion, so that this side knows how far the send queue has moved.
+/// One WRITE in this many asks for a completion, which says that all WRITEs up to it have left the send queue.
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
 /// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
 pub(super) const SEND_DEPTH: u32 = 2 * SIGNAL_INTERVAL;
 /// A small batch is held back only while the peer has not released this many earlier batches.
 pub(super) const BATCHES_AHEAD: usize = 2;
-/// A batch of at least one part in so many of what the peer has not released is not small, and goes at once. If the divisor were
-/// smaller (more is held back), calls would wait for others that are answered no sooner; if it were larger, a loop that is
-/// faster than the round trip would go on sending every message alone.
+/// A batch is small if its bytes, times this divisor, are fewer than the bytes that the peer has not released. Only small batches are
+/// held back. With a smaller divisor, larger batches would be held back too: calls would be delayed and none would be answered
+/// sooner. With a larger one, a loop that is faster than the round trip would continue to send every message alone.
 const SMALL_BATCH_DIVISOR: u64 = 8;
 /// The most polls that a small batch is held back.
 const MAX_HELD_POLLS: u32 = 16;
 /// The longest batch that is posted inline.
 pub(super) const MAX_INLINE_BATCH: usize = 220;
-/// The shortest payload that is posted directly, if the device takes as much inline. So large a payload gains little from a
-/// batch. A device that takes so much inline copies at once and fetches nothing, so inline small batches gain nothing there.
+/// The shortest payload that is posted directly, on a device that accepts inline data of this length. Such a payload gains little
+/// from sharing a batch. Such a device copies all data while posting, so posting small batches inline gains nothing there.
 const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
-/// Messages of a batch that goes at once.
+/// A batch with this many messages goes out at once.
 const LARGE_BATCH: u32 = 32;
 
 /// When a message that was written should go out.

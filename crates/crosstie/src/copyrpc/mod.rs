@@ -32,13 +32,13 @@
 //!
 //! # Promises
 //!
-//! - No deadlock. A call is made only if there is credit for its response, so there is always room for a response, and two sides
-//!   that call each other never wait for each other. `crosstie_protocol::copyrpc` has the rules and tests them;
-//!   `docs/wire-format.md` draws the bytes.
+//! - No deadlock. A call is made only if there is credit for its response, that is, space reserved in this side's receive ring.
+//!   So a response always finds space, and two sides that call each other never wait for each other.
+//!   `crosstie_protocol::copyrpc` contains the rules and their tests; `docs/wire-format.md` shows the bytes.
 //! - Every call ends exactly once: with its response, or with a [`CallFailed`] that says why. Requests arrive in the order in
 //!   which they were made. Replies may be sent in any order, at any time.
-//! - Memory is bounded: two rings per endpoint, and [bulk memory](EndpointConfig::bulk) as configured. A call that does not fit is
-//!   refused and returned ([`CallError`]): poll and try again.
+//! - Memory is bounded: two rings per endpoint, and [bulk memory](EndpointConfig::bulk) as configured. A call for which there is no
+//!   space fails with a [`CallError`], which returns what was attached to the call: poll and try again.
 //! - In the steady state a call allocates nothing, takes no lock and makes no system call.
 //! - A peer that dies or violates the protocol ends its own connection and no other.
 //!
@@ -85,10 +85,10 @@
 //!
 //! # When batches go out
 //!
-//! With the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait); and at once when a batch has 32
-//! messages, so that the peer works on them while this side writes more. A poll holds a small batch back, for a few polls at
-//! most, while the peer has not finished with the two batches before it; otherwise a fast loop would send every message
-//! alone. A call that is alone is never held back.
+//! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 32
+//! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
+//! a few polls at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
+//! message alone. If no earlier batch is outstanding, nothing is held back.
 
 mod address;
 mod bulk_state;

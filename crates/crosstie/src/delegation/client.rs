@@ -98,6 +98,7 @@ impl Transport for RingTransport {
     fn publish(&self, position: u64, started: StartedCall, bytes: &[u8]) {
         let slot = self.ring.request(position);
         let response = ResponseKey::new(started.slot, started.call);
+        self.invalidate_equal_response(started.slot, response);
         slot.second_word().store(response.word(bytes.len()), Relaxed);
         slot.write(bytes);
         // Release, partner: the Acquire load in `Core::committed_at`. The request becomes visible with it.
@@ -128,6 +129,19 @@ impl RingTransport {
     #[cfg(all(test, not(loom)))]
     pub(super) fn claim(&self) -> &AtomicU64 {
         &self.claim
+    }
+
+    /// Invalidates a response slot that still holds the response to an earlier call with the same key. The key keeps 21 bits of
+    /// the call number, so a slot that is used again after a multiple of 2^21 calls gets the same key, and the old response
+    /// would be taken for the new one. The slot is ours here: its last call has its response, and the server does not know
+    /// of the next one yet. The cache line is one that we have read.
+    #[inline(always)]
+    fn invalidate_equal_response(&self, slot: usize, key: ResponseKey) {
+        let word = self.response_slot(slot).word();
+        if ResponseKey::parse(word.load(Relaxed)).0 == key {
+            // The commit of the request, a Release store, orders this store before the server's next store to the word.
+            word.store(key.other().word(0), Relaxed);
+        }
     }
 
     #[inline(always)]

@@ -350,8 +350,9 @@ fn stamp(position: u64) -> u32 {
     (position as u32).wrapping_add(1)
 }
 
-/// Identifies a response slot, and the call that the response in it belongs to. It is not zero in the first two million
-/// calls of a connection. By then slot 0, whose word starts as zero, has been used.
+/// Identifies a response slot, and the call that the response in it belongs to: the slot in the lower 11 bits, and the lower
+/// 21 bits of the call number above it. Every 2^21th call has the same bits; before a client uses the key of the word that a
+/// slot holds, it changes that word (`RingTransport::invalidate_equal_response`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResponseKey(u32);
 
@@ -362,6 +363,12 @@ impl ResponseKey {
     pub(super) fn new(slot: usize, call: CallNumber) -> ResponseKey {
         debug_assert!(slot < 1 << Self::SLOT_BITS);
         ResponseKey(call.get() << Self::SLOT_BITS | slot as u32)
+    }
+
+    /// The key of another call in the same slot.
+    #[inline]
+    pub(super) fn other(self) -> ResponseKey {
+        ResponseKey(self.0 ^ 1 << Self::SLOT_BITS)
     }
 
     /// The slot. Not validated: a client wrote it.

@@ -22,7 +22,8 @@
 //!
 //! # Shared memory
 //!
-//! One segment, which the server and all clients map (delegation architecture §2.1):
+//! One segment, which the server and all clients map. Its layout follows the design document "delegation architecture",
+//! §2.1 (see `docs/ARCHITECTURE.md`). A *parker* is a futex word at which its owner sleeps until another process wakes it.
 //!
 //! ```text
 //!  header                                                             writer
@@ -39,7 +40,7 @@
 //!    +8  response key u32 | length u32                                  "
 //!   +16  payload                                                        "
 //!  response slots: after these, (client index * resp_depth + slot) * align_up(8 + response limit, 64)
-//!    +0  response key u32 of the request | length u32                 server
+//!    +0  response key u32 of the request | length u32                 server; the client before it uses the key again
 //!    +8  payload                                                        "
 //!  client areas: after these, client index * 128
 //!    +0  claim u64: the position it is about to reserve and fill      that client
@@ -48,8 +49,9 @@
 //!
 //! A request is there when its slot has the stamp of its position. The server checks the stamp of the next position and
 //! never reads `head` for this, so a request moves one cache line, and so does a response. A client key is an index with a
-//! generation; a response key is a slot with the number of the call. So a message that belongs to an earlier client or
-//! call is recognised.
+//! generation; a response key is a slot with the lower 21 bits of the number of the call. So a message that belongs to an
+//! earlier client or call is recognised. Before a client uses a response key that its slot still holds from an earlier
+//! call, it changes the word of the slot.
 //!
 //! # When a process ends
 //!
@@ -63,9 +65,10 @@
 //! # Trust
 //!
 //! The server copies what clients wrote out of the segment once, and validates the copy. It keeps its own state outside of
-//! the segment. It disconnects and counts a client that breaks the protocol. But all clients write to the same ring: a
-//! client that overwrites it can lose requests of other clients or stop the ring, though it cannot harm the server. If
-//! clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of its own.
+//! the segment. It disconnects a client that breaks the protocol and counts it ([`Counters`]). But all clients write to
+//! the same ring: a client that overwrites the ring can destroy requests of other clients or stop the ring, though it
+//! cannot harm the server. If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
+//! its own.
 
 mod admission;
 mod client;

@@ -325,6 +325,34 @@ fn calls_continue_while_other_clients_connect_and_disconnect() {
     assert_eq!((counters.invalid, counters.skipped, counters.violations), (0, 0, 0));
 }
 
+/// The response key keeps the lower 21 bits of the call number.
+#[test]
+fn a_slot_that_gets_the_same_key_again_does_not_show_its_old_response() {
+    use crosstie_protocol::lane::CallNumber;
+    // The first call number, and one whose key is zero in slot 0, like the word of an unused slot.
+    for first in [CallNumber::FIRST, CallNumber::FIRST.after((1 << 21) - 1)] {
+        for rounds in 1..4 {
+            let name = fresh_name();
+            let config = Config { queue_depth: 1, ..small() };
+            let mut server = TestServer::create(&name, &config).unwrap();
+            let mut client = TestClient::connect(&name).unwrap();
+            client.calls.set_next_call(first);
+            client.call(&1, 1).unwrap();
+            assert_eq!(client.poll(|_, _| {}).unwrap(), 0, "no response was written yet");
+            until(|| serve(&mut server) == 1);
+            assert_eq!(client.poll(|token, response| assert_eq!((token, *response), (1, !1))).unwrap(), 1);
+
+            client.calls.set_next_call(first.after(rounds << 21));
+            client.call(&2, 2).unwrap();
+            let polled =
+                client.poll(|token, response| panic!("token {token} got the old response {response}"));
+            assert_eq!(polled.unwrap(), 0);
+            until(|| serve(&mut server) == 1);
+            assert_eq!(client.poll(|token, response| assert_eq!((token, *response), (2, !2))).unwrap(), 1);
+        }
+    }
+}
+
 #[test]
 fn invalid_requests_end_the_connection_of_their_client() {
     for violation in 0..4 {

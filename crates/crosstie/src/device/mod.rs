@@ -11,11 +11,11 @@
 //! - Every accepted request completes, with success or with a [`Status`] that names the cause. A request that fails takes
 //!   its queue pair to [`QpState::Error`]; all requests that are outstanding or posted later are flushed, receives too.
 //! - A post that returns [`PostError`] has changed nothing.
-//! - An object keeps alive what it was created from. Queues are `Send`, not `Sync`: one thread at a time uses each.
+//! - An object keeps alive what it was created from. Queues are `Send`, not `Sync`: one thread at a time uses a queue.
 //! - The data path takes no lock, allocates nothing and makes no system call. The software device makes one in two cases:
 //!   it accesses memory that another process registered in place, or it wakes a waiting thread.
-//! - When a peer dies, its connections go to ERR: within 100 ms on the software device, after [`ConnectConfig::timeout`]
-//!   and its retries on a network.
+//! - When a peer dies, the queue pairs that are connected to it go to [`QpState::Error`] (ERR): within 100 ms on the
+//!   software device; on a network, after the retries of a request to it ([`ConnectConfig::timeout`]).
 //!
 //! # Providers
 //!

@@ -22,7 +22,8 @@
 //! # Shared memory
 //!
 //! Each client has a segment of its own, its *lane*. Only the client and the server map it, so a client that overwrites its
-//! lane harms nobody else. All clients also map the *server page*, which holds the server's parker.
+//! lane harms nobody else. All clients also map the *server page*. A *parker* is a futex word at which its owner sleeps until
+//! another process wakes it.
 //!
 //! ```text
 //!  lane                                                          writer
@@ -37,8 +38,8 @@
 //!
 //! The word of a slot says which side owns the slot, see [`crosstie_protocol::lane`]. The client writes a request into the
 //! slot, and the server writes the response into the same slot. So a call with small messages moves one cache line there
-//! and back. The word of a request also names the slot of the client's next request: slots become free in the order of the
-//! responses, which may be any order.
+//! and back. The word of a request also names the slot of the client's next request. The server cannot compute it: responses
+//! free the slots in any order.
 //!
 //! # When a process ends
 //!
@@ -87,8 +88,8 @@
 //!
 //! # Trust
 //!
-//! Each side copies what the other side wrote out of shared memory once, and validates the copy. The server disconnects and
-//! counts a client that breaks the protocol; the other clients are not affected.
+//! Each side copies what the other side wrote out of shared memory once, and validates the copy. The server disconnects a
+//! client that breaks the protocol and counts it ([`Counters`]); the other clients are not affected.
 
 mod admission;
 mod client;

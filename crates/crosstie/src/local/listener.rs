@@ -7,13 +7,18 @@
 //!
 //! The states of one accepted connection:
 //!
-//! ```text
-//!  AwaitingHello --hello--> AwaitingAdmission --Accept--> Admitted --closed, dead, disconnected--> Removing
-//!     |                        |  ^_RetryLater, each ms                             remove(): false, each ms _^  |
-//!     |                        |                                                                   remove(): true
-//!     '- timeout,              '- Refuse,                                                                      v
-//!        invalid hello            closed            ------------ without a call of remove() ------------>   dropped
-//! ```
+//! | state | event | next state |
+//! | --- | --- | --- |
+//! | `AwaitingHello` | a valid hello arrives | `AwaitingAdmission` |
+//! | | invalid hello, closed, process died, timeout, too many connections in this state | dropped |
+//! | `AwaitingAdmission` | `admit` returns `Accept` | `Admitted` |
+//! | | `admit` returns `RetryLater` | the same; `admit` is called again after 1 ms |
+//! | | `admit` returns `Refuse`; closed, process died, sent more data, too many clients | dropped |
+//! | `Admitted` | closed, process died, sent more data, [`Listener::disconnect`] | `Removing` |
+//! | `Removing` | `remove` returns false | the same; `remove` is called again after 1 ms |
+//! | | `remove` returns true | dropped |
+//!
+//! So the handler's `remove` is called for admitted clients only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -69,15 +74,11 @@ pub(crate) trait ClientHandler: Send + Sync + 'static {
 /// A decision about a client. Replies have at most [`MAX_REPLY`] bytes.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// With at most [`MAX_FILES`](socket::MAX_FILES) files. One [`remove`](ClientHandler::remove) follows, unless the
-    /// listener is dropped before.
-    Accept {
-        reply: Vec<u8>,
-        files: Vec<OwnedFd>,
-    },
-    Refuse {
-        reply: Vec<u8>,
-    },
+    /// Admit the client, and send it `reply` with `files`, at most [`MAX_FILES`](socket::MAX_FILES). Later
+    /// [`remove`](ClientHandler::remove) is called for this client, unless the listener is dropped first.
+    Accept { reply: Vec<u8>, files: Vec<OwnedFd> },
+    /// Send `reply`, and close the connection.
+    Refuse { reply: Vec<u8> },
     /// Call `admit` again in a millisecond.
     RetryLater,
 }
@@ -116,7 +117,7 @@ impl Listener {
                 Err(_) => {}
             }
             match probed {
-                // A process that is just being started holds its parent's descriptors for a moment.
+                // A child process holds its parent's descriptors between fork and exec. This ends soon.
                 Some(when) if Instant::now() < when + STALE_NAME_TIMEOUT => {
                     std::thread::sleep(RETRY_INTERVAL)
                 }
@@ -172,8 +173,8 @@ impl Drop for Listener {
         if inner.watcher.is_of_this_process() {
             if let Some(socket) = &socket {
                 inner.watcher.unwatch(inner.id, socket.as_fd(), None);
-                // A process that is just being started may hold the descriptor too. After a shutdown nobody can take the
-                // listener for a live one.
+                // A child process may hold the descriptor, too, between fork and exec. The shutdown makes sure that nobody
+                // takes this listener for a live one.
                 socket::shut_down(socket);
             }
             for (id, connection) in &connections {
@@ -183,7 +184,8 @@ impl Drop for Listener {
                 }
             }
             drop((socket, connections));
-            // The watcher makes all calls. On its own thread the only call that can be running is the one that we are in.
+            // Wait until no method of the handler is running. Only the watcher thread calls them; on that thread, the only
+            // running one is the one that drops the listener.
             if !inner.watcher.is_current_thread() {
                 drop(lock(&inner.calling));
             }
@@ -215,7 +217,7 @@ struct State {
     /// The listening socket; None once the listener is dropped.
     socket: Option<OwnedFd>,
     /// Accepting failed for lack of descriptors or memory. The events of `socket` are disabled, and accepting is retried
-    /// by the clock.
+    /// every [`RETRY_INTERVAL`].
     out_of_descriptors: bool,
     /// All accepted connections, by their ids.
     connections: BTreeMap<u64, Accepted>,
@@ -227,7 +229,7 @@ struct State {
 
 /// One accepted connection.
 struct Accepted {
-    /// None while it is being removed.
+    /// None in the stage `Removing`.
     fds: Option<ClientFds>,
     stage: Stage,
 }
@@ -334,8 +336,8 @@ impl Inner {
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => break,
-                // Out of descriptors or memory. The pending connection would wake us again at once, so retry by the
-                // clock instead.
+                // Out of descriptors or memory. The pending connection would cause the next event at once, so disable
+                // these events and retry every `RETRY_INTERVAL`.
                 Err(_) => {
                     out_of_descriptors = true;
                     break;
@@ -385,7 +387,7 @@ impl Inner {
                 return;
             };
             if count > MAX_CLIENTS {
-                // A failure means that the client has closed the connection: it needs no reply.
+                // If this fails, the client has closed the connection and needs no reply.
                 socket::send(&fds.socket, Header::new(Header::FULL).as_bytes(), &[], &[]).ok();
                 return self.drop_unadmitted(&mut state, id);
             }
@@ -395,7 +397,7 @@ impl Inner {
             return;
         };
         let mut state = lock(&self.state);
-        // The connection is not there any more if that very call dropped the listener.
+        // The connection no longer exists if this call of `admit` dropped the listener.
         let Some(connection) = state.connections.get_mut(&id) else { return };
         let Some(fds) = &connection.fds else { return };
         match admission {
@@ -403,7 +405,7 @@ impl Inner {
                 state.postponed.insert(id);
             }
             Admission::Refuse { reply } => {
-                // As above.
+                // If this fails, the client has closed the connection and needs no reply.
                 socket::send(&fds.socket, Header::new(Header::REFUSED).as_bytes(), &reply, &[]).ok();
                 self.drop_unadmitted(&mut state, id);
             }

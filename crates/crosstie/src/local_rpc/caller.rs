@@ -27,7 +27,7 @@ pub struct Caller<T, Req: Message + ?Sized, Resp: Message + ?Sized, Token> {
     wait_strategy: WaitStrategy,
     pub(crate) transport: T,
     request_limit: usize,
-    calls: CallTable<Token>,
+    pub(crate) calls: CallTable<Token>,
     /// The last response, copied out of shared memory.
     inbox: Resp::Inbox,
     /// Set when the connection has ended for this client: from then on it does not trust anything in shared memory.
@@ -161,9 +161,9 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         let (calls, transport) = (&self.calls, &self.transport);
         let has_response = |(slot, call)| transport.response_len(slot, call).is_some();
         if calls.in_flight() > 0 && timeout != Some(Duration::ZERO) {
-            let mut checks = 0;
+            let mut checks = 0u32;
             wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
-                checks += 1;
+                checks = checks.saturating_add(1);
                 transport.connection().is_closed()
                     || calls.expected().is_some_and(has_response)
                     || (checks > T::EXPECTED_ONLY_CHECKS && calls.iter().any(has_response))

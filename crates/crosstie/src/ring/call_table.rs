@@ -2,11 +2,14 @@
 //! response.
 //!
 //! Slots are assigned round-robin, skipping those still in use. So a response that takes long holds up its own slot and no
-//! other. The caller first checks the slot where the next response is *expected*: responses usually arrive in the order
-//! of the calls. If that response does not arrive, the caller scans all slots now and then.
+//! other. A caller with only one call in flight at a time uses few slots, so that their cache lines stay in its cache: one
+//! slot if `limit` is 1, otherwise two in turn.
+//!
+//! The caller first checks the slot where the next response is *expected*: responses usually arrive in the order of the
+//! calls. If that response does not arrive, the caller scans all slots now and then.
 //!
 //! ```text
-//!   slot       0        1        2        3        4        capacity for `limit` calls: limit + 1 slots
+//!   slot       0        1        2        3        4        here `limit` is 4: limit + 1 slots
 //!          +--------+--------+--------+--------+--------+
 //!          |  free  | call 7 | call 8 | call 9 |  free  |
 //!          +--------+--------+--------+--------+--------+
@@ -19,8 +22,8 @@
 
 use crosstie_protocol::lane::CallNumber;
 
-/// Checks of the expected slot before all slots are scanned. A check takes the cache line away from the callee, which is
-/// about to write it, so the caller does not scan without reason.
+/// The caller scans all slots after this many checks of the expected slot. It does not scan more often, because each check
+/// of a slot takes the slot's cache line away from the callee, which is about to write to it.
 const MISSES_BEFORE_SCAN: u32 = 64;
 
 /// A call that was started: what the caller writes with its request.
@@ -73,8 +76,8 @@ pub(crate) struct CallTable<T> {
 }
 
 impl<T> CallTable<T> {
-    /// The number of slots for `limit` calls in flight: one more, so that there is always a next slot. With one call at a
-    /// time one slot is enough, and the caller uses the same cache line again.
+    /// The number of slots for `limit` calls in flight: `limit + 1`, so that there is a free next slot even when `limit` calls
+    /// are in flight. If `limit` is 1, one slot is enough: no next call starts before the response has freed it.
     pub(crate) const fn slots_for(limit: usize) -> usize {
         if limit == 1 { 1 } else { limit + 1 }
     }
@@ -161,7 +164,8 @@ impl<T> CallTable<T> {
     fn take_slot(&mut self, token: Option<T>) -> StartedCall {
         let (slot, call) = (self.next, self.call);
         let next = if self.in_flight + self.blocking == 0 {
-            // With one call at a time the caller alternates between two slots, whose cache lines it has.
+            // No other call is in flight. Go back to the slot of the previous call: a caller with one call at a time then
+            // alternates between two slots, whose cache lines are in its cache. (With `limit` 1, both are the only slot.)
             self.last
         } else {
             self.first_after(slot, Entry::is_free)
@@ -245,7 +249,8 @@ impl<T> CallTable<T> {
     /// Counts a check that did not find the expected response. Returns whether to scan all slots now.
     #[inline]
     pub(crate) fn note_miss(&mut self) -> bool {
-        self.misses += 1;
+        // It may wrap: programs poll without end while nothing arrives.
+        self.misses = self.misses.wrapping_add(1);
         self.in_flight > 1 && self.misses.is_multiple_of(MISSES_BEFORE_SCAN)
     }
 
@@ -258,14 +263,21 @@ impl<T> CallTable<T> {
         })
     }
 
-    /// Makes the second miss from now scan. For use after a response arrived out of order: more of them may follow.
+    /// Makes [`note_miss`](Self::note_miss) ask for a scan at the second miss from now. For use after a response arrived out
+    /// of order: more of them may follow.
     pub(crate) fn scan_soon(&mut self) {
         self.misses = MISSES_BEFORE_SCAN - 2;
     }
 
-    /// Makes the next miss scan. For use after a response was seen in some slot.
+    /// Makes [`note_miss`](Self::note_miss) ask for a scan at the next miss. For use after a response was seen in some slot.
     pub(crate) fn scan_next(&mut self) {
         self.misses = MISSES_BEFORE_SCAN - 1;
+    }
+
+    /// Continues with this call number, as if that many calls had been made.
+    #[cfg(test)]
+    pub(crate) fn set_next_call(&mut self, call: CallNumber) {
+        self.call = call;
     }
 
     /// Finishes all calls with a token.
@@ -333,6 +345,17 @@ mod tests {
                 prop_assert_eq!(all, known);
             }
         }
+    }
+
+    #[test]
+    fn misses_can_be_counted_without_end() {
+        let mut table = CallTable::new(2);
+        table.start(0).unwrap();
+        table.start(1).unwrap();
+        table.misses = u32::MAX - 1;
+        assert!(!table.note_miss());
+        assert!(table.note_miss(), "a scan every {MISSES_BEFORE_SCAN} misses");
+        assert_eq!((1..=MISSES_BEFORE_SCAN).filter(|_| table.note_miss()).count(), 1);
     }
 
     #[test]

@@ -69,9 +69,9 @@ pub fn wait_any<'a>(
     if connections.clone().next().is_none() {
         return false;
     }
-    let mut checks = 0;
+    let mut checks = 0u32;
     let is_ready = || {
-        checks += 1;
+        checks = checks.saturating_add(1);
         connections.clone().any(|connection| connection.is_ready(checks > EXPECTED_ONLY_CHECKS))
     };
     let parkers = connections.clone().filter_map(sealed::Waitable::parker);

@@ -29,6 +29,9 @@ const RESERVE_FIRST_MAX: u32 = 256;
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
 const PREFETCH_AHEAD: usize = 2;
 
+/// Size of a cache line.
+const CACHE_LINE: usize = 64;
+
 /// How often a request looks for a receive before it is deferred.
 const RNR_SPINS: u32 = 64;
 
@@ -327,12 +330,17 @@ pub(super) fn execute(
     Ok(())
 }
 
-/// Applies `hint` to the cache lines of a small payload: the line of its first byte, and the line of its last byte or, for
-/// longer payloads, the second one.
+/// Applies `hint` once to each cache line of a payload of at most two lines, and to the first and the second or third line
+/// of a longer one.
+///
+/// Never twice to the same line: a second `cldemote` of a line costs a stream of small messages two thirds of its rate.
 #[inline(always)]
-fn for_each_line(at: *mut u8, len: u32, hint: impl Fn(*const u8)) {
+fn for_each_line(at: *mut u8, len: u32, mut hint: impl FnMut(*const u8)) {
+    let last = at.wrapping_add((len as usize).clamp(1, 2 * CACHE_LINE) - 1);
     hint(at);
-    hint(at.wrapping_add((len as usize).clamp(1, 128) - 1));
+    if at.addr() ^ last.addr() >= CACHE_LINE {
+        hint(last);
+    }
 }
 
 /// Checks protection domain and access of the local memory that a request names.
@@ -402,4 +410,30 @@ fn report_overrun(link: &Link, num: u32, connection: ConnectionWord) -> ExecuteE
     let overrun = Request::new(Request::CQ_OVERRUN);
     link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..overrun });
     ExecuteError::both_ends(Status::RemoteOperation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_line_is_hinted_once() {
+        for start in 0..2 * CACHE_LINE {
+            for len in 0..=RESERVE_FIRST_MAX {
+                let mut lines = Vec::new();
+                let at = core::ptr::without_provenance_mut(4096 + start);
+                for_each_line(at, len, |hinted| lines.push(hinted.addr() / CACHE_LINE));
+                let first = at.addr() / CACHE_LINE;
+                let last = (at.addr() + (len as usize).max(1) - 1) / CACHE_LINE;
+                assert_eq!(lines[0], first);
+                assert!(lines.iter().all(|line| (first..=last).contains(line)), "{start} + {len}: {lines:?}");
+                let count = lines.len();
+                lines.dedup();
+                assert_eq!(lines.len(), count, "{start} + {len} hints a line twice");
+                if last - first < 2 {
+                    assert_eq!(count, last - first + 1, "{start} + {len} leaves out a line");
+                }
+            }
+        }
+    }
 }
