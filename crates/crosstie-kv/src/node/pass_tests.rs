@@ -57,7 +57,7 @@ fn shard_server(config: &NodeConfig) -> ShardServer {
 
 #[test]
 fn pass_takes_a_bounded_number_of_requests_from_clients_and_goes_on_with_the_next_client() {
-    assert!(REQUESTS > MAX_PER_PASS);
+    const { assert!(REQUESTS > MAX_PER_PASS) };
     let config = config("clients", 1);
     let mut server = shard_server(&config);
     let mut clients: Vec<WordClient> =
