@@ -23,15 +23,15 @@ impl<'a> Collective<'a> {
     }
 
     /// Waits for all sides. Every side gets the results of all, in the order of ranks.
-    pub(crate) fn gather(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
-        let blob = match &mine {
+    pub(crate) fn gather(&mut self, own: Result<Vec<u8>, Error>) -> Result<Vec<Vec<u8>>, Error> {
+        let blob = match &own {
             Ok(blob) => [&[0], blob.as_slice()].concat(),
             Err(error) => [&[1], error.to_string().as_bytes()].concat(),
         };
         let blobs = self.job.all_gather(&blob)?;
-        mine?;
+        own?;
         let read = |blob: &Vec<u8>| match blob.as_slice() {
-            [0, theirs @ ..] => Ok(theirs.to_vec()),
+            [0, result @ ..] => Ok(result.to_vec()),
             [1, text @ ..] => Err(Error::Peer(String::from_utf8_lossy(text).into_owned())),
             _ => Err(Error::Protocol),
         };
@@ -39,23 +39,23 @@ impl<'a> Collective<'a> {
     }
 
     /// Waits for the other one of two sides and returns its result.
-    pub(crate) fn exchange(&mut self, mine: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
+    pub(crate) fn exchange(&mut self, own: Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
         let other = usize::from(self.is_leader());
-        self.gather(mine)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
+        self.gather(own)?.get_mut(other).map(std::mem::take).ok_or(Error::Protocol)
     }
 
     /// Waits for all sides. Returns this side's own value if all sides succeeded.
-    pub(crate) fn agree<T>(&mut self, mine: Result<T, Error>) -> Result<T, Error> {
-        let (mine, step) = match mine {
-            Ok(mine) => (Some(mine), Ok(())),
+    pub(crate) fn agree<T>(&mut self, own: Result<T, Error>) -> Result<T, Error> {
+        let (value, outcome) = match own {
+            Ok(value) => (Some(value), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.barrier(step)?;
-        mine.ok_or(Error::Protocol)
+        self.barrier(outcome)?;
+        value.ok_or(Error::Protocol)
     }
 
     /// Waits for all sides.
-    pub(crate) fn barrier(&mut self, mine: Result<(), Error>) -> Result<(), Error> {
-        self.gather(mine.map(|()| Vec::new())).map(drop)
+    pub(crate) fn barrier(&mut self, own: Result<(), Error>) -> Result<(), Error> {
+        self.gather(own.map(|()| Vec::new())).map(drop)
     }
 }

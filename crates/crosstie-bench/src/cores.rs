@@ -22,24 +22,24 @@ pub fn pair() -> Result<Option<[usize; 2]>, Error> {
     Ok(second.map(|second| [*first, *second]))
 }
 
-/// A core for each of `sides`. The second, the server, gets a core of its own; the others share the remaining cores if there are
+/// A core for each of `ranks`. Rank 1, the server, gets a core of its own; the others share the remaining cores if there are
 /// not enough. `None` if there is only one core.
-pub(crate) fn assign(sides: usize) -> Result<Option<Vec<usize>>, Error> {
+pub(crate) fn assign(ranks: usize) -> Result<Option<Vec<usize>>, Error> {
     let Some([first, second]) = pair()? else { return Ok(None) };
     let mut rest: Vec<usize> = vec![first];
     let mut second_hyperthreads = Vec::new();
     let mut taken = vec![siblings(first), siblings(second)];
     for cpu in allowed()?.into_iter().filter(|cpu| ![first, second].contains(cpu)) {
-        let mine = siblings(cpu);
-        if mine.is_some() && taken.contains(&mine) {
+        let core = siblings(cpu);
+        if core.is_some() && taken.contains(&core) {
             second_hyperthreads.push(cpu);
         } else {
-            taken.push(mine);
+            taken.push(core);
             rest.push(cpu);
         }
     }
     rest.extend(second_hyperthreads);
-    let clients = (0..sides.saturating_sub(1)).map(|at| rest[at % rest.len()]);
+    let clients = (0..ranks.saturating_sub(1)).map(|at| rest[at % rest.len()]);
     let mut cores: Vec<usize> = clients.collect();
     cores.insert(cores.len().min(1), second);
     Ok(Some(cores))

@@ -45,7 +45,7 @@ pub enum Error {
     /// The other side sent nothing for this many seconds.
     #[error("the other side sent nothing for {0} s: its process is stopped, or does not get its core")]
     NoProgress(u64),
-    /// The sides did not find each other, or lost each other.
+    /// The processes of the benchmark could not connect to each other, or lost their connection.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
     /// The other side failed. The text is its error.
@@ -108,7 +108,7 @@ impl From<kv::Error> for Error {
 }
 
 impl Error {
-    /// Whether the command line or a plan file is wrong. Otherwise the benchmark failed.
+    /// Whether the command line or a plan file is wrong. If false, the benchmark failed.
     pub fn is_usage(&self) -> bool {
         matches!(self, Error::Usage(_) | Error::PlanFile { .. })
     }

@@ -1,11 +1,10 @@
-//! What a benchmark of the store found: the JSON object that it prints, and that reports are made of.
+//! The results of a benchmark of the store: the JSON object that the benchmark prints and that reports read.
 //!
-//! A file holds one object or an array of them; a sweep is many objects, in one file or in several. Times are
-//! nanoseconds in fields that end in `_ns` and seconds elsewhere, rates are per second, sizes are bytes. Every total is
-//! a sum over all ranks.
+//! A file has one object or an array of objects. The results of a sweep are many objects, in one file or in several. Fields that end in
+//! `_ns` are nanoseconds; other times are seconds, rates are per second, and sizes are bytes. Every total is a sum over all ranks.
 //!
-//! A file may come from anywhere, so [`read`] believes nothing: what it returns has passed [`Figures::check`], and what
-//! has not is an error that names the file and the field. Fields that are not known are passed over.
+//! Files are not trusted: [`read`] returns only results that have passed [`Figures::check`]. Otherwise it returns an error that names
+//! the file and the field. Unknown fields are ignored.
 
 #![forbid(unsafe_code)]
 
@@ -19,21 +18,21 @@ use serde::{Deserialize, Serialize};
 use crosstie_kv::Backend;
 use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
 
-/// Bytes of a file at most.
+/// Most bytes of a file.
 pub const MAX_FILE: usize = 64 << 20;
-/// Results in a file at most.
+/// Most results in a file.
 pub const MAX_RESULTS: usize = 4096;
-/// Bytes of a text in a result at most.
+/// Most bytes of a text in a result.
 pub const MAX_TEXT: usize = 1024;
-/// Runs of a result at most.
+/// Most runs of a result.
 pub const MAX_RUNS: usize = 4096;
-/// Buckets of a histogram at most: those of [`crosstie::telemetry::Histogram`] fit.
+/// Most buckets of a histogram. [`crosstie::telemetry::Histogram`] has fewer.
 pub const MAX_BUCKETS: usize = 4096;
-/// Counters of a result at most.
+/// Most counters of a result.
 pub const MAX_COUNTERS: usize = 1024;
-/// The highest rate or time that is believed.
+/// The highest rate or time that is accepted.
 pub const MAX_FIGURE: f64 = 1e18;
-/// What [`Figures::bench`] is.
+/// The value of [`Figures::bench`].
 pub const BENCH: &str = "kv";
 
 /// One result: one configuration, measured in one or several runs.
@@ -58,46 +57,45 @@ pub struct Figures {
     pub bench: String,
     /// The device specification, for example `software`.
     pub device: String,
-    /// How requests for other nodes travel.
+    /// How requests reach other nodes.
     pub backend: Backend,
 
-    /// Operations that ended in all runs, over all ranks, errors among them.
+    /// Completed operations of all runs and ranks, including errors.
     pub ops: u64,
     /// Measured time, the sum of all runs.
     pub seconds: f64,
     /// Operations per second over all ranks: the median of the runs.
     pub ops_per_s: f64,
-    /// Each run, in order. Empty where there are no more than the totals.
+    /// Each run, in order. Empty if only the totals are known.
     #[serde(default)]
     pub runs: Vec<Run>,
 
-    /// Half of the operations took no longer than this, from issuing (in an open loop: from the intended start) to the
-    /// client seeing the answer.
+    /// Median latency: from sending the request (in an open loop: from the intended start) until the client sees the response.
     pub p50_ns: u64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of the latency.
     pub p99_ns: u64,
-    /// 999 of 1000 took no longer.
+    /// 99.9th percentile of the latency.
     pub p999_ns: u64,
-    /// None took longer.
+    /// Maximum of the latency.
     pub max_ns: u64,
-    /// `[upper_ns, count]`, ascending: how many took at most `upper_ns`, and longer than the bucket before. Merged over
-    /// ranks and runs; empty where it was not kept.
+    /// Histogram of latencies: `[upper_ns, count]`, ascending. `count` operations took at most `upper_ns` and longer than the previous
+    /// bucket. Merged over ranks and runs; empty if it was not recorded.
     #[serde(default)]
     pub latency: Vec<[u64; 2]>,
-    /// `[size, count]`, ascending powers of two: how many WRITEs carried at most `size` messages, and more than the bucket
-    /// before. Empty where nothing went to another node.
+    /// Histogram of batch sizes: `[size, count]`, ascending powers of two. `count` WRITEs carried at most `size` messages and more than
+    /// the previous bucket. Empty if nothing was sent to another node.
     #[serde(default)]
     pub batches: Vec<[u64; 2]>,
 
-    /// Operations with a wrong answer, or none.
+    /// Operations with a wrong response or without a response.
     pub errors: u64,
-    /// Operations that ended because the node that has the key was gone. They are among `ops`, not among `errors`.
+    /// Operations that failed because the node that owns the key was gone. They count in `ops`, not in `errors`.
     pub node_gone: u64,
-    /// Whether the benchmark was ended before its time; the figures are those until then.
+    /// Whether the benchmark was interrupted; the figures cover the time until then.
     pub interrupted: bool,
-    /// Exact counters, over all ranks and runs.
+    /// Exact counters, summed over all ranks and runs.
     pub counters: BTreeMap<String, u64>,
-    /// Each rank by itself.
+    /// The results of each rank.
     #[serde(default)]
     pub per_rank: Vec<Rank>,
 
@@ -107,17 +105,17 @@ pub struct Figures {
     pub daemons: u32,
     /// Clients of each node.
     pub clients: u32,
-    /// Threads of each node that its clients are spread over, a process being one; absent in figures that do not say it.
+    /// Client threads of each node; a client process counts as one. Absent in results that do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_threads: Option<u32>,
-    /// Whether clients are processes of their own rather than threads of their node.
+    /// Whether clients are separate processes, not threads of their node.
     pub processes: bool,
-    /// Operations that each client keeps under way.
+    /// Operations that each client has in flight.
     pub queue_depth: u32,
-    /// What makes a client issue its next operation.
+    /// Closed or open loop.
     #[serde(rename = "loop")]
     pub loop_kind: LoopKind,
-    /// Operations per second that an open loop intends, over all clients; absent in a closed one.
+    /// Intended operations per second of all clients in an open loop; absent in a closed loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
     /// The share of gets, 0 to 1; the rest are puts.
@@ -128,24 +126,24 @@ pub struct Figures {
     pub zipf: f64,
     /// Bytes of a value.
     pub value_bytes: u64,
-    /// The share of operations on keys of the client's own node, 0 to 1; absent where keys fall as they fall.
+    /// The share of operations on keys of the client's own node, 0 to 1; absent if it follows from the distribution of keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_share: Option<f64>,
-    /// What the workload was made from.
+    /// The seed of the workload.
     pub seed: u64,
-    /// What started the ranks: `local`, `mpi`, `tcp`.
+    /// The launcher of the ranks: `local`, `mpi` or `tcp`.
     pub launcher: String,
-    /// Who ran on which cores, in words; empty where nobody was pinned.
+    /// The cores of daemons and client threads, as text; empty if threads were not pinned.
     #[serde(default)]
     pub cores: String,
-    /// The processor and its number of cores, in words.
+    /// The processor and its number of cores, as text.
     #[serde(default)]
     pub machine: String,
-    /// One cache line there and back between two of these cores; absent where it was not measured.
+    /// Round trip of one cache line between two cores; absent if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_ns: Option<f64>,
-    /// Operations per second of the plainest code that makes the same exchange on the same cores in the same run; absent where
-    /// there are several nodes, or it was not measured.
+    /// Operations per second of minimal code for the same requests on the same cores in the same run; absent if there are several
+    /// nodes, or if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_ops_per_s: Option<f64>,
     /// `ops_per_s / limit_ops_per_s`.
@@ -153,20 +151,20 @@ pub struct Figures {
     pub ratio_to_limit: Option<f64>,
 }
 
-/// What makes a client issue its next operation.
+/// When a client starts its next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoopKind {
-    /// An answer.
+    /// When a response has come.
     Closed,
-    /// The clock.
+    /// At its scheduled time.
     Open,
 }
 
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Operations that ended, over all ranks.
+    /// Completed operations of all ranks.
     pub ops: u64,
     /// Measured time.
     pub seconds: f64,
@@ -181,17 +179,17 @@ pub struct Rank {
     pub rank: u32,
     /// Operations per second of its clients.
     pub ops_per_s: f64,
-    /// Operations of its clients with a wrong answer, or none.
+    /// Operations of its clients with a wrong response or without a response.
     pub errors: u64,
     /// Memory that its node uses.
     pub memory_bytes: u64,
-    /// Memory that its node uses at most, see [`NodeConfig::memory_bound`](crosstie_kv::node::NodeConfig::memory_bound); absent
-    /// where it was not told.
+    /// Upper limit of the memory that its node uses, see [`NodeConfig::memory_bound`](crosstie_kv::node::NodeConfig::memory_bound); absent
+    /// if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bound_bytes: Option<u64>,
 }
 
-/// A value that no benchmark can have found.
+/// A value that no benchmark can have measured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {what}")]
 pub struct InvalidFigure {
@@ -201,34 +199,34 @@ pub struct InvalidFigure {
     pub what: String,
 }
 
-/// Why text is not figures.
+/// Why a text cannot be read as results.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// More than [`MAX_FILE`].
-    #[error("more than {MAX_FILE} bytes: split it")]
+    /// It has more than [`MAX_FILE`] bytes.
+    #[error("it has more than {MAX_FILE} bytes: split it into several files")]
     TooLarge,
-    /// Not JSON, or not of this form.
-    #[error("{}{source}", place(field))]
+    /// It is not JSON, or not a result.
+    #[error("{}{source}", error_prefix(field))]
     Json {
-        /// Where, as a path; `.` where it is no field's fault.
+        /// The field, as a path; `.` if the error is not in a field.
         field: String,
-        /// What the parser says.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A value that cannot be; the field begins with the result's index in an array.
+    /// A value is impossible. In an array, the path of the field starts with the index of the result.
     #[error(transparent)]
     InvalidFigure(#[from] InvalidFigure),
-    /// An array of no results.
-    #[error("no results in it: measure first")]
+    /// The array is empty.
+    #[error("it has no results: run `crosstie bench kv --json` first")]
     Empty,
-    /// More than [`MAX_RESULTS`].
-    #[error("{0} results, at most {MAX_RESULTS} are read: split it")]
+    /// It has more than [`MAX_RESULTS`] results.
+    #[error("it has {0} results, but at most {MAX_RESULTS} are read: split it into several files")]
     TooMany(usize),
 }
 
-/// Of what is wrong, for a message.
-fn place(field: &str) -> String {
-    if field == "." { "no figures of `bench kv --json`: ".to_owned() } else { format!("{field}: ") }
+/// The beginning of an error text: the field, or that the text is not a result.
+fn error_prefix(field: &str) -> String {
+    if field == "." { "not a result of `bench kv --json`: ".to_owned() } else { format!("{field}: ") }
 }
 
 /// Why a file could not be read.
@@ -239,29 +237,29 @@ pub enum ReadError {
     File {
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// It holds something else.
+    /// Its content is not valid.
     #[error("{path}: {source}", path = path.display())]
     Parse {
         /// Which.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: ParseError,
     },
 }
 
-/// The results in a file, at least one.
+/// Reads the results in a file. There is at least one.
 pub fn read(path: &Path) -> Result<Vec<Figures>, ReadError> {
     let mut text = Vec::new();
-    // A device or a pipe may have no end.
+    // A device or a pipe may be endless.
     let read = File::open(path).and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut text));
     read.map_err(|source| ReadError::File { path: path.to_owned(), source })?;
     parse(&text).map_err(|source| ReadError::Parse { path: path.to_owned(), source })
 }
 
-/// The results in a text, at least one.
+/// Reads the results in a text. There is at least one.
 pub fn parse(text: &[u8]) -> Result<Vec<Figures>, ParseError> {
     if text.len() > MAX_FILE {
         return Err(ParseError::TooLarge);
@@ -287,7 +285,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<Figures>, ParseError> {
     Ok(results)
 }
 
-/// As serde has it, with the path to what is wrong.
+/// Parses JSON. An error has the path of the field.
 fn from_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ParseError> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut reader)
@@ -297,15 +295,15 @@ fn from_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ParseError> {
 }
 
 impl Figures {
-    /// What plain code did beside.
+    /// Sets the limit, and the ratio to it.
     pub(crate) fn set_limit(&mut self, ops_per_s: Option<f64>) {
         let limit = ops_per_s.filter(|limit| *limit >= 1.0);
         self.limit_ops_per_s = limit.map(f64::round);
         self.ratio_to_limit = limit.map(|limit| (self.ops_per_s / limit * 1000.0).round() / 1000.0);
     }
 
-    /// Whether a benchmark can have found this. Whoever draws it may rely on: finite figures that are not negative, times and
-    /// buckets in ascending order, counts that can be added up, texts and lists of bounded length.
+    /// Checks that a benchmark can have measured this. Afterwards all figures are finite and not negative, percentiles and buckets are
+    /// in ascending order, the sums of counts fit into 64 bits, and texts and lists have a limited length.
     pub fn check(&self) -> Result<(), InvalidFigure> {
         require(self.bench == BENCH, "bench", || format!("is {:?}, not {BENCH:?}", shortened(&self.bench)))?;
         for (name, text) in [
@@ -314,11 +312,11 @@ impl Figures {
             ("cores", &self.cores),
             ("machine", &self.machine),
         ] {
-            short(name, text)?;
+            check_text(name, text)?;
         }
         for (name, figure) in [("seconds", self.seconds), ("ops_per_s", self.ops_per_s), ("zipf", self.zipf)]
         {
-            figure_is_sound(name, figure)?;
+            check_figure(name, figure)?;
         }
         for (name, figure) in [
             ("rate", self.rate),
@@ -326,14 +324,16 @@ impl Figures {
             ("limit_ops_per_s", self.limit_ops_per_s),
             ("ratio_to_limit", self.ratio_to_limit),
         ] {
-            figure.map_or(Ok(()), |figure| figure_is_sound(name, figure))?;
+            figure.map_or(Ok(()), |figure| check_figure(name, figure))?;
         }
         for (name, share) in [("read_ratio", Some(self.read_ratio)), ("local_share", self.local_share)] {
-            let legal = share.is_none_or(|share| (0.0..=1.0).contains(&share));
-            require(legal, name, || "is not between 0 and 1".into())?;
+            let is_valid = share.is_none_or(|share| (0.0..=1.0).contains(&share));
+            require(is_valid, name, || "is not between 0 and 1".into())?;
         }
         let open = self.loop_kind == LoopKind::Open;
-        require(self.rate.is_some() == open, "rate", || "belongs to an open loop, and to that alone".into())?;
+        require(self.rate.is_some() == open, "rate", || {
+            "must be given for an open loop, and only then".into()
+        })?;
         for (name, count, most) in [
             ("nodes", self.nodes, MAX_NODES),
             ("daemons", self.daemons, MAX_DAEMONS),
@@ -352,53 +352,53 @@ impl Figures {
             let [(lower, less), (name, more)] = *pair else { continue };
             require(less <= more, name, || format!("is less than {lower}"))?;
         }
-        histogram("latency", &self.latency)?;
-        histogram("batches", &self.batches)?;
+        check_histogram("latency", &self.latency)?;
+        check_histogram("batches", &self.batches)?;
         let powers = self.batches.iter().all(|[size, _]| size.is_power_of_two());
         require(powers, "batches", || "has a size that is not a power of two".into())?;
-        at_most("runs", self.runs.len(), MAX_RUNS)?;
+        check_len("runs", self.runs.len(), MAX_RUNS)?;
         for (at, run) in self.runs.iter().enumerate() {
-            figure_is_sound(&format!("runs[{at}].seconds"), run.seconds)?;
-            figure_is_sound(&format!("runs[{at}].ops_per_s"), run.ops_per_s)?;
+            check_figure(&format!("runs[{at}].seconds"), run.seconds)?;
+            check_figure(&format!("runs[{at}].ops_per_s"), run.ops_per_s)?;
         }
-        at_most("per_rank", self.per_rank.len(), MAX_NODES as usize)?;
+        check_len("per_rank", self.per_rank.len(), MAX_NODES as usize)?;
         for (at, rank) in self.per_rank.iter().enumerate() {
-            figure_is_sound(&format!("per_rank[{at}].ops_per_s"), rank.ops_per_s)?;
+            check_figure(&format!("per_rank[{at}].ops_per_s"), rank.ops_per_s)?;
         }
-        at_most("counters", self.counters.len(), MAX_COUNTERS)?;
-        self.counters.keys().try_for_each(|name| short("counters: a name", name))
+        check_len("counters", self.counters.len(), MAX_COUNTERS)?;
+        self.counters.keys().try_for_each(|name| check_text("counters: a name", name))
     }
 }
 
-fn require(legal: bool, field: &str, what: impl FnOnce() -> String) -> Result<(), InvalidFigure> {
-    if legal { Ok(()) } else { Err(InvalidFigure { field: field.into(), what: what() }) }
+fn require(is_valid: bool, field: &str, what: impl FnOnce() -> String) -> Result<(), InvalidFigure> {
+    if is_valid { Ok(()) } else { Err(InvalidFigure { field: field.into(), what: what() }) }
 }
 
-fn figure_is_sound(field: &str, figure: f64) -> Result<(), InvalidFigure> {
+fn check_figure(field: &str, figure: f64) -> Result<(), InvalidFigure> {
     require((0.0..=MAX_FIGURE).contains(&figure), field, || {
         format!("is {figure:e}, not between 0 and {MAX_FIGURE:e}")
     })
 }
 
-fn at_most(field: &str, len: usize, most: usize) -> Result<(), InvalidFigure> {
-    require(len <= most, field, || format!("has {len} entries, at most {most} are read"))
+fn check_len(field: &str, len: usize, most: usize) -> Result<(), InvalidFigure> {
+    require(len <= most, field, || format!("has {len} entries, but at most {most} are read"))
 }
 
-fn short(field: &str, text: &str) -> Result<(), InvalidFigure> {
+fn check_text(field: &str, text: &str) -> Result<(), InvalidFigure> {
     require(text.len() <= MAX_TEXT, field, || {
-        format!("has {} bytes, at most {MAX_TEXT} are read", text.len())
+        format!("has {} bytes, but at most {MAX_TEXT} are read", text.len())
     })
 }
 
-fn histogram(field: &str, buckets: &[[u64; 2]]) -> Result<(), InvalidFigure> {
-    at_most(field, buckets.len(), MAX_BUCKETS)?;
+fn check_histogram(field: &str, buckets: &[[u64; 2]]) -> Result<(), InvalidFigure> {
+    check_len(field, buckets.len(), MAX_BUCKETS)?;
     let ascending = buckets.is_sorted_by(|[one, _], [next, _]| one < next);
     require(ascending, field, || "is not in ascending order".into())?;
     let sum = buckets.iter().try_fold(0u64, |sum, [_, count]| sum.checked_add(*count));
-    require(sum.is_some(), field, || "counts more than 64 bits can".into())
+    require(sum.is_some(), field, || "has counts whose sum exceeds 64 bits".into())
 }
 
-/// For an error's text.
+/// The beginning of a text, for an error.
 fn shortened(text: &str) -> String {
     text.chars().take(40).collect()
 }
@@ -410,7 +410,7 @@ mod tests {
 
     use super::*;
 
-    fn sound() -> Value {
+    fn valid() -> Value {
         json!({
             "bench": "kv", "device": "software", "backend": "meta", "ops": 10, "seconds": 1.0, "ops_per_s": 10.0,
             "runs": [{"ops": 10, "seconds": 1.0, "ops_per_s": 10.0}],
@@ -429,18 +429,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_alone_and_in_an_array() {
-        let one = parsed(&sound()).expect("figures");
+    fn results_are_read_back_alone_and_in_an_array() {
+        let one = parsed(&valid()).expect("figures");
         let again = serde_json::to_value(&one[0]).expect("JSON");
-        assert_eq!(again, sound());
-        assert_eq!(parsed(&json!([sound(), sound()])).expect("figures"), [one[0].clone(), one[0].clone()]);
-        let mut later = sound();
-        later["a field of later days"] = json!([1, {"x": null}]);
+        assert_eq!(again, valid());
+        assert_eq!(parsed(&json!([valid(), valid()])).expect("figures"), [one[0].clone(), one[0].clone()]);
+        let mut later = valid();
+        later["a field of a later version"] = json!([1, {"x": null}]);
         assert_eq!(parsed(&later).expect("figures"), one);
     }
 
     #[test]
-    fn an_error_names_the_field() {
+    fn error_names_the_field() {
         let impossible: &[(&str, Value)] = &[
             ("bench", json!("ipc")),
             ("backend", json!("both")),
@@ -475,35 +475,35 @@ mod tests {
             ("runs", json!(vec![json!({"ops": 1, "seconds": 1.0, "ops_per_s": 1.0}); MAX_RUNS + 1])),
         ];
         for (field, value) in impossible {
-            let mut wrong = sound();
+            let mut wrong = valid();
             wrong[*field] = value.clone();
-            for (text, prefix) in [(wrong.clone(), ""), (json!([sound(), wrong]), "[1].")] {
-                let told = parsed(&text).expect_err(field).to_string();
+            for (text, prefix) in [(wrong.clone(), ""), (json!([valid(), wrong]), "[1].")] {
+                let error = parsed(&text).expect_err(field).to_string();
                 let named = if *field == "loop" { "rate" } else { field };
-                assert!(told.starts_with(&format!("{prefix}{named}")), "{field} = {value}: {told}");
+                assert!(error.starts_with(&format!("{prefix}{named}")), "{field} = {value}: {error}");
             }
         }
-        let mut lacking = sound();
+        let mut lacking = valid();
         lacking.as_object_mut().expect("an object").remove("ops_per_s");
         assert!(parsed(&lacking).expect_err("a field is missing").to_string().contains("ops_per_s"));
     }
 
     #[test]
-    fn a_number_beyond_all_numbers_is_none() {
-        let text = sound().to_string().replace("\"seconds\":1.0", "\"seconds\":1e999");
+    fn numbers_that_are_not_finite_are_refused() {
+        let text = valid().to_string().replace("\"seconds\":1.0", "\"seconds\":1e999");
         assert!(matches!(parse(text.as_bytes()), Err(ParseError::Json { .. })));
-        let figures = Figures { ops_per_s: f64::NAN, ..parsed(&sound()).expect("figures").remove(0) };
+        let figures = Figures { ops_per_s: f64::NAN, ..parsed(&valid()).expect("figures").remove(0) };
         assert_eq!(figures.check().map_err(|error| error.field), Err("ops_per_s".into()));
     }
 
     #[test]
-    fn files_are_limited_and_named() {
+    fn too_large_or_missing_files_are_errors() {
         assert!(matches!(parse(&vec![b' '; MAX_FILE + 1]), Err(ParseError::TooLarge)));
         assert!(matches!(parse(b"[]"), Err(ParseError::Empty)));
-        assert!(matches!(parsed(&json!(vec![sound(); MAX_RESULTS + 1])), Err(ParseError::TooMany(_))));
-        assert!(matches!(parse(format!("{} {}", sound(), sound()).as_bytes()), Err(ParseError::Json { .. })));
-        let told = read(Path::new("/no/such/file.json")).expect_err("no file").to_string();
-        assert!(told.starts_with("/no/such/file.json: "), "{told}");
+        assert!(matches!(parsed(&json!(vec![valid(); MAX_RESULTS + 1])), Err(ParseError::TooMany(_))));
+        assert!(matches!(parse(format!("{} {}", valid(), valid()).as_bytes()), Err(ParseError::Json { .. })));
+        let error = read(Path::new("/no/such/file.json")).expect_err("no file").to_string();
+        assert!(error.starts_with("/no/such/file.json: "), "{error}");
         assert!(matches!(
             read(Path::new("/dev/zero")),
             Err(ReadError::Parse { source: ParseError::TooLarge, .. })
@@ -511,17 +511,17 @@ mod tests {
     }
 
     #[test]
-    fn nesting_without_end_is_an_error() {
+    fn deep_nesting_is_an_error() {
         assert!(parse(&vec![b'['; 1 << 20]).is_err());
-        let deep = sound().to_string().replacen('{', &format!("{{\"x\":{}", "[".repeat(1 << 20)), 1);
+        let deep = valid().to_string().replacen('{', &format!("{{\"x\":{}", "[".repeat(1 << 20)), 1);
         assert!(parse(deep.as_bytes()).is_err());
     }
 
     proptest! {
         #[test]
-        fn bytes_are_figures_or_an_error(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+        fn parsing_any_bytes_returns_valid_figures_or_an_error(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
             prop_assert!(parse(&bytes).is_err());
-            let mut text = sound().to_string().into_bytes();
+            let mut text = valid().to_string().into_bytes();
             let at = at.index(text.len());
             text[at] = byte;
             if let Ok(results) = parse(&text) {

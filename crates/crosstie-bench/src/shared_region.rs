@@ -41,7 +41,7 @@ impl SharedRegion {
         SharedRegion::map(file, len)
     }
 
-    /// Maps the region whose descriptor the parent process put into the environment; `None` if there is none.
+    /// Maps the region whose descriptor the parent process put into the environment; `None` if the variable is not set.
     pub(crate) fn inherited(len: usize) -> Result<Option<SharedRegion>, Error> {
         let Some(fd) = std::env::var(VARIABLE).ok().and_then(|text| text.parse::<u32>().ok()) else {
             return Ok(None);

@@ -58,9 +58,9 @@ impl SpinWait {
     /// Adds to the time without progress. `first`: the first time since the last progress.
     fn add_wait(&mut self, first: bool) -> Result<(), Error> {
         let now = Instant::now();
-        let turn = self.last.filter(|_| !first).map_or(Duration::ZERO, |last| now - last);
+        let elapsed = self.last.filter(|_| !first).map_or(Duration::ZERO, |last| now - last);
         self.last = Some(now);
-        self.waited = if first { Duration::ZERO } else { self.waited + turn.min(MAX_YIELD) };
+        self.waited = if first { Duration::ZERO } else { self.waited + elapsed.min(MAX_YIELD) };
         if self.waited > TIMEOUT {
             return Err(Error::NoProgress(TIMEOUT.as_secs()));
         }

@@ -38,24 +38,25 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// A line of text that describes the setup. `apart`: the two sides may be on different machines.
-    fn title(&self, apart: bool) -> String {
-        let sides = if self.processes { "processes" } else { "threads" };
+    /// A line of text that describes the setup. `may_be_remote`: the two sides may be on different machines.
+    fn title(&self, may_be_remote: bool) -> String {
+        let kind = if self.processes { "processes" } else { "threads" };
         let cores = match self.cores.as_deref() {
             Some([left, right]) => format!("on cores {left} and {right}"),
             Some(cores) => {
                 let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
                 format!("on cores {}", cores.join(", "))
             }
-            None if apart => "placed by their launcher".into(),
+            None if may_be_remote => "placed by their launcher".into(),
             None => "on one core".into(),
         };
-        let sides = match self.clients {
-            None | Some(1) => format!("two {sides} {cores}"),
-            Some(clients) => format!("one server and {clients} clients, {sides} {cores}"),
+        let participants = match self.clients {
+            None | Some(1) => format!("two {kind} {cores}"),
+            Some(clients) => format!("one server and {clients} clients, {kind} {cores}"),
         };
         let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
-        let place = if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
+        let registration =
+            if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
         let response =
             self.response.map_or_else(String::new, |response| format!(" with {response} B responses"));
         let endpoints = match self.endpoints {
@@ -64,7 +65,7 @@ impl Setup {
             Some(endpoints) => format!(", {endpoints} endpoints"),
         };
         format!(
-            "{} of {} B{response}, queue depth {}{endpoints}, {sides}, device {}{waiting}{place}",
+            "{} of {} B{response}, queue depth {}{endpoints}, {participants}, device {}{waiting}{registration}",
             self.op.unwrap_or(self.bench),
             self.payload,
             self.queue_depth,
@@ -150,9 +151,10 @@ impl Summary {
         let bytes_per_s = bytes(ops_per_s);
         let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
         // The limits are measured with one client.
-        let alike = setup.clients.is_none_or(|clients| clients == 1);
-        let ratio =
-            |ours: f64, limit: Option<f64>| limit.filter(|_| alike).map(|limit| round(ours / limit, 1e4));
+        let comparable = setup.clients.is_none_or(|clients| clients == 1);
+        let ratio = |figure: f64, limit: Option<f64>| {
+            limit.filter(|_| comparable).map(|limit| round(figure / limit, 1e4))
+        };
         Summary {
             ops,
             seconds: round(seconds, 1e6),
@@ -173,7 +175,7 @@ impl Summary {
             limit_bytes_per_s: limit_bytes_per_s.map(f64::round),
             ratio_to_limit: ratio(ops_per_s, limits.ops_per_s),
             latency_to_limit: ratio(p50_ns as f64, limits.cache_line_ns.filter(|_| setup.queue_depth == 1)),
-            bytes_to_limit: bytes_per_s.and_then(|ours| ratio(ours, limit_bytes_per_s)),
+            bytes_to_limit: bytes_per_s.and_then(|bytes| ratio(bytes, limit_bytes_per_s)),
             setup,
         }
     }
@@ -192,8 +194,8 @@ impl Summary {
             let limit = self.limit_bytes_per_s.map_or_else(|| "-".into(), scaled);
             rows.push(["bytes/s".into(), scaled(bytes), limit, ratio(self.bytes_to_limit)]);
         }
-        let line = self.limit_ns.map_or_else(|| "-".into(), |ns| format!("{ns:.0} ns"));
-        rows.push(["p50".into(), format!("{} ns", self.p50_ns), line, ratio(self.latency_to_limit)]);
+        let round_trip = self.limit_ns.map_or_else(|| "-".into(), |ns| format!("{ns:.0} ns"));
+        rows.push(["p50".into(), format!("{} ns", self.p50_ns), round_trip, ratio(self.latency_to_limit)]);
         for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
             rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
         }

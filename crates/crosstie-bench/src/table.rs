@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn cells_of_a_column_are_aligned() {
         assert_eq!(figures(&[["a", "1"], ["bcd", "22"]]), "a     1\nbcd  22\n");
         assert_eq!(left(&[["a", "1"], ["bcd", "22"]]), "a    1\nbcd  22\n");
     }

@@ -82,12 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_three_digits_and_a_unit() {
-        let told = [0.0, 1.5, 999.4, 999.6, 5_123_456.0, 25.2e6, 999.6e6].map(scaled);
-        assert_eq!(told, ["0.00", "1.50", "999", "1.00 k", "5.12 M", "25.2 M", "1.00 G"]);
+    fn formatted_figures_have_three_digits_and_a_unit() {
+        let texts = [0.0, 1.5, 999.4, 999.6, 5_123_456.0, 25.2e6, 999.6e6].map(scaled);
+        assert_eq!(texts, ["0.00", "1.50", "999", "1.00 k", "5.12 M", "25.2 M", "1.00 G"]);
         assert_eq!(scaled(f64::NAN), NONE);
-        let told = [0, 999, 1_000, 12_345, 999_499, 999_500, 3_000_000_000].map(time);
-        assert_eq!(told, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "999 µs", "1.00 ms", "3.00 s"]);
+        let texts = [0, 999, 1_000, 12_345, 999_499, 999_500, 3_000_000_000].map(time);
+        assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "999 µs", "1.00 ms", "3.00 s"]);
         assert_eq!([1023, 1024, 5 << 20].map(bytes), ["1023 B", "1.00 KiB", "5.00 MiB"]);
         assert_eq!([0.0, 0.5, 0.999, 1.0].map(percent), ["0 %", "50 %", "99.9 %", "100 %"]);
         assert_eq!(whole(1_234_567), "1\u{202f}234\u{202f}567");

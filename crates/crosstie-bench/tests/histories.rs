@@ -1,19 +1,19 @@
-//! Whether the store tells the truth while its clients and one of its nodes are killed.
+//! The store must be linearizable while its clients and one of its nodes are killed.
 //!
-//! Three nodes and several clients, all of them processes. Clients are killed at random instants and replaced; one node
-//! is killed and comes back. What every client asked and heard must be what registers could have said (see
-//! [`crosstie_bench::history`]).
+//! There are three nodes and several clients, all of them processes. Clients are killed at random times and replaced; one node is killed
+//! and restarted. The requests and responses of all clients must be linearizable (see [`crosstie_bench::history`]).
 //!
-//! A client may be killed at any instruction, so it writes every operation to its parent before it sends it, and again when it
-//! has the answer: a pipe keeps what a dead process wrote. What it had under way has an unknown outcome.
+//! A client may be killed at any instruction. So it writes every operation to its parent before it sends the request, and again when it
+//! has the response: a pipe keeps what a dead process has written. Operations that were pending when a client was killed have an unknown
+//! outcome.
 //!
-//! A node that is killed loses its keys, and says so to nobody. Its keys are therefore checked for each of its lives by
-//! itself, and each life begins empty: a value that outlived its node is a violation, too. What was under way while the node
-//! was killed belongs to either life, so it counts as unknown in both. That is lenient for these operations and exact
-//! for all others: a request that was answered, if only with the news that the node is gone, is not kept for the node's next life.
-//! Keys of nodes that lived on are checked without any of this.
+//! A killed node loses its keys, and clients are not told. So its keys are checked separately for each *life* of the node, the time from
+//! a start to a kill. Each life starts empty: a value from an earlier life is a violation. An operation that was pending while the node
+//! was killed belongs to one of two lives, and counts as unknown in both. This is lenient for these operations and exact for all others:
+//! a request that got a response, even [`Status::NodeGone`], is never executed in the node's next life. Keys of the nodes that were not
+//! killed are checked without lives.
 //!
-//! The last test plants bugs between the clients and the store, and wants them found.
+//! The last test adds bugs between the clients and the store, and checks that they are found.
 
 #[path = "../../crosstie-kv/tests/cluster/mod.rs"]
 mod cluster;
@@ -37,26 +37,26 @@ use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 use zerocopy::{IntoBytes, TryFromBytes};
 
 const NODES: u32 = 3;
-/// Of each node; as [`serve`] starts them.
+/// Daemons of each node, as [`serve`] starts them.
 const DAEMONS: u32 = 2;
 const CLIENTS: u32 = 6;
-/// Operations of a client that are under way at a time.
+/// Operations that a client has in flight.
 const DEPTH: usize = 3;
-/// Operations of one client at most.
+/// Most operations of one client.
 const CAPACITY: usize = 1 << 16;
-/// Answers after which a client naps: the checker need not see more than a few ten thousand operations on a key.
-const SPELL: usize = 64;
-const NAP: Duration = Duration::from_millis(1);
-/// Steps that the checker may take. Far from what it takes: being undecided would be no finding.
+/// Responses after which a client sleeps: a few ten thousand operations on a key are enough for the checker.
+const OPERATIONS_PER_SLEEP: usize = 64;
+const SLEEP: Duration = Duration::from_millis(1);
+/// Limit of the checker's steps. It is far more than the checker needs, because an undecided check proves nothing.
 const STEPS: u64 = 10 * BUDGET;
-/// 8-byte keys of each node, and byte strings of each node.
+/// Number of keys of each node: words, and byte strings.
 const KEYS: [usize; 2] = [4, 2];
-/// In histories, the key of a byte string: these are keys of their own.
+/// Flag of byte-string keys in histories: they live in a separate keyspace.
 const STRING: u64 = 1 << 63;
-/// What a record begins with, above its number.
+/// The upper half of a record's first word; the lower half is its number.
 const TAG: u64 = 0x6b76_6869 << 32;
 
-/// Plays the role that a test below gave it; an ordinary run has none.
+/// Runs the role of a child process that a test below has started; does nothing otherwise.
 #[test]
 fn child_process_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -64,36 +64,36 @@ fn child_process_entry() {
         ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
         ["client", name, number, seed, bug] => {
             let number: u32 = number.parse().unwrap();
-            let mut asker = Asker::new(name, number, seed.parse().unwrap(), Bug::of(bug));
-            // Two kinds of keys, two kinds of clients.
-            if number.is_multiple_of(3) { asker.ask_for_strings() } else { asker.ask_for_words() }
+            let mut client = RecordingClient::new(name, number, seed.parse().unwrap(), Bug::parse(bug));
+            // Every third client uses byte strings.
+            if number.is_multiple_of(3) { client.run_with_bytes() } else { client.run_with_words() }
         }
         _ => panic!("{role}"),
     }
 }
 
-/// What is wrong between a client and the store.
+/// A bug between a client and the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
-    Nothing,
-    /// Gets are now and then answered with what the client saw last.
+    None,
+    /// Some gets return the value that the client saw last.
     StaleGet,
-    /// Puts are now and then done by saying so.
+    /// Some puts are reported as done without being sent.
     DroppedPut,
-    /// An insert replaces what is there.
+    /// An insert replaces an existing value.
     InsertOverwrites,
 }
 
 impl Bug {
-    fn of(text: &str) -> Bug {
-        [Bug::Nothing, Bug::StaleGet, Bug::DroppedPut, Bug::InsertOverwrites]
+    fn parse(text: &str) -> Bug {
+        [Bug::None, Bug::StaleGet, Bug::DroppedPut, Bug::InsertOverwrites]
             .into_iter()
             .find(|bug| format!("{bug:?}") == text)
             .unwrap()
     }
 
-    /// The request that is sent, or the answer that is given without.
-    fn plant(
+    /// Applies the bug: returns the request to send, or the response if no request is sent.
+    fn apply(
         self,
         request: &WordRequest,
         numbers: &mut Random,
@@ -111,12 +111,12 @@ impl Bug {
     }
 }
 
-/// The keys that the clients fight for, the same for all, with the rank that has them.
+/// The keys that all clients use, with the rank that owns each.
 fn keys(strings: bool) -> Vec<(u64, u32)> {
-    let placement = ShardMap::new(NODES, DAEMONS).unwrap();
+    let shard_map = ShardMap::new(NODES, DAEMONS).unwrap();
     let rank_of = |key: u64| match strings {
-        true => placement.shard_of_bytes(&key.to_le_bytes()).rank,
-        false => placement.shard_of_word(key).rank,
+        true => shard_map.shard_of_bytes(&key.to_le_bytes()).rank,
+        false => shard_map.shard_of_word(key).rank,
     };
     (0..NODES)
         .flat_map(|rank| (0..).filter(move |key| rank_of(*key) == rank).take(KEYS[usize::from(strings)]))
@@ -124,39 +124,39 @@ fn keys(strings: bool) -> Vec<(u64, u32)> {
         .collect()
 }
 
-/// An operation as a client wrote it down.
+/// An operation as a client reported it to its parent.
 #[derive(Clone, Copy)]
 struct Observed {
     event: Event,
-    /// When the client had an answer, also one that leaves the outcome unknown.
+    /// When the client had a response, also if the response leaves the outcome unknown.
     ended: u64,
 }
 
-/// A client that writes down what it does before it does it.
-struct Asker {
+/// A client that reports every operation to its parent before it sends the request.
+struct RecordingClient {
     number: u64,
     client: Client<usize>,
     recorder: Recorder,
-    /// By number.
+    /// By the number of the operation.
     pending: Vec<Option<Pending>>,
     numbers: Random,
     bug: Bug,
-    /// The value that each key had when it was heard of last.
+    /// The value of each key in the last response about it.
     seen: HashMap<u64, u64>,
-    /// By rank: it was gone when it was asked last. Then it is only asked for values, which says nothing if it is still gone: each
-    /// change of unknown outcome makes more orders possible.
+    /// By rank: whether its last response was [`Status::NodeGone`]. Then the client sends only gets to it. A get of unknown outcome
+    /// constrains nothing, but each write of unknown outcome makes more orders possible.
     gone: [bool; NODES as usize],
     stop: Arc<AtomicBool>,
 }
 
-impl Asker {
-    fn new(name: &str, number: u32, seed: u64, bug: Bug) -> Asker {
+impl RecordingClient {
+    fn new(name: &str, number: u32, seed: u64, bug: Bug) -> RecordingClient {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stop_flag = stop.clone();
         std::thread::spawn(move || {
-            // Until the parent closes it, or is gone itself.
+            // Returns when the parent has closed the pipe or has exited.
             std::io::stdin().read_to_end(&mut Vec::new()).ok();
-            told.store(true, Relaxed);
+            stop_flag.store(true, Relaxed);
         });
         let client = loop {
             match Client::attach_pipelined(name) {
@@ -166,7 +166,7 @@ impl Asker {
                 Err(_) => std::thread::sleep(Duration::from_millis(2)),
             }
         };
-        Asker {
+        RecordingClient {
             number: number.into(),
             client,
             recorder: Recorder::new(number, CAPACITY),
@@ -183,71 +183,71 @@ impl Asker {
         self.stop.load(Relaxed) || self.recorder.room() == 0
     }
 
-    /// Several at a time.
-    fn ask_for_words(&mut self) {
+    /// Operations on words, several in flight.
+    fn run_with_words(&mut self) {
         let keys = keys(false);
         let ranks: HashMap<u64, u32> = keys.iter().copied().collect();
         loop {
             while !self.is_over() && self.client.in_flight() < DEPTH {
-                let request = self.make(&keys);
+                let request = self.next_request(&keys);
                 let number = self.begin(&request);
-                let sent = match self.bug.plant(&request, &mut self.numbers, &self.seen) {
+                let sent = match self.bug.apply(&request, &mut self.numbers, &self.seen) {
                     Ok(request) => self.client.begin(request, number),
-                    Err(answer) => {
-                        self.end(number, &answer);
+                    Err(response) => {
+                        self.end(number, &response);
                         continue;
                     }
                 };
                 match sent {
                     Ok(()) => {}
                     Err(BeginError::Full(number)) => {
-                        self.not_sent(number);
+                        self.record_unsent(number);
                         break;
                     }
                     Err(BeginError::ServerGone(number)) => {
-                        self.not_sent(number);
+                        self.record_unsent(number);
                         self.reconnect();
                     }
                 }
             }
-            let mut answers = Vec::new();
-            self.client.poll(|number, response| answers.push((number, response)));
-            for (number, response) in &answers {
+            let mut responses = Vec::new();
+            self.client.poll(|number, response| responses.push((number, response)));
+            for (number, response) in &responses {
                 let key = self.recorder.events()[*number].key;
-                self.answered(*number, response, ranks[&key]);
+                self.record_response(*number, response, ranks[&key]);
             }
             if self.client.in_flight() == 0 && self.is_over() {
                 return;
             }
-            if answers.is_empty() {
+            if responses.is_empty() {
                 self.client.wait(Some(Duration::from_millis(1)));
             }
         }
     }
 
-    /// One at a time.
-    fn ask_for_strings(&mut self) {
+    /// Operations on byte strings, one at a time.
+    fn run_with_bytes(&mut self) {
         let keys = keys(true);
         let ranks: HashMap<u64, u32> = keys.iter().copied().collect();
         while !self.is_over() {
-            let mut request = self.make(&keys);
+            let mut request = self.next_request(&keys);
             let rank = ranks[&request.key];
             request.key |= STRING;
             let number = self.begin(&request);
-            let answer = match self.bug.plant(&request, &mut self.numbers, &self.seen) {
-                Ok(request) => self.exchange_string(&request),
-                Err(answer) => Ok(answer),
+            let response = match self.bug.apply(&request, &mut self.numbers, &self.seen) {
+                Ok(request) => self.execute_bytes_op(&request),
+                Err(response) => Ok(response),
             };
-            let gone = answer == Err(Error::ServerGone);
-            // What the answer is not known to be, it may be.
-            self.answered(number, &answer.unwrap_or(WordResponse::new(Status::NodeGone, 0)), rank);
-            if gone {
+            let server_gone = response == Err(Error::ServerGone);
+            // After an error the outcome is unknown.
+            self.record_response(number, &response.unwrap_or(WordResponse::new(Status::NodeGone, 0)), rank);
+            if server_gone {
                 self.reconnect();
             }
         }
     }
 
-    fn exchange_string(&mut self, request: &WordRequest) -> Result<WordResponse, Error> {
+    fn execute_bytes_op(&mut self, request: &WordRequest) -> Result<WordResponse, Error> {
         let key = (request.key & !STRING).to_le_bytes();
         let (value, expected) = (request.value.to_le_bytes(), request.expected.to_le_bytes());
         let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().expect("values of 8 bytes"));
@@ -270,7 +270,7 @@ impl Asker {
         })
     }
 
-    fn make(&mut self, keys: &[(u64, u32)]) -> WordRequest {
+    fn next_request(&mut self, keys: &[(u64, u32)]) -> WordRequest {
         let (key, rank) = keys[self.numbers.below(keys.len() as u64) as usize];
         let op = match self.numbers.below(8) {
             _ if self.gone[rank as usize] => Op::Get,
@@ -280,7 +280,7 @@ impl Asker {
             6 => Op::Insert,
             _ => Op::CompareAndSwap,
         };
-        // Nobody else has this value.
+        // The value is unique.
         let value = (self.number << 32) | self.recorder.events().len() as u64;
         let expected = self.seen.get(&key).or(self.seen.get(&(key | STRING))).copied().unwrap_or(0);
         WordRequest { value, expected, ..WordRequest::new(op, rank, key) }
@@ -289,14 +289,14 @@ impl Asker {
     fn begin(&mut self, request: &WordRequest) -> usize {
         self.pending.push(self.recorder.begin(request));
         let number = self.pending.len() - 1;
-        self.write_down(number, Event::NEVER);
+        self.report(number, Event::NEVER);
         number
     }
 
     fn end(&mut self, number: usize, response: &WordResponse) {
         let Event { op, key, value, .. } = self.recorder.events()[number];
-        self.recorder.end(self.pending[number].take().expect("answered twice"), response);
-        self.write_down(number, now());
+        self.recorder.end(self.pending[number].take().expect("each operation has one response"), response);
+        self.report(number, now());
         match (op, response.status) {
             (Op::Get, Status::Done) | (_, Status::Mismatch) => drop(self.seen.insert(key, response.value)),
             (Op::Put | Op::Insert | Op::CompareAndSwap, Status::Done) => drop(self.seen.insert(key, value)),
@@ -304,22 +304,22 @@ impl Asker {
         }
     }
 
-    /// Ends one that was sent.
-    fn answered(&mut self, number: usize, response: &WordResponse, rank: u32) {
+    /// Records the response of an operation.
+    fn record_response(&mut self, number: usize, response: &WordResponse, rank: u32) {
         self.end(number, response);
         self.gone[rank as usize] = response.status == Status::NodeGone;
-        if self.gone[rank as usize] || number.is_multiple_of(SPELL) {
-            std::thread::sleep(NAP);
+        if self.gone[rank as usize] || number.is_multiple_of(OPERATIONS_PER_SLEEP) {
+            std::thread::sleep(SLEEP);
         }
     }
 
-    /// Ends one that was not.
-    fn not_sent(&mut self, number: usize) {
+    /// Records an operation whose request was not sent as refused.
+    fn record_unsent(&mut self, number: usize) {
         self.end(number, &WordResponse::new(Status::OutOfMemory, 0));
     }
 
-    /// To the parent: one system call, less than a pipe could tear.
-    fn write_down(&self, number: usize, ended: u64) {
+    /// Reports an operation to the parent. It is one system call, short enough that a pipe writes it atomically.
+    fn report(&self, number: usize, ended: u64) {
         let mut record = (TAG | number as u64).to_le_bytes().to_vec();
         record.extend_from_slice(&ended.to_le_bytes());
         record.extend_from_slice(self.recorder.events()[number].as_bytes());
@@ -341,16 +341,16 @@ impl Asker {
     }
 }
 
-/// A client process and what it writes.
-struct Witness {
-    other: ChildProcess,
+/// A client process and the thread that reads its reports.
+struct ClientProcess {
+    process: ChildProcess,
     reader: JoinHandle<Vec<Observed>>,
 }
 
-impl Witness {
-    fn start(name: &str, number: u32, seed: u64, bug: Bug) -> Witness {
-        let mut other = ChildProcess::start(&format!("client {name} {number} {seed} {bug:?}"));
-        let mut output = other.output.take().unwrap();
+impl ClientProcess {
+    fn start(name: &str, number: u32, seed: u64, bug: Bug) -> ClientProcess {
+        let mut process = ChildProcess::start(&format!("client {name} {number} {seed} {bug:?}"));
+        let mut output = process.output.take().unwrap();
         let reader = std::thread::spawn(move || {
             let (mut events, mut record) = (Vec::new(), [0; 16 + size_of::<Event>()]);
             while output.read_exact(&mut record).is_ok() {
@@ -361,7 +361,7 @@ impl Witness {
                 let Some(event) = event else {
                     let mut rest = record.to_vec();
                     output.read_to_end(&mut rest).unwrap();
-                    panic!("a client says: {}", String::from_utf8_lossy(&rest));
+                    panic!("a client wrote an invalid record: {}", String::from_utf8_lossy(&rest));
                 };
                 let observed = Observed { event, ended };
                 match (tag & !TAG) as usize {
@@ -371,32 +371,32 @@ impl Witness {
             }
             events
         });
-        Witness { other, reader }
+        ClientProcess { process, reader }
     }
 
     fn kill(mut self) -> Vec<Observed> {
-        self.other.kill();
+        self.process.kill();
         self.reader.join().unwrap()
     }
 
     fn join(mut self) -> Vec<Observed> {
-        self.other.input = None;
+        self.process.input = None;
         let observed = self.reader.join().unwrap();
-        assert!(self.other.child.wait().unwrap().success(), "a client failed");
+        assert!(self.process.child.wait().unwrap().success(), "a client failed");
         observed
     }
 }
 
-/// What is known after a run.
-struct Evidence {
+/// The reports of all clients of a run, and when the node was killed.
+struct RunRecord {
     observed: Vec<Observed>,
     victim: u32,
-    /// Before each kill of the victim, and when it was dead.
+    /// For each kill of the victim: a time before it, and a time when the victim was dead.
     kills: Vec<[u64; 2]>,
 }
 
-/// Kills so many clients, and the victim so many times, in an order and at instants that the seed decides.
-fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64) -> Evidence {
+/// Kills `client_kills` clients, and one node `node_kills` times. The seed decides about the order and the times.
+fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64) -> RunRecord {
     let mut numbers = Random(seed);
     let victim = numbers.below(NODES.into()) as u32;
     let name = fresh_name("history");
@@ -406,12 +406,12 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     let mut nodes: Vec<ChildProcess> = (0..NODES).map(start_node).collect();
     nodes.iter_mut().for_each(|node| node.expect("serving"));
     let mut started = 0;
-    let mut start_client = |place: usize| {
+    let mut start_client = |index: usize| {
         started += 1;
-        // Clients of all kinds at all nodes, as they come.
-        Witness::start(&format!("{name}-{}", place as u32 % NODES), started, seed, bug)
+        // All nodes have clients of both kinds.
+        ClientProcess::start(&format!("{name}-{}", index as u32 % NODES), started, seed, bug)
     };
-    let mut clients: Vec<Witness> = (0..CLIENTS as usize).map(&mut start_client).collect();
+    let mut clients: Vec<ClientProcess> = (0..CLIENTS as usize).map(&mut start_client).collect();
     let (mut observed, mut kills) = (Vec::new(), Vec::new());
     let (mut clients_left, mut nodes_left) = (client_kills, node_kills);
     while clients_left + nodes_left > 0 {
@@ -421,24 +421,24 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
             let before = now();
             nodes[victim as usize].kill();
             kills.push([before, now()]);
-            // With the clients at work on what is left.
+            // The clients continue with the remaining nodes.
             std::thread::sleep(Duration::from_millis(numbers.below(50)));
             nodes[victim as usize] = start_node(victim);
             nodes[victim as usize].expect("serving");
         } else {
             clients_left -= 1;
-            let place = numbers.below(CLIENTS.into()) as usize;
-            let killed = std::mem::replace(&mut clients[place], start_client(place));
+            let index = numbers.below(CLIENTS.into()) as usize;
+            let killed = std::mem::replace(&mut clients[index], start_client(index));
             observed.extend(killed.kill());
         }
     }
     std::thread::sleep(Duration::from_millis(500));
-    observed.extend(clients.into_iter().flat_map(Witness::join));
+    observed.extend(clients.into_iter().flat_map(ClientProcess::join));
     nodes.into_iter().for_each(ChildProcess::join);
-    Evidence { observed, victim, kills }
+    RunRecord { observed, victim, kills }
 }
 
-impl Evidence {
+impl RunRecord {
     fn of_ranks(&self, wanted: impl Fn(u32) -> bool) -> Vec<Observed> {
         let words = keys(false).into_iter();
         let strings = keys(true).into_iter().map(|(key, rank)| (key | STRING, rank));
@@ -446,62 +446,63 @@ impl Evidence {
         self.observed.iter().filter(|observed| wanted(ranks[&observed.event.key])).copied().collect()
     }
 
-    /// Keys of nodes that were not killed.
-    fn survivors(&self) -> Result<Summary, Failure> {
+    /// Checks the keys of the nodes that were not killed.
+    fn check_survivors(&self) -> Result<Summary, Failure> {
         let observed = self.of_ranks(|rank| rank != self.victim);
-        search(observed.iter().map(|observed| observed.event).collect())
+        check_events(observed.iter().map(|observed| observed.event).collect())
     }
 
-    /// Keys of the node that was, for each of its lives.
-    fn lives(&self) -> Result<Vec<Summary>, Failure> {
+    /// Checks the keys of the killed node, for each of its lives.
+    fn check_lives(&self) -> Result<Vec<Summary>, Failure> {
         let observed = self.of_ranks(|rank| rank == self.victim);
         let born = [[0, 0]].into_iter().chain(self.kills.iter().copied());
         let died = self.kills.iter().copied().chain([[u64::MAX; 2]]);
         let life = |(born, died): ([u64; 2], [u64; 2])| {
-            let touches = |seen: &&Observed| seen.event.called < died[1] && seen.ended > born[0];
+            let overlaps = |observed: &&Observed| observed.event.called < died[1] && observed.ended > born[0];
             let of_life = |&Observed { event, ended }: &Observed| {
                 if event.called > born[1] && ended < died[0] {
                     return event;
                 }
-                Event { returned: Event::NEVER, outcome: Outcome::Unknown, answer: 0, ..event }
+                Event { returned: Event::NEVER, outcome: Outcome::Unknown, returned_value: 0, ..event }
             };
-            search(observed.iter().filter(touches).map(of_life).collect())
+            check_events(observed.iter().filter(overlaps).map(of_life).collect())
         };
         born.zip(died).map(life).collect()
     }
 }
 
-/// Keys have no value at first.
-fn search(events: Vec<Event>) -> Result<Summary, Failure> {
+/// Checks operations on keys that are absent at the start.
+fn check_events(events: Vec<Event>) -> Result<Summary, Failure> {
     check_from(&[History { events }], |_| None, STEPS)
 }
 
 #[test]
-fn histories_hold_while_clients_and_a_node_are_killed() {
+fn store_is_linearizable_while_clients_and_a_node_are_killed() {
     let seed = seed();
     for backend in BACKENDS {
-        let evidence = run(backend, Bug::Nothing, seed, 12, 3);
-        let victim = evidence.victim;
-        let survivors = evidence.survivors().unwrap_or_else(|failure| panic!("{backend:?}: {failure}"));
-        let lives = evidence.lives().unwrap_or_else(|failure| panic!("{backend:?}: {failure}"));
+        let record = run(backend, Bug::None, seed, 12, 3);
+        let victim = record.victim;
+        let survivors = record.check_survivors().unwrap_or_else(|failure| panic!("{backend:?}: {failure}"));
+        let lives = record.check_lives().unwrap_or_else(|failure| panic!("{backend:?}: {failure}"));
         println!("{backend:?}, keys of survivors: {survivors:?}");
         lives.iter().for_each(|life| println!("a life of rank {victim}: {life:?}"));
-        // Tens of thousands on idle cores; hundreds where several other programs want each of them.
-        assert!(survivors.operations > 200, "the clients did next to nothing");
-        assert!(survivors.unknown > 0, "nobody was killed at work");
+        // Tens of thousands on idle cores; hundreds if each core is shared with several other programs.
+        assert!(survivors.operations > 200, "the clients completed too few operations");
+        assert!(survivors.unknown > 0, "no client was killed during an operation");
     }
 }
 
 #[test]
-fn planted_bugs_are_found() {
+fn injected_bugs_are_found() {
     let seed = seed();
     for (bug, backend) in
         [Bug::StaleGet, Bug::DroppedPut, Bug::InsertOverwrites].into_iter().zip(BACKENDS.into_iter().cycle())
     {
-        let evidence = run(backend, bug, seed, 4, 1);
-        for (whose, found) in
-            [("survivors", evidence.survivors().map(drop)), ("the victim", evidence.lives().map(drop))]
-        {
+        let record = run(backend, bug, seed, 4, 1);
+        for (whose, found) in [
+            ("survivors", record.check_survivors().map(drop)),
+            ("the victim", record.check_lives().map(drop)),
+        ] {
             match found {
                 Err(Failure::Violation { operations, .. }) => {
                     println!("{bug:?}, keys of {whose}: found, {} operations contradict", operations.len());

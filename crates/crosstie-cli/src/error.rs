@@ -16,13 +16,13 @@ pub(crate) enum Error {
     /// A benchmark or a report failed.
     #[error(transparent)]
     Bench(#[from] crosstie_bench::Error),
-    /// The ranks of the job did not find each other, or lost each other.
+    /// The ranks of the job could not connect to each other, or lost their connection.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
         /// The system's error.
         source: std::io::Error,
@@ -85,7 +85,7 @@ impl From<client::AttachError> for Error {
 }
 
 impl Error {
-    /// 2 where the command line is wrong, 1 where the work failed.
+    /// 2 if the command line is wrong, 1 if the command failed.
     pub(crate) fn exit_code(&self) -> ExitCode {
         let is_usage = match self {
             Error::Usage(_) => true,

@@ -1,15 +1,15 @@
-//! The program as scripts see it: exit statuses, one JSON object, one line for an error.
+//! Exit statuses, JSON output and one-line errors of the benchmarks and of doctor.
 
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-/// Benchmarks keep to the same two cores: one at a time.
-static MEASURING: Mutex<()> = Mutex::new(());
+/// The benchmarks are pinned to the same two cores, so the tests run one at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn crosstie(arguments: &[&str]) -> Output {
-    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     Command::new(env!("CARGO_BIN_EXE_crosstie")).args(arguments).output().expect("the program starts")
 }
 
@@ -22,14 +22,14 @@ fn json(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn every_operation_is_measured_at_every_depth_in_both_ways() {
+fn bench_device_measures_all_operations_in_threads_and_processes() {
     for op in ["write", "write-imm", "read", "send", "cas", "faa"] {
         for depth in ["1", "3", "64"] {
-            for way in [&[][..], &["--processes"]] {
+            for options in [&[][..], &["--processes"]] {
                 let line =
                     ["bench", "device", "--json", "--duration", "0.02", "--op", op, "--queue-depth", depth];
-                let found = json(&[&line, way].concat());
-                let context = format!("{op} depth {depth} {way:?}: {found}");
+                let found = json(&[&line, options].concat());
+                let context = format!("{op} depth {depth} {options:?}: {found}");
                 assert_eq!(found["bench"], "device", "{context}");
                 assert_eq!(found["device"], "software", "{context}");
                 assert_eq!(found["errors"], 0, "{context}");
@@ -59,17 +59,17 @@ fn every_operation_is_measured_at_every_depth_in_both_ways() {
 }
 
 #[test]
-fn large_payloads_have_bytes_per_second() {
-    for way in
+fn bench_device_reports_bytes_per_second_for_large_payloads() {
+    for options in
         [&[][..], &["--processes"], &["--registered-in-place"], &["--processes", "--registered-in-place"]]
     {
         for op in ["write", "read", "send", "write-imm"] {
             let line = ["bench", "device", "--json", "--duration", "0.02", "--payload", "65536", "--op", op];
-            let found = json(&[&line, way].concat());
+            let found = json(&[&line, options].concat());
             for name in ["bytes_per_s", "limit_bytes_per_s"] {
                 assert!(
                     found[name].as_f64().is_some_and(|figure| figure > 0.0),
-                    "{name} of {op} {way:?}: {found}"
+                    "{name} of {op} {options:?}: {found}"
                 );
             }
         }
@@ -78,8 +78,8 @@ fn large_payloads_have_bytes_per_second() {
     assert_eq!(small["bytes_per_s"], Value::Null);
 }
 
-/// What carries messages inside a node, and the ways to run it.
-const INSIDE: [(&str, &[&str]); 5] = [
+/// The in-node benchmarks, and the options to run each with.
+const NODE_BENCHES: [(&str, &[&str]); 5] = [
     ("ipc", &[]),
     ("ipc", &["--processes"]),
     ("delegation", &[]),
@@ -87,13 +87,13 @@ const INSIDE: [(&str, &[&str]); 5] = [
     ("flux", &[]),
 ];
 
-fn inside_a_node(name: &str, way: &[&str], rest: &[&str]) -> Value {
+fn bench_node(name: &str, options: &[&str], rest: &[&str]) -> Value {
     let line = ["bench", name, "--json", "--duration", "0.1"];
-    let found = json(&[&line, way, rest].concat());
-    let context = format!("{name} {way:?} {rest:?}: {found}");
+    let found = json(&[&line, options, rest].concat());
+    let context = format!("{name} {options:?} {rest:?}: {found}");
     assert_eq!(found["bench"], name, "{context}");
     assert_eq!(found["device"], if name == "flux" { "threads" } else { "shared-memory" }, "{context}");
-    assert_eq!(found["processes"], way.contains(&"--processes"), "{context}");
+    assert_eq!(found["processes"], options.contains(&"--processes"), "{context}");
     assert_eq!(found["errors"], 0, "{context}");
     for name in [
         "ops",
@@ -117,10 +117,10 @@ fn inside_a_node(name: &str, way: &[&str], rest: &[&str]) -> Value {
 }
 
 #[test]
-fn calls_inside_a_node_are_measured_at_every_depth() {
-    for (name, way) in INSIDE {
+fn bench_ipc_delegation_and_flux_measure_several_depths() {
+    for (name, options) in NODE_BENCHES {
         for depth in ["1", "3", "64"] {
-            let found = inside_a_node(name, way, &["--queue-depth", depth]);
+            let found = bench_node(name, options, &["--queue-depth", depth]);
             assert_eq!(found["queue_depth"].to_string(), depth, "{found}");
             assert_eq!((&found["payload"], &found["clients"]), (&32.into(), &1.into()), "{found}");
             assert!(found["ratio_to_limit"].as_f64().is_some_and(|ratio| ratio > 0.0), "{found}");
@@ -130,11 +130,11 @@ fn calls_inside_a_node_are_measured_at_every_depth() {
 }
 
 #[test]
-fn calls_inside_a_node_carry_payloads_of_many_sizes() {
-    for (name, way) in INSIDE {
+fn bench_ipc_delegation_and_flux_measure_several_payloads() {
+    for (name, options) in NODE_BENCHES {
         let sizes = if name == "flux" { ["8", "64", "4096"] } else { ["8", "100", "65536"] };
         for size in sizes {
-            let found = inside_a_node(name, way, &["--payload", size]);
+            let found = bench_node(name, options, &["--payload", size]);
             assert_eq!(found["payload"].to_string(), size, "{found}");
             for name in ["bytes_per_s", "limit_bytes_per_s"] {
                 assert_eq!(
@@ -148,25 +148,25 @@ fn calls_inside_a_node_carry_payloads_of_many_sizes() {
 }
 
 #[test]
-fn calls_inside_a_node_have_several_clients_who_wait_in_every_way() {
-    for (name, way) in INSIDE {
+fn bench_ipc_delegation_and_flux_measure_several_clients_and_wait_strategies() {
+    for (name, options) in NODE_BENCHES {
         for waiting in ["spin", "adaptive", "park"] {
             let rest = ["--clients", "3", "--queue-depth", "4", "--waiting", waiting];
-            let found = inside_a_node(name, way, &rest);
+            let found = bench_node(name, options, &rest);
             assert_eq!((&found["clients"], &found["waiting"]), (&3.into(), &waiting.into()), "{found}");
-            // The limits have one client.
+            // The limits are measured with one client, so there is no ratio.
             assert_eq!(found["ratio_to_limit"], Value::Null, "{found}");
         }
     }
 }
 
 /// `bench copyrpc` on the software device.
-fn copyrpc(way: &[&str], rest: &[&str]) -> Value {
+fn copyrpc(options: &[&str], rest: &[&str]) -> Value {
     let line = ["bench", "copyrpc", "--json", "--duration", "0.1"];
-    let found = json(&[&line, way, rest].concat());
-    let context = format!("{way:?} {rest:?}: {found}");
+    let found = json(&[&line, options, rest].concat());
+    let context = format!("{options:?} {rest:?}: {found}");
     assert_eq!((&found["bench"], &found["device"]), (&"copyrpc".into(), &"software".into()), "{context}");
-    assert_eq!(found["processes"], way.contains(&"--processes"), "{context}");
+    assert_eq!(found["processes"], options.contains(&"--processes"), "{context}");
     assert_eq!(found["errors"], 0, "{context}");
     for name in ["seconds", "ops_per_s", "p50_ns", "p99_ns", "p999_ns", "limit_ns", "messages_per_batch"] {
         assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
@@ -185,18 +185,18 @@ fn copyrpc(way: &[&str], rest: &[&str]) -> Value {
     for name in ["unanswered", "violations", "failures"] {
         assert_eq!(counter(name), 0, "{name} of {context}");
     }
-    // One write in 64 asks for a completion, on each endpoint of either side; slices cut that off anywhere.
+    // One WRITE in 64 is signaled, on each endpoint of both sides. A slice may begin or end anywhere in between.
     let endpoints = found["endpoints"].as_u64().expect(&context);
     assert!(counter("signaled") <= counter("reads") + posted / 64 + 2 * endpoints, "{context}");
     found
 }
 
 #[test]
-fn calls_between_nodes_are_measured_at_every_depth() {
-    for way in [&[][..], &["--processes"]] {
+fn bench_copyrpc_measures_several_depths_and_endpoints() {
+    for options in [&[][..], &["--processes"]] {
         for (depth, endpoints) in [("1", "1"), ("3", "1"), ("64", "1"), ("256", "1"), ("64", "8"), ("3", "5")]
         {
-            let found = copyrpc(way, &["--queue-depth", depth, "--endpoints", endpoints]);
+            let found = copyrpc(options, &["--queue-depth", depth, "--endpoints", endpoints]);
             assert_eq!(found["queue_depth"].to_string(), depth, "{found}");
             assert_eq!(found["endpoints"].to_string(), endpoints, "{found}");
             for name in ["limit_ops_per_s", "ratio_to_limit"] {
@@ -209,10 +209,10 @@ fn calls_between_nodes_are_measured_at_every_depth() {
 }
 
 #[test]
-fn calls_between_nodes_carry_payloads_of_many_sizes() {
-    for way in [&[][..], &["--processes"]] {
+fn bench_copyrpc_measures_several_payloads() {
+    for options in [&[][..], &["--processes"]] {
         for size in ["8", "100", "4096", "65536", "1048576"] {
-            let found = copyrpc(way, &["--payload", size, "--queue-depth", "4"]);
+            let found = copyrpc(options, &["--payload", size, "--queue-depth", "4"]);
             assert_eq!(found["payload"].to_string(), size, "{found}");
             for name in ["bytes_per_s", "limit_bytes_per_s"] {
                 assert_eq!(
@@ -222,19 +222,19 @@ fn calls_between_nodes_carry_payloads_of_many_sizes() {
                 );
             }
         }
-        let found = copyrpc(way, &["--payload", "65536", "--response", "8"]);
+        let found = copyrpc(options, &["--payload", "65536", "--response", "8"]);
         assert_eq!((&found["response"], &found["limit_ops_per_s"]), (&8.into(), &Value::Null), "{found}");
     }
 }
 
 #[test]
-fn calls_between_nodes_are_compared_with_one_send_per_message() {
-    for way in [&[][..], &["--processes"]] {
+fn bench_copyrpc_compares_with_one_send_per_message() {
+    for options in [&[][..], &["--processes"]] {
         for (payload, response, depth) in
             [("32", "32", "1"), ("32", "32", "64"), ("8", "300", "1000"), ("65536", "65536", "4")]
         {
             let rest = ["--payload", payload, "--response", response, "--queue-depth", depth];
-            let found = copyrpc(way, &[&rest[..], &["--beside-sends"]].concat());
+            let found = copyrpc(options, &[&rest[..], &["--beside-sends"]].concat());
             let figure = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("{name} of {found}"));
             assert!(figure("sends_ops_per_s") > 0.0, "{found}");
             let gain = figure("ops_per_s") / figure("sends_ops_per_s");
@@ -249,7 +249,7 @@ fn calls_between_nodes_are_compared_with_one_send_per_message() {
 }
 
 #[test]
-fn a_wrong_command_line_is_one_line_and_status_2() {
+fn invalid_command_line_is_one_line_and_status_2() {
     let wrong: [&[&str]; 30] = [
         &["bench"],
         &["kv"],
@@ -287,17 +287,17 @@ fn a_wrong_command_line_is_one_line_and_status_2() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
         assert_eq!(errors.lines().count(), 1, "{arguments:?}: {errors}");
-        // Not all of the help in one line.
+        // The line must not contain the whole help text.
         assert!(errors.len() < 250, "{arguments:?}: {errors}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
 
 #[test]
-fn work_that_fails_is_one_line_and_status_1() {
+fn missing_device_is_one_line_and_status_1() {
     for name in ["device", "copyrpc"] {
-        for way in [&[][..], &["--processes"]] {
-            let output = crosstie(&[&["bench", name, "--device", "verbs:no_such_device"], way].concat());
+        for options in [&[][..], &["--processes"]] {
+            let output = crosstie(&[&["bench", name, "--device", "verbs:no_such_device"], options].concat());
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{errors}");
             assert_eq!(errors.lines().count(), 1, "{errors}");
@@ -306,7 +306,7 @@ fn work_that_fails_is_one_line_and_status_1() {
 }
 
 #[test]
-fn the_doctor_finds_the_software_device() {
+fn doctor_finds_the_software_device() {
     let found = json(&["doctor", "--json"]);
     assert_eq!(found["usable"], true);
     let findings = found["findings"].as_array().expect("a list");

@@ -1,4 +1,4 @@
-//! `crosstie bench kv` as scripts see it.
+//! `crosstie bench kv`: exit statuses, JSON and error texts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use crosstie_bench::figures::{self, Figures, LoopKind};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// After this long something hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// After this long without an exit a test fails: the program hangs.
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Short enough for a test, long enough for every client to do something.
 const QUICK: [&str; 4] = ["--duration", "0.2", "--runs", "2"];
 
-/// There are few cores: one at a time.
-static MEASURING: Mutex<()> = Mutex::new(());
+/// The machine may have few cores, so the benchmarks run one at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_cores() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn start(arguments: &[&str]) -> Child {
@@ -32,22 +32,22 @@ fn start(arguments: &[&str]) -> Child {
         .expect("the program starts")
 }
 
-/// Waits for it, but not for ever.
-fn end(child: Child) -> Output {
+/// Waits until the program exits, at most for the timeout.
+fn wait_for_exit(child: Child) -> Output {
     let pid = Pid::from_child(&child);
     let (done, is_done) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || done.send(child.wait_with_output()).ok());
-    let output = is_done.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-        kill_process(pid, Signal::KILL).expect("it is there");
-        panic!("it hangs");
+    let output = is_done.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
+        kill_process(pid, Signal::KILL).expect("the process exists");
+        panic!("the program hangs");
     });
-    waiter.join().expect("it does not panic");
-    output.expect("its output is read")
+    waiter.join().expect("the waiting thread does not panic");
+    output.expect("the output can be read")
 }
 
 fn run(arguments: &[&str]) -> Output {
-    let _alone = alone();
-    end(start(arguments))
+    let _lock = lock_cores();
+    wait_for_exit(start(arguments))
 }
 
 /// The figures of a command that succeeds.
@@ -66,14 +66,14 @@ fn measured(arguments: &[&str]) -> Vec<Figures> {
         assert_eq!(figures.ops, figures.runs.iter().map(|run| run.ops).sum::<u64>(), "{arguments:?}");
         assert_eq!(figures.per_rank.len(), figures.nodes as usize, "{arguments:?}");
         for rank in &figures.per_rank {
-            let memory = 1..rank.memory_bound_bytes.expect("it is told");
+            let memory = 1..rank.memory_bound_bytes.expect("the limit is known");
             assert!(rank.ops_per_s > 0.0 && memory.contains(&rank.memory_bytes), "{arguments:?}: {rank:?}");
         }
     }
     results
 }
 
-/// The only figures.
+/// The figures of a command with one result.
 fn one(arguments: &[&str]) -> Figures {
     let mut results = measured(arguments);
     assert_eq!(results.len(), 1, "{arguments:?}");
@@ -99,10 +99,10 @@ fn both_backends_run_on_one_node_and_on_two() {
                 (found.loop_kind, found.rate, found.launcher.as_str()),
                 (LoopKind::Closed, None, "local")
             );
-            // All keys are there, but for the one that ranks look at to see whether somebody wants to end the run.
-            let looks = found.counters["gets"] - found.counters["hits"];
-            assert!(looks < 50, "{context}");
-            assert_eq!(found.counters["gets"] + found.counters["puts"] - looks, found.ops, "{context}");
+            // All keys exist, except for the stop key, which ranks read to see whether another rank was interrupted.
+            let stop_checks = found.counters["gets"] - found.counters["hits"];
+            assert!(stop_checks < 50, "{context}");
+            assert_eq!(found.counters["gets"] + found.counters["puts"] - stop_checks, found.ops, "{context}");
             let remote = found.counters["calls"];
             assert_eq!(remote > 0, nodes == "2", "{context}");
             assert_eq!(found.batches.is_empty(), nodes == "1", "{context}");
@@ -115,7 +115,7 @@ fn both_backends_run_on_one_node_and_on_two() {
 }
 
 #[test]
-fn two_backends_run_in_turns_and_make_an_array() {
+fn result_of_two_backends_is_an_array() {
     let found = measured(&["--backend", "meta,delegation", "--nodes", "2"]);
     let names: Vec<&str> = found.iter().map(|figures| figures.backend.name()).collect();
     assert_eq!(names, ["Meta", "Delegation"]);
@@ -128,11 +128,11 @@ fn clients_may_be_processes() {
 }
 
 #[test]
-fn an_open_loop_keeps_its_rate() {
+fn open_loop_keeps_its_rate() {
     for clients in [&[][..], &["--processes"]] {
         let found = one(&[&["--nodes", "2", "--clients", "2", "--open", "4000"][..], clients].concat());
         assert_eq!((found.loop_kind, found.rate), (LoopKind::Open, Some(4000.0)));
-        // Starts are at random: 800 of them deviate by 28. A busy machine may leave some of them undone.
+        // Starts are random: the standard deviation of 800 starts is 28. On a busy machine some operations do not start.
         let due = (found.ops + found.counters["not_started"]) as f64;
         assert!((0.7..1.3).contains(&(due / (4000.0 * found.seconds))), "{found:?}");
         assert_eq!(found.counters["timed"], found.ops, "{found:?}");
@@ -140,7 +140,7 @@ fn an_open_loop_keeps_its_rate() {
 }
 
 #[test]
-fn an_open_loop_that_cannot_keep_its_rate_says_so() {
+fn open_loop_reports_operations_that_did_not_start() {
     let strings = ["--value-size", "100", "--queue-depth", "1"];
     for values in [&["--queue-depth", "1"][..], &strings] {
         let found = one(&[&["--open", "1e8"][..], values].concat());
@@ -150,7 +150,7 @@ fn an_open_loop_that_cannot_keep_its_rate_says_so() {
 }
 
 #[test]
-fn values_may_be_longer_and_keys_local() {
+fn long_values_and_local_keys_are_measured() {
     for (size, more) in [
         ("100", &["--queue-depth", "1"][..]),
         ("5000", &["--queue-depth", "16"]),
@@ -167,7 +167,7 @@ fn values_may_be_longer_and_keys_local() {
 }
 
 #[test]
-fn histories_are_checked() {
+fn check_covers_all_operations() {
     for (backend, clients) in [("meta", &[][..]), ("delegation", &["--processes"])] {
         let options = ["--backend", backend, "--nodes", "2", "--clients", "3", "--check", "--keys", "20"];
         let found = one(&[clients, &options].concat()[..]);
@@ -177,8 +177,8 @@ fn histories_are_checked() {
 }
 
 #[test]
-fn clients_share_the_threads_that_have_cores() {
-    let list = fs::read_to_string("/proc/self/status").expect("a status");
+fn clients_share_threads_if_there_are_too_few_cores() {
+    let list = fs::read_to_string("/proc/self/status").expect("the status is readable");
     let list = list.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("cores").trim();
     let mut cores = list.split(',').flat_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -202,20 +202,20 @@ fn clients_share_the_threads_that_have_cores() {
 }
 
 #[test]
-fn an_interrupt_leaves_what_was_measured() {
+fn interrupt_prints_what_was_measured() {
     for clients in [&[][..], &["--processes"]] {
-        let _alone = alone();
+        let _lock = lock_cores();
         let child = start(
             &[&["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "60"], clients].concat(),
         );
         std::thread::sleep(Duration::from_secs(4));
         let begun = Instant::now();
-        // Rank 0 tells the other. Who sends a signal to a process and to its group sends it twice.
+        // Rank 0 tells the other rank. The signal comes twice, as if it were sent to the process and to its group.
         for _ in 0..2 {
-            kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+            kill_process(Pid::from_child(&child), Signal::INT).expect("the process exists");
             std::thread::sleep(Duration::from_micros(200));
         }
-        let output = end(child);
+        let output = wait_for_exit(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {errors}", output.status);
         assert!(begun.elapsed() < Duration::from_secs(30));
@@ -226,27 +226,27 @@ fn an_interrupt_leaves_what_was_measured() {
 }
 
 #[test]
-fn an_interrupt_ends_the_filling_of_the_store() {
+fn interrupt_ends_the_filling_of_the_store() {
     for values in [&[][..], &["--value-size", "100", "--queue-depth", "1"]] {
-        let _alone = alone();
-        // Hours, if nothing ended it.
+        let _lock = lock_cores();
+        // Filling the store would take hours.
         let child = start(&[&["--nodes", "2", "--keys", "4000000000"], values].concat());
         std::thread::sleep(Duration::from_secs(2));
         for pid in children(Pid::from_child(&child)).into_iter().chain([Pid::from_child(&child)]) {
-            kill_process(pid, Signal::INT).expect("it is there");
+            kill_process(pid, Signal::INT).expect("the process exists");
         }
-        let output = end(child);
+        let output = wait_for_exit(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert_eq!(errors, "crosstie: it was told to end before anything was measured\n");
+        assert_eq!(errors, "crosstie: interrupted before anything was measured\n");
         assert!(output.stdout.is_empty());
     }
 }
 
 #[test]
-fn a_killed_rank_hangs_nobody() {
+fn other_ranks_exit_when_a_rank_is_killed() {
     for backend in ["meta", "delegation"] {
-        let _alone = alone();
+        let _lock = lock_cores();
         let options =
             ["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "2", "--backend", backend];
         let child = start(&options);
@@ -254,8 +254,8 @@ fn a_killed_rank_hangs_nobody() {
         let pid = Pid::from_child(&child);
         let ranks = children(pid);
         assert_eq!(ranks.len(), 1, "{ranks:?}");
-        kill_process(ranks[0], Signal::KILL).expect("it is there");
-        let output = end(child);
+        kill_process(ranks[0], Signal::KILL).expect("the process exists");
+        let output = wait_for_exit(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
@@ -266,54 +266,54 @@ fn a_killed_rank_hangs_nobody() {
 }
 
 #[test]
-fn a_killed_client_hangs_nobody() {
-    let _alone = alone();
+fn benchmark_exits_when_a_client_is_killed_or_stopped() {
+    let _lock = lock_cores();
     let options = ["--processes", "--keys", "2000", "--duration", "60", "--runs", "2", "--clients", "2"];
-    for (signal, complaint) in
-        [(Signal::KILL, "its process has ended"), (Signal::STOP, "nothing came from the clients")]
+    for (signal, error_text) in
+        [(Signal::KILL, "its process has ended"), (Signal::STOP, "the clients of this rank sent nothing")]
     {
         let child = start(&options);
         std::thread::sleep(Duration::from_secs(3));
         let clients = children(Pid::from_child(&child));
         assert_eq!(clients.len(), 2, "{clients:?}");
-        kill_process(clients[1], signal).expect("it is there");
+        kill_process(clients[1], signal).expect("the process exists");
         if signal == Signal::STOP {
-            kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+            kill_process(Pid::from_child(&child), Signal::INT).expect("the process exists");
         }
-        let output = end(child);
+        let output = wait_for_exit(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert!(errors.contains(complaint), "{errors}");
+        assert!(errors.contains(error_text), "{errors}");
         let found = figures::parse(&output.stdout).expect("figures").remove(0);
-        // Of the other client.
+        // The latencies are those of the other client.
         assert!(found.interrupted && found.p50_ns > 0, "{found:?}");
     }
 }
 
 #[test]
-fn a_plan_measures_all_combinations() {
+fn plan_measures_all_combinations() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let (plan, name) = (folder.join("sweep.toml"), folder.join("swept"));
     fs::write(&plan, "backend = [\"meta\", \"delegation\"]\nnodes = [1, 2]\nqueue-depth = [1, 2]\n")
-        .expect("written");
-    let path = |path: &PathBuf| path.to_str().expect("a plain path").to_owned();
+        .expect("the plan is written");
+    let path = |path: &PathBuf| path.to_str().expect("the path is UTF-8").to_owned();
     let found = measured(&["--plan", &path(&plan), "--output", &path(&name)]);
     let shape = |figures: &Figures| (figures.nodes, figures.queue_depth, figures.backend.name());
     let shapes: Vec<_> = found.iter().map(shape).collect();
     let each = |nodes, depth| [(nodes, depth, "Meta"), (nodes, depth, "Delegation")];
     assert_eq!(shapes, [each(1, 1), each(1, 2), each(2, 1), each(2, 2)].concat());
-    assert_eq!(figures::read(&name.with_extension("json")).expect("kept"), found);
+    assert_eq!(figures::read(&name.with_extension("json")).expect("the results were saved"), found);
     assert!(fs::read_to_string(name.with_extension("html")).expect("a report").contains("<svg"));
     // A name may have a dot in it.
-    fs::write(&plan, "").expect("written");
+    fs::write(&plan, "").expect("the plan is written");
     let dotted = folder.join("swept.2026");
     measured(&["--plan", &path(&plan), "--output", &path(&dotted)]);
     assert!(folder.join("swept.2026.html").exists());
-    let written = figures::read(&folder.join("swept.2026.json")).expect("kept");
+    let written = figures::read(&folder.join("swept.2026.json")).expect("the results were saved");
     assert_eq!(written.len(), 1);
-    assert_eq!(figures::read(&name.with_extension("json")).expect("still there"), found);
+    assert_eq!(figures::read(&name.with_extension("json")).expect("the results are still there"), found);
     assert!(fs::read(&dotted).is_err());
-    for (text, complaint) in [
+    for (text, error_text) in [
         ("nods = 1", "nods"),
         ("nodes = []", "0 combinations"),
         ("nodes = \"two\"", "nodes"),
@@ -322,14 +322,14 @@ fn a_plan_measures_all_combinations() {
         ("nodes = -1", "neither a value of this option"),
         ("backend = [\"meta\", \"both\"]", "neither a value of this option"),
     ] {
-        fs::write(&plan, text).expect("written");
-        refuses(&["--plan", &path(&plan)], complaint);
+        fs::write(&plan, text).expect("the plan is written");
+        assert_refused(&["--plan", &path(&plan)], error_text);
     }
-    refuses(&["--plan", "/dev/zero"], "not a plan");
+    assert_refused(&["--plan", "/dev/zero"], "not a plan");
 }
 
 #[test]
-fn where_nothing_can_be_written_nothing_is_measured() {
+fn unwritable_output_fails_before_measuring() {
     let begun = Instant::now();
     let output = run(&["--duration", "60", "--output", "/nowhere/at/all"]);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -339,7 +339,7 @@ fn where_nothing_can_be_written_nothing_is_measured() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_missed_on_one_node_too() {
+fn missing_device_is_an_error_even_with_one_node() {
     let output = run(&["--device", "verbs:nowhere", "--nodes", "1"]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
@@ -347,8 +347,8 @@ fn a_device_that_is_not_there_is_missed_on_one_node_too() {
 }
 
 #[test]
-fn ranks_that_were_told_different_things_say_so() {
-    let _alone = alone();
+fn ranks_with_different_options_fail() {
+    let _lock = lock_cores();
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
     let address = free.expect("a port").to_string();
     let rank = |rank: &str, keys: &str| {
@@ -364,7 +364,7 @@ fn ranks_that_were_told_different_things_say_so() {
             .expect("the program starts")
     };
     for child in [rank("0", "1000"), rank("1", "2000")] {
-        let output = end(child);
+        let output = wait_for_exit(child);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.contains("give all ranks the same options"), "{errors}");
@@ -372,8 +372,8 @@ fn ranks_that_were_told_different_things_say_so() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line() {
-    for (arguments, complaint) in [
+fn invalid_options_are_refused_in_one_line() {
+    for (arguments, error_text) in [
         (&["--nodes", "0"][..], "nodes"),
         (&["--nodes", "1000"], "nodes"),
         (&["--daemons", "65"], "daemons"),
@@ -396,16 +396,16 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["--cores", "0"], "cores"),
         (&["--cores", "x"], "auto"),
     ] {
-        refuses(arguments, complaint);
+        assert_refused(arguments, error_text);
     }
 }
 
-fn refuses(arguments: &[&str], complaint: &str) {
+fn assert_refused(arguments: &[&str], error_text: &str) {
     let output = run(arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
     assert_eq!(errors.lines().count(), 1, "{arguments:?}: {errors}");
-    assert!(errors.contains(complaint), "{arguments:?}: {errors}");
+    assert!(errors.contains(error_text), "{arguments:?}: {errors}");
     assert!(output.stdout.is_empty(), "{arguments:?}");
 }
 

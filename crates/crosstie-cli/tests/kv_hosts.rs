@@ -1,7 +1,7 @@
-//! `crosstie bench kv` on two hosts, which meet at a rendezvous.
+//! `crosstie bench kv` on two hosts that connect through a rendezvous.
 //!
-//! In a guest of `cargo xtask vm --hosts 2` this process starts one of the ranks, on Soft-RoCE, and the same program in the
-//! other guest the other one. Anywhere else it starts both, on the software device.
+//! In a virtual machine of `cargo xtask vm --hosts 2`, this process starts one rank, on Soft-RoCE; the same test in the other virtual
+//! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use crosstie_bench::figures::{self, Figures};
 use crosstie_kv::Backend;
 
-/// After this long something hangs. Guests are slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// After this long without an exit the test fails: the program hangs. Virtual machines are slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crosstie");
 
-/// The ranks that are started here, and what they meet at and talk through.
+/// The ranks that this process starts, the address of their rendezvous, and their device.
 struct Hosts {
     ranks: Vec<u32>,
     rendezvous: String,
@@ -23,13 +23,13 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// `turn`: no two commands meet at the same place.
-    fn find(turn: u16) -> Hosts {
+    /// `test`: the number of the test, so that each test has its own rendezvous.
+    fn find(test: u16) -> Hosts {
         let variable = |name| std::env::var(name).ok();
         match (variable("HOST").as_deref(), variable("PEER")) {
             (Some(host @ ("0" | "1")), Some(_)) => Hosts {
                 ranks: vec![u32::from(host == "1")],
-                rendezvous: format!("10.77.0.1:{}", 7700 + turn),
+                rendezvous: format!("10.77.0.1:{}", 7700 + test),
                 device: "verbs:r0",
             },
             _ => {
@@ -59,8 +59,8 @@ impl Hosts {
     }
 }
 
-/// Waits for them, but not for ever.
-fn end(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
+/// Waits until all exit, at most for the timeout.
+fn wait_for_exit(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
     let (done, is_done) = channel();
     let count = children.len();
     for (rank, child) in children {
@@ -68,22 +68,22 @@ fn end(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
         std::thread::spawn(move || done.send((rank, child.wait_with_output())));
     }
     let outputs = (0..count).map(|_| {
-        let (rank, output) = is_done.recv_timeout(PATIENCE).expect("it hangs");
-        (rank, output.expect("its output is read"))
+        let (rank, output) = is_done.recv_timeout(TIMEOUT).expect("the program exits");
+        (rank, output.expect("the output can be read"))
     });
     outputs.collect()
 }
 
-/// What rank 0 found, if it is here. All have succeeded.
-fn measured(turn: u16, arguments: &[&str]) -> Vec<Figures> {
-    let hosts = Hosts::find(turn);
+/// The results of rank 0, if this process started it. Checks that all ranks succeeded.
+fn measured(test: u16, arguments: &[&str]) -> Vec<Figures> {
+    let hosts = Hosts::find(test);
     let mut found = Vec::new();
-    for (rank, Output { status, stdout, stderr }) in end(hosts.start(arguments)) {
+    for (rank, Output { status, stdout, stderr }) in wait_for_exit(hosts.start(arguments)) {
         let stderr = String::from_utf8_lossy(&stderr);
         assert!(status.success(), "rank {rank}, {arguments:?}: {status}: {stderr}");
         match rank {
             0 => found = figures::parse(&stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}")),
-            _ => assert!(stdout.is_empty(), "rank 0 alone has results"),
+            _ => assert!(stdout.is_empty(), "only rank 0 prints results"),
         }
     }
     for figures in &found {
@@ -91,7 +91,7 @@ fn measured(turn: u16, arguments: &[&str]) -> Vec<Figures> {
         assert_eq!((figures.device.as_str(), figures.per_rank.len()), (hosts.device, 2));
         assert_eq!((figures.errors, figures.node_gone, figures.interrupted), (0, 0, false));
         assert!(figures.per_rank.iter().all(|rank| rank.ops_per_s > 0.0), "{figures:?}");
-        assert!(figures.counters["calls"] > 0, "requests went to the other host");
+        assert!(figures.counters["calls"] > 0, "no request went to the other host");
         let (seconds, p50) = (figures.seconds, Duration::from_nanos(figures.p50_ns));
         println!("{}: {} operations in {seconds:.2} s, p50 {p50:?}", figures.backend.name(), figures.ops);
     }
@@ -102,48 +102,51 @@ fn measured(turn: u16, arguments: &[&str]) -> Vec<Figures> {
     found
 }
 
-/// One after the other: there are few cores.
+/// One test for all cases, because there are few cores.
 #[test]
-fn a_store_of_two_hosts() {
+fn store_on_two_hosts_is_measured_and_checked() {
     let begun = Instant::now();
-    for figures in both_backends_are_checked(1) {
-        assert!(figures.counters["checked_operations"] >= figures.ops, "all, and those of the warm-up");
+    for figures in measure_with_check(1) {
+        assert!(figures.counters["checked_operations"] >= figures.ops, "not all operations were checked");
         println!("clocks within {} ns", figures.counters["clocks_within_ns"]);
     }
-    // With both backends, and measuring: one of them is ready after that.
-    let setting_up = begun.elapsed();
-    // Each value begins with its key, is longer than any ring, and comes from the other host.
+    // This included both backends and the runs, so one backend is ready after this time.
+    let setup_time = begun.elapsed();
+    // Each value begins with its key, is longer than any ring, and is on the other host.
     let both = ["--backend", "meta,delegation", "--value-size", "1048576", "--queue-depth", "1"];
     measured(
         2,
         &[&both[..], &["--keys", "8", "--local-share", "0", "--duration", "0.4", "--runs", "1"]].concat(),
     );
-    a_killed_rank_is_gone_for_the_other(3, setting_up);
+    rank_exits_when_the_other_is_killed(3, setup_time);
 }
 
-fn both_backends_are_checked(turn: u16) -> Vec<Figures> {
+fn measure_with_check(test: u16) -> Vec<Figures> {
     let both = ["--backend", "meta,delegation", "--check", "--daemons", "2", "--keys", "1000"];
-    measured(turn, &[&both[..], &["--duration", "0.6", "--runs", "2"]].concat())
+    measured(test, &[&both[..], &["--duration", "0.6", "--runs", "2"]].concat())
 }
 
-/// `setting_up`: it measures after that, and for much longer.
-fn a_killed_rank_is_gone_for_the_other(turn: u16, setting_up: Duration) {
-    let hosts = Hosts::find(turn);
+/// After `setup_time` the benchmark is measuring; it would do so for much longer.
+fn rank_exits_when_the_other_is_killed(test: u16, setup_time: Duration) {
+    let hosts = Hosts::find(test);
     let mut children = hosts.start(&["--keys", "1000", "--duration", "1000", "--runs", "1"]);
     if let Some((_, last)) = children.iter_mut().find(|(rank, _)| *rank == 1) {
-        std::thread::sleep(setting_up);
-        last.kill().expect("it is there");
+        std::thread::sleep(setup_time);
+        last.kill().expect("the process exists");
     }
-    for (rank, Output { status, stdout, stderr }) in end(children) {
+    for (rank, Output { status, stdout, stderr }) in wait_for_exit(children) {
         let stderr = String::from_utf8_lossy(&stderr);
         if rank == 1 {
-            assert_eq!(status.code(), None, "it was killed: {stderr}");
+            assert_eq!(status.code(), None, "rank 1 was not killed: {stderr}");
             continue;
         }
         assert_eq!(status.code(), Some(1), "{stderr}");
         let found = figures::parse(&stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"));
         let [figures] = found.as_slice() else { panic!("{found:?}") };
         assert!(figures.interrupted && figures.node_gone > 0 && figures.ops > figures.node_gone, "{stderr}");
-        println!("{} of {} operations found no node: {stderr}", figures.node_gone, figures.ops);
+        println!(
+            "{} of {} operations failed because the node was gone: {stderr}",
+            figures.node_gone, figures.ops
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use crosstie_bench::figures;
 
 #[test]
-fn ranks_of_mpirun_are_nodes() {
+fn each_rank_of_mpirun_is_a_node() {
     for backend in ["meta", "delegation", "meta,delegation"] {
         let output = Command::new("mpirun")
             .args(["--allow-run-as-root", "--oversubscribe", "--timeout", "60", "-n", "2"])

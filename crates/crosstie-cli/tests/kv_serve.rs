@@ -126,7 +126,7 @@ impl Drop for Node {
     }
 }
 
-/// Addresses that nobody listens on. The ports are below the ephemeral range: other nodes connect to a node that is down again and
+/// Addresses with free ports. The ports are below the ephemeral range: other nodes connect to a node that is down again and
 /// again, and their outgoing connections must not take its port.
 fn addresses(count: usize) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -151,7 +151,7 @@ fn one_node_executes_all_operations() {
         "without a line end: the output is not a terminal"
     );
     succeeded(&run(&["cas", "greeting", "hello", "good day"]));
-    assert!(failed(&run(&["cas", "greeting", "hello", "good night"]), 1).contains("another value"));
+    assert!(failed(&run(&["cas", "greeting", "hello", "good night"]), 1).contains("expected value"));
     assert_eq!(succeeded(&run(&["get", "greeting"])), b"good day");
     succeeded(&run(&["del", "greeting"]));
     for gone in [["get", "greeting"], ["del", "greeting"]] {
@@ -166,7 +166,7 @@ fn one_node_executes_all_operations() {
     assert_eq!(succeeded(&run(&["get", "--word", "7"])), b"255\n");
     failed(&run(&["get", "7"]), 1);
     succeeded(&run(&["cas", "--word", "7", "255", "256"]));
-    assert!(failed(&run(&["cas", "--word", "7", "255", "257"]), 1).contains("another value"));
+    assert!(failed(&run(&["cas", "--word", "7", "255", "257"]), 1).contains("expected value"));
     succeeded(&run(&["del", "--word", "0x7"]));
     failed(&run(&["get", "--word", "7"]), 1);
 

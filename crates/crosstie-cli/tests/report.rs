@@ -1,4 +1,4 @@
-//! `crosstie report` as scripts see it.
+//! `crosstie report`: the page, exit statuses and error texts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ const RESULT: &str = r#"{
     "launcher": "local", "counters": {"batches": 10}
 }"#;
 
-/// A directory that goes with the test.
+/// A temporary directory that is removed at the end of the test.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -42,13 +42,13 @@ fn report(arguments: &[&str]) -> Output {
     command.arg("report").args(arguments).output().expect("the program starts")
 }
 
-/// The one line of a command that ends with `status`.
+/// Checks that the command exits with `status` and one line on standard error. Returns that line.
 fn refused(arguments: &[&str], status: i32) -> String {
     let output = report(arguments);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
-    told
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
 }
 
 #[test]
@@ -59,44 +59,44 @@ fn several_files_make_one_page() {
     let page = directory.0.join("page.html").display().to_string();
     let output = report(&[&one, &more, "-o", &page]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        told.contains(
+        text.contains(
             "Delegation / Meta, 2 nodes, 1 daemon, 1 client, depth 1: no difference seen (ratio 1.00)"
         ),
-        "{told}"
+        "{text}"
     );
-    assert!(told.contains(&page), "{told}");
+    assert!(text.contains(&page), "{text}");
     let html = fs::read_to_string(&page).expect("the page");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
 }
 
 #[test]
-fn a_wrong_command_line_ends_with_2() {
+fn invalid_command_line_exits_with_status_2() {
     assert!(refused(&["-o", "page.html"], 2).contains("FILE.json"));
     assert!(refused(&["one.json"], 2).contains("--output"));
     refused(&["one.json", "-o", "page.html", "--colour"], 2);
 }
 
 #[test]
-fn what_cannot_be_read_or_written_ends_with_1_and_is_named() {
+fn unreadable_or_unwritable_file_is_named_with_status_1() {
     let directory = Directory::new("refused");
     let page = directory.0.join("page.html").display().to_string();
     let good = directory.file("good.json", &RESULT.replace("BACKEND", "meta"));
-    let told = refused(&["/no/such/file.json", "-o", &page], 1);
-    assert!(told.contains("/no/such/file.json"), "{told}");
+    let text = refused(&["/no/such/file.json", "-o", &page], 1);
+    assert!(text.contains("/no/such/file.json"), "{text}");
     let wrong = directory.file("wrong.json", &RESULT.replace("BACKEND", "meta").replace("3000", "-3"));
-    let told = refused(&[&good, &wrong, "-o", &page], 1);
-    assert!(told.contains("wrong.json: ops: "), "{told}");
+    let text = refused(&[&good, &wrong, "-o", &page], 1);
+    assert!(text.contains("wrong.json: ops: "), "{text}");
     let none = directory.file("none.json", "");
     assert!(refused(&[&none, "-o", &page], 1).contains("none.json"));
-    assert!(!PathBuf::from(&page).exists(), "a page of half of the figures");
-    let told = refused(&[&good, "-o", "/no/such/directory/page.html"], 1);
-    assert!(told.contains("/no/such/directory/page.html"), "{told}");
+    assert!(!PathBuf::from(&page).exists(), "a page was written although a file is invalid");
+    let text = refused(&[&good, "-o", "/no/such/directory/page.html"], 1);
+    assert!(text.contains("/no/such/directory/page.html"), "{text}");
 }
 
 #[test]
-fn a_report_does_not_take_the_place_of_its_figures() {
+fn report_does_not_overwrite_its_input() {
     let directory = Directory::new("itself");
     let text = RESULT.replace("BACKEND", "meta");
     let figures = directory.file("figures.json", &text);
@@ -106,7 +106,7 @@ fn a_report_does_not_take_the_place_of_its_figures() {
 }
 
 #[test]
-fn only_what_was_measured_is_in_the_legend() {
+fn legend_has_only_measured_backends() {
     let directory = Directory::new("legend");
     let figures = directory.file("one.json", &RESULT.replace("BACKEND", "delegation"));
     let page = directory.0.join("page.html").display().to_string();

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Texts of the operating system and of the standard library.
-const NOT_OURS: [&str; 1] = ["Connection refused"];
+/// Texts that are not in the sources: those of the operating system and of the standard library.
+const EXTERNAL_TEXTS: [&str; 1] = ["Connection refused"];
 
 #[test]
 fn quoted_error_texts_exist_in_the_sources() {
@@ -18,7 +18,7 @@ fn quoted_error_texts_exist_in_the_sources() {
     let quotes =
         page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).map(|(text, _)| text);
     let (mut count, mut missing) = (0, Vec::new());
-    for quote in quotes.filter(|quote| !NOT_OURS.contains(quote)) {
+    for quote in quotes.filter(|quote| !EXTERNAL_TEXTS.contains(quote)) {
         count += 1;
         if !parts(quote).iter().all(|part| sources.contains(part)) {
             missing.push(quote);

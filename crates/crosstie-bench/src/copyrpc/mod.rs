@@ -1,10 +1,10 @@
-//! `crosstie bench copyrpc`: calls between two nodes, compared with what the machine allows.
+//! `crosstie bench copyrpc`: RPC between two nodes, compared with what the machine allows.
 //!
-//! Two sides, threads or processes, each kept on a core of its own, or on two hosts. The leading one asks, with the loop
-//! of `bench ipc`; the other answers until it is told, by a last request, that the slice is over. Between our slices the
-//! limits are measured where both sides share memory, and, where it is wanted, the same exchange with one SEND per
-//! message over the same device. All of them run under the same load of the machine, so the
-//! medians over the slices can be compared.
+//! There are two sides: two threads or two processes, each pinned to its own core, or two hosts. The leading side is the client and
+//! uses the measured loop of `bench ipc`. The other side is the server; a last request tells it that the slice is over. Slices of
+//! copyrpc alternate with slices of the limits, if both sides share memory. With `--beside-sends`, the same exchange with one SEND per
+//! message over the same device is measured, too. All slices run under the same load of the machine, so the medians over the slices
+//! can be compared.
 
 mod peer;
 mod plan;
@@ -35,7 +35,7 @@ use crate::median::median;
 
 /// Runs the benchmark. Returns the summary in the process that leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    // Usual sizes as types, as a user would; others as raw bytes.
+    // Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
     let run_member = match plan.payload {
         payload if payload != plan.response => run_member::<[u8]>,
         8 => run_member::<[u8; 8]>,
@@ -45,29 +45,29 @@ pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
         64 => run_member::<[u8; 64]>,
         _ => run_member::<[u8]>,
     };
-    let sides = Pair {
+    let pair = Pair {
         bench: "copyrpc",
         devices: &plan.devices,
         processes: plan.processes,
         command_line: plan.command_line(),
         region: RegionLayout::new(plan.payload, plan.depth).len,
     };
-    sides.run(|member| run_member(plan, member))
+    pair.run(|member| run_member(plan, member))
 }
 
 /// What the leading side measured.
 #[derive(Default)]
 struct Measured {
-    ours: Vec<Throughput>,
+    copyrpc: Vec<Throughput>,
     sends: Vec<Throughput>,
-    /// As [`CacheLinePingPong::lead`] records them.
+    /// Times that [`CacheLinePingPong::lead`] recorded.
     cache_line_times: Histogram,
     two_rings: Vec<Throughput>,
-    roomy_rings: Vec<Throughput>,
+    large_rings: Vec<Throughput>,
     memcpy: Vec<Throughput>,
 }
 
-/// One side, from its device to the summary.
+/// Runs one side, from opening its device to the summary.
 fn run_member<M: Message + ?Sized>(
     plan: &Plan,
     mut member: PairMember<'_>,
@@ -78,15 +78,15 @@ fn run_member<M: Message + ?Sized>(
         Ok((CopyrpcPeer::<M>::open(plan, device, rank == 0)?, sends))
     });
     let collective = &mut member.collective;
-    let (side, sends) = collective.agree(opened)?;
-    let theirs = collective.exchange(Ok(side.address_bytes()))?;
-    collective.barrier(side.connect(&theirs))?;
-    let mut ours = Role::new(side, rank, plan.payload, plan.depth, spin);
+    let (peer, sends) = collective.agree(opened)?;
+    let addresses = collective.exchange(Ok(peer.address_bytes()))?;
+    collective.barrier(peer.connect(&addresses))?;
+    let mut copyrpc = Role::new(peer, rank, plan.payload, plan.depth, spin);
     let mut sends = match sends {
         None => None,
         Some(mut sends) => {
-            let theirs = collective.exchange(Ok(sends.address_bytes()))?;
-            collective.barrier(sends.connect(&theirs))?;
+            let address = collective.exchange(Ok(sends.address_bytes()))?;
+            collective.barrier(sends.connect(&address))?;
             Some(Role::new(sends, rank, plan.payload, plan.depth, spin))
         }
     };
@@ -101,67 +101,69 @@ fn run_member<M: Message + ?Sized>(
         if at == 1 {
             // The first slice was the warm-up.
             measured = Measured::default();
-            ours.rpc().counter_sums = CounterSums::default();
-            ours.reset_counters();
+            copyrpc.rpc().counter_sums = CounterSums::default();
+            copyrpc.reset_counters();
             sends.iter_mut().for_each(Role::reset_counters);
         }
-        let mine = ours.run_slice(slice, spin).map(|throughput| measured.ours.extend(throughput));
-        collective.barrier(mine)?;
+        let outcome = copyrpc.run_slice(slice, spin).map(|throughput| measured.copyrpc.extend(throughput));
+        collective.barrier(outcome)?;
         if let Some(sends) = &mut sends {
-            let mine = sends.run_slice(slice, spin).map(|throughput| measured.sends.extend(throughput));
-            collective.barrier(mine)?;
+            let outcome = sends.run_slice(slice, spin).map(|throughput| measured.sends.extend(throughput));
+            collective.barrier(outcome)?;
         }
         if let Some(plain) = &mut plain {
-            plain.round(slice, &mut collective, &mut measured)?;
+            plain.run_slices(slice, &mut collective, &mut measured)?;
         }
         progress.show(u64::from(at));
     }
     drop(progress);
 
-    let counter_sums = ours.rpc().counter_sums;
-    let sent = sends.as_ref().map_or(0, Role::responses);
-    let words: Vec<u64> = counter_sums.into_iter().chain([ours.responses(), sent]).collect();
-    let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
-    let Role::Client(client) = ours else { return Ok(None) };
-    let (theirs, []) = theirs.as_chunks::<8>() else { return Err(Error::Protocol) };
-    let theirs: Vec<u64> = theirs.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-    let [theirs @ .., responses, sent] = theirs.as_slice() else { return Err(Error::Protocol) };
-    if theirs.len() != counter_sums.len() {
+    let counter_sums = copyrpc.rpc().counter_sums;
+    let send_responses = sends.as_ref().map_or(0, Role::responses);
+    let words: Vec<u64> = counter_sums.into_iter().chain([copyrpc.responses(), send_responses]).collect();
+    let peer_bytes = collective.exchange(Ok(words.as_bytes().to_vec()))?;
+    let Role::Client(client) = copyrpc else { return Ok(None) };
+    let (peer_words, []) = peer_bytes.as_chunks::<8>() else { return Err(Error::Protocol) };
+    let peer_words: Vec<u64> = peer_words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let [peer_sums @ .., responses, send_responses] = peer_words.as_slice() else {
+        return Err(Error::Protocol);
+    };
+    if peer_sums.len() != counter_sums.len() {
         return Err(Error::Protocol);
     }
-    let both: Vec<u64> = counter_sums.iter().zip(theirs).map(|(ours, theirs)| ours + theirs).collect();
+    let total: Vec<u64> = counter_sums.iter().zip(peer_sums).map(|(own, peer)| own + peer).collect();
     let mut errors = client.tally.errors_given_responses(*responses);
     if let Some(Role::Client(sends)) = &sends {
-        errors += sends.tally.errors_given_responses(*sent);
+        errors += sends.tally.errors_given_responses(*send_responses);
     }
-    Ok(Some(summarize(plan, processes, cores, &measured, &client.tally.latency, &both, errors)))
+    Ok(Some(summarize(plan, processes, cores, &measured, &client.tally.latency, &total, errors)))
 }
 
-/// This side of everything that is not ours.
+/// Measures the limits on one side.
 struct PlainLimits<'a> {
     cache_line: CacheLinePingPong<'a>,
     two_rings: Option<Box<dyn PlainExchange + 'a>>,
-    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
+    large_rings: Option<Box<dyn PlainExchange + 'a>>,
     memcpy: Option<Memcpy>,
 }
 
 impl<'a> PlainLimits<'a> {
     fn new(plan: &Plan, region: &'a SharedRegion, spin: SpinWait, leads: bool) -> PlainLimits<'a> {
         let Plan { payload, depth, .. } = *plan;
-        let at = RegionLayout::new(payload, depth);
-        // The plain code answers with what it was asked.
-        let alike = payload == plan.response;
-        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        let layout = RegionLayout::new(payload, depth);
+        // In the plain code a response is as long as its request.
+        let comparable = payload == plan.response;
+        let rings = |(offset, slots)| limits::two_rings(region, offset, payload, depth, slots, spin);
         PlainLimits {
             cache_line: CacheLinePingPong::new(region, spin),
-            two_rings: alike.then(|| rings((at.two_rings, depth))),
-            roomy_rings: at.roomy_rings.filter(|_| alike).map(rings),
+            two_rings: comparable.then(|| rings((layout.two_rings, depth))),
+            large_rings: layout.large_rings.filter(|_| comparable).map(rings),
             memcpy: (leads && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
         }
     }
 
-    /// One slice of every limit.
-    fn round(
+    /// Runs one slice of every limit.
+    fn run_slices(
         &mut self,
         slice: Duration,
         collective: &mut Collective<'_>,
@@ -175,19 +177,20 @@ impl<'a> PlainLimits<'a> {
         } else {
             self.cache_line.follow()
         })?;
-        let mut make = |exchange: &mut Box<dyn PlainExchange + '_>, throughputs: &mut Vec<Throughput>| {
-            let made = if leads {
+        let mut run_slice = |exchange: &mut Box<dyn PlainExchange + '_>,
+                             throughputs: &mut Vec<Throughput>| {
+            let outcome = if leads {
                 exchange.lead(slice, TakeResponses::One).map(|throughput| throughputs.push(throughput))
             } else {
                 exchange.follow()
             };
-            collective.barrier(made)
+            collective.barrier(outcome)
         };
         if let Some(rings) = &mut self.two_rings {
-            make(rings, &mut measured.two_rings)?;
+            run_slice(rings, &mut measured.two_rings)?;
         }
-        if let Some(rings) = &mut self.roomy_rings {
-            make(rings, &mut measured.roomy_rings)?;
+        if let Some(rings) = &mut self.large_rings {
+            run_slice(rings, &mut measured.large_rings)?;
         }
         if let Some(memcpy) = &mut self.memcpy {
             measured.memcpy.push(memcpy.run(slice));
@@ -205,9 +208,9 @@ fn summarize(
     counter_sums: &[u64],
     errors: u64,
 ) -> Summary {
-    let Measured { ours, sends, cache_line_times, two_rings, roomy_rings, memcpy } = measured;
+    let Measured { copyrpc, sends, cache_line_times, two_rings, large_rings, memcpy } = measured;
     let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
-    let limit = [two_rings, roomy_rings].into_iter().filter_map(|throughputs| per_second(throughputs));
+    let limit = [two_rings, large_rings].into_iter().filter_map(|throughputs| per_second(throughputs));
     let limit = limit.reduce(f64::max);
     let names = COUNTERS.map(|(name, _)| name.to_owned());
     let mut counters: BTreeMap<String, u64> = names.into_iter().zip(counter_sums.iter().copied()).collect();
@@ -227,9 +230,9 @@ fn summarize(
         cores: cores.map(Vec::from),
     };
     let measurements = Measurements {
-        ops: ours.iter().map(|throughput| throughput.operations).sum(),
-        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(ours).unwrap_or(0.0),
+        ops: copyrpc.iter().map(|throughput| throughput.operations).sum(),
+        seconds: copyrpc.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(copyrpc).unwrap_or(0.0),
         latency,
         errors,
         counters,

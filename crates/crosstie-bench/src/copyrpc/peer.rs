@@ -1,4 +1,4 @@
-//! One side: a context and its endpoints, as what carries the messages.
+//! copyrpc on one side of the benchmark: a context and its endpoints.
 
 use core::hint::black_box;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::error::Error;
 use crate::node::payload::Payload;
 use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
 
-/// What travels, and how one looks at it.
+/// The payload of a request or response, and how its receiver reads it.
 pub(super) trait Message: Payload + AsRef<[u8]> {
-    /// The number of a message of `len` bytes; `None` of any other.
+    /// The number in a message of `len` bytes; `None` if the message has another length.
     fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64>;
 }
 
-/// Small ones are read as values, as a user would.
+/// Payloads of a fixed size are read as values, as an application would.
 impl<const N: usize> Message for [u8; N] {
     #[inline(always)]
     fn number_of(message: copyrpc::Payload<'_>, _: usize) -> Option<u64> {
@@ -28,7 +28,7 @@ impl<const N: usize> Message for [u8; N] {
     }
 }
 
-/// Others stay where they are.
+/// Other payloads are not copied out of the ring; only the number is read.
 impl Message for [u8] {
     #[inline(always)]
     fn number_of(message: copyrpc::Payload<'_>, len: usize) -> Option<u64> {
@@ -59,29 +59,29 @@ pub(super) const COUNTERS: [Counter; 15] = [
     ("failures", |counters| counters.failures),
 ];
 
-/// What was counter_sums in our slices, without what ended them, in the order of [`COUNTERS`].
+/// Sums of the counters over all slices, without the request that ends a slice, in the order of [`COUNTERS`].
 pub(super) type CounterSums = [u64; COUNTERS.len()];
 
-/// Either side.
+/// The context and the endpoints of one side, client or server.
 pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
-    // Before what they belong to.
+    // Field order: dropped before the context.
     endpoints: Vec<Endpoint<u64>>,
     context: Context<u64>,
-    /// What this side sends, and how long it expects the other's to be.
+    /// The message that this side sends, and the length of the messages that it receives.
     message: Box<M>,
     len: usize,
     /// The endpoint of the next call.
-    turn: usize,
-    /// Whether the request came that ends the slice.
+    next_endpoint: usize,
+    /// Whether the request that ends the slice has arrived.
     over: bool,
-    begun: Counters,
+    counters_at_start: Counters,
     pub(super) counter_sums: CounterSums,
 }
 
 impl<M: Message + ?Sized> CopyrpcPeer<M> {
     pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
         let Plan { payload, response, .. } = *plan;
-        let (mine, theirs) = if leads { (payload, response) } else { (response, payload) };
+        let (sent_len, received_len) = if leads { (payload, response) } else { (response, payload) };
         let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
         let context = Context::new(device, &config)?;
         let endpoint = plan.endpoint();
@@ -89,17 +89,17 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
             (0..plan.endpoints).map(|_| context.create_endpoint(&endpoint)).collect();
         Ok(CopyrpcPeer {
             endpoints: endpoints?,
-            begun: context.counters(),
+            counters_at_start: context.counters(),
             context,
-            message: M::filled(mine),
-            len: theirs,
-            turn: 0,
+            message: M::filled(sent_len),
+            len: received_len,
+            next_endpoint: 0,
             over: false,
             counter_sums: [0; _],
         })
     }
 
-    /// What the other side must know.
+    /// The addresses of the endpoints, for the other side.
     pub(super) fn address_bytes(&self) -> Vec<u8> {
         let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
         addresses.as_bytes().to_vec()
@@ -119,25 +119,28 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
         Ok(())
     }
 
-    /// After a slice.
-    fn count(&mut self) {
+    /// Adds the counters of the slice to the sums.
+    fn add_counters(&mut self) {
         let now = self.context.counters();
         for (sum, (_, count)) in self.counter_sums.iter_mut().zip(COUNTERS) {
-            *sum += count(&now) - count(&self.begun);
+            *sum += count(&now) - count(&self.counters_at_start);
         }
     }
 }
 
 impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
-    fn begin(&mut self) {
-        self.begun = self.context.counters();
+    fn begin_slice(&mut self) {
+        self.counters_at_start = self.context.counters();
         self.over = false;
     }
 
-    fn end(&mut self) -> Result<(), Error> {
-        self.count();
+    fn end_slice(&mut self) -> Result<(), Error> {
+        self.add_counters();
         if !self.call(END)? {
-            return Err(Error::Rpc { what: "calling", source: "no room for a single call".into() });
+            return Err(Error::Rpc {
+                what: "calling",
+                source: "there is no room for the last request of a slice".into(),
+            });
         }
         self.context.flush();
         Ok(())
@@ -152,10 +155,11 @@ impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
     #[inline(always)]
     fn call(&mut self, number: u64) -> Result<bool, Error> {
         self.message.set_number(number);
-        let endpoint = &self.endpoints[self.turn];
+        let endpoint = &self.endpoints[self.next_endpoint];
         match endpoint.call((*self.message).as_ref(), self.len, number) {
             Ok(()) => {
-                self.turn = if self.turn + 1 == self.endpoints.len() { 0 } else { self.turn + 1 };
+                self.next_endpoint =
+                    if self.next_endpoint + 1 == self.endpoints.len() { 0 } else { self.next_endpoint + 1 };
                 Ok(true)
             }
             Err(error) if error.cause.is_back_pressure() => Ok(false),
@@ -167,11 +171,11 @@ impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
     fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
         let (len, mut failed) = (self.len, None);
         let count = self.context.poll(|token, response| match response {
-            // No number gives this answer to this token.
+            // A response of the wrong length is reported with a number that is wrong for every token.
             Ok(response) => seen(token, M::number_of(response, len).unwrap_or(!response_number(token))),
             Err(cause) => failed = Some(cause),
         });
-        failed.map_or(Ok(count), |cause: CallFailed| Err(Error::rpc("a call")(cause)))
+        failed.map_or(Ok(count), |cause: CallFailed| Err(Error::rpc("calling")(cause)))
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
@@ -187,9 +191,9 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
         let mut count = 0;
         while let Some(request) = self.context.recv() {
             let number = M::number_of(request.data(), self.len);
-            let number = number.ok_or_else(|| Error::Peer("a request of the wrong length".into()))?;
+            let number = number.ok_or_else(|| Error::Peer("it sent a request of the wrong length".into()))?;
             if number == END {
-                self.count();
+                self.add_counters();
                 self.over = true;
             } else {
                 count += 1;

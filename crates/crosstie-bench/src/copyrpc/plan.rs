@@ -1,4 +1,4 @@
-//! What to measure.
+//! The options of `bench copyrpc`.
 
 use std::ffi::OsString;
 
@@ -8,30 +8,30 @@ use crosstie::device::DeviceSpec;
 use crate::error::Error;
 use crate::plan::{Devices, MeasureTime};
 
-/// The least payload: what a response is verified by is a number of 8 bytes in it.
+/// The smallest payload: the 8-byte number by which a response is verified.
 const MIN_PAYLOAD: u64 = 8;
 const MAX_PAYLOAD: u64 = 16 << 20;
 const MAX_DEPTH: u32 = 4096;
 const MAX_ENDPOINTS: u32 = 1024;
-/// Messages in flight take no more memory than this, and neither do the rings of one side.
+/// Limit of the memory for messages in flight, and of the memory for the rings of one side.
 const MAX_MEMORY: u64 = 256 << 20;
-/// Rings of many endpoints are smaller than usual, so that together they take no more than this.
-const USUAL_MEMORY: usize = 64 << 20;
-/// What a message takes in a ring beside its payload, at most.
-const AROUND: usize = 128;
+/// With many endpoints the rings are smaller than by default, so that together they take at most this.
+const DEFAULT_MEMORY: usize = 64 << 20;
+/// Upper limit of what a message needs in a ring in addition to its payload.
+const MAX_OVERHEAD: usize = 128;
 
-/// Calls between two nodes, many to a WRITE with immediate.
+/// RPC between nodes that batches many calls into one RDMA WRITE with immediate.
 ///
-/// One client, one server, each a thread or a process, or started on two hosts by a launcher. Beside our figure stands,
-/// measured in slices in between where both are on one machine, that of the plainest code that makes the same exchange
-/// between the same two cores at the same depth: a ring each way, of the depth or four times that, whichever is faster.
-/// Latencies are round trips of every 32nd request, of every one from 4 KiB on.
+/// There are one client and one server, each a thread or a process, or started on two hosts by a launcher. If both are on one
+/// machine, the result is compared with minimal code that makes the same exchange between the same two cores at the same depth:
+/// one ring per direction, with as many slots as the depth or four times that, whichever is faster. Short slices of the benchmark
+/// and of that code alternate. Latencies are round trips: of every 32nd request, or of every request from 4 KiB on.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Arguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Seconds to measure; the limits of the machine, measured in between, take about as long again.
+    /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
     /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
@@ -40,24 +40,24 @@ pub struct Arguments {
     /// Bytes of a request, and of its response.
     #[arg(long, value_name = "BYTES", default_value_t = 32)]
     pub(crate) payload: u64,
-    /// Bytes of a response, if they are not as many. There are no limits to compare with then.
+    /// Bytes of a response, if different from those of a request. The result then has no limits to compare with.
     #[arg(long, value_name = "BYTES")]
     pub(crate) response: Option<u64>,
     /// Requests in flight, over all endpoints.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queue_depth: u32,
-    /// Endpoints of the client's one context; calls go to each in turn.
+    /// Endpoints of the client's context; calls use them in turn.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) endpoints: u32,
-    /// Put the two sides into two processes rather than two threads.
+    /// Run the two sides as two processes, not as two threads.
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Measure in between the same exchange with one SEND per message over the same device: what batching gains.
+    /// Also measure the same exchange with one SEND per message over the same device, to show what batching gains.
     #[arg(long)]
     pub(crate) beside_sends: bool,
 }
 
-/// A measurement that makes sense, as far as that is known without the device.
+/// Checked options. Whether the device supports them is checked when it is open.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) payload: usize,
@@ -113,17 +113,18 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Rings of the usual size, larger where the calls in flight would not fit, smaller where there are many.
+    /// Rings of the default size; larger if the calls in flight would not fit, smaller if there are many endpoints.
     pub(super) fn endpoint(&self) -> EndpointConfig {
         let depth = self.depth.div_ceil(self.endpoints);
-        // A quarter for responses; their credit counts twice, and the rest is for requests.
-        let needed = (4 * depth * (self.payload.max(self.response) + AROUND)).next_power_of_two();
-        let fair = (USUAL_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
-        let ring = needed.max(fair);
+        // A quarter of the ring is for responses. Their credit counts twice, and the rest is for requests.
+        let needed = (4 * depth * (self.payload.max(self.response) + MAX_OVERHEAD)).next_power_of_two();
+        let default_size =
+            (DEFAULT_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
+        let ring = needed.max(default_size);
         EndpointConfig { ring, credit: ring / 4, pending_calls: self.depth, bulk: 0 }
     }
 
-    /// The command line that measures this.
+    /// The same options as a command line, for the second process.
     pub(super) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", "copyrpc"].map(OsString::from).into();
         line.extend(self.devices.to_args());

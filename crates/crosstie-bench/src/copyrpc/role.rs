@@ -1,4 +1,4 @@
-//! What a side does in a slice: ask, or answer until it is told that the slice is over.
+//! What a side does in a slice: the client sends requests; the server responds until the client tells it that the slice is over.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use crate::limits::Throughput;
 use crate::node::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server, Tally};
 use crate::spin_wait::SpinWait;
 
-/// The number of the request that ends a slice. Those of a client never get so far.
+/// The number of the request that ends a slice. The numbers of other requests never reach it.
 pub(super) const END: u64 = u64::MAX;
 
-/// What carries messages, as either side has it.
+/// An RPC between two sides, client and server in one type.
 pub(super) trait RpcPeer: RpcClient + RpcServer {
-    /// Before a slice.
-    fn begin(&mut self);
-    /// The client, after a slice: asks the request with the number [`END`].
-    fn end(&mut self) -> Result<(), Error>;
-    /// The server: whether that request came.
+    /// Called on both sides before a slice.
+    fn begin_slice(&mut self);
+    /// Called by the client after a slice: sends the request with the number [`END`].
+    fn end_slice(&mut self) -> Result<(), Error>;
+    /// Called by the server: whether that request has arrived.
     fn is_over(&self) -> bool;
 }
 
-/// A side.
+/// The loop of one side.
 pub(super) enum Role<C> {
     Client(Client<C>),
     Server(Server<C>),
 }
 
 impl<C: RpcPeer> Role<C> {
-    /// Rank 0 asks.
+    /// Rank 0 is the client.
     pub(super) fn new(rpc: C, rank: usize, payload: usize, depth: usize, spin: SpinWait) -> Role<C> {
         let idle = Idle::new(true, spin);
         if rank == 0 {
@@ -44,7 +44,7 @@ impl<C: RpcPeer> Role<C> {
         }
     }
 
-    /// Begins to count anew.
+    /// Sets the counts to zero.
     pub(super) fn reset_counters(&mut self) {
         match self {
             Role::Client(client) => client.tally = Tally::default(),
@@ -52,17 +52,17 @@ impl<C: RpcPeer> Role<C> {
         }
     }
 
-    /// Takes part in a slice. A client says how fast it was.
+    /// Runs one slice. A client returns its throughput.
     pub(super) fn run_slice(
         &mut self,
         slice: Duration,
         mut spin: SpinWait,
     ) -> Result<Option<Throughput>, Error> {
-        self.rpc().begin();
+        self.rpc().begin_slice();
         match self {
             Role::Client(client) => {
                 let throughput = client.run_slice(slice)?;
-                client.rpc.end()?;
+                client.rpc.end_slice()?;
                 while client.rpc.poll(|_, _| ())? == 0 {
                     spin.idle()?;
                 }
@@ -72,7 +72,7 @@ impl<C: RpcPeer> Role<C> {
         }
     }
 
-    /// Responder given.
+    /// The number of responses sent; 0 on a client.
     pub(super) fn responses(&self) -> u64 {
         if let Role::Server(server) = self { server.responses } else { 0 }
     }

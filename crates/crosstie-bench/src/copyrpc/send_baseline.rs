@@ -1,8 +1,8 @@
-//! What batches are compared with: the same exchange, one SEND for each request and one for each response.
+//! The baseline for the gain of batching: the same exchange with one SEND per request and one per response.
 //!
-//! This is what one writes who has queue pairs and no batches, and knows how to use them: receives in stock, bytes inline
-//! where the device can, one completion unanswered for in many, and all SENDs that are to_send posted with one doorbell. Longer
-//! payloads lie in registered memory from the start, so that sending copies nothing.
+//! This is good code without batches of messages: receives are posted in advance, small payloads are inline if the device supports it,
+//! only one SEND in many is signaled, and all pending SENDs are posted with one doorbell. Larger payloads are in registered memory from
+//! the start, so sending copies nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::error::Error;
 use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
 use crate::summary::LARGE;
 
-/// SENDs up to this long carry their bytes inline where the device can.
+/// SENDs up to this length are inline, if the device supports it.
 const MAX_INLINE: usize = 220;
-/// Receives and queue_depth for SENDs that are kept in any case, if messages are small.
-const IN_STOCK: usize = 256;
-/// SENDs that ask for no completion between two that do, at most.
+/// For small messages: at least this many posted receives, and at least this many entries in the send queue.
+const MIN_ENTRIES: usize = 256;
+/// At most this many SENDs per signaled SEND.
 const SIGNAL_EVERY: usize = 64;
-/// What is looked at of a message: its first line.
+/// Bytes of a message that its receiver reads: the first cache line.
 const BYTES_READ: usize = 64;
 
-/// Either side.
+/// One side of the connection, client or server.
 pub(super) struct SendBaseline {
     qp: RcQp,
     send_cq: Cq,
@@ -36,14 +36,14 @@ pub(super) struct SendBaseline {
     outgoing: Outgoing,
     /// A slot for each receive.
     receive_slots: Mr,
-    /// How long a message of the other side is.
-    expected: usize,
-    /// Numbers of messages to be sent, and of requests sent that are not answered: in order, as answers come.
+    /// The length of the messages from the other side.
+    received_len: usize,
+    /// Numbers of messages that are not posted yet, and of requests without a response. Responses arrive in the order of requests.
     to_send: Vec<u64>,
     unanswered: VecDeque<u64>,
-    /// What received with the last poll: slots and numbers.
+    /// Messages of the last poll: slot and number.
     received: Vec<(u64, u64)>,
-    /// Whether the request received that ends the slice.
+    /// Whether the request that ends the slice has arrived.
     over: bool,
     _pd: Pd,
 }
@@ -52,24 +52,24 @@ pub(super) struct SendBaseline {
 struct Outgoing {
     /// The message, if SENDs carry it inline.
     inline: Option<Vec<u8>>,
-    /// Otherwise: a slot for each place of the send queue.
+    /// Otherwise: one slot for each entry of the send queue.
     source: Mr,
     len: usize,
     queue_depth: u64,
     signal_every: u64,
-    /// How many were posted, and of how many it is known that they are done.
+    /// Number of posted SENDs, and of those known to be complete.
     posted: u64,
-    done: u64,
+    completed: u64,
 }
 
 impl SendBaseline {
     pub(super) fn open(plan: &Plan, device: &Device, leads: bool) -> Result<SendBaseline, Error> {
         let Plan { payload, response, depth, .. } = *plan;
-        let (len, expected) = if leads { (payload, response) } else { (response, payload) };
-        let stock = if len.max(expected) < LARGE { IN_STOCK } else { 2 };
-        // One more than there can be: the request that ends a slice.
-        let receives = stock.max(depth + 1);
-        let queue_depth = stock.max(2 * depth);
+        let (len, received_len) = if leads { (payload, response) } else { (response, payload) };
+        let min_entries = if len.max(received_len) < LARGE { MIN_ENTRIES } else { 2 };
+        // One more than the depth: the request that ends a slice.
+        let receives = min_entries.max(depth + 1);
+        let queue_depth = min_entries.max(2 * depth);
         let attr = device.attr();
         let inline = len <= MAX_INLINE.min(attr.max_inline as usize);
         let pd = device.alloc_pd()?;
@@ -84,7 +84,7 @@ impl SendBaseline {
         let recv_cq = device.create_cq(&CqConfig { depth: config.max_recv_wr + 1 })?;
         let mut qp = pd.create_rc(&config, &send_cq, &recv_cq, None)?;
         qp.init(Access::LOCAL_WRITE)?;
-        let receive_slots = filled(&pd, receives * stride(expected))?;
+        let receive_slots = filled(&pd, receives * stride(received_len))?;
         let source = filled(&pd, if inline { stride(len) } else { queue_depth * stride(len) })?;
         let outgoing = Outgoing {
             inline: inline.then(|| vec![1; len]),
@@ -93,10 +93,10 @@ impl SendBaseline {
             queue_depth: queue_depth as u64,
             signal_every: SIGNAL_EVERY.min(queue_depth / 4).max(1) as u64,
             posted: 0,
-            done: 0,
+            completed: 0,
         };
         for slot in 0..receives {
-            post_receive(&mut qp, &receive_slots, expected, slot as u64)?;
+            post_receive(&mut qp, &receive_slots, received_len, slot as u64)?;
         }
         Ok(SendBaseline {
             qp,
@@ -104,7 +104,7 @@ impl SendBaseline {
             recv_cq,
             outgoing,
             receive_slots,
-            expected,
+            received_len,
             to_send: Vec::with_capacity(queue_depth),
             unanswered: VecDeque::with_capacity(queue_depth),
             received: Vec::with_capacity(receives),
@@ -113,7 +113,7 @@ impl SendBaseline {
         })
     }
 
-    /// What the other side must know.
+    /// The address of the queue pair, for the other side.
     pub(super) fn address_bytes(&self) -> Vec<u8> {
         self.qp.address().as_bytes().to_vec()
     }
@@ -124,13 +124,13 @@ impl SendBaseline {
         Ok(self.qp.connect(&address, &config)?)
     }
 
-    /// How many more may be to_send.
+    /// How many more messages may be queued.
     #[inline]
     fn room(&self) -> usize {
         self.outgoing.room() - self.to_send.len()
     }
 
-    /// Posts what is to_send.
+    /// Posts the queued messages as one batch.
     #[inline]
     fn post(&mut self) -> Result<(), Error> {
         let SendBaseline { qp, outgoing, to_send, .. } = self;
@@ -142,42 +142,44 @@ impl SendBaseline {
         })
     }
 
-    /// Takes what arrived, `max` messages at most, posts their receives anew, and finds their numbers in `received`.
+    /// Polls for up to `max` messages, stores their slots and numbers in `received`, and reposts their receives.
     #[inline]
     fn receive(&mut self, max: usize) -> Result<usize, Error> {
-        let SendBaseline { qp, recv_cq, receive_slots, expected, received, .. } = self;
+        let SendBaseline { qp, recv_cq, receive_slots, received_len, received, .. } = self;
         received.clear();
         let mut failed = None;
         recv_cq.poll(max, |completion| {
-            let fits = completion.byte_len as usize == *expected;
-            match number(receive_slots, *expected, completion.wr_id) {
-                _ if !completion.status.is_success() => failed = Some(request("receive", completion.status)),
+            let fits = completion.byte_len as usize == *received_len;
+            match number(receive_slots, *received_len, completion.wr_id) {
+                _ if !completion.status.is_success() => {
+                    failed = Some(request_failed("receive", completion.status))
+                }
                 Ok(number) if fits => received.push((completion.wr_id, number)),
-                Ok(_) => failed = Some(Error::Peer("a message of the wrong length".into())),
+                Ok(_) => failed = Some(Error::Peer("it sent a message of the wrong length".into())),
                 Err(error) => failed = Some(error),
             }
         })?;
         if let Some(error) = failed {
             return Err(error);
         }
-        // Before anything is answered: whoever has an answer may ask again.
+        // Before any response is sent: a client that has its response may send its next request at once.
         for (slot, _) in received.iter() {
-            post_receive(qp, receive_slots, *expected, *slot)?;
+            post_receive(qp, receive_slots, *received_len, *slot)?;
         }
         Ok(received.len())
     }
 
-    /// Looks which SENDs are done, once half of the queue_depth are taken.
+    /// Polls for completed SENDs, once more than half of the send queue is in use.
     #[inline]
     fn poll_send_cq(&mut self) -> Result<(), Error> {
-        let Outgoing { queue_depth, posted, done, .. } = &mut self.outgoing;
-        if *posted - *done <= *queue_depth / 2 {
+        let Outgoing { queue_depth, posted, completed, .. } = &mut self.outgoing;
+        if *posted - *completed <= *queue_depth / 2 {
             return Ok(());
         }
         let mut failed = None;
         self.send_cq.poll(*queue_depth as usize, |completion| match completion.status {
-            status if status.is_success() => *done = completion.wr_id,
-            status => failed = Some(request("send", status)),
+            status if status.is_success() => *completed = completion.wr_id,
+            status => failed = Some(request_failed("send", status)),
         })?;
         failed.map_or(Ok(()), Err)
     }
@@ -186,7 +188,7 @@ impl SendBaseline {
 impl Outgoing {
     #[inline]
     fn room(&self) -> usize {
-        (self.queue_depth - (self.posted - self.done)) as usize
+        (self.queue_depth - (self.posted - self.completed)) as usize
     }
 
     #[inline]
@@ -195,7 +197,7 @@ impl Outgoing {
         number: u64,
         post: impl FnOnce(&SendWr<'_>) -> Result<(), crosstie::device::PostError>,
     ) -> Result<(), Error> {
-        // A completion says that all up to this one are done.
+        // A completion means that this SEND and all before it are complete.
         let id = self.posted + 1;
         let signaled = id.is_multiple_of(self.signal_every);
         let wr = SendWr { signaled, ..SendWr::new(id, SendOp::Send, Data::Regions(&[])) };
@@ -213,13 +215,16 @@ impl Outgoing {
 }
 
 impl RpcPeer for SendBaseline {
-    fn begin(&mut self) {
+    fn begin_slice(&mut self) {
         self.over = false;
     }
 
-    fn end(&mut self) -> Result<(), Error> {
+    fn end_slice(&mut self) -> Result<(), Error> {
         if !self.call(END)? {
-            return Err(Error::Rpc { what: "sending", source: "no room for a single SEND".into() });
+            return Err(Error::Rpc {
+                what: "sending",
+                source: "there is no room for the last request of a slice".into(),
+            });
         }
         Ok(())
     }
@@ -244,10 +249,10 @@ impl RpcClient for SendBaseline {
     fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
         self.post()?;
         self.poll_send_cq()?;
-        let count = self.receive(IN_STOCK)?;
+        let count = self.receive(MIN_ENTRIES)?;
         for (_, number) in &self.received {
             let Some(token) = self.unanswered.pop_front() else {
-                return Err(Error::Peer("an answer to nothing".into()));
+                return Err(Error::Peer("it sent a response without a request".into()));
             };
             seen(token, *number);
         }
@@ -264,7 +269,7 @@ impl RpcServer for SendBaseline {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
         self.poll_send_cq()?;
-        let room = self.room().min(IN_STOCK);
+        let room = self.room().min(MIN_ENTRIES);
         if room == 0 {
             return Ok(0);
         }
@@ -292,7 +297,7 @@ fn post_receive(qp: &mut RcQp, receive_slots: &Mr, len: usize, slot: u64) -> Res
     Ok(qp.post_recv(&RecvWr { wr_id: slot, sges: &[receive_slots.sge(at..at + len)?] })?)
 }
 
-/// The number that a message begins with; its first line is read in any case.
+/// The number at the start of a message. Always reads the first cache line of the message.
 #[inline]
 fn number(receive_slots: &Mr, len: usize, slot: u64) -> Result<u64, Error> {
     let mut line = [0u64; BYTES_READ / 8];
@@ -300,18 +305,18 @@ fn number(receive_slots: &Mr, len: usize, slot: u64) -> Result<u64, Error> {
     Ok(line[0])
 }
 
-/// Memory whose pages were touched, so that no slice pays for that.
+/// Registered memory whose pages have all been touched, so that no slice pays for page faults.
 fn filled(pd: &Pd, len: usize) -> Result<Mr, Error> {
     let memory = pd.allocate(len, Access::LOCAL_WRITE)?;
     memory.write(0, &vec![1; len])?;
     Ok(memory)
 }
 
-/// From one slot to the next.
+/// Distance between two slots in bytes.
 fn stride(len: usize) -> usize {
     len.next_multiple_of(64)
 }
 
-fn request(what: &'static str, status: Status) -> Error {
+fn request_failed(what: &'static str, status: Status) -> Error {
     Error::Request { what, status }
 }

@@ -1,8 +1,8 @@
 //! `crosstie bench device`: operations of one connected queue pair, compared with what the machine allows.
 //!
-//! Two sides, threads or processes, each kept on a core of its own. The run is cut into slices: ours, one cache cache_line there and
-//! back, the plainest code that makes the same exchange, memcpy; then again. All of them run under the same load of the machine, so the
-//! medians over the slices can be compared.
+//! There are two sides, threads or processes, each pinned to its own core. The run consists of short slices that repeat in this order:
+//! the operations of the device, round trips of one cache line, minimal code for the same exchange, and memcpy. All of them run under
+//! the same load of the machine, so the medians over the slices can be compared.
 
 mod connection;
 mod plan;
@@ -28,21 +28,21 @@ use crate::median::median;
 
 /// Runs the benchmark. Returns the summary in the process that leads.
 pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    let sides = Pair {
+    let pair = Pair {
         bench: "device",
         devices: &plan.devices,
         processes: plan.processes,
         command_line: plan.command_line(),
         region: PlainDevice::region_len(plan.payload, plan.depth),
     };
-    sides.run(|member| run_member(plan, member))
+    pair.run(|member| run_member(plan, member))
 }
 
 /// What the leading side measured.
 #[derive(Default)]
 struct Measured {
     latency: Histogram,
-    ours: Vec<Throughput>,
+    device: Vec<Throughput>,
     /// Times that [`CacheLinePingPong::lead`] recorded.
     cache_line_times: Histogram,
     plain: Vec<Throughput>,
@@ -54,8 +54,8 @@ fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>
     let PairMember { region, processes, cores, spin, .. } = member;
     let opened = member.device().and_then(|device| Connection::new(plan, &device, spin));
     let mut connection = member.collective.agree(opened)?;
-    let theirs = member.collective.exchange(Ok(connection.peer_info().as_bytes().to_vec()))?;
-    let connected = connection.connect(&theirs);
+    let peer_info = member.collective.exchange(Ok(connection.peer_info().as_bytes().to_vec()))?;
+    let connected = connection.connect(&peer_info);
     member.collective.barrier(connected)?;
     let mut traffic = Traffic::new(connection);
     member.pin()?;
@@ -90,16 +90,18 @@ fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>
 
     let counters = traffic.connection.sender.counters;
     let words: Vec<u64> = counters.to_words().into_iter().chain([traffic.connection.errors]).collect();
-    let theirs = collective.exchange(Ok(words.as_bytes().to_vec()))?;
+    let peer_bytes = collective.exchange(Ok(words.as_bytes().to_vec()))?;
     if !collective.is_leader() {
         return Ok(None);
     }
-    let mut both = counters;
-    let theirs: Vec<u64> =
-        theirs.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
-    let [words @ .., errors] = theirs.as_slice() else { return Err(Error::Protocol) };
-    both += Counters::from_words(words.try_into().map_err(|_| Error::Protocol)?);
-    Ok(Some(summarize(plan, processes, cores, &measured, both, traffic.connection.errors + errors)))
+    let mut total = counters;
+    let peer_words: Vec<u64> = peer_bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+        .collect();
+    let [peer_counters @ .., peer_errors] = peer_words.as_slice() else { return Err(Error::Protocol) };
+    total += Counters::from_words(peer_counters.try_into().map_err(|_| Error::Protocol)?);
+    Ok(Some(summarize(plan, processes, cores, &measured, total, traffic.connection.errors + peer_errors)))
 }
 
 /// Runs one slice of the device and one of each limit.
@@ -112,37 +114,38 @@ fn run_slices(
     memcpy: Option<&mut Memcpy>,
     measured: &mut Measured,
 ) -> Result<(), Error> {
-    let Measured { latency, ours, cache_line_times, plain: exchanged, memcpy: copied } = measured;
+    let Measured { latency, device, cache_line_times, plain: plain_throughputs, memcpy: memcpy_throughputs } =
+        measured;
     let leads = collective.is_leader();
-    let mine = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
-        (true, _, true) => traffic.lead_ping_pong(slice, latency).map(|throughput| ours.push(throughput)),
-        (true, true, false) => traffic.lead_stream(slice, latency).map(|throughput| ours.push(throughput)),
-        (true, false, _) => traffic.lead_one_sided(slice, latency).map(|throughput| ours.push(throughput)),
+    let outcome = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
+        (true, _, true) => traffic.lead_ping_pong(slice, latency).map(|throughput| device.push(throughput)),
+        (true, true, false) => traffic.lead_stream(slice, latency).map(|throughput| device.push(throughput)),
+        (true, false, _) => traffic.lead_one_sided(slice, latency).map(|throughput| device.push(throughput)),
         (false, _, true) => traffic.follow_ping_pong(),
         (false, true, false) => traffic.follow_stream(),
         (false, false, _) => Ok(()),
     };
-    collective.barrier(mine)?;
+    collective.barrier(outcome)?;
     let Some((cache_line, plain)) = plain else { return Ok(()) };
-    let mine = if leads { cache_line.lead(slice / 3, cache_line_times) } else { cache_line.follow() };
-    collective.barrier(mine)?;
+    let outcome = if leads { cache_line.lead(slice / 3, cache_line_times) } else { cache_line.follow() };
+    collective.barrier(outcome)?;
     let slice = slice / 2;
-    let mine = match (leads, plan.op, plan.is_ping_pong()) {
-        (true, _, true) => plain.lead_ping_pong(slice).map(|throughput| exchanged.push(throughput)),
+    let outcome = match (leads, plan.op, plan.is_ping_pong()) {
+        (true, _, true) => plain.lead_ping_pong(slice).map(|throughput| plain_throughputs.push(throughput)),
         (true, Op::WriteImm | Op::Send, _) => {
-            plain.lead_stream(slice).map(|throughput| exchanged.push(throughput))
+            plain.lead_stream(slice).map(|throughput| plain_throughputs.push(throughput))
         }
-        (true, Op::Write, _) => plain.write(slice).map(|throughput| exchanged.push(throughput)),
-        (true, Op::Read, _) => plain.read(slice).map(|throughput| exchanged.push(throughput)),
-        (true, Op::Cas, _) => plain.compare_swap(slice).map(|throughput| exchanged.push(throughput)),
-        (true, Op::Faa, _) => plain.fetch_add(slice).map(|throughput| exchanged.push(throughput)),
+        (true, Op::Write, _) => plain.write(slice).map(|throughput| plain_throughputs.push(throughput)),
+        (true, Op::Read, _) => plain.read(slice).map(|throughput| plain_throughputs.push(throughput)),
+        (true, Op::Cas, _) => plain.compare_swap(slice).map(|throughput| plain_throughputs.push(throughput)),
+        (true, Op::Faa, _) => plain.fetch_add(slice).map(|throughput| plain_throughputs.push(throughput)),
         (false, _, true) => plain.follow_ping_pong(),
         (false, Op::WriteImm | Op::Send, _) => plain.follow_stream(),
         (false, ..) => Ok(()),
     };
-    collective.barrier(mine)?;
+    collective.barrier(outcome)?;
     if let Some(memcpy) = memcpy {
-        copied.push(memcpy.run(slice));
+        memcpy_throughputs.push(memcpy.run(slice));
     }
     collective.barrier(Ok(()))
 }
@@ -155,7 +158,7 @@ fn summarize(
     counters: Counters,
     errors: u64,
 ) -> Summary {
-    let Measured { latency, ours, cache_line_times, plain, memcpy } = measured;
+    let Measured { latency, device, cache_line_times, plain, memcpy } = measured;
     let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
     let setup = Setup {
         bench: "device",
@@ -172,9 +175,9 @@ fn summarize(
         cores: cores.map(Vec::from),
     };
     let measurements = Measurements {
-        ops: ours.iter().map(|throughput| throughput.operations).sum(),
-        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(ours).unwrap_or(0.0),
+        ops: device.iter().map(|throughput| throughput.operations).sum(),
+        seconds: device.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(device).unwrap_or(0.0),
         latency,
         errors,
         counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.to_words()).collect(),

@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Operation.
     #[arg(long, value_enum, default_value_t = Op::WriteImm)]
     pub(crate) op: Op,
-    /// Bytes per operation; 8 for cas and faa, otherwise 32 unless given.
+    /// Bytes per operation [default: 8 for cas and faa, 32 otherwise].
     #[arg(long, value_name = "BYTES")]
     pub(crate) payload: Option<u64>,
     /// Operations in flight. With 1, write-imm and send make round trips; with more, they stream in one direction.

@@ -24,7 +24,7 @@ pub(super) struct Sender {
     pub(super) signals: SignalPolicy,
 }
 
-/// Decides which requests are signaled when nobody waits for a particular one.
+/// Decides which requests are signaled when the caller does not wait for a particular one.
 pub(super) struct SignalPolicy {
     every: usize,
     unsignaled: usize,

@@ -53,7 +53,7 @@ impl Traffic {
         latency: &mut Histogram,
     ) -> Result<Throughput, Error> {
         let begin = Instant::now();
-        let (mut last, mut turns) = (begin, 0);
+        let (mut last, mut round_trips) = (begin, 0);
         loop {
             let over = last - begin >= slice;
             self.send_one(over)?;
@@ -62,10 +62,10 @@ impl Traffic {
             while self.receive(1)?.is_none() {}
             let now = Instant::now();
             latency.record((now - last).as_nanos() as u64);
-            (last, turns) = (now, turns + 1);
+            (last, round_trips) = (now, round_trips + 1);
             if over {
                 self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
-                return Ok(Throughput { operations: turns, time: last - begin });
+                return Ok(Throughput { operations: round_trips, time: last - begin });
             }
         }
     }
@@ -253,7 +253,7 @@ impl Traffic {
         })
     }
 
-    /// Polls for up to `max` received messages. `None` if there are none; otherwise whether the last message of the slice was among them.
+    /// Polls for up to `max` received messages. Returns `None` if no message has arrived; otherwise whether the last message of the slice was among them.
     #[inline]
     fn receive(&mut self, max: usize) -> Result<Option<bool>, Error> {
         let Connection { recv_cq, slots, payload, op, receives, depth, .. } = &mut self.connection;

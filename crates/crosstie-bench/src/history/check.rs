@@ -1,7 +1,7 @@
 //! Splits histories by key, checks each key, and reports the result.
 //!
-//! Keys are registers of their own, so each is checked alone. A key that was only got and put, each value by one put at most, goes
-//! to [`unique_puts`], which takes any number of operations at a time; all others to [`search`].
+//! Each key is an independent register, so each is checked alone. If a key has only gets and puts, and no value was put twice,
+//! [`unique_puts`] checks it, with any number of overlapping operations. All other keys go to [`search`].
 
 use std::fmt;
 
@@ -111,7 +111,7 @@ impl fmt::Display for Table<'_> {
                 returned => (returned - start).to_string(),
             };
             write!(f, "{:>12} {returned:>12}  {:>6}  ", event.called - start, event.client)?;
-            let Event { value, expected, answer, .. } = event;
+            let Event { value, expected, returned_value, .. } = event;
             match event.op {
                 Op::Get => write!(f, "get")?,
                 Op::Put => write!(f, "put {value:#x}")?,
@@ -120,10 +120,10 @@ impl fmt::Display for Table<'_> {
                 Op::CompareAndSwap => write!(f, "compare-and-swap {expected:#x} to {value:#x}")?,
             }
             match (event.outcome, event.op) {
-                (Outcome::Done, Op::Get) => writeln!(f, " -> {answer:#x}")?,
+                (Outcome::Done, Op::Get) => writeln!(f, " -> {returned_value:#x}")?,
                 (Outcome::Done, _) => writeln!(f, " -> done")?,
                 (Outcome::NotFound, _) => writeln!(f, " -> not found")?,
-                (Outcome::Mismatch, _) => writeln!(f, " -> has {answer:#x}")?,
+                (Outcome::Mismatch, _) => writeln!(f, " -> has {returned_value:#x}")?,
                 (Outcome::Refused, _) => writeln!(f, " -> refused")?,
                 (Outcome::Unknown, _) => writeln!(f, " -> unknown")?,
             }

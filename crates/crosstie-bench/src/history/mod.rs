@@ -49,7 +49,7 @@ pub struct Event {
     /// The value that a compare-and-swap expects.
     pub expected: u64,
     /// The value in the response.
-    pub answer: u64,
+    pub returned_value: u64,
     /// The client.
     pub client: u32,
     /// The operation.
@@ -132,7 +132,7 @@ impl Recorder {
             key: request.key,
             value: request.value,
             expected: request.expected,
-            answer: 0,
+            returned_value: 0,
             client: self.client,
             op: request.op,
             outcome: Outcome::Unknown,
@@ -154,9 +154,9 @@ impl Recorder {
                 Outcome::Refused
             }
         };
-        // A `Pending` of another recorder could be beyond the end.
+        // The number in a `Pending` of another recorder may be out of range.
         if let Some(event) = self.events.get_mut(pending.0 as usize) {
-            *event = Event { returned, outcome, answer: response.value, ..*event };
+            *event = Event { returned, outcome, returned_value: response.value, ..*event };
         }
     }
 
@@ -196,14 +196,14 @@ impl History {
         let (events, rest) = rest.split_at_checked(len)?;
         let events: Option<Vec<Event>> = events
             .chunks_exact(size_of::<Event>())
-            .map(|event| Event::try_read_from_bytes(event).ok().filter(Event::is_sound))
+            .map(|event| Event::try_read_from_bytes(event).ok().filter(Event::is_valid))
             .collect();
         Some((History { events: events? }, rest))
     }
 }
 
 impl Event {
-    fn is_sound(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.called <= self.returned && (self.outcome == Outcome::Unknown) == (self.returned == Event::NEVER)
     }
 }
@@ -212,7 +212,7 @@ impl Event {
 #[inline]
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
-    // Neither is ever negative.
+    // The monotonic clock is never negative.
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

@@ -1,44 +1,50 @@
-//! Keys with any operations: a search through the possible orders, along with time.
+//! Checks keys with any operations: searches the possible orders in the order of time.
 //!
-//! At each instant there is a set of *configurations*: a value that the register can have, with those of the operations under
-//! way that must have happened for it. An operation has to have happened when it returns: each configuration
-//! in which it has not is replaced by those in which it, and whatever else must come before, has. If none is left, there is no order
-//! (just-in-time linearization: Lowe, Testing for linearizability, 2017).
+//! At each instant there is a set of *configurations*. A configuration is a value that the register may have, together with the pending
+//! operations that have taken effect to produce it. An operation must have taken effect before it returns. So when an operation
+//! returns, each configuration without its effect is replaced by all configurations that apply it, and the pending operations that
+//! must come before it. If no configuration is left, the history is not linearizable (just-in-time linearization: Lowe, Testing for
+//! linearizability, 2017).
 //!
-//! What keeps the set small: an operation that changes nothing happens as soon as it can. Of two configurations that differ in
-//! operations of unknown outcome only, the one in which fewer have happened can do all that the other can.
+//! Two rules keep the set small. An operation that changes nothing takes effect as soon as it can. If two configurations differ only in
+//! operations of unknown outcome, the one in which fewer of them have taken effect allows all orders that the other allows, so the other
+//! is dropped.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{Event, Outcome};
 use crosstie_kv::wire::Op;
 
-/// Operations of a key that may be under way at a time: bits of a configuration.
+/// Most operations of a key that may be pending at a time: bits of a configuration.
 const MAX_PENDING: usize = 128;
-/// Configurations beyond which it is not worth looking for those that others cover.
+/// With more configurations than this, looking for those that can be dropped costs more than it saves.
 const MAX_COMPARED: usize = 2048;
-/// Operations of a violation beyond which it is shown as it is.
+/// A violation with more operations than this is not shortened.
 const MAX_SHRUNK: usize = 200;
 
-/// Number of a value. There are two special ones.
+/// The number of a value. [`ABSENT`] and [`OTHER`] are special.
 type Value = u32;
 const ABSENT: Value = 0;
-/// Some value that no operation names.
+/// A value that occurs in no operation.
 const OTHER: Value = 1;
 
+/// The value that the register must have when an operation takes effect.
 #[derive(Clone, Copy)]
 enum Needs {
     Nothing,
     AnyValue,
     Exactly(Value),
-    /// Its answer contradicts itself.
+    /// The response is impossible in any state.
     NoState,
 }
 
+/// What an operation requires and does.
 #[derive(Clone, Copy)]
 struct Step {
     needs: Needs,
+    /// The value afterwards, if the operation changes it.
     leaves: Option<Value>,
+    /// Whether its outcome is unknown, so that it need not have taken effect.
     optional: bool,
 }
 
@@ -56,19 +62,20 @@ impl Step {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Configuration {
     value: Value,
+    /// By bit: the pending operations that have taken effect.
     happened: u128,
 }
 
 enum Verdict {
     Linearizable,
-    /// The operation that cannot have returned, by number.
+    /// The number of the first operation whose return no order explains.
     Stuck(usize),
     Undecided,
 }
 
-/// Whether there is an order; if not, operations that contradict each other, or `None` if the budget did not suffice.
+/// Checks that the operations are linearizable. Otherwise returns operations that contradict each other, or `None` if the budget did not suffice.
 ///
-/// `events` are one key's, sorted by their calls, without refused operations and gets of unknown outcome.
+/// `events` are the operations on one key, sorted by their calls, without refused operations and gets of unknown outcome.
 pub(super) fn check(
     events: &[Event],
     initial: Option<u64>,
@@ -79,7 +86,7 @@ pub(super) fn check(
         Verdict::Linearizable => Ok(()),
         Verdict::Undecided => Err(None),
         Verdict::Stuck(at) => {
-            // What was called after that has nothing to do with it.
+            // Operations called after this return cannot have caused the contradiction.
             let end = events[at].returned;
             let events: Vec<Event> = events.iter().copied().filter(|event| event.called <= end).collect();
             Err(Some(match window(&events, budget) {
@@ -90,7 +97,7 @@ pub(super) fn check(
     }
 }
 
-/// `initial` is the value at the start, or `None` if it may have been any.
+/// `initial` is the value at the start; `None` if every value is possible.
 fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut u64) -> Verdict {
     let (plan, values) = plan(events);
     let mut configurations: Vec<Configuration> = match initial {
@@ -101,7 +108,7 @@ fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut 
     .map(|value| Configuration { value, happened: 0 })
     .collect();
 
-    // Calls before returns of the same time: then the two overlap.
+    // At the same time, calls come before returns: such operations overlap.
     let mut times: Vec<(u64, bool, u32)> = Vec::with_capacity(2 * events.len());
     for (number, event) in events.iter().enumerate().filter(|(number, _)| plan[*number].is_some()) {
         times.push((event.called, false, number as u32));
@@ -162,7 +169,7 @@ fn run(events: &[Event], initial: Option<Option<u64>>, budget: u64, steps: &mut 
     Verdict::Linearizable
 }
 
-/// What each operation needs and leaves, and the numbers of values. `None` for operations of unknown outcome that nobody noticed.
+/// The step of each operation, and the number of each value. The step is `None` for an operation of unknown outcome whose effect no operation observed.
 fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
     let mut values = HashMap::new();
     let mut number = |value: u64| -> Value {
@@ -172,13 +179,13 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
     let mut plan: Vec<Option<Step>> = Vec::with_capacity(events.len());
     for event in events {
         let optional = event.outcome == Outcome::Unknown;
-        let (value, expected, answer) = (event.value, event.expected, event.answer);
+        let (value, expected, response) = (event.value, event.expected, event.returned_value);
         let (needs, leaves) = match (event.op, event.outcome) {
             (Op::Get, Outcome::Done) | (Op::Insert, Outcome::Mismatch) => {
-                (Needs::Exactly(number(answer)), None)
+                (Needs::Exactly(number(response)), None)
             }
-            (Op::CompareAndSwap, Outcome::Mismatch) if answer != expected => {
-                (Needs::Exactly(number(answer)), None)
+            (Op::CompareAndSwap, Outcome::Mismatch) if response != expected => {
+                (Needs::Exactly(number(response)), None)
             }
             (Op::Get | Op::Delete | Op::CompareAndSwap, Outcome::NotFound) => (Needs::Exactly(ABSENT), None),
             (Op::Put, Outcome::Done | Outcome::Unknown) => (Needs::Nothing, Some(number(value))),
@@ -191,7 +198,7 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
         };
         plan.push(Some(Step { needs, leaves, optional }));
     }
-    // Nobody noticed a value that nobody needs.
+    // No operation observed a value that no operation needs.
     let mut needed = vec![false; values.len() + 2];
     let mut any_needed = false;
     for step in plan.iter().flatten() {
@@ -202,18 +209,18 @@ fn plan(events: &[Event]) -> (Vec<Option<Step>>, HashMap<u64, Value>) {
         }
     }
     for step in &mut plan {
-        let noticed = |left: Value| needed[left as usize] || (any_needed && left != ABSENT);
-        if step.is_some_and(|step| step.optional && step.leaves.is_some_and(|left| !noticed(left))) {
+        let observed = |left: Value| needed[left as usize] || (any_needed && left != ABSENT);
+        if step.is_some_and(|step| step.optional && step.leaves.is_some_and(|left| !observed(left))) {
             *step = None;
         }
     }
     (plan, values)
 }
 
-/// Operations under way, each with its bit.
+/// The pending operations, each with its bit.
 struct PendingSteps {
     steps: [Option<Step>; MAX_PENDING],
-    /// No bit from here on is in use.
+    /// No bit from this one on is in use.
     len: usize,
     optional: u128,
 }
@@ -239,7 +246,7 @@ impl PendingSteps {
         self.steps[..self.len].iter().enumerate().filter_map(|(bit, step)| Some((bit, step.as_ref()?)))
     }
 
-    /// The configurations after one more operation that changes something, and all then that change nothing.
+    /// The configurations after one more operation that changes the value, and then all operations that change nothing and can take effect.
     fn after(&self, from: Configuration) -> impl Iterator<Item = Configuration> {
         self.steps().filter_map(move |(bit, step)| {
             let value =
@@ -254,7 +261,7 @@ impl PendingSteps {
         })
     }
 
-    /// Drops configurations beside which there is one with fewer optional operations.
+    /// Drops each configuration for which there is another one that differs only in having fewer optional operations.
     fn drop_covered(&self, configurations: &mut Vec<Configuration>) {
         if self.optional == 0 || !(2..=MAX_COMPARED).contains(&configurations.len()) {
             return;
@@ -263,10 +270,10 @@ impl PendingSteps {
             .sort_unstable_by_key(|c| (c.value, c.happened & !self.optional, c.happened.count_ones()));
         let mut kept: Vec<Configuration> = Vec::with_capacity(configurations.len());
         for &one in &*configurations {
-            let alike = |other: &&Configuration| {
+            let comparable = |other: &&Configuration| {
                 other.value == one.value && (other.happened ^ one.happened) & !self.optional == 0
             };
-            if !kept.iter().rev().take_while(alike).any(|other| other.happened & !one.happened == 0) {
+            if !kept.iter().rev().take_while(comparable).any(|other| other.happened & !one.happened == 0) {
                 kept.push(one);
             }
         }
@@ -274,7 +281,7 @@ impl PendingSteps {
     }
 }
 
-/// The shortest end of `events` that fails whatever the value was before, cut where nothing was under way.
+/// A short suffix of `events` that fails whatever the value was before. It starts where no operation with a known outcome was pending.
 fn window(events: &[Event], budget: u64) -> Option<Vec<Event>> {
     let known = |event: &&Event| event.outcome != Outcome::Unknown;
     let mut cuts = Vec::new();
@@ -288,7 +295,7 @@ fn window(events: &[Event], budget: u64) -> Option<Vec<Event>> {
     let mut back = 1;
     while back <= cuts.len() {
         let (before, after) = events.split_at(cuts[cuts.len() - back]);
-        // What may still be done comes along.
+        // Earlier operations of unknown outcome may still take effect.
         let unknown = before.iter().filter(|event| !known(event));
         let candidate: Vec<Event> = unknown.chain(after).copied().collect();
         if fails(&candidate, None, budget) {
@@ -299,7 +306,7 @@ fn window(events: &[Event], budget: u64) -> Option<Vec<Event>> {
     None
 }
 
-/// Drops operations, one by one, without which the others still fail.
+/// Removes operations one by one, as long as the remaining ones still fail.
 fn shrink(mut kept: Vec<Event>, initial: Option<Option<u64>>) -> Vec<Event> {
     let mut at = 0;
     while kept.len() <= MAX_SHRUNK && at < kept.len() {
@@ -311,7 +318,7 @@ fn shrink(mut kept: Vec<Event>, initial: Option<Option<u64>>) -> Vec<Event> {
                 Needs::Nothing | Needs::NoState => false,
             })
         };
-        // A change that others need stays: without it they would fail for another reason.
+        // An operation whose value others need is kept: without it they would fail for another reason.
         let droppable = plan[at].is_none_or(|step| step.leaves.is_none_or(|value| !needed(value)));
         let mut without = kept.clone();
         without.remove(at);

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a register says to an operation, and its value afterwards. Shares nothing with the checker.
+/// The response of a register to an operation, and its value afterwards. Shares no code with the checker.
 fn register(event: &Event, value: Option<u64>) -> (Outcome, u64, Option<u64>) {
     match (event.op, value) {
         (Op::Get, Some(value)) => (Outcome::Done, value, Some(value)),
@@ -15,8 +15,8 @@ fn register(event: &Event, value: Option<u64>) -> (Outcome, u64, Option<u64>) {
     }
 }
 
-/// Tries every order, with and without each operation of unknown outcome.
-fn has_an_order(left: &[Event], value: Option<u64>) -> bool {
+/// Tries all orders, with and without each operation of unknown outcome.
+fn is_linearizable(left: &[Event], value: Option<u64>) -> bool {
     if left.iter().all(|event| event.outcome == Outcome::Unknown) {
         return true;
     }
@@ -24,23 +24,26 @@ fn has_an_order(left: &[Event], value: Option<u64>) -> bool {
     (0..left.len()).filter(|next| left[*next].called <= first_return).any(|next| {
         let mut rest = left.to_vec();
         let event = rest.remove(next);
-        let (outcome, answer, after) = register(&event, value);
+        let (outcome, returned_value, after) = register(&event, value);
         match event.outcome {
-            Outcome::Unknown => has_an_order(&rest, after) || has_an_order(&rest, value),
-            Outcome::Refused => has_an_order(&rest, value),
-            _ => (outcome, answer) == (event.outcome, event.answer) && has_an_order(&rest, after),
+            Outcome::Unknown => is_linearizable(&rest, after) || is_linearizable(&rest, value),
+            Outcome::Refused => is_linearizable(&rest, value),
+            _ => {
+                (outcome, returned_value) == (event.outcome, event.returned_value)
+                    && is_linearizable(&rest, after)
+            }
         }
     })
 }
 
 fn event(client: u32, op: Op, value: u64, [called, returned]: [u64; 2]) -> Event {
-    let (key, expected, answer, outcome) = (1, 0, 0, Outcome::Done);
-    Event { called, returned, key, value, expected, answer, client, op, outcome, reserved: [0; 2] }
+    let (key, expected, returned_value, outcome) = (1, 0, 0, Outcome::Done);
+    Event { called, returned, key, value, expected, returned_value, client, op, outcome, reserved: [0; 2] }
 }
 
-fn get(answer: Option<u64>, times: [u64; 2]) -> Event {
-    let outcome = if answer.is_some() { Outcome::Done } else { Outcome::NotFound };
-    Event { outcome, answer: answer.unwrap_or(0), ..event(0, Op::Get, 0, times) }
+fn get(returned_value: Option<u64>, times: [u64; 2]) -> Event {
+    let outcome = if returned_value.is_some() { Outcome::Done } else { Outcome::NotFound };
+    Event { outcome, returned_value: returned_value.unwrap_or(0), ..event(0, Op::Get, 0, times) }
 }
 
 fn put(value: u64, times: [u64; 2]) -> Event {
@@ -56,7 +59,7 @@ fn check_events(events: &[Event]) -> Result<Summary, Failure> {
 }
 
 fn violation(events: &[Event]) -> Vec<Event> {
-    assert!(events.len() > 10 || !has_an_order(events, None));
+    assert!(events.len() > 10 || !is_linearizable(events, None));
     match check_events(events) {
         Err(failure @ Failure::Violation { .. }) => {
             println!("{failure}");
@@ -73,22 +76,22 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Some operation with some answer, possible or not.
+/// Any operation with any response, possible or not.
 fn any_event() -> impl Strategy<Value = Event> {
     let outcome =
         prop_oneof![5 => Just(None), 3 => Just(Some(Outcome::Unknown)), 1 => Just(Some(Outcome::Refused))];
     (any_op(), 0u64..3, 0u64..3, prop::option::of(0u64..3), outcome, 0u64..12, 0u64..6).prop_map(
         |(op, value, expected, before, outcome, called, time)| {
-            let asked = Event { expected, ..event(0, op, value, [called, called + time]) };
-            let (truly, answer, _) = register(&asked, before);
-            let outcome = outcome.unwrap_or(truly);
-            let answered = Event { outcome, answer, ..asked };
-            if outcome == Outcome::Unknown { unknown(answered) } else { answered }
+            let request = Event { expected, ..event(0, op, value, [called, called + time]) };
+            let (right, returned_value, _) = register(&request, before);
+            let outcome = outcome.unwrap_or(right);
+            let event = Event { outcome, returned_value, ..request };
+            if outcome == Outcome::Unknown { unknown(event) } else { event }
         },
     )
 }
 
-/// Gets and puts with values that differ.
+/// Gets and puts; each value is put at most once.
 fn any_unique() -> impl Strategy<Value = Vec<Event>> {
     let one = (any::<bool>(), prop::option::weighted(0.8, 0u64..7), any::<u8>(), 0u64..12, 0u64..8);
     prop::collection::vec(one, 0..8).prop_map(|events| {
@@ -107,10 +110,11 @@ fn any_unique() -> impl Strategy<Value = Vec<Event>> {
     })
 }
 
-/// Operation, value, expected value, pause before it happens, time from its call to that and from that to its return, fate.
+/// Operation, value, expected value, pause before it takes effect, times from its call to its effect and from its effect to its return,
+/// and what decides about its outcome.
 type Simulated = (Op, u64, u64, u64, [u64; 2], u8);
 
-/// A history of a register that worked.
+/// A history of a register that works.
 fn simulate(steps: &[Simulated], unique: bool) -> Vec<Event> {
     let (mut now, mut value) = (1000, None);
     let mut events = Vec::new();
@@ -118,18 +122,18 @@ fn simulate(steps: &[Simulated], unique: bool) -> Vec<Event> {
         now += pause;
         let new = if unique { n as u64 + 10 } else { small };
         let expected = if unique && small > 0 { value.unwrap_or(0) } else { expected };
-        let asked = Event { expected, ..event(n as u32, op, new, [now - before, now + after]) };
-        let (outcome, answer, next) = register(&asked, value);
+        let request = Event { expected, ..event(n as u32, op, new, [now - before, now + after]) };
+        let (outcome, returned_value, next) = register(&request, value);
         events.push(match odds {
-            0..10 => unknown(asked), // and it was not done
+            0..10 => unknown(request), // it did not take effect
             10..20 => {
                 value = next;
-                unknown(asked)
+                unknown(request)
             }
-            20..30 => Event { outcome: Outcome::Refused, ..asked },
+            20..30 => Event { outcome: Outcome::Refused, ..request },
             _ => {
                 value = next;
-                Event { outcome, answer, ..asked }
+                Event { outcome, returned_value, ..request }
             }
         });
     }
@@ -144,34 +148,34 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn it_agrees_with_trying_everything(events in prop::collection::vec(any_event(), 0..9)) {
-        let right = has_an_order(&events, None);
+    fn check_agrees_with_exhaustive_search(events in prop::collection::vec(any_event(), 0..9)) {
+        let right = is_linearizable(&events, None);
         match check_events(&events) {
             Ok(_) => prop_assert!(right),
             Err(Failure::Violation { operations, .. }) => {
                 prop_assert!(!right);
                 prop_assert!(!operations.is_empty() && operations.iter().all(|one| events.contains(one)));
-                // What is shown is a contradiction of its own.
-                prop_assert!(!has_an_order(&operations, None));
+                // The reported operations contradict each other without the rest of the history.
+                prop_assert!(!is_linearizable(&operations, None));
             }
             Err(undecided) => prop_assert!(false, "{undecided}"),
         }
     }
 
     #[test]
-    fn zones_and_search_agree_with_trying_everything(mut events in any_unique()) {
-        let right = has_an_order(&events, None);
+    fn unique_puts_and_search_agree_with_exhaustive_search(mut events in any_unique()) {
+        let right = is_linearizable(&events, None);
         events.sort_by_key(|event| event.called);
-        let zones = unique_puts::check(&events, None);
-        prop_assert_eq!(zones.as_ref().map(Result::is_ok), Some(right));
-        if let Some(Err(operations)) = zones {
-            prop_assert!(!has_an_order(&operations, None), "{operations:?}");
+        let found = unique_puts::check(&events, None);
+        prop_assert_eq!(found.as_ref().map(Result::is_ok), Some(right));
+        if let Some(Err(operations)) = found {
+            prop_assert!(!is_linearizable(&operations, None), "{operations:?}");
         }
         prop_assert_eq!(search::check(&events, None, BUDGET, &mut 0).is_ok(), right);
     }
 
     #[test]
-    fn what_a_register_did_passes(steps in any_steps(), unique in any::<bool>()) {
+    fn history_of_a_register_passes(steps in any_steps(), unique in any::<bool>()) {
         let events = simulate(&steps, unique);
         match check_events(&events) {
             Ok(summary) => prop_assert_eq!(summary.operations, events.len() as u64),
@@ -180,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_are_a_history_or_are_not(
+    fn decoding_returns_a_valid_history_or_an_error(
         events in prop::collection::vec(any_event(), 0..5), at in any::<usize>(), byte in any::<u8>(), cut in any::<usize>(),
     ) {
         let history = History { events };
@@ -195,19 +199,19 @@ proptest! {
         bytes[at] = byte;
         bytes.truncate(cut % (bytes.len() + 1));
         if let Ok((read, _)) = History::read_from(&bytes) {
-            prop_assert!(read.events.iter().all(Event::is_sound));
-            // Times that make no sense make no trouble either.
+            prop_assert!(read.events.iter().all(Event::is_valid));
+            // The check must not panic, whatever the times are.
             check(&[read]).ok();
         }
     }
 }
 
 #[test]
-fn a_stale_get_is_found() {
+fn stale_get_is_found() {
     let events = [put(1, [0, 10]), put(2, [20, 30]), get(Some(2), [40, 50]), get(Some(1), [60, 70])];
     assert!(check_events(&events[..3]).is_ok());
     violation(&events);
-    // While the second put is under way, either value is right, but not the new one first.
+    // While the second put is pending, both values are right, but the old one must not follow the new one.
     let events = [put(1, [0, 10]), put(2, [20, 90]), get(Some(2), [40, 50]), get(Some(1), [60, 70])];
     violation(&events);
     let events = [put(1, [0, 10]), put(2, [20, 90]), get(Some(1), [40, 50]), get(Some(2), [60, 70])];
@@ -215,19 +219,19 @@ fn a_stale_get_is_found() {
 }
 
 #[test]
-fn a_lost_update_is_found() {
+fn lost_update_is_found() {
     let swap = |expected, value, times| Event { expected, ..event(2, Op::CompareAndSwap, value, times) };
-    // Both say that they made 2 of 1.
+    // Both swaps say that they replaced 1.
     let events = [put(1, [0, 10]), swap(1, 2, [20, 30]), swap(1, 3, [25, 35])];
     assert!(check_events(&events[..2]).is_ok());
-    // Whatever was before.
+    // The swaps contradict each other, whatever the value was before.
     assert_eq!(violation(&events), events[1..]);
     let insert = |value, times| event(3, Op::Insert, value, times);
     violation(&[insert(1, [0, 10]), insert(2, [5, 15])]);
 }
 
 #[test]
-fn a_put_that_happens_twice_is_found() {
+fn put_that_takes_effect_twice_is_found() {
     let events = [
         put(1, [0, 10]),
         get(Some(1), [20, 30]),
@@ -236,7 +240,7 @@ fn a_put_that_happens_twice_is_found() {
         get(Some(1), [80, 90]),
     ];
     violation(&events);
-    // The same where other kinds of operations are about, and of the put nobody knows.
+    // The same with other kinds of operations, and with a put of unknown outcome.
     let delete = event(2, Op::Delete, 0, [32, 35]);
     let mut events = [unknown(events[0]), events[1], delete, events[2], events[3], events[4]];
     violation(&events);
@@ -245,30 +249,30 @@ fn a_put_that_happens_twice_is_found() {
 }
 
 #[test]
-fn a_key_that_comes_back_is_found() {
+fn deleted_key_that_comes_back_is_found() {
     let events = [put(1, [0, 10]), event(2, Op::Delete, 0, [20, 30]), get(Some(1), [40, 50])];
     assert!(check_events(&events[..2]).is_ok());
     violation(&events);
 }
 
-/// Either of two lost operations can have made the 5 that was seen first, but only the put the second one.
+/// Two operations of unknown outcome write 5. Both can explain the first get of 5, but only the put can explain the second one.
 #[test]
-fn which_of_the_lost_operations_happened_stays_open() {
+fn either_of_two_unknown_operations_may_have_taken_effect() {
     let swap = unknown(Event { expected: 1, ..event(2, Op::CompareAndSwap, 5, [20, 20]) });
     let lost = unknown(put(5, [20, 20]));
     let seen = [get(Some(5), [30, 31]), put(2, [40, 41]), get(Some(2), [50, 51]), get(Some(5), [60, 61])];
     for (a, b) in [(swap, lost), (lost, swap)] {
         let mut events = vec![put(1, [0, 1]), a, Event { called: 21, ..b }];
         events.extend(seen);
-        assert!(has_an_order(&events, None) && check_events(&events).is_ok());
+        assert!(is_linearizable(&events, None) && check_events(&events).is_ok());
         events.extend([put(3, [70, 71]), get(Some(5), [80, 81])]);
         violation(&events);
     }
 }
 
-/// A long history with one fault in it: what is shown is what contradicts, not the history.
+/// In a long history with one fault, only the operations that contradict each other are reported.
 #[test]
-fn a_violation_is_shown_alone() {
+fn violation_reports_only_contradicting_operations() {
     let mut events = Vec::new();
     for n in 0..20_000 {
         let at = n * 100;
@@ -279,29 +283,29 @@ fn a_violation_is_shown_alone() {
         });
         if n % 4 == 1 {
             let last = events.last_mut().unwrap();
-            (last.outcome, last.answer) = (Outcome::Mismatch, n / 4 * 4);
+            (last.outcome, last.returned_value) = (Outcome::Mismatch, n / 4 * 4);
         }
     }
     assert!(check_events(&events).is_ok());
-    events[15_002].answer = 14_996;
+    events[15_002].returned_value = 14_996;
     let shown = violation(&events);
     assert!(shown.len() <= 4, "{shown:?}");
 }
 
 #[test]
-fn initial_values_count() {
+fn check_uses_initial_values() {
     let history = History { events: vec![get(Some(5), [0, 1])] };
     assert!(check_from(std::slice::from_ref(&history), |key| (key == 1).then_some(5), BUDGET).is_ok());
     assert!(check(&[history]).is_err());
-    // For the search too.
+    // With operations that need the search, too.
     let history = History { events: vec![event(0, Op::Delete, 0, [0, 1])] };
     assert!(check_from(std::slice::from_ref(&history), |_| Some(5), BUDGET).is_ok());
     assert!(check(&[history]).is_err());
 }
 
-/// A million operations of few clients, of all kinds on few keys.
+/// A million operations of all kinds on ten keys.
 #[test]
-fn a_long_history_is_checked_whole() {
+fn long_history_is_checked_completely() {
     let seed = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7u64);
     println!("seed {seed} (set CROSSTIE_SEED to repeat)");
     let mut state = seed;
@@ -319,12 +323,12 @@ fn a_long_history_is_checked_whole() {
             let op = [Op::Get, Op::Get, Op::Put, Op::Put, Op::Insert, Op::Delete, Op::CompareAndSwap]
                 [random(7) as usize];
             let expected = value.unwrap_or(3);
-            let mut asked =
+            let mut request =
                 Event { key, expected, ..event(0, op, n + 4, [now - random(500), now + random(500)]) };
-            let (outcome, answer, next) = register(&asked, *value);
+            let (outcome, returned_value, next) = register(&request, *value);
             *value = next;
-            (asked.outcome, asked.answer) = (outcome, answer);
-            if random(10_000) == 0 { unknown(asked) } else { asked }
+            (request.outcome, request.returned_value) = (outcome, returned_value);
+            if random(10_000) == 0 { unknown(request) } else { request }
         })
         .collect();
     let summary = check_events(&events).unwrap();
@@ -332,23 +336,23 @@ fn a_long_history_is_checked_whole() {
     assert_eq!((summary.operations, summary.keys), (1_000_000, 10));
 
     let late_get = events.iter().rposition(|e| e.op == Op::Get && e.outcome == Outcome::Done).unwrap();
-    events[late_get].answer = 3;
+    events[late_get].returned_value = 3;
     assert!(violation(&events).contains(&events[late_get]));
 }
 
-/// Two hundred puts and gets at the same time are no trouble; as many swaps are, and this is said.
+/// Hundreds of overlapping puts and gets can be checked. For overlapping swaps the budget does not suffice, and the check says so.
 #[test]
-fn what_takes_too_long_is_undecided() {
+fn check_beyond_its_budget_is_undecided() {
     let many: Vec<Event> = (0..200).flat_map(|n| [put(n, [0, 1000]), get(Some(n), [0, 1000])]).collect();
     assert!(check_events(&many).is_ok());
     let swap = |n: u64| Event { expected: n % 5, ..event(2, Op::CompareAndSwap, (n + 1) % 5, [10, 100]) };
     let many: Vec<Event> = [put(0, [0, 5])].into_iter().chain((0..40).map(swap)).collect();
-    let few = check_from(&[History { events: many }], |_| None, 1000);
-    assert!(matches!(few, Err(Failure::Undecided { key: 1, operations: 41, .. })), "{few:?}");
+    let result = check_from(&[History { events: many }], |_| None, 1000);
+    assert!(matches!(result, Err(Failure::Undecided { key: 1, operations: 41, .. })), "{result:?}");
 }
 
 #[test]
-fn a_recorder_keeps_what_it_has_room_for() {
+fn full_recorder_refuses_further_operations() {
     let mut recorder = Recorder::new(3, 3);
     let request = WordRequest { value: 9, ..WordRequest::new(Op::Put, 0, 5) };
     let (a, b) = (recorder.begin(&request).unwrap(), recorder.begin(&request).unwrap());
@@ -362,5 +366,5 @@ fn a_recorder_keeps_what_it_has_room_for() {
         [Outcome::Done, Outcome::Unknown, Outcome::Unknown]
     );
     assert!(events[0].called <= events[0].returned && events[0].returned <= now());
-    assert!(events.iter().all(|event| event.is_sound() && event.client == 3 && event.value == 9));
+    assert!(events.iter().all(|event| event.is_valid() && event.client == 3 && event.value == 9));
 }

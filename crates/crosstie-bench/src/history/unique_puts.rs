@@ -1,29 +1,32 @@
-//! Keys with gets and puts only, where each value is put at most once: decided without a search, however many operations overlap.
+//! Checks keys that have only gets and puts, where each value is put at most once. No search is needed, however many operations overlap.
 //!
-//! A put and the gets of its value are a *cluster*; the register has the value from the put to the last of them. Let `first` be the
-//! earliest return of a cluster's operations and `last` the latest call. If `first < last`, then the register has the value all the time between them: the
-//! cluster's *zone*. Otherwise, it must have it at some instant between `last` and `first`. There is an order exactly if no
-//! get returns before its put is called, no two zones of the first kind overlap, and none of the second kind lies inside one of the first
-//! (Gibbons and Korach, Testing shared memories, 1997).
+//! A put and the gets of its value are a *cluster*; the register has the value from the put to the last of these gets. Let `first` be
+//! the earliest return of a cluster's operations, and `last` the latest call. The *zone* of the cluster is the time between the two:
+//!
+//! - forward zone, `first < last`: the register has the value all the time from `first` to `last`;
+//! - backward zone, otherwise: the register has the value at some instant between `last` and `first`.
+//!
+//! The history is linearizable exactly if no get returns before its put is called, no two forward zones overlap, and no backward zone
+//! lies inside a forward zone (Gibbons and Korach, Testing shared memories, 1997).
 
 use std::collections::HashMap;
 
 use super::{Event, Outcome};
 use crosstie_kv::wire::Op;
 
-/// A cluster's operations that matter.
+/// The operations that determine a cluster's zone.
 struct Cluster {
-    /// The put; `None` for the value at the start.
+    /// The put; `None` for the initial value.
     put: Option<Event>,
-    /// The earliest to return; `None` if that is what was before the start.
+    /// The operation that returned first; `None` for the initial value, which was there before all operations.
     first: Option<Event>,
-    /// The latest to be called.
+    /// The operation that was called last.
     last: Option<Event>,
     observed: bool,
 }
 
 impl Cluster {
-    /// `None`, before all times, where it is the start.
+    /// When the zone begins or ends; `None`, which is less than all times, for the initial value.
     fn first(&self) -> Option<u64> {
         self.first.map(|event| event.returned)
     }
@@ -39,7 +42,7 @@ impl Cluster {
 
 /// Checks a key. `Err` has operations that contradict each other; `None` if the key has other operations.
 ///
-/// `events` are one key's, sorted by their calls, without refused operations and gets of unknown outcome.
+/// `events` are the operations on one key, sorted by their calls, without refused operations and gets of unknown outcome.
 pub(super) fn check(events: &[Event], initial: Option<u64>) -> Option<Result<(), Vec<Event>>> {
     let at_start = Cluster { put: None, first: None, last: None, observed: true };
     let mut clusters = HashMap::from([(initial, at_start)]);
@@ -55,7 +58,7 @@ pub(super) fn check(events: &[Event], initial: Option<u64>) -> Option<Result<(),
     }
     for get in events.iter().filter(|event| event.op == Op::Get) {
         let value = match get.outcome {
-            Outcome::Done => Some(get.answer),
+            Outcome::Done => Some(get.returned_value),
             Outcome::NotFound => None,
             _ => return None,
         };
@@ -71,18 +74,18 @@ pub(super) fn check(events: &[Event], initial: Option<u64>) -> Option<Result<(),
             cluster.last = Some(*get);
         }
     }
-    // A put of unknown outcome that nobody saw need not have happened.
+    // A put of unknown outcome whose value no get returned need not have taken effect.
     let clusters = clusters.into_values().filter(|cluster| cluster.observed);
-    let (mut lasting, instant): (Vec<_>, Vec<_>) =
+    let (mut forward, backward): (Vec<_>, Vec<_>) =
         clusters.partition(|cluster| cluster.first() < cluster.last());
-    lasting.sort_unstable_by_key(Cluster::first);
-    if let Some(pair) = lasting.windows(2).find(|pair| pair[1].first() < pair[0].last()) {
+    forward.sort_unstable_by_key(Cluster::first);
+    if let Some(pair) = forward.windows(2).find(|pair| pair[1].first() < pair[0].last()) {
         return Some(Err(contradiction(&pair[0], &pair[1])));
     }
-    for cluster in &instant {
-        // Those before are apart from each other, so the last to begin is the last to end.
-        let begun = lasting.partition_point(|lasting| lasting.first() < cluster.last());
-        if let Some(around) = lasting[..begun].last().filter(|lasting| cluster.first() < lasting.last()) {
+    for cluster in &backward {
+        // Forward zones do not overlap, so the last one to begin is the last one to end.
+        let begun = forward.partition_point(|zone| zone.first() < cluster.last());
+        if let Some(around) = forward[..begun].last().filter(|zone| cluster.first() < zone.last()) {
             return Some(Err(contradiction(around, cluster)));
         }
     }

@@ -94,8 +94,8 @@ impl Backoff {
         let before = now();
         std::thread::yield_now();
         // The thread that got the core does not yield. A thread that sleeps and wakes up gets the core back sooner.
-        let taken = now() - before > LONG_YIELD_NS;
-        self.idle += if taken { YIELDS - yields } else { 1 };
+        let was_long = now() - before > LONG_YIELD_NS;
+        self.idle += if was_long { YIELDS - yields } else { 1 };
         false
     }
 }
@@ -114,12 +114,12 @@ mod tests {
     const CLIENTS: u32 = 4;
     const KEYS: u64 = 64;
 
-    /// Of byte strings.
+    /// Length of byte-string values.
     const SIZE: usize = 3000;
 
-    /// A node with its keys, words and byte strings.
+    /// A node that has all keys, as words and as byte strings.
     fn node(name: &str) -> Node {
-        let name = format!("turns-{name}-{}", std::process::id());
+        let name = format!("client-loop-{name}-{}", std::process::id());
         let config = NodeConfig { queue_depth: 8, daemons: 2, ..NodeConfig::single(&name) };
         let node = Node::start(&config).unwrap();
         let mut client = Client::attach(&name).unwrap();
@@ -152,7 +152,7 @@ mod tests {
         (0..CLIENTS).map(worker).collect()
     }
 
-    /// A run that somebody stops once all clients together had the time for something.
+    /// Makes one run of this length.
     fn run_for<R: Recording>(workers: &mut [Worker<R>], length: Duration) {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -167,9 +167,9 @@ mod tests {
     #[test]
     fn every_client_of_a_thread_makes_progress_and_is_timed() {
         let node = node("progress");
-        let paces = [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))];
+        let loops = [(1, None), (8, None), (1, Some(2000.0)), (8, Some(2000.0))];
         for (size, (depth, rate)) in
-            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+            [8, SIZE].into_iter().flat_map(|size| loops.map(|depth_and_rate| (size, depth_and_rate)))
         {
             let mut workers = workers(&node, depth, rate, size);
             run_for(&mut workers, Duration::from_millis(200));
@@ -177,33 +177,33 @@ mod tests {
             let context = format!("{size} bytes, depth {depth}, rate {rate:?}: {tallies:?}");
             let most = tallies.iter().map(|tally| tally.ops).max().unwrap();
             for (worker, tally) in workers.iter().zip(&tallies) {
-                assert!(tally.ops > 0 && tally.ops >= most / 4, "one is starved: {context}");
+                assert!(tally.ops > 0 && tally.ops >= most / 4, "a client is starved: {context}");
                 assert_eq!((tally.errors, tally.node_gone, tally.gave_up), (0, 0, false), "{context}");
                 assert!(tally.ended > tally.begun, "{context}");
                 if depth == 1 || rate.is_some() {
-                    assert_eq!(worker.latency.count(), tally.ops, "all are timed: {context}");
+                    assert_eq!(worker.latency.count(), tally.ops, "not every operation was timed: {context}");
                 }
             }
             if rate.is_none() && depth == 1 {
-                // A client's operations follow upon each other without a gap: their times add up to the run's.
+                // A client's operations follow each other without a gap, so their latencies add up to the time of the run.
                 for (worker, tally) in workers.iter().zip(&tallies) {
                     let sum: u64 = worker.latency.counts().map(|(value, count)| value * count).sum();
                     let share = sum as f64 / (tally.ended - tally.begun) as f64;
-                    assert!((0.8..1.2).contains(&share), "{share} of the time is accounted for: {context}");
+                    assert!((0.8..1.2).contains(&share), "latencies add up to {share} of the run: {context}");
                 }
             }
         }
     }
 
     #[test]
-    fn errors_are_of_the_client_that_met_them() {
+    fn errors_are_counted_for_the_client_that_had_them() {
         let node = node("errors");
         for size in [8, SIZE] {
             let mut workers: Vec<Worker<()>> = (0..CLIENTS)
                 .map(|client| {
                     let mut task = task(&node, client, 4, None, size);
                     task.workload.read_ratio = 1.0;
-                    // Half of its keys are not there.
+                    // Half of this client's keys are not in the store.
                     task.workload.keys *= if client == 2 { 2 } else { 1 };
                     Worker::new(task, ()).unwrap()
                 })
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_the_keys_are_errors() {
+    fn get_of_a_wrong_value_is_an_error() {
         let node = node("wrong");
         let mut client = Client::attach(node.name()).unwrap();
         let key = |key: u64| workload::key_bytes(key);
@@ -233,7 +233,7 @@ mod tests {
                 let tally = workers[0].tally();
                 (ops, errors) = (ops + tally.ops, errors + tally.errors);
             }
-            // One key of four, and all are asked for alike.
+            // One of four equally frequent keys has a wrong value.
             let share = errors as f64 / ops as f64;
             assert!((0.15..0.35).contains(&share), "{errors} of {ops}, {wrong}");
             client.put_bytes(&key(wrong), &[&key(wrong)[..], &[FILLER; SIZE - 8]].concat()).unwrap();
@@ -241,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_ends_all_clients_of_the_thread() {
-        let paces = [(1, None), (8, None), (8, Some(2000.0))];
+    fn run_ends_for_all_clients_of_a_thread_when_the_node_stops() {
+        let loops = [(1, None), (8, None), (8, Some(2000.0))];
         for (size, (depth, rate)) in
-            [8, SIZE].into_iter().flat_map(|size| paces.map(|loop_kind| (size, loop_kind)))
+            [8, SIZE].into_iter().flat_map(|size| loops.map(|depth_and_rate| (size, depth_and_rate)))
         {
             let node = node(&format!("gone-{size}-{depth}-{}", rate.is_some()));
             let mut workers = workers(&node, depth, rate, size);
@@ -254,13 +254,13 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(50));
                     drop(node);
                 });
-                // Nobody stops it.
+                // The run is never told to stop.
                 run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
             });
             let tallies: Vec<_> = workers.iter_mut().map(Worker::tally).collect();
             assert!(tallies.iter().any(|tally| tally.gave_up), "{tallies:?}");
             assert!(tallies.iter().all(|tally| tally.ops > 0 && tally.errors == 0), "{tallies:?}");
-            assert!(begun.elapsed() < RESPONSE_TIMEOUT, "somebody was waited for");
+            assert!(begun.elapsed() < RESPONSE_TIMEOUT, "the run ended only by a timeout");
             if rate.is_none() {
                 run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
                 assert!(workers.iter().all(Worker::has_given_up));
@@ -269,54 +269,55 @@ mod tests {
     }
 
     #[test]
-    fn histories_of_a_threads_clients_are_explained() {
+    fn histories_of_clients_on_one_thread_are_linearizable() {
         let node = node("checked");
         let record = |client| RunRecorder::new(client, 5000, 2);
         let mut workers: Vec<Worker<RunRecorder>> = (0..CLIENTS)
             .map(|client| Worker::new(task(&node, client, 4, None, 8), record(client)).unwrap())
             .collect();
         for _ in 0..2 {
-            // Ends when there is no more room.
+            // The run ends when a recorder is full.
             run(&mut workers, true, 0, &AtomicBool::new(false)).unwrap();
             assert!(workers.iter().any(Worker::has_given_up));
         }
         let ops: u64 = workers.iter_mut().map(|worker| worker.tally().ops).sum();
         assert!(ops > 5000);
         let histories: Vec<_> = workers.into_iter().map(|worker| worker.record.recorder.finish()).collect();
-        let summary = history::check_from(&histories, Some, history::BUDGET).expect("an order");
+        let summary =
+            history::check_from(&histories, Some, history::BUDGET).expect("the history is linearizable");
         assert!(summary.operations > 10_000, "{summary:?}");
     }
 
     #[test]
-    fn a_client_without_answers_gives_up_and_only_that_one() {
+    fn only_the_client_without_responses_gives_up() {
         let node = node("silent");
         let mut workers = workers(&node, 2, None, 8);
-        let [silent, answered, ..] = workers.as_mut_slice() else { panic!("clients") };
-        for worker in [&mut *silent, &mut *answered] {
+        let [silent, served, ..] = workers.as_mut_slice() else { panic!("two clients") };
+        for worker in [&mut *silent, &mut *served] {
             worker.start(true).unwrap();
             worker.step();
             worker.check_timeout(now());
         }
         let late = now() + 2 * RESPONSE_TIMEOUT.as_nanos() as u64;
         let timeout = Instant::now() + RESPONSE_TIMEOUT;
-        while answered.step() != Step::Completed {
-            assert!(Instant::now() < timeout, "no answer");
+        while served.step() != Step::Completed {
+            assert!(Instant::now() < timeout, "no response");
             std::thread::yield_now();
         }
-        // It has answers, but nobody takes them.
+        // The responses of this client have arrived, but it has not polled for them.
         silent.check_timeout(late);
-        answered.check_timeout(late);
-        assert_eq!([silent, answered].map(|worker| worker.has_given_up()), [true, false]);
+        served.check_timeout(late);
+        assert_eq!([silent, served].map(|worker| worker.has_given_up()), [true, false]);
     }
 
     #[test]
-    fn the_least_patient_client_decides() {
+    fn most_urgent_step_decides_how_the_thread_waits() {
         let order = [Step::Completed, Step::StartDue, Step::Waiting, Step::IdleFor(5), Step::IdleFor(9)];
         assert!(order.is_sorted());
         let mut backoff = Backoff { spins: 2, idle: 0 };
         assert!(!backoff.after_round(Step::Waiting) && !backoff.after_round(Step::Waiting));
         assert_eq!(backoff.idle, 2);
-        assert!((0..=YIELDS).any(|_| backoff.after_round(Step::Waiting)), "it sleeps in the end");
+        assert!((0..=YIELDS).any(|_| backoff.after_round(Step::Waiting)), "the thread never slept");
         backoff.after_round(Step::Completed);
         assert_eq!(backoff.idle, 0);
     }

@@ -4,7 +4,7 @@
 //! input; the first line is its task. It writes replies as frames to its standard output:
 //!
 //! ```text
-//! length (4 bytes, little endian) | ClientReply as JSON | length | bytes of the history, mostly none
+//! length (4 bytes, little endian) | ClientReply as JSON | length | bytes of the history, usually empty
 //! ```
 //!
 //! A client process ends when its input is closed, so none outlives its node.
@@ -125,7 +125,10 @@ impl ClientPool {
             match pool.receive(START_TIMEOUT)? {
                 (_, ClientReply::Ready, _) => {}
                 (client, reply, _) => {
-                    return Err(Error::Client { client, what: format!("it sent {reply:?} out of turn") });
+                    return Err(Error::Client {
+                        client,
+                        what: format!("it sent {reply:?}, which was not expected now"),
+                    });
                 }
             }
         }
@@ -159,7 +162,7 @@ impl ClientPool {
         Ok(self.tallies.iter().flatten().copied().collect())
     }
 
-    /// Ends all clients. Returns the results of those that still answer, and the first error of the others.
+    /// Ends all clients. Returns the results of those that still reply, and the first error of the others.
     pub(super) fn finish(mut self) -> (Vec<ClientResults>, Option<Error>) {
         let (mut found, mut error) = (Vec::new(), None);
         let mut waiting_for = vec![true; self.tallies.len()];
@@ -206,7 +209,10 @@ impl ClientPool {
             ClientReply::RunDone(tally) => self.tallies[client] = Some(tally),
             ClientReply::Failed(what) => return Err(Error::Client { client, what }),
             reply => {
-                return Err(Error::Client { client, what: format!("it sent {reply:?} out of turn") });
+                return Err(Error::Client {
+                    client,
+                    what: format!("it sent {reply:?}, which was not expected now"),
+                });
             }
         }
         Ok(())
@@ -348,8 +354,8 @@ impl Drop for ClientHost {
     }
 }
 
-/// Runs the clients of one thread until the command channel closes or nobody receives the replies. `reply_to_pool` gets the
-/// number of the client within the thread, the reply and the history; it returns false when nobody receives.
+/// Runs the clients of one thread until the command channel closes or the pool no longer receives replies. `reply_to_pool` gets the
+/// number of the client within the thread, the reply and the history; it returns false when the pool no longer receives.
 fn run_clients(
     tasks: Vec<Task>,
     commands: &Receiver<ClientCommand>,

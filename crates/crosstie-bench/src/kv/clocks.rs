@@ -61,29 +61,29 @@ impl Clocks {
     }
 }
 
-/// Of all ranks.
+/// Compares the clocks of all ranks with that of rank 0.
 fn compare(job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
-    let mut mine = [[0; 2]; ROUNDS];
-    for round in &mut mine {
+    let mut own_times = [[0; 2]; ROUNDS];
+    for round in &mut own_times {
         let begun = now();
         job.barrier()?;
         *round = [begun, now()];
     }
-    let all = gather::gather(job, Ok(mine.as_bytes().to_vec()))?;
+    let all = gather::gather(job, Ok(own_times.as_bytes().to_vec()))?;
     let read = |bytes: &Vec<u8>| <[[u64; 2]; ROUNDS]>::read_from_bytes(bytes).map_err(|_| Error::Protocol);
     let all: Vec<_> = all.iter().map(read).collect::<Result<_, _>>()?;
     let first = all.first().ok_or(Error::Protocol)?;
-    all.iter().map(|theirs| bounds(theirs, first).ok_or(Error::Protocol)).collect()
+    all.iter().map(|times| bounds(times, first).ok_or(Error::Protocol)).collect()
 }
 
 /// The bounds of one clock's offset from another, from the times of the barriers. `None` if the times contradict each other.
-fn bounds(theirs: &[[u64; 2]], first: &[[u64; 2]]) -> Option<ClockOffset> {
+fn bounds(times: &[[u64; 2]], first: &[[u64; 2]]) -> Option<ClockOffset> {
     let difference = |one: u64, other: u64| i128::from(one) - i128::from(other);
-    let bound = |(theirs, first): (&[u64; 2], &[u64; 2])| ClockOffset {
-        min: difference(theirs[0], first[1]),
-        max: difference(theirs[1], first[0]),
+    let bound = |(times, first): (&[u64; 2], &[u64; 2])| ClockOffset {
+        min: difference(times[0], first[1]),
+        max: difference(times[1], first[0]),
     };
-    let best = theirs.iter().zip(first).map(bound).min_by_key(ClockOffset::width)?;
+    let best = times.iter().zip(first).map(bound).min_by_key(ClockOffset::width)?;
     (best.width() >= 0).then_some(best)
 }
 
@@ -120,32 +120,32 @@ mod tests {
     use crate::history::{Failure, History, Recorder, check};
     use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
-    /// What clocks show at a barrier that begins and ends at these times; theirs is offset.
+    /// The offset of the second clock in the tests.
     const AHEAD: u64 = 1_000_000;
 
     #[test]
-    fn bounds_hold_whoever_is_late_and_the_best_barrier_counts() {
+    fn bounds_contain_the_offset_and_come_from_the_narrowest_barrier() {
         let first = [[100, 900], [1000, 1040], [2000, 2500]];
-        let theirs = [[150, 950], [1010, 1050], [2400, 2500]].map(|round| round.map(|time| time + AHEAD));
-        let offset = bounds(&theirs, &first).unwrap();
+        let second = [[150, 950], [1010, 1050], [2400, 2500]].map(|round| round.map(|time| time + AHEAD));
+        let offset = bounds(&second, &first).unwrap();
         assert!(offset.min <= i128::from(AHEAD) && i128::from(AHEAD) <= offset.max, "{offset:?}");
         assert_eq!(offset.width(), 80);
-        // The other way round it is behind.
-        let behind = bounds(&first, &theirs).unwrap();
+        // Seen from the second clock, the first clock is behind.
+        let behind = bounds(&first, &second).unwrap();
         assert_eq!((behind.min, behind.max), (-offset.max, -offset.min));
-        // Ended before it began: no clock does that.
+        // A barrier that ended before it began is invalid.
         assert_eq!(bounds(&[[10, 5]], &[[10, 5]]), None);
         assert_eq!(offset.union(ClockOffset::NONE), ClockOffset { min: 0, max: offset.max });
     }
 
     #[test]
-    fn operations_of_another_clock_are_explained_and_wrong_answers_found() {
-        // Rank 0 puts 7; afterwards a rank whose clock is a second behind gets it. Then it gets what was before.
-        let event = |op, value, answer, called, returned| {
+    fn check_with_clock_bounds_accepts_right_responses_and_finds_wrong_ones() {
+        // Rank 0 puts 6, then 7. A rank whose clock is a second behind then gets 7, which is right, or 6, which is wrong.
+        let event = |op, value, response, called, returned| {
             let mut recorder = Recorder::new(0, 1);
             let request = WordRequest { value, ..WordRequest::new(op, 0, 42) };
             let call = recorder.begin(&request).unwrap();
-            recorder.end(call, &WordResponse::new(Status::Done, answer));
+            recorder.end(call, &WordResponse::new(Status::Done, response));
             Event { called, returned, ..recorder.events()[0] }
         };
         let second = 1_000_000_000;
@@ -154,16 +154,16 @@ mod tests {
         let right = event(Op::Get, 0, 7, second + 300, second + 400);
         let wrong = event(Op::Get, 0, 6, second + 500, second + 600);
         let behind = ClockOffset { min: -(second as i128) - 20, max: -(second as i128) + 20 };
-        let together =
+        let histories =
             |other: Event| [History { events: vec![before, put] }, History { events: vec![other] }];
-        // As it stands it was read before it was written.
-        assert!(matches!(check(&together(right)), Err(Failure::Violation { .. })));
-        check(&together(behind.widen(&right))).unwrap();
-        assert!(matches!(check(&together(behind.widen(&wrong))), Err(Failure::Violation { .. })));
-        // Bounds that are wider than what it contradicts prove nothing.
-        let vague = ClockOffset { min: behind.min - 1000, max: behind.max + 1000 };
-        check(&together(vague.widen(&wrong))).unwrap();
-        // Whatever a rank says, there is no overflow, and what never returned never does.
+        // Without the offset, the get seems to return 7 before it was put.
+        assert!(matches!(check(&histories(right)), Err(Failure::Violation { .. })));
+        check(&histories(behind.widen(&right))).unwrap();
+        assert!(matches!(check(&histories(behind.widen(&wrong))), Err(Failure::Violation { .. })));
+        // With bounds wider than the time between the operations, the wrong response cannot be proved wrong.
+        let wide = ClockOffset { min: behind.min - 1000, max: behind.max + 1000 };
+        check(&histories(wide.widen(&wrong))).unwrap();
+        // An operation that never returned stays so. Extreme times and bounds do not overflow.
         let never = Event { called: 0, returned: Event::NEVER, ..right };
         assert_eq!(behind.widen(&never).returned, Event::NEVER);
         let extreme = ClockOffset { min: -i128::from(u64::MAX), max: i128::from(u64::MAX) };

@@ -70,7 +70,7 @@ pub const MAX_RECORDED: usize = 1 << 20;
 /// What to measure. It must be the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// One or two backends; the runs of two alternate.
+    /// One or two backends. The runs of two backends alternate.
     pub backends: Vec<Backend>,
     /// Of each node.
     pub daemons: u32,
@@ -149,7 +149,7 @@ pub enum Error {
     /// The workload is invalid.
     #[error(transparent)]
     Workload(#[from] PlanError),
-    /// The ranks lost each other.
+    /// The ranks could not connect to each other, or lost their connection.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
     /// Another rank failed.
@@ -215,9 +215,9 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
-        /// What it answered.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -231,7 +231,7 @@ impl From<serde_json::Error> for Error {
 impl Plan {
     /// Checks the plan for a cluster of `nodes`.
     pub fn validate(&self, nodes: u32) -> Result<(), Error> {
-        let wrong = |text: String| Err(Error::Plan(text));
+        let invalid = |text: String| Err(Error::Plan(text));
         for (what, value, limit) in [
             ("nodes", nodes, MAX_NODES),
             ("daemons", self.daemons, MAX_DAEMONS),
@@ -240,37 +240,37 @@ impl Plan {
             ("runs", self.runs, MAX_RUNS),
         ] {
             if !(1..=limit).contains(&value) {
-                return wrong(format!("{what} {value}: give 1 to {limit}"));
+                return invalid(format!("{what} {value}: give 1 to {limit}"));
             }
         }
         if self.duration.is_zero() || self.duration > MAX_DURATION {
             let (given, limit) = (self.duration.as_secs_f64(), MAX_DURATION.as_secs());
-            return wrong(format!("duration {given}: give seconds above 0, up to {limit}"));
+            return invalid(format!("duration {given}: give seconds above 0, up to {limit}"));
         }
         if self.backends.is_empty() || self.backends.len() > 2 {
-            return wrong(format!("{} backends: give one or two", self.backends.len()));
+            return invalid(format!("{} backends: give one or two", self.backends.len()));
         }
         self.workload.validate()?;
         if self.check && self.recorded_each(nodes) == 0 {
             let (clients, runs) = (u64::from(nodes) * u64::from(self.clients), self.runs);
-            return wrong(format!(
+            return invalid(format!(
                 "at most {MAX_RECORDED} operations are recorded, too few for {clients} clients in {runs} runs: give fewer clients or runs"
             ));
         }
         if let Some(rate) = self.rate
             && !(rate > 0.0 && rate <= 1e9)
         {
-            return wrong(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
+            return invalid(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
         if !self.workload.has_words() {
             let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
-                return wrong(format!(
+                return invalid(format!(
                     "histories with values of {size} bytes are not checked: use --value-size 8 with --check"
                 ));
             }
             if depth as usize > limit {
-                return wrong(format!(
+                return invalid(format!(
                     "queue depth {depth}: with values of {size} bytes a client has at most {limit} operations in flight"
                 ));
             }
@@ -279,7 +279,7 @@ impl Plan {
             let (count, daemons) = (cores.len(), self.daemons);
             let threads = if self.clients_share_threads() { 1 } else { self.clients };
             if count < (daemons + threads) as usize {
-                return wrong(format!(
+                return invalid(format!(
                     "{count} cores for a node's {daemons} daemons and at least {threads} client threads: give one for each"
                 ));
             }
@@ -347,14 +347,14 @@ pub fn run(
     let mut error = None;
     let mut over = rank_runs.iter().any(RankRun::is_over);
     'runs: for run in 0..plan.runs {
-        for turn in 0..rank_runs.len() {
+        for nth in 0..rank_runs.len() {
             if over {
                 break 'runs;
             }
             // The order alternates, so that no backend is always first.
-            let turn = if run % 2 == 0 { turn } else { rank_runs.len() - 1 - turn };
-            match rank_runs[turn].measure(job, plan, interrupt) {
-                Ok(()) => over = rank_runs[turn].is_over(),
+            let nth = if run % 2 == 0 { nth } else { rank_runs.len() - 1 - nth };
+            match rank_runs[nth].measure(job, plan, interrupt) {
+                Ok(()) => over = rank_runs[nth].is_over(),
                 Err(cause) => {
                     error = Some(cause);
                     break 'runs;

@@ -41,11 +41,12 @@ pub(super) struct PlainLimit {
 }
 
 impl PlainLimit {
-    /// Of one node with client threads in a closed loop, each with a core to itself, and with words; `None` for others.
+    /// `None` unless the plan is for one node, 8-byte values, and client threads in a closed loop, each with its own core.
     pub(super) fn new(plan: &Plan, topology: &Topology, nodes: u32) -> Result<Option<PlainLimit>, Error> {
         let (Some(servers), Some(clients)) = (&topology.daemons, &topology.clients) else { return Ok(None) };
-        let alike = clients.len() == plan.clients as usize && plan.rate.is_none() && plan.processes.is_none();
-        if nodes != 1 || !alike || plan.check || !plan.workload.has_words() {
+        let comparable =
+            clients.len() == plan.clients as usize && plan.rate.is_none() && plan.processes.is_none();
+        if nodes != 1 || !comparable || plan.check || !plan.workload.has_words() {
             return Ok(None);
         }
         let cluster = ShardMap::new(1, plan.daemons).ok_or(Error::Protocol)?;
@@ -142,7 +143,7 @@ impl Ring {
     }
 }
 
-/// A client. Says how many answers it has taken.
+/// Runs a client. Returns the number of responses that it has taken.
 fn run_client(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool, all: bool) -> u64 {
     let (mut sent, mut received) = (vec![0; rings.len()], vec![0; rings.len()]);
     let (mut position, mut count) = (0, 0);
@@ -174,7 +175,7 @@ fn run_client(rings: &[Ring], pattern: &Pattern, depth: usize, stop: &AtomicBool
     count
 }
 
-/// A server; ends when no client is left.
+/// Runs a server until no client is left.
 fn run_server(rings: &[&Ring], table: &mut Table, left: &AtomicUsize, all: bool) {
     let mut next = vec![0; rings.len()];
     while left.load(Relaxed) > 0 {
@@ -226,7 +227,7 @@ impl Table {
         &mut self.slots[at][1]
     }
 
-    /// Where `wanted` is, from where `key` would be.
+    /// The index of the first entry with the key `wanted`, probing from the hash of `key`.
     #[inline]
     fn find(&self, key: u64, wanted: u64) -> usize {
         let mut at = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
@@ -243,7 +244,7 @@ mod tests {
     use crate::workload;
 
     #[test]
-    fn the_plain_exchange_answers_with_what_was_put() {
+    fn plain_server_stores_the_last_value_of_each_key() {
         let plan = workload::Plan { keys: 100, entries: 256, ..workload::Plan::default() };
         let cluster = ShardMap::new(1, 2).unwrap();
         let pattern = plan.pattern(&cluster, 0, 0).unwrap();
@@ -270,7 +271,7 @@ mod tests {
                 client.join().unwrap()
             });
             assert!(count > 0);
-            // Each key has what the last put of it wrote, which is its position.
+            // The value of each key is the position of its last put in the pattern.
             for key in 0..100u64 {
                 let is_put = |n: &u64| u64::from(pattern.at(*n).key) == key && !pattern.at(*n).is_read;
                 let last = (0..count).rev().take(256).find(is_put).unwrap_or(key);

@@ -44,12 +44,12 @@ pub(super) struct ClusterToken([u8; 32]);
 
 impl ClusterToken {
     pub(super) fn agree(job: &mut dyn Bootstrap) -> Result<ClusterToken, Error> {
-        let mine = match job.rank() {
+        let own = match job.rank() {
             0 => random_bytes::<32>().map(|bytes| bytes.to_vec()).map_err(Error::from),
             _ => Ok(Vec::new()),
         };
-        let words = gather::gather(job, mine)?;
-        let first = words.first().and_then(|word| word.as_slice().try_into().ok());
+        let tokens = gather::gather(job, own)?;
+        let first = tokens.first().and_then(|token| token.as_slice().try_into().ok());
         first.map(ClusterToken).ok_or(Error::Protocol)
     }
 
@@ -136,10 +136,10 @@ impl RankRun {
             seconds: 0.0,
             over: false,
         };
-        let sums = rank_run.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
-        rank_run.over = sums.ends(plan.check);
+        let totals = rank_run.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
+        rank_run.over = totals.ends(plan.check);
         // Errors of the warm-up count; nothing else of it does.
-        (rank_run.local.errors, rank_run.local.node_gone) = (sums.own_errors, sums.own_node_gone);
+        (rank_run.local.errors, rank_run.local.node_gone) = (totals.own_errors, totals.own_node_gone);
         rank_run.counters_before = NodeCounters::of(&rank_run.node);
         rank_run.memory = topology::resident_memory().saturating_sub(before);
         Ok(rank_run)
@@ -157,9 +157,9 @@ impl RankRun {
         plan: &Plan,
         interrupt: &AtomicBool,
     ) -> Result<(), Error> {
-        let sums = self.run(job, true, plan.run_length(), interrupt)?;
-        self.over = sums.ends(plan.check);
-        self.runs.push(sums);
+        let totals = self.run(job, true, plan.run_length(), interrupt)?;
+        self.over = totals.ends(plan.check);
+        self.runs.push(totals);
         Ok(())
     }
 
@@ -171,20 +171,20 @@ impl RankRun {
         interrupt: &AtomicBool,
     ) -> Result<RunTotals, Error> {
         job.barrier()?;
-        let mine = self.run_clients(measured, length, interrupt);
-        if let Ok(mine) = &mine
+        let own = self.run_clients(measured, length, interrupt);
+        if let Ok(own) = &own
             && measured
         {
-            self.local.add(mine);
-            self.seconds += mine.seconds();
+            self.local.add(own);
+            self.seconds += own.seconds();
         }
-        let (errors, node_gone) = mine.as_ref().map_or((0, 0), |mine| (mine.errors, mine.node_gone));
-        let all = gather::gather(job, mine.map(|mine| mine.to_bytes()))?;
+        let (errors, node_gone) = own.as_ref().map_or((0, 0), |own| (own.errors, own.node_gone));
+        let all = gather::gather(job, own.map(|own| own.to_bytes()))?;
         let all: Vec<RunTotals> =
-            all.iter().map(|sums| RunTotals::from_bytes(sums)).collect::<Result<_, _>>()?;
-        let mut sums = RunTotals::together(&all, self.one_machine);
-        (sums.own_errors, sums.own_node_gone) = (errors, node_gone);
-        Ok(sums)
+            all.iter().map(|totals| RunTotals::from_bytes(totals)).collect::<Result<_, _>>()?;
+        let mut totals = RunTotals::sum(&all, self.one_machine);
+        (totals.own_errors, totals.own_node_gone) = (errors, node_gone);
+        Ok(totals)
     }
 
     /// Runs this rank's clients for one run.
@@ -197,7 +197,7 @@ impl RankRun {
         let end = Instant::now() + length;
         self.pool.start_run(measured)?;
         let mut interrupted = false;
-        for look in 1.. {
+        for poll in 1.. {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || self.pool.has_client_given_up()? {
                 break;
@@ -208,15 +208,15 @@ impl RankRun {
                 break;
             }
             let own = self.node.config().rank as usize;
-            if look % POLLS_PER_STOP_CHECK == 0 && self.control_client.get(self.stop_keys[own]) != Ok(None) {
+            if poll % POLLS_PER_STOP_CHECK == 0 && self.control_client.get(self.stop_keys[own]) != Ok(None) {
                 interrupted = true;
                 break;
             }
             std::thread::sleep(left.min(POLL_INTERVAL));
         }
-        let mut sums = RunTotals::of(&self.pool.stop_run()?);
-        sums.interrupted = u64::from(interrupted);
-        Ok(sums)
+        let mut totals = RunTotals::of(&self.pool.stop_run()?);
+        totals.interrupted = u64::from(interrupted);
+        Ok(totals)
     }
 
     /// Ends the run at all other ranks.
@@ -237,10 +237,10 @@ impl RankRun {
         clocks: Option<&Clocks>,
         interrupted: bool,
     ) -> (Node, Figures, Option<Error>) {
-        let counted = NodeCounters::of(&self.node).since(&self.counters_before);
+        let counters = NodeCounters::of(&self.node).since(&self.counters_before);
         let (found, mut error) = self.pool.finish();
         let memory = [self.memory, self.node.config().memory_bound().total()];
-        let local = RankResults::new(job.rank(), &self.local, self.seconds, memory, counted, &found);
+        let local = RankResults::new(job.rank(), &self.local, self.seconds, memory, counters, &found);
         let all = totals::exchange(job, &local).unwrap_or_else(|cause| {
             error = Some(cause);
             vec![local]
@@ -291,11 +291,11 @@ fn start_node(
     let listener = TcpListener::bind((topology.address, 0))
         .and_then(|listener| Ok((listener.local_addr()?, listener)))
         .map_err(|source| Error::Os { what: "listening for other nodes", source });
-    let (listener, mine) = match listener {
+    let (listener, address) = match listener {
         Ok((address, listener)) => (Some(listener), Ok(address.to_string().into_bytes())),
         Err(error) => (None, Err(error)),
     };
-    let addresses = gather::gather(job, mine)?;
+    let addresses = gather::gather(job, address)?;
     let address = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
     let addresses: Option<Vec<SocketAddr>> = addresses.iter().map(address).collect();
     let (Some(addresses), Some(listener)) = (addresses, listener) else { return Err(Error::Protocol) };
@@ -370,11 +370,11 @@ fn check_history(
     plan: &Plan,
     backend: Backend,
     clocks: &Clocks,
-    mine: &[u8],
+    recorded: &[u8],
     figures: &mut Figures,
 ) -> Result<(), Error> {
     let clocks = clocks.offsets_until_now(job)?;
-    let all = gather::gather_to_rank_zero(job, mine)?;
+    let all = gather::gather_to_rank_zero(job, recorded)?;
     if job.rank() != 0 {
         return Ok(());
     }
@@ -405,7 +405,7 @@ fn check_history(
 #[cfg(test)]
 mod tests {
     #[test]
-    fn clients_are_spread_evenly() {
+    fn clients_are_split_evenly_over_threads() {
         let split_clients = |clients, threads| {
             super::split_clients(clients, threads)
                 .map(|clients| (clients.start, clients.end))

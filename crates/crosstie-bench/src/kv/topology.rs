@@ -49,17 +49,17 @@ pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology,
     let infos = gather::gather(job, info)?;
     let infos: Vec<RankInfo> =
         infos.iter().map(|info| serde_json::from_slice(info)).collect::<Result<_, _>>()?;
-    let mine = infos.get(job.rank() as usize).ok_or(Error::Protocol)?;
+    let own = infos.get(job.rank() as usize).ok_or(Error::Protocol)?;
     if let Some(rank) = infos.iter().position(|info| info.plan != infos[0].plan) {
         return Err(Error::Plan(format!(
             "rank {rank} has other options than rank 0: give all ranks the same options"
         )));
     }
-    let one_machine = infos.iter().all(|info| info.boot == mine.boot);
+    let one_machine = infos.iter().all(|info| info.boot == own.boot);
     let on_other_machine = infos.iter().map(|info| info.boot != infos[0].boot).collect();
     let address = match one_machine {
         true => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        false => mine.address.ok_or(Error::NoAddress)?,
+        false => own.address.ok_or(Error::NoAddress)?,
     };
     // The same number on all ranks, so that they can be compared.
     let threads = (0..infos.len()).map(|rank| client_threads(&infos, rank, plan)).min().unwrap_or(1);
@@ -76,22 +76,22 @@ pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology,
     let (daemons, clients) = share.as_deref().map(split).unzip();
     let mut cores = String::new();
     if pinned {
-        let told = shares.iter().flatten().enumerate().map(|(rank, share)| {
+        let by_rank = shares.iter().flatten().enumerate().map(|(rank, share)| {
             let (daemons, clients) = split(share);
-            let taking_turns = match threads {
+            let sharing = match threads {
                 threads if threads == plan.clients => String::new(),
                 1 => format!(" (one thread for {})", plan.clients),
                 threads => format!(" ({threads} threads for {})", plan.clients),
             };
             format!(
-                "rank {rank}: daemons {}, clients {}{taking_turns}",
+                "rank {rank}: daemons {}, clients {}{sharing}",
                 join_cores(&daemons),
                 join_cores(&clients)
             )
         });
-        cores = told.collect::<Vec<_>>().join("; ");
+        cores = by_rank.collect::<Vec<_>>().join("; ");
         if cores.len() > 1000 {
-            cores = format!("every daemon and client thread of {} ranks has a core", shares.len());
+            cores = format!("every daemon and client thread of {} ranks has its own core", shares.len());
         }
     }
     let spins = if pinned { SPINS } else { 0 };
@@ -147,8 +147,8 @@ fn client_threads(infos: &[RankInfo], rank: usize, plan: &Plan) -> u32 {
 /// The cores of `rank`, one for `each` of its threads; `None` if there are not enough. Ranks that may run on the same cores of a
 /// machine divide them.
 fn cores_of_rank(infos: &[RankInfo], rank: usize, each: usize) -> Option<Vec<usize>> {
-    let turn = infos[..rank].iter().filter(|other| share_cores(other, &infos[rank])).count();
-    infos[rank].cores.chunks_exact(each).nth(turn).map(<[usize]>::to_vec)
+    let before = infos[..rank].iter().filter(|other| share_cores(other, &infos[rank])).count();
+    infos[rank].cores.chunks_exact(each).nth(before).map(<[usize]>::to_vec)
 }
 
 /// Whether two ranks may run on the same cores of the same machine.
@@ -206,11 +206,11 @@ pub(super) fn machine_description() -> String {
 /// each process depends on how many run the same program.
 pub(super) fn resident_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let part = |name| {
+    let bytes_of = |name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0)
     };
-    1024 * (part("Pss_Anon:") + part("Pss_Shmem:"))
+    1024 * (bytes_of("Pss_Anon:") + bytes_of("Pss_Shmem:"))
 }
 
 fn join_cores(cores: &[usize]) -> String {
@@ -238,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn ranks_share_the_cores_of_their_machine() {
+    fn ranks_on_one_machine_divide_its_cores() {
         let infos = [info("a", 0..6), info("b", 0..6), info("a", 0..6), info("a", 0..6)];
         let shares: Vec<_> = (0..4).map(|rank| cores_of_rank(&infos, rank, 3)).collect();
         let [first, second] = [Some(vec![0, 1, 2]), Some(vec![3, 4, 5])];
-        // The third rank of a machine has none left.
+        // No cores are left for the third rank of a machine.
         assert_eq!(shares, [first.clone(), first, second, None]);
-        // A launcher has given each its own.
+        // The launcher has assigned different cores to the ranks.
         let infos = [info("a", 0..3), info("a", 3..6)];
         assert_eq!(
             [0, 1].map(|rank| cores_of_rank(&infos, rank, 3)),
@@ -253,26 +253,26 @@ mod tests {
     }
 
     #[test]
-    fn clients_have_as_many_threads_as_daemons_leave_cores() {
+    fn client_threads_use_the_cores_that_daemons_leave_free() {
         let plan = |daemons, clients| Plan { daemons, clients, ..Plan::default() };
         let of = |cores, ranks, plan: &Plan| {
             let infos: Vec<RankInfo> = (0..ranks).map(|_| info("a", 0..cores)).collect();
             (0..ranks).map(|rank| client_threads(&infos, rank, plan)).collect::<Vec<u32>>()
         };
-        // One each where all have a core, never more.
+        // One thread per client if there are enough cores, and never more.
         assert_eq!(of(5, 1, &plan(1, 4)), [4]);
         assert_eq!(of(64, 1, &plan(1, 4)), [4]);
-        // What daemons leave.
+        // Otherwise one thread per core that the daemons leave free.
         assert_eq!(of(4, 1, &plan(1, 4)), [3]);
         assert_eq!(of(2, 1, &plan(1, 4)), [1]);
         assert_eq!(of(8, 2, &plan(2, 4)), [2, 2]);
-        // One at least.
+        // At least one thread.
         assert_eq!(of(2, 2, &plan(2, 4)), [1, 1]);
         assert_eq!(of(1, 1, &plan(3, 1)), [1]);
-        // Machines are not each other's.
+        // Ranks on different machines do not divide cores.
         let infos = [info("a", 0..4), info("b", 0..4)];
         assert_eq!([0, 1].map(|rank| client_threads(&infos, rank, &plan(1, 4))), [3, 3]);
-        // Processes cannot share.
+        // Client processes cannot share a thread.
         assert_eq!(of(2, 1, &Plan { processes: Some(Vec::new()), ..plan(1, 4) }), [4]);
     }
 }

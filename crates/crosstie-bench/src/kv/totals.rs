@@ -56,7 +56,7 @@ impl RunTotals {
     }
 
     /// The totals of all ranks. Without the same clock, only durations can be compared.
-    pub(super) fn together(all: &[RunTotals], same_clock: bool) -> RunTotals {
+    pub(super) fn sum(all: &[RunTotals], same_clock: bool) -> RunTotals {
         let mut sums = RunTotals::default();
         all.iter().for_each(|one| sums.add(one));
         if same_clock {
@@ -112,7 +112,7 @@ impl NodeCounters {
         while before.iter().zip(passes()).any(|(before, now)| *before == now) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
-        let mut counted = NodeCounters::default();
+        let mut counters = NodeCounters::default();
         for daemon in node.counters() {
             let (counts, network, shard) = (daemon.activity, daemon.network, daemon.shard);
             for (name, count) in [
@@ -148,11 +148,11 @@ impl NodeCounters {
                 ("violations", network.violations),
                 ("failures", network.failures),
             ] {
-                *counted.counters.entry(name.to_owned()).or_default() += count;
+                *counters.counters.entry(name.to_owned()).or_default() += count;
             }
-            counted.add_sizes(&network.batch_sizes);
+            counters.add_sizes(&network.batch_sizes);
         }
-        counted
+        counters
     }
 
     pub(super) fn since(mut self, before: &NodeCounters) -> NodeCounters {
@@ -193,7 +193,7 @@ pub(super) struct RankResults {
     memory: [u64; 2],
     latency: Vec<(u64, u64)>,
     max: u64,
-    counted: NodeCounters,
+    counters: NodeCounters,
 }
 
 impl RankResults {
@@ -202,7 +202,7 @@ impl RankResults {
         sums: &RunTotals,
         seconds: f64,
         memory: [u64; 2],
-        counted: NodeCounters,
+        counters: NodeCounters,
         found: &[ClientResults],
     ) -> RankResults {
         let mut latency = Histogram::new();
@@ -219,15 +219,15 @@ impl RankResults {
             memory,
             latency: latency.counts().collect(),
             max: found.iter().map(|found| found.max).max().unwrap_or(0),
-            counted,
+            counters,
         }
     }
 }
 
 /// Exchanges the results between all ranks.
-pub(super) fn exchange(job: &mut dyn Bootstrap, mine: &RankResults) -> Result<Vec<RankResults>, Error> {
-    let mine = serde_json::to_vec(mine).map_err(Error::from);
-    let all = gather::gather(job, mine)?;
+pub(super) fn exchange(job: &mut dyn Bootstrap, own: &RankResults) -> Result<Vec<RankResults>, Error> {
+    let own = serde_json::to_vec(own).map_err(Error::from);
+    let all = gather::gather(job, own)?;
     all.iter().map(|local| Ok(serde_json::from_slice(local)?)).collect()
 }
 
@@ -241,14 +241,14 @@ pub(super) fn figures(
     all: &[RankResults],
 ) -> Figures {
     let mut latency = Histogram::new();
-    let mut counted = NodeCounters::default();
+    let mut counters = NodeCounters::default();
     for local in all {
         local.latency.iter().for_each(|(value, times)| latency.record_n(*value, *times));
-        counted.add(&local.counted);
+        counters.add(&local.counters);
     }
     let sum = |count: fn(&RankResults) -> u64| all.iter().map(count).sum::<u64>();
-    counted.counters.insert("not_started".into(), sum(|local| local.not_started));
-    counted.counters.insert("timed".into(), latency.count());
+    counters.counters.insert("not_started".into(), sum(|local| local.not_started));
+    counters.counters.insert("timed".into(), latency.count());
     let rate = |ops: u64, seconds: f64| if seconds > 0.0 { (ops as f64 / seconds).round() } else { 0.0 };
     let mut runs: Vec<Run> = runs
         .iter()
@@ -263,7 +263,7 @@ pub(super) fn figures(
     let median = median(runs.iter().map(|run| run.ops_per_s)).unwrap_or(0.0);
     let quantile = |q| latency.quantile(q).unwrap_or(0);
     let max = all.iter().map(|local| local.max).max().unwrap_or(0);
-    let sizes = counted.batch_sizes.iter().enumerate().filter(|(_, count)| **count > 0);
+    let sizes = counters.batch_sizes.iter().enumerate().filter(|(_, count)| **count > 0);
     Figures {
         bench: figures::BENCH.into(),
         device: plan.device.to_string(),
@@ -281,7 +281,7 @@ pub(super) fn figures(
         errors: sum(|local| local.errors),
         node_gone: sum(|local| local.node_gone),
         interrupted: false,
-        counters: counted.counters,
+        counters: counters.counters,
         per_rank: all
             .iter()
             .map(|local| Rank {
@@ -320,15 +320,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_of_all_ranks_and_times_from_first_to_last() {
+    fn totals_sum_up_all_ranks_from_the_first_start_to_the_last_end() {
         let ranks = [
             RunTotals { begun: 100, ended: 200, ops: 5, errors: 1, ..RunTotals::default() },
             RunTotals { begun: 150, ended: 270, ops: 7, interrupted: 1, ..RunTotals::default() },
         ];
-        let sums = RunTotals::together(&ranks, true);
+        let sums = RunTotals::sum(&ranks, true);
         assert_eq!((sums.begun, sums.ended, sums.ops, sums.errors, sums.interrupted), (100, 270, 12, 1, 1));
-        // Clocks that cannot be compared: the longest.
-        assert_eq!(RunTotals::together(&ranks, false).seconds(), 120e-9);
+        // Without a common clock, the time is that of the slowest rank.
+        assert_eq!(RunTotals::sum(&ranks, false).seconds(), 120e-9);
         assert!(sums.ends(true));
         assert!(!RunTotals { gave_up: 1, ..RunTotals::default() }.ends(true));
         assert!(RunTotals { gave_up: 1, ..RunTotals::default() }.ends(false));

@@ -50,16 +50,16 @@ pub(super) struct Task {
 /// What a client did in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
-    /// Of the machine's monotonic clock, in nanoseconds.
+    /// Start and end of the run, on the machine's monotonic clock, in nanoseconds.
     pub(super) begun: u64,
     pub(super) ended: u64,
-    /// Operations that ended, errors and those without a node among them.
+    /// Completed operations, including errors and those whose node was gone.
     pub(super) ops: u64,
     pub(super) errors: u64,
     pub(super) node_gone: u64,
-    /// Operations of an open loop that should have started and did not.
+    /// Operations of an open loop that should have started but did not.
     pub(super) not_started: u64,
-    /// Whether the client ended the run of its own accord.
+    /// Whether the client ended the run by itself.
     pub(super) gave_up: bool,
 }
 
@@ -79,10 +79,10 @@ pub(super) enum Step {
 /// Records requests and responses, or does nothing.
 pub(super) trait Recording {
     type Pending;
-    /// `None`: there is no more room in this run.
+    /// Returns `None` if there is no more room in this run.
     fn begin(&mut self, request: &WordRequest) -> Option<Self::Pending>;
     fn end(&mut self, pending: Self::Pending, response: &WordResponse);
-    /// A run begins.
+    /// Called at the start of a run.
     fn start_run(&mut self) {}
     /// Whether every put must write a unique value.
     const UNIQUE: bool;
@@ -148,24 +148,24 @@ pub(super) struct Worker<R: Recording> {
     pattern: Pattern,
     /// Requests so far: the position in the pattern.
     position: u64,
-    /// Until the next operation that is timed.
+    /// Operations until the next one that is timed.
     untimed: u64,
     /// Runs so far.
     runs: u64,
-    /// Of this run.
+    /// Whether this run is measured; false for the warm-up.
     measured: bool,
     tally: Tally,
     in_flight: usize,
     /// When the last response was seen. With one operation in flight it is the start of the next.
     seen: u64,
-    /// In an open loop, when operations start, and the next one's time.
+    /// In an open loop: the schedule of starts, and the time of the next start.
     starts: Option<Schedule>,
     due: u64,
     /// For the timeout: completed operations at the last check that saw progress, and its time.
-    answered: u64,
+    progress_ops: u64,
     silent_since: u64,
     pub(super) record: R,
-    /// Of measured runs.
+    /// Latencies of measured runs.
     pub(super) latency: Histogram,
     /// For byte strings: the value that puts write. It begins with the key.
     value: Option<Box<[u8]>>,
@@ -200,7 +200,7 @@ impl<R: Recording> Worker<R> {
             seen: 0,
             starts: None,
             due: 0,
-            answered: 0,
+            progress_ops: 0,
             silent_since: 0,
             record,
             latency,
@@ -208,11 +208,11 @@ impl<R: Recording> Worker<R> {
         })
     }
 
-    /// A run begins.
+    /// Called at the start of a run.
     pub(super) fn start(&mut self, measured: bool) -> Result<(), super::Error> {
         self.runs += 1;
         self.record.start_run();
-        (self.measured, self.in_flight, self.answered) = (measured, 0, 0);
+        (self.measured, self.in_flight, self.progress_ops) = (measured, 0, 0);
         let Task { rank, client, rate, .. } = self.task;
         let seed = self.task.workload.seed.wrapping_add(self.runs);
         self.starts = rate.map(|rate| Schedule::new(seed, rank, client, rate)).transpose()?;
@@ -287,8 +287,8 @@ impl<R: Recording> Worker<R> {
 
     /// Gives up if no response came for too long. The loop calls it regularly.
     pub(super) fn check_timeout(&mut self, time: u64) {
-        if self.in_flight == 0 || self.tally.ops != self.answered {
-            (self.answered, self.silent_since) = (self.tally.ops, time);
+        if self.in_flight == 0 || self.tally.ops != self.progress_ops {
+            (self.progress_ops, self.silent_since) = (self.tally.ops, time);
         } else if time.saturating_sub(self.silent_since) > RESPONSE_TIMEOUT.as_nanos() as u64 {
             self.tally.gave_up = true;
         }
@@ -333,8 +333,8 @@ impl<R: Recording> Worker<R> {
     #[inline]
     fn begin(&mut self, start: u64) -> bool {
         let entry = self.pattern.at(self.position);
-        // A value tells which key it is of, or, where histories are recorded, who wrote it; one who tries again
-        // takes another.
+        // A value contains its key, so that a get can be checked. If histories are recorded, the value is unique instead: it contains
+        // the client and the position. A retry uses the next position, so its value differs.
         let value = if R::UNIQUE {
             (u64::from(self.task.number) + 1) << 40 | self.position
         } else {
@@ -348,7 +348,7 @@ impl<R: Recording> Worker<R> {
         let token = Token { start, pending, key: entry.key, is_read: entry.is_read };
         let begun = match &mut self.value {
             None => self.client.begin(request, token).map_err(BeginBytesError::from),
-            Some(value) => begin_string(&mut self.client, entry, value, token),
+            Some(value) => begin_bytes_op(&mut self.client, entry, value, token),
         };
         match begun {
             Ok(()) => {
@@ -420,7 +420,7 @@ impl<R: Recording> Worker<R> {
 
 /// Starts an operation on a byte string. A put's value begins with its key.
 #[inline(never)]
-fn begin_string<T>(
+fn begin_bytes_op<T>(
     client: &mut Client<T>,
     entry: Entry,
     value: &mut [u8],

@@ -10,7 +10,8 @@ use crate::error::Error;
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
 
-const LINE: usize = 0;
+/// Offset of the word in the region.
+const WORD: usize = 0;
 
 /// One side of a ping-pong with one word; each side spins on it.
 pub(crate) struct CacheLinePingPong<'a> {
@@ -49,9 +50,9 @@ impl<'a> CacheLinePingPong<'a> {
     pub(crate) fn follow(&mut self) -> Result<(), Error> {
         loop {
             self.messages += 2;
-            let end = wait_for_number(self.region.word(LINE), self.messages - 1, &mut self.spin)?;
+            let end = wait_for_number(self.region.word(WORD), self.messages - 1, &mut self.spin)?;
             // Release, partner: the Acquire in `round_trip`.
-            self.region.word(LINE).store(self.messages, Release);
+            self.region.word(WORD).store(self.messages, Release);
             if end {
                 return Ok(());
             }
@@ -67,7 +68,7 @@ impl<'a> CacheLinePingPong<'a> {
     fn round_trip(&mut self, end: u64) -> Result<(), Error> {
         self.messages += 2;
         // Release, partner: the Acquire in `follow`.
-        self.region.word(LINE).store((self.messages - 1) | end, Release);
-        wait_for_number(self.region.word(LINE), self.messages, &mut self.spin).map(drop)
+        self.region.word(WORD).store((self.messages - 1) | end, Release);
+        wait_for_number(self.region.word(WORD), self.messages, &mut self.spin).map(drop)
     }
 }

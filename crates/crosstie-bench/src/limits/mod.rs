@@ -77,16 +77,16 @@ impl Memcpy {
 
     pub(crate) fn run(&mut self, slice: Duration) -> Throughput {
         let begin = Instant::now();
-        let mut turns = 0;
+        let mut operations = 0;
         loop {
             for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload))
             {
                 black_box(&mut *to).copy_from_slice(from);
-                turns += 1;
+                operations += 1;
             }
             let time = begin.elapsed();
             if time >= slice {
-                return Throughput { operations: turns, time };
+                return Throughput { operations, time };
             }
         }
     }

@@ -1,4 +1,4 @@
-//! [`crosstie::delegation`] as what carries the messages.
+//! `bench delegation`: [`crosstie::delegation`] as a [`Transport`](super::Transport).
 
 use crosstie::delegation::{Config, Counters, MAX_RING_DEPTH};
 
@@ -7,13 +7,13 @@ use super::{LARGE, Plan};
 super::shared_memory_rpc::shared_memory_rpc!(delegation);
 
 fn config(plan: &Plan) -> Config {
-    // Room for all calls; small ones have more, as they have by default.
+    // The ring has room for all calls in flight. For small payloads it has at least its default size.
     let in_flight = (plan.depth * plan.clients).min(MAX_RING_DEPTH);
-    let usual = if plan.payload < LARGE { Config::default().ring_depth } else { 1 };
+    let min_depth = if plan.payload < LARGE { Config::default().ring_depth } else { 1 };
     Config {
         max_clients: plan.clients,
         queue_depth: plan.depth,
-        ring_depth: in_flight.max(usual),
+        ring_depth: in_flight.max(min_depth),
         request_limit: plan.payload,
         response_limit: plan.payload,
         wait_strategy: plan.waiting.into(),

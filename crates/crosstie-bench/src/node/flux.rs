@@ -1,4 +1,4 @@
-//! [`crosstie::flux`] as what carries the messages.
+//! `bench flux`: [`crosstie::flux`] as a [`Transport`].
 
 use core::hint::black_box;
 use std::sync::{Mutex, PoisonError};
@@ -12,25 +12,25 @@ use super::{Plan, SERVER, Summary, Transport, measure};
 use crate::error::Error;
 
 pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    // One for each of `plan::FLUX_PAYLOADS`.
+    // One type for each of `plan::FLUX_PAYLOADS`.
     match plan.payload {
-        8 => sized::<8>(plan),
-        16 => sized::<16>(plan),
-        32 => sized::<32>(plan),
-        48 => sized::<48>(plan),
-        64 => sized::<64>(plan),
-        256 => sized::<256>(plan),
-        1024 => sized::<1024>(plan),
-        _ => sized::<4096>(plan),
+        8 => run_sized::<8>(plan),
+        16 => run_sized::<16>(plan),
+        32 => run_sized::<32>(plan),
+        48 => run_sized::<48>(plan),
+        64 => run_sized::<64>(plan),
+        256 => run_sized::<256>(plan),
+        1024 => run_sized::<1024>(plan),
+        _ => run_sized::<4096>(plan),
     }
 }
 
-fn sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
+fn run_sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
     let config =
         Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.waiting.into() };
-    let nodes = network::<Message<N>, Message<N>, u64>(plan.sides(), &config);
+    let nodes = network::<Message<N>, Message<N>, u64>(plan.ranks(), &config);
     let nodes = nodes.map_err(|error| match error {
-        ConfigError::Parking(_) => Error::rpc("making the network")(error),
+        ConfigError::Parking(_) => Error::rpc("creating the network")(error),
         _ => Error::Usage(error.to_string()),
     })?;
     measure(plan, &Flux { nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
@@ -38,7 +38,7 @@ fn sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
 
 type Message<const N: usize> = [u8; N];
 
-/// The nodes that no side has taken yet; each takes that of its rank.
+/// The nodes of the network. Each rank takes its own node once; a node that was taken is `None`.
 struct Flux<const N: usize> {
     nodes: Mutex<Vec<Option<Node<Message<N>, Message<N>, u64>>>>,
 }
@@ -79,7 +79,7 @@ impl<const N: usize> RpcClient for FluxPeer<N> {
         match self.node.call(SERVER, self.message, number) {
             Ok(()) => Ok(true),
             Err(error) if error.is_back_pressure() => Ok(false),
-            Err(error) => Err(gone(&error)),
+            Err(error) => Err(call_failed(&error)),
         }
     }
 
@@ -90,7 +90,7 @@ impl<const N: usize> RpcClient for FluxPeer<N> {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.node.wait(Some(timeout));
-        if self.node.is_gone(SERVER) { Err(Error::Peer("it has ended".into())) } else { Ok(()) }
+        if self.node.is_gone(SERVER) { Err(Error::Peer("the server has exited".into())) } else { Ok(()) }
     }
 }
 
@@ -98,10 +98,10 @@ impl<const N: usize> RpcServer for FluxPeer<N> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
         let mut count = 0;
-        while let Some((_, request, ticket)) = self.node.try_recv() {
+        while let Some((_, request, token)) = self.node.try_recv() {
             self.message.set_number(response_number(black_box(&request).number()));
             self.node
-                .reply(ticket, self.message)
+                .reply(token, self.message)
                 .map_err(|error| Error::Rpc { what: "replying", source: error.to_string().into() })?;
             count += 1;
         }
@@ -115,6 +115,6 @@ impl<const N: usize> RpcServer for FluxPeer<N> {
 }
 
 #[cold]
-fn gone<const N: usize>(error: &CallError<Message<N>, u64>) -> Error {
+fn call_failed<const N: usize>(error: &CallError<Message<N>, u64>) -> Error {
     Error::Rpc { what: "calling", source: error.to_string().into() }
 }

@@ -1,4 +1,4 @@
-//! [`crosstie::ipc`] as what carries the messages.
+//! `bench ipc`: [`crosstie::ipc`] as a [`Transport`](super::Transport).
 
 use crosstie::ipc::{Config, Counters};
 

@@ -1,13 +1,13 @@
 //! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, compared with what the machine allows.
 //!
-//! One server and some clients, threads or processes. The first client leads: it has the clock, and between its slices it
-//! measures the limits together with the server, while further clients sleep. All of them run under the same load of the machine, so the
-//! medians over the slices can be compared.
+//! There are one server and one or more clients, threads or processes. The first client leads. Slices of the RPC alternate with slices
+//! of the limits, which the leading client and the server measure while the other clients sleep. All slices run under the same load of
+//! the machine, so the medians over the slices can be compared.
 //!
 //! ```text
-//! rank 0  the leading client      core of its own, if there are two
-//! rank 1  the server              core of its own, if there are two
-//! rank 2… further clients         cores of their own, or shared with other clients
+//! rank 0  the leading client      its own core, if there are two
+//! rank 1  the server              its own core, if there are two
+//! rank 2… further clients         their own cores, or shared with other clients
 //! ```
 
 mod delegation;
@@ -41,12 +41,12 @@ use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
 use crate::median::median;
 
-/// The rank that answers.
+/// The rank of the server.
 const SERVER: usize = 1;
 
-/// What carries the messages.
+/// The RPC to measure: creates its server and its clients.
 trait Transport: Sync {
-    /// Creates the server under a name that nobody else has.
+    /// Creates the server under a unique name.
     fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error>;
     /// Connects the client of this rank to the server of that name.
     fn connect(&self, plan: &Plan, name: &str, rank: usize, idle: Idle)
@@ -70,7 +70,7 @@ fn measure(plan: &Plan, transport: &dyn Transport) -> Result<Option<Summary>, Er
         if !plan.processes {
             return in_threads(plan, transport, &region);
         }
-        let mut job = local::JobBuilder::new(plan.sides() as u32)
+        let mut job = local::JobBuilder::new(plan.ranks() as u32)
             .arguments(plan.command_line())
             .variable(shared_region::VARIABLE, region.descriptor())
             .start()?;
@@ -81,7 +81,7 @@ fn measure(plan: &Plan, transport: &dyn Transport) -> Result<Option<Summary>, Er
     let Some(region) = SharedRegion::inherited(region_len)? else {
         let name = plan.kind.name();
         return Err(Error::Usage(format!(
-            "bench {name} is inside one node and starts its own slices: start it once, without a launcher"
+            "bench {name} runs inside one node and starts its own processes: start it once, without a launcher"
         )));
     };
     let summary = run_rank(plan, transport, job.as_mut(), &region)?;
@@ -89,13 +89,13 @@ fn measure(plan: &Plan, transport: &dyn Transport) -> Result<Option<Summary>, Er
     Ok(summary)
 }
 
-/// All slices in this process.
+/// Runs all ranks as threads of this process.
 fn in_threads(
     plan: &Plan,
     transport: &dyn Transport,
     region: &SharedRegion,
 ) -> Result<Option<Summary>, Error> {
-    let mut members = local::in_process(plan.sides() as u32, Limits::default())?.into_iter();
+    let mut members = local::in_process(plan.ranks() as u32, Limits::default())?.into_iter();
     let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
     std::thread::scope(|scope| {
         let others: Vec<_> = members
@@ -106,31 +106,31 @@ fn in_threads(
             .into_iter()
             .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         let others: Result<Vec<_>, Error> = others.collect();
-        // What the others have to complain of, the leader has heard.
+        // The leader has already received the errors of the other ranks.
         summary.and_then(|summary| others.map(|_| summary))
     })
 }
 
-/// What a side does in a slice of ours.
+/// What a rank does in a slice of the RPC.
 enum Role {
     Client(Box<dyn ClientLoop>),
     Server(Box<dyn ServerLoop>),
 }
 
-/// What all slices together measured.
+/// The results of all slices.
 #[derive(Default)]
 struct Measured {
-    ours: Vec<Throughput>,
-    /// As [`CacheLinePingPong::lead`] records them.
+    rpc: Vec<Throughput>,
+    /// Times that [`CacheLinePingPong::lead`] recorded.
     cache_line_times: Histogram,
-    /// Taking responses one at a time, and all that are there.
+    /// For [`TakeResponses::One`] and [`TakeResponses::All`].
     in_place: [Vec<Throughput>; 2],
     two_rings: Vec<Throughput>,
-    roomy_rings: Vec<Throughput>,
+    large_rings: Vec<Throughput>,
     memcpy: Vec<Throughput>,
 }
 
-/// What a side tells at the end.
+/// What a rank sends to the leader at the end.
 #[derive(Default, Serialize, Deserialize)]
 struct RankReport {
     requests: u64,
@@ -139,11 +139,11 @@ struct RankReport {
     batches: u64,
     errors: u64,
     latency: Vec<(u64, u64)>,
-    /// What the library counted.
-    counted: Vec<(String, u64)>,
+    /// The counters of the library.
+    library_counters: Vec<(String, u64)>,
 }
 
-/// One side, from opening to the summary.
+/// Runs one rank, from creating its server or client to the summary.
 fn run_rank(
     plan: &Plan,
     transport: &dyn Transport,
@@ -152,12 +152,12 @@ fn run_rank(
 ) -> Result<Option<Summary>, Error> {
     let mut collective = Collective::new(job);
     let rank = collective.rank();
-    let cores = cores::assign(plan.sides())?;
-    // SliceRunner that share a core must give way soon.
+    let cores = cores::assign(plan.ranks())?;
+    // A rank that shares its core must yield it soon.
     let alone = |cores: &Vec<usize>| cores.iter().filter(|core| **core == cores[rank]).count() == 1;
     let spin = SpinWait::new(cores.as_ref().is_some_and(alone));
 
-    // Before pinning: threads of the library may run anywhere.
+    // Before pinning, so that the library's own threads are not pinned.
     let mut role = open(plan, transport, &mut collective, spin)?;
     let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin_thread(cores[rank]));
     collective.barrier(pinned)?;
@@ -175,21 +175,21 @@ fn run_rank(
                 Role::Server(server) => server.reset_counters(),
             }
         }
-        slices.ours(&mut role, slice, spin, &mut collective, &mut measured)?;
-        slices.limits(slice, &mut collective, &mut measured)?;
+        slices.run_rpc(&mut role, slice, spin, &mut collective, &mut measured)?;
+        slices.run_limits(slice, &mut collective, &mut measured)?;
         progress.show(u64::from(at));
     }
     drop(progress);
 
-    let reports = serde_json::to_vec(&rank_report(role));
-    let reports = reports.map_err(|source| Error::Os { what: "JSON", source: source.into() });
-    let reports = collective.gather(reports)?;
+    let report = serde_json::to_vec(&rank_report(role));
+    let report = report.map_err(|source| Error::Os { what: "JSON", source: source.into() });
+    let reports = collective.gather(report)?;
     let reports: Result<Vec<RankReport>, Error> =
-        reports.iter().map(|reports| serde_json::from_slice(reports).map_err(|_| Error::Protocol)).collect();
+        reports.iter().map(|report| serde_json::from_slice(report).map_err(|_| Error::Protocol)).collect();
     Ok(if collective.is_leader() { Some(summarize(plan, cores, &measured, &reports?)) } else { None })
 }
 
-/// The server first, then the clients.
+/// Creates the server, then connects the clients to it.
 fn open(
     plan: &Plan,
     transport: &dyn Transport,
@@ -199,34 +199,34 @@ fn open(
     let idle = Idle::new(plan.waiting == Waiting::Spin, spin);
     if collective.rank() == SERVER {
         let name = format!("crosstie-bench.{}", std::process::id());
-        let (server, reports) = apart(transport.serve(plan, &name, idle), name.into_bytes());
-        collective.gather(reports)?;
+        let (server, outcome) = split_result(transport.serve(plan, &name, idle), name.into_bytes());
+        collective.gather(outcome)?;
         collective.barrier(Ok(()))?;
         return Ok(Role::Server(server.ok_or(Error::Protocol)?));
     }
     let names = collective.gather(Ok(Vec::new()))?;
     let name = names.get(SERVER).map(|name| String::from_utf8_lossy(name)).ok_or(Error::Protocol)?;
-    let (client, reports) = apart(transport.connect(plan, &name, collective.rank(), idle), Vec::new());
-    collective.gather(reports)?;
+    let (client, outcome) = split_result(transport.connect(plan, &name, collective.rank(), idle), Vec::new());
+    collective.gather(outcome)?;
     Ok(Role::Client(client.ok_or(Error::Protocol)?))
 }
 
-/// What there is, and what to tell of it.
-fn apart<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u8>, Error>) {
+/// Splits a result into its value, and what to send to the other ranks: the blob or the error.
+fn split_result<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u8>, Error>) {
     match opened {
         Ok(opened) => (Some(opened), Ok(blob)),
         Err(error) => (None, Err(error)),
     }
 }
 
-/// This side of everything that is not ours.
+/// Runs the slices of one rank: of the RPC, and of the limits.
 struct SliceRunner<'a> {
     depth: usize,
     barrier: SliceBarrier<'a>,
     cache_line: CacheLinePingPong<'a>,
     in_place: Box<dyn PlainExchange + 'a>,
     two_rings: Box<dyn PlainExchange + 'a>,
-    roomy_rings: Option<Box<dyn PlainExchange + 'a>>,
+    large_rings: Option<Box<dyn PlainExchange + 'a>>,
     memcpy: Option<Memcpy>,
 }
 
@@ -238,21 +238,21 @@ impl<'a> SliceRunner<'a> {
         collective: &Collective<'_>,
     ) -> SliceRunner<'a> {
         let Plan { payload, depth, .. } = *plan;
-        let at = plan.region_layout();
-        let rings = |(offset, places)| limits::two_rings(region, offset, payload, depth, places, spin);
+        let layout = plan.region_layout();
+        let rings = |(offset, slots)| limits::two_rings(region, offset, payload, depth, slots, spin);
         SliceRunner {
             depth,
             barrier: SliceBarrier::new(region, plan.clients),
             cache_line: CacheLinePingPong::new(region, spin),
-            in_place: limits::in_place(region, at.in_place, payload, depth, spin),
-            two_rings: rings((at.two_rings, depth)),
-            roomy_rings: at.roomy_rings.map(rings),
+            in_place: limits::in_place(region, layout.in_place, payload, depth, spin),
+            two_rings: rings((layout.two_rings, depth)),
+            large_rings: layout.large_rings.map(rings),
             memcpy: (collective.is_leader() && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
         }
     }
 
-    /// One slice of ours, all clients together: the time is that of the slowest.
-    fn ours(
+    /// Runs one slice of the RPC. The result sums up the operations of all clients; its time is that of the slowest client.
+    fn run_rpc(
         &mut self,
         role: &mut Role,
         slice: Duration,
@@ -261,31 +261,31 @@ impl<'a> SliceRunner<'a> {
         measured: &mut Measured,
     ) -> Result<(), Error> {
         self.barrier.begin_slice();
-        let done = match role {
+        let outcome = match role {
             Role::Client(client) => {
-                let asked = self.barrier.wait_for_start(spin).and_then(|()| client.run_slice(slice));
+                let throughput = self.barrier.wait_for_start(spin).and_then(|()| client.run_slice(slice));
                 self.barrier.finish();
-                asked
+                throughput
             }
             Role::Server(server) => server
                 .serve_until(&|| self.barrier.all_finished())
                 .map(|()| Throughput { operations: 0, time: Duration::ZERO }),
         };
-        let words = done.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
+        let words = outcome.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
         let reports = collective.gather(words.map(|words| words.map(u64::to_ne_bytes).concat()))?;
-        let mut together = Throughput { operations: 0, time: Duration::ZERO };
-        for reports in reports {
-            let (words, []) = reports.as_chunks::<8>() else { return Err(Error::Protocol) };
-            let [turns, ns] = *words else { return Err(Error::Protocol) };
-            together.operations += u64::from_ne_bytes(turns);
-            together.time = together.time.max(Duration::from_nanos(u64::from_ne_bytes(ns)));
+        let mut total = Throughput { operations: 0, time: Duration::ZERO };
+        for report in reports {
+            let (words, []) = report.as_chunks::<8>() else { return Err(Error::Protocol) };
+            let [operations, ns] = *words else { return Err(Error::Protocol) };
+            total.operations += u64::from_ne_bytes(operations);
+            total.time = total.time.max(Duration::from_nanos(u64::from_ne_bytes(ns)));
         }
-        measured.ours.push(together);
+        measured.rpc.push(total);
         Ok(())
     }
 
-    /// One slice of every limit, between the leading client and the server.
-    fn limits(
+    /// Runs one slice of every limit, between the leading client and the server.
+    fn run_limits(
         &mut self,
         slice: Duration,
         collective: &mut Collective<'_>,
@@ -297,9 +297,9 @@ impl<'a> SliceRunner<'a> {
             SERVER => self.cache_line.follow(),
             _ => Ok(()),
         })?;
-        let SliceRunner { depth, in_place, two_rings, roomy_rings, .. } = self;
-        let Measured { in_place: [one, all], two_rings: rings, roomy_rings: roomy, .. } = measured;
-        let mut make =
+        let SliceRunner { depth, in_place, two_rings, large_rings, .. } = self;
+        let Measured { in_place: [one, all], two_rings: rings, large_rings: large, .. } = measured;
+        let mut run_slice =
             |exchange: &mut Box<dyn PlainExchange + '_>, take, throughputs: &mut Vec<Throughput>| {
                 collective.barrier(match rank {
                     0 => exchange.lead(slice / 4, take).map(|throughput| throughputs.push(throughput)),
@@ -307,12 +307,12 @@ impl<'a> SliceRunner<'a> {
                     _ => Ok(()),
                 })
             };
-        make(in_place, TakeResponses::One, one)?;
+        run_slice(in_place, TakeResponses::One, one)?;
         if *depth > 1 {
-            make(in_place, TakeResponses::All, all)?;
+            run_slice(in_place, TakeResponses::All, all)?;
         }
-        make(two_rings, TakeResponses::One, rings)?;
-        roomy_rings.as_mut().map_or(Ok(()), |exchange| make(exchange, TakeResponses::One, roomy))?;
+        run_slice(two_rings, TakeResponses::One, rings)?;
+        large_rings.as_mut().map_or(Ok(()), |exchange| run_slice(exchange, TakeResponses::One, large))?;
         if let Some(memcpy) = &mut self.memcpy {
             measured.memcpy.push(memcpy.run(slice / 4));
         }
@@ -333,49 +333,55 @@ fn rank_report(role: Role) -> RankReport {
             }
         }
         Role::Server(server) => {
-            let counted = server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
+            let library_counters =
+                server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
             let (responses, batches) = server.responses_and_batches();
-            RankReport { responses, batches, counted: counted.collect(), ..RankReport::default() }
+            RankReport {
+                responses,
+                batches,
+                library_counters: library_counters.collect(),
+                ..RankReport::default()
+            }
         }
     }
 }
 
 fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, reports: &[RankReport]) -> Summary {
-    let Measured { ours, cache_line_times, in_place, two_rings, roomy_rings, memcpy } = measured;
+    let Measured { rpc, cache_line_times, in_place, two_rings, large_rings, memcpy } = measured;
     let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
     let sum = |count: fn(&RankReport) -> u64| reports.iter().map(count).sum::<u64>();
     let mut latency = Histogram::new();
-    for (value, times) in reports.iter().flat_map(|reports| &reports.latency) {
+    for (value, times) in reports.iter().flat_map(|report| &report.latency) {
         latency.record_n(*value, *times);
     }
-    let (requests, responses) = (sum(|reports| reports.requests), sum(|reports| reports.responses));
+    let (requests, responses) = (sum(|report| report.requests), sum(|report| report.responses));
     let mut counters = BTreeMap::from(
         [
             ("messages", requests + responses),
             ("bytes", (requests + responses) * plan.payload as u64),
             ("requests", requests),
             ("responses", responses),
-            ("refused", sum(|reports| reports.refused)),
-            ("batches", sum(|reports| reports.batches)),
+            ("refused", sum(|report| report.refused)),
+            ("batches", sum(|report| report.batches)),
         ]
         .map(|(name, count)| (name.to_owned(), count)),
     );
-    counters.extend(reports.iter().flat_map(|reports| reports.counted.iter().cloned()));
+    counters.extend(reports.iter().flat_map(|report| report.library_counters.iter().cloned()));
     let best =
         |throughputs: [&[Throughput]; 2]| throughputs.into_iter().filter_map(per_second).reduce(f64::max);
     let in_place = best([&in_place[0], &in_place[1]]);
-    let two_rings = best([two_rings, roomy_rings]);
+    let two_rings = best([two_rings, large_rings]);
     let limit = match plan.kind {
         Kind::Ipc if plan.depth == 1 => in_place,
         Kind::Ipc => [in_place, two_rings].into_iter().flatten().reduce(f64::max),
         Kind::Delegation | Kind::Flux => two_rings,
     };
     let measurements = Measurements {
-        ops: ours.iter().map(|throughput| throughput.operations).sum(),
-        seconds: ours.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(ours).unwrap_or(0.0),
+        ops: rpc.iter().map(|throughput| throughput.operations).sum(),
+        seconds: rpc.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
+        ops_per_s: per_second(rpc).unwrap_or(0.0),
         latency: &latency,
-        errors: sum(|reports| reports.errors) + requests.abs_diff(responses),
+        errors: sum(|report| report.errors) + requests.abs_diff(responses),
         counters,
         sends_ops_per_s: None,
         limits: summary::Limits {
@@ -415,7 +421,7 @@ mod tests {
     use super::rpc_loop::{Client, RpcClient, RpcServer, Server};
     use super::*;
 
-    /// Channels of the standard library, to try the loops without anything of ours.
+    /// Channels of the standard library as a transport: tests the loops without the library's RPC.
     struct Channels {
         clients: Mutex<Vec<(Sender<u64>, Receiver<u64>)>>,
         server: Mutex<Vec<(Sender<u64>, Receiver<u64>)>>,
@@ -426,27 +432,27 @@ mod tests {
     impl Channels {
         fn new(clients: usize, wrong: Option<u64>) -> Channels {
             let pairs = (0..clients).map(|_| {
-                let ((ask, asked), (answer, answered)) = (channel(), channel());
-                ((ask, answered), (answer, asked))
+                let ((send_request, requests), (send_response, responses)) = (channel(), channel());
+                ((send_request, responses), (send_response, requests))
             });
             let (clients, server): (Vec<_>, Vec<_>) = pairs.unzip();
             Channels { clients: Mutex::new(clients), server: Mutex::new(server), wrong }
         }
     }
 
-    struct Ends {
-        ends: Vec<(Sender<u64>, Receiver<u64>)>,
+    struct ChannelPeer {
+        channels: Vec<(Sender<u64>, Receiver<u64>)>,
         issued: std::collections::VecDeque<u64>,
         wrong: Option<u64>,
     }
 
-    impl RpcClient for Ends {
+    impl RpcClient for ChannelPeer {
         fn call(&mut self, number: u64) -> Result<bool, Error> {
             self.issued.push_back(number);
-            self.ends[0].0.send(number).map_err(|_| Error::Protocol).map(|()| true)
+            self.channels[0].0.send(number).map_err(|_| Error::Protocol).map(|()| true)
         }
         fn poll(&mut self, mut seen: impl FnMut(u64, u64)) -> Result<usize, Error> {
-            match self.ends[0].1.try_recv() {
+            match self.channels[0].1.try_recv() {
                 Ok(number) => seen(self.issued.pop_front().ok_or(Error::Protocol)?, number),
                 Err(TryRecvError::Empty) => return Ok(0),
                 Err(TryRecvError::Disconnected) => return Err(Error::Protocol),
@@ -459,19 +465,15 @@ mod tests {
         }
     }
 
-    impl RpcServer for Ends {
+    impl RpcServer for ChannelPeer {
         fn serve(&mut self) -> Result<usize, Error> {
             let mut count = 0;
-            for (answers, requests) in &self.ends {
+            for (responses, requests) in &self.channels {
                 while let Ok(number) = requests.try_recv() {
                     let right = rpc_loop::response_number(number);
-                    let reports =
-                        answers.send(if self.wrong.is_some_and(|wrong| number.is_multiple_of(wrong)) {
-                            !right
-                        } else {
-                            right
-                        });
-                    reports.map_err(|_| Error::Protocol)?;
+                    let is_wrong = self.wrong.is_some_and(|wrong| number.is_multiple_of(wrong));
+                    let sent = responses.send(if is_wrong { !right } else { right });
+                    sent.map_err(|_| Error::Protocol)?;
                     count += 1;
                 }
             }
@@ -484,9 +486,9 @@ mod tests {
 
     impl Transport for Channels {
         fn serve(&self, _: &Plan, _: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
-            let ends = std::mem::take(&mut *self.server.lock().expect("nobody panicked"));
-            let ends = Ends { ends, issued: Default::default(), wrong: self.wrong };
-            Ok(Box::new(Server::new(ends, idle)))
+            let channels = std::mem::take(&mut *self.server.lock().expect("no thread has panicked"));
+            let channels = ChannelPeer { channels, issued: Default::default(), wrong: self.wrong };
+            Ok(Box::new(Server::new(channels, idle)))
         }
         fn connect(
             &self,
@@ -495,13 +497,13 @@ mod tests {
             rank: usize,
             idle: Idle,
         ) -> Result<Box<dyn ClientLoop>, Error> {
-            let ends = self.clients.lock().expect("nobody panicked").pop().into_iter().collect();
-            let ends = Ends { ends, issued: Default::default(), wrong: None };
-            Ok(Box::new(Client::new(ends, rank, plan.payload, plan.depth, idle)))
+            let channels = self.clients.lock().expect("no thread has panicked").pop().into_iter().collect();
+            let channels = ChannelPeer { channels, issued: Default::default(), wrong: None };
+            Ok(Box::new(Client::new(channels, rank, plan.payload, plan.depth, idle)))
         }
     }
 
-    /// Benchmarks keep to the same two cores: one at a time.
+    /// The benchmarks are pinned to the same two cores, so the tests run one at a time.
     static MEASURING: Mutex<()> = Mutex::new(());
 
     fn measured(kind: Kind, depth: u32, clients: u32, wrong: Option<u64>) -> serde_json::Value {
@@ -515,14 +517,14 @@ mod tests {
             processes: false,
             waiting: Some(Waiting::Adaptive),
         };
-        let plan = Plan::new(kind, &arguments).expect("a good plan");
+        let plan = Plan::new(kind, &arguments).expect("the options are valid");
         let summary = measure(&plan, &Channels::new(clients as usize, wrong));
-        let summary = summary.expect("a good run").expect("the leader's summary");
+        let summary = summary.expect("the benchmark succeeds").expect("this process leads");
         serde_json::to_value(&summary).expect("JSON")
     }
 
     #[test]
-    fn every_message_is_counted_and_compared_to_the_right_limit() {
+    fn every_message_is_counted_and_the_limit_matches_the_kind() {
         for (kind, depth, limit) in [
             (Kind::Ipc, 1, "limit_in_place_ops_per_s"),
             (Kind::Delegation, 5, "limit_two_rings_ops_per_s"),
@@ -542,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn several_clients_are_added_up_and_have_no_ratio() {
+    fn result_of_several_clients_is_their_sum_without_a_ratio() {
         let found = measured(Kind::Ipc, 3, 3, None);
         assert_eq!((&found["errors"], &found["clients"]), (&0.into(), &3.into()), "{found}");
         assert_eq!(found["counters"]["messages"], 2 * found["ops"].as_u64().expect("a number"));
@@ -551,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_response_is_an_error() {
+    fn wrong_response_counts_as_an_error() {
         let found = measured(Kind::Ipc, 1, 1, Some(10));
         let (errors, ops) = (found["errors"].as_u64(), found["ops"].as_u64());
         assert!(errors > Some(0) && errors < ops, "{found}");

@@ -1,11 +1,12 @@
-//! What travels: bytes that begin with a number.
+//! The payload of a message: bytes that begin with a number.
 
 use crosstie::Message;
 
-/// Raw bytes, or as many of them as a type says.
+/// The bytes of a message: of any length (`[u8]`), or of a length known at compile time (`[u8; N]`).
 pub(crate) trait Payload: Message + 'static {
-    /// One of `len` bytes.
+    /// A payload of `len` bytes.
     fn filled(len: usize) -> Box<Self>;
+    /// The number in the first 8 bytes.
     fn number(&self) -> u64;
     fn set_number(&mut self, number: u64);
 }
@@ -34,8 +35,8 @@ impl Payload for [u8] {
     }
     #[inline(always)]
     fn set_number(&mut self, number: u64) {
-        if let Some(place) = self.first_chunk_mut() {
-            *place = number.to_ne_bytes();
+        if let Some(bytes) = self.first_chunk_mut() {
+            *bytes = number.to_ne_bytes();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What to measure.
+//! The options of `bench ipc`, `bench delegation` and `bench flux`.
 
 use std::ffi::OsString;
 
@@ -9,33 +9,34 @@ use crate::error::Error;
 use crate::limits::{RINGS, in_place_len, two_rings_len};
 use crate::plan::MeasureTime;
 
-/// The least payload: what a response is verified by is a number of 8 bytes in it.
+/// The smallest payload: the 8-byte number by which a response is verified.
 const MIN_PAYLOAD: u64 = 8;
-/// The greatest payload of what carries raw bytes.
+/// The largest payload of ipc and delegation.
 const MAX_PAYLOAD: u64 = 1 << 20;
-/// Payloads of flux, whose messages are values: types that were compiled in.
+/// Payloads of flux. Its messages are values of a type, so each size is a type in this program.
 pub(super) const FLUX_PAYLOADS: [u64; 8] = [8, 16, 32, 48, 64, 256, 1024, 4096];
 const MAX_CLIENTS: u32 = 128;
 const MAX_DEPTH: u32 = 1024;
-/// Messages of all clients in flight take no more memory than this.
+/// Limit of the memory for all messages in flight.
 const MAX_MEMORY: u64 = 256 << 20;
-/// A roomier pair of plain rings has this many times the depth, unless it takes more memory than caches like.
-const ROOMY: usize = 4;
-const ROOMY_MEMORY: usize = 16 << 20;
+/// The limit "two rings" is also measured with rings of this many times the depth, unless they need more memory than usual caches have.
+const LARGE_RINGS_FACTOR: usize = 4;
+const MAX_LARGE_RINGS: usize = 16 << 20;
 
-/// Requests and responses inside one node: one server, some clients, each a thread or a process.
+/// RPC inside one node: one server and one or more clients, each a thread or a process.
 ///
-/// Beside our figure stand, measured in slices in between, those of the plainest code that makes the same exchange between
-/// the same two cores at the same depth: request and response in the same cache line ("in place"), and a ring each way
-/// ("two rings", of the depth or four times that, whichever is faster). The limit of ipc is the former at depth 1 and the faster
-/// one beyond, that of delegation and flux the latter. The limits always have one client: with more, they are shown and
-/// no ratio is given. Latencies are round trips of every 32nd request, of every one from 4 KiB on.
+/// The result is compared with minimal code that makes the same exchange between the same two cores at the same depth. Short
+/// slices of the benchmark and of that code alternate. Two variants are measured: "in place" (request and response use the same
+/// cache line) and "two rings" (one ring per direction, with as many slots as the depth or four times that, whichever is faster).
+/// The limit of ipc is "in place" at depth 1, and the faster variant at larger depths. The limit of delegation and flux is "two
+/// rings". The limits are always measured with one client; with more clients they are shown without a ratio. Latencies are round
+/// trips: of every 32nd request, or of every request from 4 KiB on.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Arguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Seconds to measure; the limits of the machine, measured in between, take about as long again.
+    /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
     /// Bytes of a request and of its response.
@@ -44,30 +45,30 @@ pub struct Arguments {
     /// Requests that each client has in flight.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queue_depth: u32,
-    /// Clients; operations are counted together.
+    /// Number of clients; the result is the sum of their operations.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) clients: u32,
-    /// Put server and clients into processes of their own rather than threads.
+    /// Run the server and the clients as processes, not as threads.
     #[arg(long)]
     pub(crate) processes: bool,
-    /// How a side waits for the other; spin where every side has a core of its own, otherwise adaptive, unless given.
+    /// How a thread waits for messages [default: spin if each has its own core, otherwise adaptive].
     #[arg(long, value_enum)]
     pub(crate) waiting: Option<Waiting>,
 }
 
-/// How a side waits for the other.
+/// How a thread waits for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Waiting {
-    /// Looks again and again.
+    /// Polls without sleeping.
     Spin,
-    /// Looks for a while, then sleeps.
+    /// Polls for a while, then sleeps.
     Adaptive,
     /// Sleeps at once.
     Park,
 }
 
 impl Waiting {
-    /// As the command line writes it.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Waiting::Spin => "spin",
@@ -87,19 +88,19 @@ impl From<Waiting> for crosstie::WaitStrategy {
     }
 }
 
-/// What carries the messages.
+/// The RPC to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// [`crosstie::ipc`]: a lane of its own for each client.
+    /// [`crosstie::ipc`]: each client has its own lane.
     Ipc,
-    /// [`crosstie::delegation`]: one ring for all clients.
+    /// [`crosstie::delegation`]: all clients share one ring.
     Delegation,
     /// [`crosstie::flux`]: between threads of one process.
     Flux,
 }
 
 impl Kind {
-    /// As the command line writes it.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Ipc => "ipc",
@@ -108,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// What it runs on.
+    /// The value of the field `device` in the result.
     pub(super) fn device(self) -> &'static str {
         match self {
             Kind::Ipc | Kind::Delegation => "shared-memory",
@@ -117,7 +118,7 @@ impl Kind {
     }
 }
 
-/// A measurement that makes sense.
+/// Checked options.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) kind: Kind,
@@ -143,14 +144,14 @@ impl Plan {
         }
         if kind == Kind::Flux && processes {
             return usage(
-                "--processes: flux is between the threads of one process; leave it out, or measure ipc"
+                "--processes: flux works between threads of one process; leave the option out, or measure ipc"
                     .into(),
             );
         }
         if kind == Kind::Flux && !FLUX_PAYLOADS.contains(&payload) {
             let sizes = FLUX_PAYLOADS.map(|size| size.to_string()).join(", ");
             return usage(format!(
-                "--payload {payload}: messages of flux are values of a type, and the types here have {sizes} bytes"
+                "--payload {payload}: for flux give one of {sizes} bytes (its messages are values of types that were compiled in)"
             ));
         }
         if !(MIN_PAYLOAD..=MAX_PAYLOAD).contains(&payload) {
@@ -181,12 +182,12 @@ impl Plan {
         })
     }
 
-    /// Server and clients.
-    pub(super) fn sides(&self) -> usize {
+    /// Number of ranks: the server and the clients.
+    pub(super) fn ranks(&self) -> usize {
         self.clients + 1
     }
 
-    /// The command line that measures this.
+    /// The same options as a command line, for the other processes.
     pub(super) fn command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = ["bench", self.kind.name()].map(OsString::from).into();
         line.extend(["--payload".into(), self.payload.to_string().into()]);
@@ -198,30 +199,30 @@ impl Plan {
         line
     }
 
-    /// The region of the plain exchanges.
+    /// The layout of the shared region.
     pub(super) fn region_layout(&self) -> RegionLayout {
         RegionLayout::new(self.payload, self.depth)
     }
 }
 
-/// Where the plain exchanges have their rings.
+/// The offsets of the rings of the plain code in the shared region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionLayout {
     pub(super) in_place: usize,
     pub(crate) two_rings: usize,
-    /// Where, and with how many places.
-    pub(crate) roomy_rings: Option<(usize, usize)>,
+    /// Offset and number of slots.
+    pub(crate) large_rings: Option<(usize, usize)>,
     pub(crate) len: usize,
 }
 
 impl RegionLayout {
     pub(crate) fn new(payload: usize, depth: usize) -> RegionLayout {
-        let roomy = (ROOMY * depth).next_power_of_two();
-        let roomy = (two_rings_len(payload, roomy) <= ROOMY_MEMORY).then_some(roomy);
+        let large_slots = (LARGE_RINGS_FACTOR * depth).next_power_of_two();
+        let large_slots = (two_rings_len(payload, large_slots) <= MAX_LARGE_RINGS).then_some(large_slots);
         let in_place = RINGS;
         let two_rings = in_place + in_place_len(payload, depth);
-        let roomy_rings = two_rings + two_rings_len(payload, depth);
-        let len = roomy_rings + roomy.map_or(0, |places| two_rings_len(payload, places));
-        RegionLayout { in_place, two_rings, roomy_rings: roomy.map(|places| (roomy_rings, places)), len }
+        let large_rings = two_rings + two_rings_len(payload, depth);
+        let len = large_rings + large_slots.map_or(0, |slots| two_rings_len(payload, slots));
+        RegionLayout { in_place, two_rings, large_rings: large_slots.map(|slots| (large_rings, slots)), len }
     }
 }

@@ -1,7 +1,8 @@
-//! The measured loops: what a user of the library would write, over whatever carries the messages.
+//! The measured loops of the RPC benchmarks. They are what an application would write, and are generic over the RPC that they measure.
 //!
-//! Every request has a number in its first 8 bytes, every response one that follows from it. A client checks each
-//! response's number against its token, and at the end of a slice that every token came back once.
+//! The first 8 bytes of a request are its number, which is also its token. The number of a response is computed from the number of
+//! its request ([`response_number`]). A client checks the number of each response. At the end of a slice it checks that every token
+//! came back once.
 
 use std::time::{Duration, Instant};
 
@@ -12,30 +13,30 @@ use crate::limits::Throughput;
 use crate::spin_wait::SpinWait;
 use crate::summary::LARGE;
 
-/// One request in so many is timed: reading the clock twice takes a third as long as a round trip.
-const TIMED: u64 = 32;
-/// A sleeping side looks around this often.
-const NAP: Duration = Duration::from_millis(1);
-/// Idle turns of a spinning server between looks at the barrier.
-const TURNS: u32 = 64;
+/// One small request in this many is timed: reading the clock twice takes a third as long as a round trip.
+const SAMPLE_EVERY: u64 = 32;
+/// The longest sleep before a sleeping side checks again whether the slice is over.
+const MAX_SLEEP: Duration = Duration::from_millis(1);
+/// A spinning server checks whether the slice is over every so many idle polls.
+const CHECK_EVERY: u32 = 64;
 
-/// The rpc half of what carries messages: one client.
+/// An RPC client, as the measured loop uses it.
 pub(crate) trait RpcClient {
-    /// Sends the request with this number, which is its token too. False where there is no room now.
+    /// Sends the request with this number, which is also its token. Returns false if there is no room for it now.
     fn call(&mut self, number: u64) -> Result<bool, Error>;
-    /// Hands over token and number of the responses that are there, and says how many.
+    /// Calls `seen` with the token and the number of each response that has arrived. Returns how many there were.
     fn poll(&mut self, seen: impl FnMut(u64, u64)) -> Result<usize, Error>;
-    /// Waits until there may be a response.
+    /// Waits until a response may have arrived, at most for `timeout`.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
 }
 
-/// The rpc half: the server.
+/// An RPC server, as the measured loop uses it.
 pub(crate) trait RpcServer {
     /// Responds to the waiting requests with [`response_number`], and returns how many there were.
     fn serve(&mut self) -> Result<usize, Error>;
-    /// Waits until there may be a request.
+    /// Waits until a request may have arrived, at most for `timeout`.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
-    /// What the library has counted since it was opened.
+    /// The counters of the library since the server was created.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
@@ -47,7 +48,7 @@ pub(crate) fn response_number(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1)
 }
 
-/// Waits as told, and not for ever.
+/// How a loop waits when it has nothing to do: it spins, or it sleeps in the RPC's own `wait`. It fails after the timeout of [`SpinWait`].
 pub(crate) struct Idle {
     spins: bool,
     spin: SpinWait,
@@ -64,11 +65,11 @@ impl Idle {
     }
 
     #[inline(always)]
-    fn idle(&mut self, nap: impl FnOnce(Duration) -> Result<(), Error>) -> Result<(), Error> {
+    fn idle(&mut self, sleep: impl FnOnce(Duration) -> Result<(), Error>) -> Result<(), Error> {
         if self.spins {
             return self.spin.idle().map(drop);
         }
-        nap(NAP)?;
+        sleep(MAX_SLEEP)?;
         self.spin.count_sleep()
     }
 }
@@ -98,7 +99,7 @@ pub(crate) trait ServerLoop {
     /// Responses sent, and polls that found requests, since the last reset.
     fn responses_and_batches(&self) -> (u64, u64);
     fn reset_counters(&mut self);
-    /// What the library has counted since the server was created.
+    /// The counters of the library since the server was created.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 }
 
@@ -120,46 +121,46 @@ impl<A: RpcServer> ServerLoop for Server<A> {
     }
 }
 
-/// A client and its place in the sequence.
+/// The loop of a client, with the number of its next request.
 pub(crate) struct Client<A> {
     pub(crate) rpc: A,
     depth: usize,
     idle: Idle,
-    /// Of two requests that are timed, at least this far apart.
-    timed: u64,
+    /// One request in this many is timed.
+    sample_every: u64,
     /// The number of the next request.
     next: u64,
     pub(crate) tally: Tally,
 }
 
-/// What a client counted.
+/// The counts of a client.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) requests: u64,
-    /// Calls that found no room.
+    /// Calls refused because there was no room.
     pub(crate) refused: u64,
-    /// Responses with a wrong number, and slices that ended with a token too many or too few.
+    /// Responses with a wrong number, and slices whose returned tokens differ from those issued.
     pub(crate) errors: u64,
     pub(crate) latency: Histogram,
 }
 
 impl Tally {
-    /// Everything that went wrong, if the other side gave so many responses.
+    /// All errors, if the server has counted this many responses.
     pub(crate) fn errors_given_responses(&self, responses: u64) -> u64 {
         self.errors + self.requests.abs_diff(responses)
     }
 }
 
 impl<A: RpcClient> Client<A> {
-    /// `id` sets its numbers apart from those of others.
+    /// `id` makes the numbers of this client different from those of other clients.
     pub(crate) fn new(rpc: A, id: usize, payload: usize, depth: usize, idle: Idle) -> Client<A> {
-        let timed = if payload >= LARGE { 1 } else { TIMED };
-        Client { rpc, depth, idle, timed, next: (id as u64) << 48, tally: Tally::default() }
+        let sample_every = if payload >= LARGE { 1 } else { SAMPLE_EVERY };
+        Client { rpc, depth, idle, sample_every, next: (id as u64) << 48, tally: Tally::default() }
     }
 
-    /// Caller, with up to `depth` requests in flight, until the time is over and everything is answered.
+    /// Sends requests, with up to `depth` in flight, until the time is over. Then waits for the remaining responses.
     pub(crate) fn run_slice(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        let Client { rpc, depth, idle, timed, next, tally } = self;
+        let Client { rpc, depth, idle, sample_every, next, tally } = self;
         let (begin, first) = (Instant::now(), *next);
         let (mut in_flight, mut over) = (0, false);
         let (mut sampled, mut sampled_at, mut sample_from) = (None, begin, first);
@@ -188,20 +189,23 @@ impl<A: RpcClient> Client<A> {
                 returned = returned.wrapping_add(token);
             })?;
             if count == 0 {
-                idle.idle(|nap| rpc.wait(nap))?;
+                idle.idle(|timeout| rpc.wait(timeout))?;
                 continue;
             }
             idle.reset();
             tally.errors += wrong;
             if count > in_flight {
-                return Err(Error::Rpc { what: "poll", source: "more responses than requests".into() });
+                return Err(Error::Rpc {
+                    what: "poll",
+                    source: "there were more responses than requests".into(),
+                });
             }
             in_flight -= count;
             if sample_seen {
                 let now = Instant::now();
                 tally.latency.record((now - sampled_at).as_nanos() as u64);
                 sampled = None;
-                sample_from = *next - 1 + *timed;
+                sample_from = *next - 1 + *sample_every;
                 over = now - begin >= slice;
             }
             if over && in_flight == 0 {
@@ -213,12 +217,12 @@ impl<A: RpcClient> Client<A> {
     }
 }
 
-/// The server and what it counted.
+/// The loop of a server, with its counts.
 pub(crate) struct Server<A> {
     pub(crate) rpc: A,
     idle: Idle,
     pub(crate) responses: u64,
-    /// Rounds that found requests.
+    /// Polls that found requests.
     pub(crate) batches: u64,
 }
 
@@ -227,10 +231,10 @@ impl<A: RpcServer> Server<A> {
         Server { rpc, idle, responses: 0, batches: 0 }
     }
 
-    /// Responder until nobody asks any more: `over` is looked at when there is nothing to answer.
-    pub(crate) fn serve_until(&mut self, over: impl Fn(&A) -> bool) -> Result<(), Error> {
+    /// Serves requests until `is_over` returns true. It is called only when there is no request to serve.
+    pub(crate) fn serve_until(&mut self, is_over: impl Fn(&A) -> bool) -> Result<(), Error> {
         let Server { rpc, idle, responses, batches } = self;
-        let mut turns = 0u32;
+        let mut idle_polls = 0u32;
         loop {
             let count = rpc.serve()?;
             if count > 0 {
@@ -239,11 +243,11 @@ impl<A: RpcServer> Server<A> {
                 idle.reset();
                 continue;
             }
-            turns = turns.wrapping_add(1);
-            if (!idle.spins || turns.is_multiple_of(TURNS)) && over(rpc) {
+            idle_polls = idle_polls.wrapping_add(1);
+            if (!idle.spins || idle_polls.is_multiple_of(CHECK_EVERY)) && is_over(rpc) {
                 return Ok(());
             }
-            idle.idle(|nap| rpc.wait(nap))?;
+            idle.idle(|timeout| rpc.wait(timeout))?;
         }
     }
 }

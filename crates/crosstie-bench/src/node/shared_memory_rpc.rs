@@ -1,8 +1,8 @@
-//! What [`crosstie::ipc`] and [`crosstie::delegation`] have in common as carriers of messages: everything but their names,
-//! what there is to configure, and what they count.
+//! The code that the transports [`crosstie::ipc`] and [`crosstie::delegation`] share. They differ only in their types, their
+//! configuration and their counters.
 
-/// Makes a module of the library a [`Transport`](super::Transport), with `run(plan)` to measure it. The place where it
-/// stands has `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
+/// Implements [`Transport`](super::Transport) for a module of the library, and `run(plan)`, which measures it. The module that
+/// invokes this macro defines `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
 macro_rules! shared_memory_rpc {
     ($module:ident) => {
         use core::hint::black_box;
@@ -16,7 +16,7 @@ macro_rules! shared_memory_rpc {
         use super::{Summary, Transport, measure};
         use crate::error::Error;
 
-        /// Usual sizes as types, as a user would; others as raw bytes.
+        /// Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
         pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
             match plan.payload {
                 8 => measure(plan, &RpcTransport::<[u8; 8]>(PhantomData)),

@@ -1,4 +1,4 @@
-//! Clients begin a slice together, and the server learns when all have ended it.
+//! Lets all clients start a slice together, and tells the server when all of them have finished it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
@@ -6,14 +6,15 @@ use crate::error::Error;
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
 
+/// Offsets of the two counts in the region.
 const STARTED: usize = 512;
 const FINISHED: usize = 640;
 
-/// Counts, in memory that all sides map, who began and who ended. The counts only grow.
+/// Counts the clients that have started and that have finished, in memory that all ranks map. The counts only grow.
 pub(super) struct SliceBarrier<'a> {
     region: &'a SharedRegion,
     clients: u64,
-    /// How many have begun and ended once this slice is over.
+    /// The value of both counts when this slice is over.
     total: u64,
 }
 
@@ -22,29 +23,29 @@ impl<'a> SliceBarrier<'a> {
         SliceBarrier { region, clients: clients as u64, total: 0 }
     }
 
-    /// Every side, before a slice.
+    /// Every rank calls this before a slice.
     pub(super) fn begin_slice(&mut self) {
         self.total += self.clients;
     }
 
-    /// A client: waits until all are here.
+    /// Called by a client: waits until all clients have started.
     pub(super) fn wait_for_start(&self, mut spin: SpinWait) -> Result<(), Error> {
-        // Release, partner: the Acquire below, of the others.
+        // Release, partner: the Acquire load below, in the other clients.
         self.region.word(STARTED).fetch_add(1, AcqRel);
-        // Acquire, partner: the Release above.
+        // Acquire, partner: the Release part of the increment above.
         while self.region.word(STARTED).load(Acquire) < self.total {
             spin.idle()?;
         }
         Ok(())
     }
 
-    /// A client: has ended, well or not.
+    /// Called by a client when it has finished the slice, with or without an error.
     pub(super) fn finish(&self) {
         // Release, partner: the Acquire in `all_finished`.
         self.region.word(FINISHED).fetch_add(1, AcqRel);
     }
 
-    /// The server: whether nobody will ask any more.
+    /// Called by the server: whether all clients have finished, so that no further request will come in this slice.
     #[inline]
     pub(super) fn all_finished(&self) -> bool {
         // Acquire, partner: the Release in `finish`.

@@ -1,4 +1,4 @@
-//! What the plots show. Colours stand for backends everywhere, and whatever else varies has a panel of its own.
+//! The plots of a report: throughput, latency, batch sizes, scaling. A colour always means a backend; each configuration has its own panel.
 
 use crate::figures::Figures;
 use crosstie_kv::Backend;
@@ -8,9 +8,9 @@ use super::html::{chip, class, escape};
 use super::plot::{PlotLabels, Scale, line, panel, point, x, y};
 use crate::units::{percent, scaled, time, whole};
 
-/// The most nines on the axis of a latency plot: 99.99 %. What is beyond is in the table, as the maximum.
+/// The axis of a latency plot ends at this many nines: 99.99 %. The table has the maximum.
 const NINES: f64 = 4.0;
-/// Labels below the columns of a histogram at most.
+/// Most labels below the columns of a histogram.
 const LABELS: usize = 10;
 
 /// Operations per second: a bar for each result, a dot for each run.
@@ -21,7 +21,7 @@ pub(crate) fn bars(groups: &[&Group<'_>]) -> String {
         all
     });
     let scale = Scale::from_zero(all.fold(0.0, f64::max));
-    let share = |value: f64| format!("{:.2}%", 100.0 * scale.place(value));
+    let share = |value: f64| format!("{:.2}%", 100.0 * scale.position(value));
     let ticks = scale.ticks();
     let grid: String = ticks
         .iter()
@@ -37,21 +37,21 @@ pub(crate) fn bars(groups: &[&Group<'_>]) -> String {
         for figures in &group.results {
             let class = class(figures.backend);
             let each = runs(figures);
-            let told: Vec<String> = each.iter().map(|rate| scaled(*rate)).collect();
+            let descriptions: Vec<String> = each.iter().map(|rate| scaled(*rate)).collect();
             let words = format!(
                 "{}, {}: {} operations per second; runs: {}",
                 figures.backend.name(),
                 group.label,
                 scaled(figures.ops_per_s),
-                told.join(", ")
+                descriptions.join(", ")
             );
             let dots: String = each
                 .iter()
-                .zip(&told)
+                .zip(&descriptions)
                 .enumerate()
-                .map(|(at, (rate, told))| {
+                .map(|(at, (rate, text))| {
                     format!(
-                        "<circle class=\"run\" cx=\"{}\" cy=\"50%\" r=\"4\"><title>run {}: {told}/s</title></circle>",
+                        "<circle class=\"run\" cx=\"{}\" cy=\"50%\" r=\"4\"><title>run {}: {text}/s</title></circle>",
                         share(*rate),
                         at + 1
                     )
@@ -71,8 +71,8 @@ pub(crate) fn bars(groups: &[&Group<'_>]) -> String {
     let labels: String = ticks
         .iter()
         .map(|tick| {
-            let place = scale.place(*tick);
-            let anchor = match place {
+            let position = scale.position(*tick);
+            let anchor = match position {
                 p if p <= 0.0 => "start",
                 p if p >= 0.99 => "end",
                 _ => "middle",
@@ -90,10 +90,10 @@ pub(crate) fn bars(groups: &[&Group<'_>]) -> String {
     )
 }
 
-/// How many operations took how long, of all results of a group. `None` where no result has kept it.
+/// The latency distributions of the results of a group. `None` if no result has one.
 pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
     let kept: Vec<&Figures> =
-        group.results.iter().copied().filter(|figures| counted(&figures.latency) > 0).collect();
+        group.results.iter().copied().filter(|figures| total_count(&figures.latency) > 0).collect();
     let uppers = || {
         kept.iter()
             .flat_map(|figures| figures.latency.iter().filter(|[_, count]| *count > 0))
@@ -102,13 +102,13 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
     let (lowest, highest) = (uppers().min()?, uppers().max()?);
     let line_ns = kept.iter().find_map(|figures| figures.limit_ns).filter(|ns| *ns >= 1.0 && ns.is_finite());
     let scale = Scale::around(line_ns.unwrap_or(f64::INFINITY).min(lowest as f64), highest as f64);
-    let most = kept.iter().map(|figures| counted(&figures.latency)).max()?;
+    let most = kept.iter().map(|figures| total_count(&figures.latency)).max()?;
     let nines = (most as f64).log10().ceil().clamp(1.0, NINES);
-    // Each step up the axis leaves a tenth of the rest.
+    // Each further unit on this axis stands for one more nine: 90 %, 99 %, 99.9 %.
     let up = |share: f64| (-(1.0 - share).log10() / nines).clamp(0.0, 1.0);
     let mut marks = String::new();
     if let Some(ns) = line_ns {
-        let at = x(scale.place(ns));
+        let at = x(scale.position(ns));
         marks += &format!(
             "<line class=\"limit\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>\
              <text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\">one cache line</text>\n",
@@ -120,17 +120,17 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
     }
     for figures in &kept {
         let class = class(figures.backend);
-        let total = counted(&figures.latency) as f64;
+        let total = total_count(&figures.latency) as f64;
         let mut points = Vec::new();
         let mut seen = 0u64;
         for [upper, count] in figures.latency.iter().filter(|[_, count]| *count > 0) {
-            let across = scale.place(*upper as f64);
+            let across = scale.position(*upper as f64);
             if points.is_empty() {
                 points.push((across, 0.0));
             }
             seen += count;
             points.push((across, up(seen as f64 / total)));
-            // What is beyond the axis is not drawn along its end.
+            // Ends the line where it leaves the axis.
             if points.last().is_some_and(|(_, up)| *up >= 1.0) {
                 break;
             }
@@ -140,17 +140,17 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
             [("p50", 0.5, figures.p50_ns), ("p99", 0.99, figures.p99_ns), ("p99.9", 0.999, figures.p999_ns)]
         {
             let words = format!("{} {name}: {}", figures.backend.name(), time(ns));
-            marks += &point(class, (scale.place(ns as f64), up(share)), 3.5, &words);
+            marks += &point(class, (scale.position(ns as f64), up(share)), 3.5, &words);
         }
     }
-    let x_ticks: Vec<_> = scale.ticks().into_iter().map(|ns| (scale.place(ns), time_label(ns))).collect();
+    let x_ticks: Vec<_> = scale.ticks().into_iter().map(|ns| (scale.position(ns), time_label(ns))).collect();
     let shares: [f64; 6] = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999];
     let y_ticks: Vec<_> = shares
         .into_iter()
         .filter(|share| -(1.0 - share).log10() <= nines + 0.01)
         .map(|share| (up(share), percent(share)))
         .collect();
-    let told: Vec<String> = kept
+    let descriptions: Vec<String> = kept
         .iter()
         .map(|figures| {
             format!(
@@ -163,18 +163,18 @@ pub(crate) fn latency(id: &str, group: &Group<'_>) -> Option<String> {
         })
         .collect();
     let words = PlotLabels {
-        title: if group.alone { "" } else { &group.label },
-        description: &format!("Latency distribution. {}.", told.join(". ")),
+        title: if group.is_only { "" } else { &group.label },
+        description: &format!("Latency distribution. {}.", descriptions.join(". ")),
         x_axis: "latency, logarithmic",
         y_axis: "operations that took no longer",
     };
     Some(panel(id, &words, &x_ticks, &y_ticks, &marks))
 }
 
-/// How many messages the WRITEs of each backend carried. `None` where nothing was sent to another node.
+/// The batch sizes of the results of a group. `None` if nothing was sent to another node.
 pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
     let kept: Vec<&Figures> =
-        group.results.iter().copied().filter(|figures| counted(&figures.batches) > 0).collect();
+        group.results.iter().copied().filter(|figures| total_count(&figures.batches) > 0).collect();
     let largest = kept
         .iter()
         .flat_map(|figures| figures.batches.iter().filter(|[_, count]| *count > 0))
@@ -186,7 +186,8 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
         .map(|figures| {
             let mut shares = vec![0.0; columns];
             for [upper, count] in figures.batches.iter().filter(|[_, count]| *count > 0) {
-                shares[(*upper).max(1).ilog2() as usize] += *count as f64 / counted(&figures.batches) as f64;
+                shares[(*upper).max(1).ilog2() as usize] +=
+                    *count as f64 / total_count(&figures.batches) as f64;
             }
             shares
         })
@@ -199,7 +200,7 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
         for (at, share) in shares.iter().enumerate().filter(|(_, share)| **share > 0.0) {
             let left = x(slot * (at as f64 + 0.12) + width * nth as f64);
             let gap = if kept.len() > 1 { 1.0 } else { 0.0 };
-            let top = y(scale.place(*share)).min(y(0.0) - 1.0);
+            let top = y(scale.position(*share)).min(y(0.0) - 1.0);
             let words = format!(
                 "{}: {:.1} % of all WRITEs carried {}",
                 figures.backend.name(),
@@ -219,8 +220,8 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
     let x_ticks: Vec<_> =
         (0..columns).step_by(every).map(|at| (slot * (at as f64 + 0.5), sizes(at))).collect();
     let y_ticks: Vec<_> =
-        scale.ticks().into_iter().map(|share| (scale.place(share), percent(share))).collect();
-    let told: Vec<String> = kept
+        scale.ticks().into_iter().map(|share| (scale.position(share), percent(share))).collect();
+    let descriptions: Vec<String> = kept
         .iter()
         .map(|figures| {
             let most = figures
@@ -231,27 +232,27 @@ pub(crate) fn batches(id: &str, group: &Group<'_>) -> Option<String> {
             format!(
                 "{}: {} WRITEs, most often of {} messages",
                 figures.backend.name(),
-                whole(counted(&figures.batches)),
+                whole(total_count(&figures.batches)),
                 sizes(most as usize)
             )
         })
         .collect();
     let words = PlotLabels {
-        title: if group.alone { "" } else { &group.label },
-        description: &format!("Messages per WRITE. {}.", told.join(". ")),
+        title: if group.is_only { "" } else { &group.label },
+        description: &format!("Messages per WRITE. {}.", descriptions.join(". ")),
         x_axis: "messages in one WRITE",
         y_axis: "share of all WRITEs",
     };
     Some(panel(id, &words, &x_ticks, &y_ticks, &marks))
 }
 
-/// The sizes that a bucket of batches stands for.
+/// The range of batch sizes of a bucket.
 pub(crate) fn sizes(bucket: usize) -> String {
     let upper = 1u128 << bucket;
     if bucket < 2 { upper.to_string() } else { format!("{}–{upper}", upper / 2 + 1) }
 }
 
-/// Operations per second along a fact, all else equal.
+/// Operations per second depending on one parameter, with all others equal.
 pub(crate) fn scaling(
     id: &str,
     axis: &Axis<'_, '_>,
@@ -264,12 +265,12 @@ pub(crate) fn scaling(
     } else {
         Scale::Linear(lowest, highest)
     };
-    // Points keep off the frame.
-    let across = |number: f64| 0.06 + 0.88 * across.place(number);
+    // Keeps the points away from the frame.
+    let across = |number: f64| 0.06 + 0.88 * across.position(number);
     let all = points.iter().flat_map(|(_, group)| &group.results).flat_map(|figures| runs(figures));
     let scale = Scale::from_zero(all.fold(0.0, f64::max));
     let mut marks = String::new();
-    let mut told = Vec::new();
+    let mut descriptions = Vec::new();
     for backend in [Backend::Meta, Backend::Delegation] {
         let class = class(backend);
         let of: Vec<(f64, &Figures)> = points
@@ -277,54 +278,55 @@ pub(crate) fn scaling(
             .flat_map(|(number, group)| group.of(backend).map(move |figures| (*number, figures)))
             .collect();
         let medians: Vec<(f64, f64)> =
-            of.iter().map(|(number, figures)| (across(*number), scale.place(figures.ops_per_s))).collect();
+            of.iter().map(|(number, figures)| (across(*number), scale.position(figures.ops_per_s))).collect();
         marks += &line(class, &medians);
-        for ((number, figures), place) in of.iter().zip(medians) {
+        for ((number, figures), position) in of.iter().zip(medians) {
             for rate in runs(figures) {
                 let words = format!("{}, one run: {}/s", backend.name(), scaled(rate));
-                marks += &point(&format!("faint {class}"), (across(*number), scale.place(rate)), 2.5, &words);
+                marks +=
+                    &point(&format!("faint {class}"), (across(*number), scale.position(rate)), 2.5, &words);
             }
             let words =
                 format!("{}, {} {number}: {}/s", backend.name(), axis.name, scaled(figures.ops_per_s));
-            marks += &point(class, place, 4.0, &words);
-            told.push(words);
+            marks += &point(class, position, 4.0, &words);
+            descriptions.push(words);
         }
     }
-    let mut labelled: Vec<(f64, String)> = Vec::new();
+    let mut x_ticks: Vec<(f64, String)> = Vec::new();
     for (number, group) in points {
-        let place = across(*number);
-        if labelled.last().is_none_or(|(last, _)| place - last > 0.09) {
-            labelled.push((place, group.facts[axis.at].value.clone()));
+        let position = across(*number);
+        if x_ticks.last().is_none_or(|(last, _)| position - last > 0.09) {
+            x_ticks.push((position, group.facts[axis.at].value.clone()));
         }
     }
     let y_ticks: Vec<_> =
-        scale.ticks().into_iter().map(|rate| (scale.place(rate), tick_label(rate))).collect();
+        scale.ticks().into_iter().map(|rate| (scale.position(rate), tick_label(rate))).collect();
     let title =
         format!("By {}{}", axis.name, if rest.is_empty() { String::new() } else { format!(": {rest}") });
     let words = PlotLabels {
         title: &title,
-        description: &format!("Operations per second. {}.", told.join("; ")),
+        description: &format!("Operations per second. {}.", descriptions.join("; ")),
         x_axis: axis.name,
         y_axis: "operations per second",
     };
-    panel(id, &words, &labelled, &y_ticks, &marks)
+    panel(id, &words, &x_ticks, &y_ticks, &marks)
 }
 
-fn counted(buckets: &[[u64; 2]]) -> u64 {
+fn total_count(buckets: &[[u64; 2]]) -> u64 {
     buckets.iter().fold(0, |sum, [_, count]| sum.saturating_add(*count))
 }
 
-/// A round rate, without digits that say nothing.
+/// A rate without trailing zeros.
 fn tick_label(rate: f64) -> String {
-    trimmed(&scaled(rate))
+    trim_zeros(&scaled(rate))
 }
 
-/// A round time.
+/// A time without trailing zeros.
 fn time_label(ns: f64) -> String {
-    trimmed(&time(ns as u64))
+    trim_zeros(&time(ns as u64))
 }
 
-fn trimmed(label: &str) -> String {
+fn trim_zeros(label: &str) -> String {
     let (figure, unit) = label.split_once(' ').unwrap_or((label, ""));
     let figure =
         if figure.contains('.') { figure.trim_end_matches('0').trim_end_matches('.') } else { figure };
@@ -336,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_and_ticks_have_short_names() {
+    fn labels_of_buckets_and_ticks_are_short() {
         assert_eq!([0, 1, 2, 3, 6].map(sizes), ["1", "2", "3–4", "5–8", "33–64"]);
         assert_eq!(sizes(63), format!("{}–{}", (1u64 << 62) + 1, 1u64 << 63));
         assert_eq!([0.0, 2.5e6, 1e7, 500.0].map(tick_label), ["0", "2.5 M", "10 M", "500"]);

@@ -96,7 +96,7 @@ pub(crate) struct Group<'a> {
     /// The parameters that differ from the other groups; the size of the cluster if it is the only group.
     pub(crate) label: String,
     /// Whether it is the only group, so that plots need no label.
-    pub(crate) alone: bool,
+    pub(crate) is_only: bool,
     pub(crate) facts: [Fact; FACTS],
     /// Those of Meta first.
     pub(crate) results: Vec<&'a Figures>,
@@ -117,23 +117,23 @@ impl<'a> Comparison<'a> {
             match groups.iter_mut().find(|group| group.facts == facts) {
                 Some(group) => group.results.push(figures),
                 None => {
-                    groups.push(Group { label: String::new(), alone: false, facts, results: vec![figures] })
+                    groups.push(Group { label: String::new(), is_only: false, facts, results: vec![figures] })
                 }
             }
         }
         let varies = std::array::from_fn(|at| {
             groups.windows(2).any(|pair| pair[0].facts[at].value != pair[1].facts[at].value)
         });
-        let alone = groups.len() == 1;
+        let is_only = groups.len() == 1;
         for group in &mut groups {
-            group.alone = alone;
+            group.is_only = is_only;
             group.results.sort_by_key(|figures| figures.backend);
             group.label = label(&group.facts, &varies);
         }
         groups.sort_by(|one, other| {
-            let places =
+            let sort_key =
                 |group: &Group<'_>| group.facts.clone().map(|fact| fact.number.unwrap_or(f64::INFINITY));
-            let pairs = places(one).into_iter().zip(places(other));
+            let pairs = sort_key(one).into_iter().zip(sort_key(other));
             pairs
                 .map(|(one, other)| one.total_cmp(&other))
                 .find(|order| order.is_ne())
@@ -183,9 +183,9 @@ impl<'a> Comparison<'a> {
         for (group, figures) in
             self.groups.iter().flat_map(|group| group.results.iter().map(move |each| (group, each)))
         {
-            let who = format!("{}, {}", figures.backend.name(), group.label);
+            let subject = format!("{}, {}", figures.backend.name(), group.label);
             let mut add =
-                |what: String| severe.push(Warning { severe: true, text: format!("{who}: {what}") });
+                |what: String| severe.push(Warning { severe: true, text: format!("{subject}: {what}") });
             if figures.errors > 0 {
                 add(format!(
                     "{} of {} operations got a wrong response or none.",
@@ -210,7 +210,7 @@ impl<'a> Comparison<'a> {
                 } else {
                     "one run completed no operation.".into()
                 };
-                mild.push(Warning { severe: false, text: format!("{who}: {what}") });
+                mild.push(Warning { severe: false, text: format!("{subject}: {what}") });
             }
         }
         severe.append(&mut mild);
@@ -322,12 +322,12 @@ mod tests {
     use super::shows_difference;
 
     #[test]
-    fn a_difference_is_shown_only_if_every_pair_of_runs_agrees() {
+    fn difference_needs_the_same_winner_in_every_pair_of_runs() {
         let is_difference =
             |ratio, by_run: &[f64]| shows_difference(ratio, by_run, &[1.0, 1.0, 1.0], &[1.0, 1.0, 1.0]);
         assert!(is_difference(1.5, &[1.5, 1.4, 2.0]));
         assert!(is_difference(0.7, &[0.7, 0.9, 0.6]));
-        // One run says otherwise: 1 is inside the range of the ratios.
+        // One run disagrees: 1 is inside the range of the ratios.
         assert!(!is_difference(1.5, &[1.5, 0.99, 2.0]));
         assert!(!is_difference(0.7, &[0.7, 1.01, 0.6]));
         assert!(!is_difference(1.5, &[1.5, 1.0]));

@@ -1,9 +1,9 @@
-//! The little of HTML that a report needs. All of it is well-formed XML too, so that tests can read it.
+//! The HTML elements of a report. The output is also well-formed XML, so that tests can parse it.
 
 use crosstie_kv::Backend;
 
-/// Text for an element or a quoted attribute. What has a meaning to the parser is escaped; what no document may hold, and
-/// what turns the direction of the text around it, is replaced.
+/// Escapes text for an element or a quoted attribute. Control characters, characters that are invalid in XML, and those that change the
+/// direction of text are replaced by U+FFFD.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -26,9 +26,9 @@ pub(crate) fn escape(text: &str) -> String {
 
 /// A cell of a table.
 pub(crate) enum Cell {
-    /// To the left.
+    /// Text, left-aligned.
     Text(String),
-    /// To the right.
+    /// A figure, right-aligned.
     Figure(String),
     /// A list of figures.
     Figures(String),
@@ -62,16 +62,16 @@ pub(crate) fn class(backend: Backend) -> &'static str {
     }
 }
 
-/// A table that scrolls sideways by itself where the page is narrow. The first cell of a row is its head.
+/// A table; on a narrow page it scrolls horizontally. The first cell of a row is its head.
 pub(crate) fn table(caption: &str, heads: &[String], rows: &[Vec<Cell>]) -> String {
-    let to_the_right = |at: usize| {
+    let is_right_aligned = |at: usize| {
         rows.first().and_then(|row| row.get(at)).is_some_and(|cell| matches!(cell, Cell::Figure(_)))
     };
     let heads: String = heads
         .iter()
         .enumerate()
         .map(|(at, head)| {
-            let class = if to_the_right(at) { " class=\"n\"" } else { "" };
+            let class = if is_right_aligned(at) { " class=\"n\"" } else { "" };
             format!("<th scope=\"col\"{class}>{}</th>", escape(head))
         })
         .collect();
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_text_is_markup() {
+    fn escaped_text_contains_no_markup() {
         assert_eq!(escape("<b a='\"'>&amp;"), "&lt;b a=&#39;&quot;&#39;&gt;&amp;amp;");
         assert_eq!(escape("a\0b\u{1b}[31m\u{202e}c\nd"), "a\u{fffd}b\u{fffd}[31m\u{fffd}c d");
     }

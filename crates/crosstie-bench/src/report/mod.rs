@@ -1,10 +1,10 @@
-//! `crosstie report`: figures of the store's benchmark as one HTML page.
+//! `crosstie report`: results of the store's benchmark as one HTML page.
 //!
-//! The page is whole in itself: style and plots are in it, there is no script, and it asks no network for anything; its
-//! own policy forbids it to. It follows the reader's choice of light or dark, has room on a phone and on paper, and every
-//! plot has its figures in words and in a table. The same figures make the same bytes.
+//! The page is self-contained: it includes its style and its plots, has no script, and loads nothing from the network; its content
+//! security policy forbids that. It has a light and a dark theme, and fits phones and paper. The data of every plot are also there as
+//! text and in a table. The same results always make the same page, byte for byte.
 //!
-//! Figures may come from anywhere: every text is escaped, and every number has a place in every plot.
+//! Results are not trusted: every text is escaped, and every number can be drawn in every plot.
 
 mod charts;
 mod compare;
@@ -22,7 +22,7 @@ use crate::error::Error;
 
 pub use text::table;
 
-/// Results on a page at most.
+/// Most results on a page.
 const MAX_RESULTS: usize = 1024;
 
 /// Writes the page.

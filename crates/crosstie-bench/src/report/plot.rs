@@ -1,18 +1,18 @@
-//! Plots as SVG: scales, ticks, and a frame with axes. What they show is [`super::charts`]'s affair.
+//! Elements of SVG plots: scales, ticks, and a frame with axes. [`super::charts`] decides what the plots show.
 
 use super::html::escape;
 
-/// The size of a panel, in units that are pixels where the page gives it its natural width.
+/// The size of a panel, in pixels at its natural width.
 pub(crate) const WIDTH: f64 = 380.0;
 pub(crate) const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 54.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 44.0;
-/// Ticks of an axis at most.
+/// Most ticks of a logarithmic axis.
 const TICKS: usize = 7;
 
-/// From values to places on an axis, 0 to 1.
+/// Maps values to positions on an axis, 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scale {
     Linear(f64, f64),
@@ -21,14 +21,14 @@ pub(crate) enum Scale {
 }
 
 impl Scale {
-    /// From zero to a round number that is not below `highest`.
+    /// A linear scale from zero to a round number that is not below `highest`.
     pub(crate) fn from_zero(highest: f64) -> Scale {
         let highest = if (1e-9..1e30).contains(&highest) { highest } else { 1.0 };
         let step = round_step(highest / 4.0);
         Scale::Linear(0.0, (highest / step).ceil() * step)
     }
 
-    /// Logarithmic, to round numbers around both; zero has no place on it and counts as one.
+    /// A logarithmic scale from a round number below `lowest` to one above `highest`. Values below 1 count as 1.
     pub(crate) fn around(lowest: f64, highest: f64) -> Scale {
         let bounded = |value: f64| if value.is_nan() { 1.0 } else { value.clamp(1.0, 1e20) };
         let (lowest, highest) = (bounded(lowest), bounded(highest));
@@ -44,13 +44,13 @@ impl Scale {
         Scale::Log(low, high.unwrap_or(highest).max(low * 2.0))
     }
 
-    /// The place of a value; what is outside is at the nearer end.
-    pub(crate) fn place(self, value: f64) -> f64 {
-        let place = match self {
+    /// The position of a value; a value outside of the scale is at the nearer end.
+    pub(crate) fn position(self, value: f64) -> f64 {
+        let position = match self {
             Scale::Linear(low, high) => (value - low) / (high - low),
             Scale::Log(low, high) => (value.max(low) / low).ln() / (high / low).ln(),
         };
-        if place.is_nan() { 0.0 } else { place.clamp(0.0, 1.0) }
+        if position.is_nan() { 0.0 } else { position.clamp(0.0, 1.0) }
     }
 
     /// Round values on the scale.
@@ -89,27 +89,27 @@ fn round_step(step: f64) -> f64 {
     parts.into_iter().find(|rounded| *rounded >= step * 0.999).unwrap_or(step)
 }
 
-/// Horizontal place of a share of the axis.
-pub(crate) fn x(place: f64) -> f64 {
-    LEFT + place * (WIDTH - LEFT - RIGHT)
+/// The x coordinate of a position on the horizontal axis.
+pub(crate) fn x(position: f64) -> f64 {
+    LEFT + position * (WIDTH - LEFT - RIGHT)
 }
 
-/// Vertical place of a share of the axis, from its bottom.
-pub(crate) fn y(place: f64) -> f64 {
-    HEIGHT - BOTTOM - place * (HEIGHT - BOTTOM - TOP)
+/// The y coordinate of a position on the vertical axis, which starts at the bottom.
+pub(crate) fn y(position: f64) -> f64 {
+    HEIGHT - BOTTOM - position * (HEIGHT - BOTTOM - TOP)
 }
 
-/// A panel's words.
+/// The texts of a panel.
 pub(crate) struct PlotLabels<'a> {
-    /// Above it.
+    /// Above the plot; may be empty.
     pub(crate) title: &'a str,
-    /// What it shows, for who does not see it.
+    /// What the plot shows, for screen readers.
     pub(crate) description: &'a str,
     pub(crate) x_axis: &'a str,
     pub(crate) y_axis: &'a str,
 }
 
-/// A plot with axes around `marks`; ticks are places and their labels. `id` is the panel's own on the page.
+/// A plot with axes around `marks`. A tick is a position and its label. `id` must be unique on the page.
 pub(crate) fn panel(
     id: &str,
     words: &PlotLabels<'_>,
@@ -118,8 +118,8 @@ pub(crate) fn panel(
     marks: &str,
 ) -> String {
     let mut grid = String::new();
-    for (place, label) in y_ticks {
-        let at = y(*place);
+    for (position, label) in y_ticks {
+        let at = y(*position);
         grid += &format!(
             "<line class=\"grid\" x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
              <text class=\"tick end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
@@ -130,8 +130,8 @@ pub(crate) fn panel(
             escape(label)
         );
     }
-    for (place, label) in x_ticks {
-        let at = x(*place);
+    for (position, label) in x_ticks {
+        let at = x(*position);
         grid += &format!(
             "<line class=\"axis\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>\
              <text class=\"tick middle\" x=\"{at:.1}\" y=\"{:.1}\">{}</text>\n",
@@ -164,7 +164,7 @@ pub(crate) fn panel(
     )
 }
 
-/// A line through points in places; those that nobody could tell from the one before are left out.
+/// A line through points, given as positions. Points that are too close to the previous one to be visible are left out.
 pub(crate) fn line(class: &str, points: &[(f64, f64)]) -> String {
     let mut path = String::new();
     let mut last: Option<(f64, f64)> = None;
@@ -180,7 +180,7 @@ pub(crate) fn line(class: &str, points: &[(f64, f64)]) -> String {
     if path.is_empty() { path } else { format!("<path class=\"line {class}\" d=\"{path}\"/>\n") }
 }
 
-/// A point in places, with words for who rests on it.
+/// A point, given as positions, with a tooltip.
 pub(crate) fn point(class: &str, (across, up): (f64, f64), radius: f64, words: &str) -> String {
     format!(
         "<circle class=\"dot {class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}</title></circle>\n",
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_and_ticks_are_round() {
+    fn scales_end_at_round_numbers_and_have_round_ticks() {
         assert!(matches!(Scale::from_zero(5.1e6), Scale::Linear(0.0, high) if high == 6e6));
         assert_eq!(Scale::from_zero(5.1e6).ticks(), [0.0, 2e6, 4e6, 6e6]);
         assert!(matches!(Scale::around(240.0, 81_000.0), Scale::Log(200.0, 100_000.0)));
@@ -204,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn every_value_has_a_place_on_every_scale() {
-        let odd = [0.0, -1.0, 1.0, 1e300, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE];
-        for low in odd {
-            for high in odd {
+    fn every_value_has_a_position_on_every_scale() {
+        let extremes = [0.0, -1.0, 1.0, 1e300, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE];
+        for low in extremes {
+            for high in extremes {
                 for scale in [Scale::from_zero(high), Scale::around(low, high)] {
                     assert!(scale.ticks().len() <= 21, "{scale:?}");
-                    for value in odd {
-                        assert!((0.0..=1.0).contains(&scale.place(value)), "{value} on {scale:?}");
+                    for value in extremes {
+                        assert!((0.0..=1.0).contains(&scale.position(value)), "{value} on {scale:?}");
                     }
                 }
             }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_many_points_is_short() {
+    fn line_leaves_out_points_that_are_too_close() {
         let points: Vec<(f64, f64)> =
             (0..100_000).map(|at| (f64::from(at) / 1e5, f64::from(at) / 1e5)).collect();
         assert!(line("meta", &points).len() < 30_000);

@@ -1,4 +1,4 @@
-//! The page is read back as XML: what is drawn must parse, whatever the figures are.
+//! Parses the page as XML and checks its elements, for usual and for extreme results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,8 +67,8 @@ fn pair(nodes: u32) -> [Figures; 2] {
     ]
 }
 
-/// Parses the page and looks at every element of it.
-fn checked(html: &str) -> BTreeSet<String> {
+/// Parses the page and checks every element. Returns the names of all elements.
+fn check_page(html: &str) -> BTreeSet<String> {
     let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
     let document =
         Document::parse_with_options(html, options).unwrap_or_else(|error| panic!("{error}\n{html}"));
@@ -91,8 +91,8 @@ fn checked(html: &str) -> BTreeSet<String> {
             }
         }
         if element.has_tag_name("svg") && element.attribute("role") == Some("img") {
-            let told = element.attribute("aria-label").or(element.attribute("aria-labelledby"));
-            assert!(told.is_some_and(|told| !told.is_empty()), "a plot without words");
+            let label = element.attribute("aria-label").or(element.attribute("aria-labelledby"));
+            assert!(label.is_some_and(|label| !label.is_empty()), "a plot without a label");
         }
     }
     assert!(used.iter().all(|id| ids.contains(id)), "{used:?} are not all among {ids:?}");
@@ -107,10 +107,10 @@ fn heads(html: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_page_has_what_the_figures_have() {
+fn page_has_a_section_for_all_data_in_the_results() {
     let two = pair(2);
     let html = page(&two);
-    checked(&html);
+    check_page(&html);
     assert_eq!(html, page(&two), "the same figures make the same bytes");
     assert!(html.contains("<h1>Delegation makes 1.50 times the operations of Meta</h1>"));
     assert!(html.contains("run by run: 1.50, 1.40, 2.00"), "{html}");
@@ -120,18 +120,18 @@ fn a_page_has_what_the_figures_have() {
 
     let sweep = [pair(1), pair(2), pair(8)].concat();
     let html = page(&sweep);
-    checked(&html);
+    check_page(&html);
     assert!(heads(&html).contains(&"Scaling"));
     assert!(html.contains("By nodes"));
     assert!(!html.contains("By queue depth"), "the depth does not vary");
 
     let html = page(&pair(1));
-    checked(&html);
+    check_page(&html);
     assert!(!heads(&html).contains(&"Batch size"), "nothing went to another node");
 }
 
 #[test]
-fn backends_are_compared_where_all_else_is_equal() {
+fn backends_are_compared_only_if_all_parameters_are_equal() {
     let mut other = pair(2);
     other[0].queue_depth = 1;
     let comparison = Comparison::new(&other);
@@ -146,14 +146,14 @@ fn backends_are_compared_where_all_else_is_equal() {
 }
 
 #[test]
-fn trouble_is_told() {
+fn errors_and_interruptions_are_warnings() {
     let mut two = pair(2);
     two[0].errors = 7;
     two[1].node_gone = 11;
     two[1].interrupted = true;
     two[0].runs[0].ops_per_s = 9e6;
     let (html, text) = (page(&two), table(&two));
-    checked(&html);
+    check_page(&html);
     for words in
         ["7 of 4500000 operations got", "11 of 2800000 operations ended", "interrupted", "6.43 times"]
     {
@@ -164,8 +164,8 @@ fn trouble_is_told() {
 }
 
 #[test]
-fn no_text_becomes_markup() {
-    let plain = checked(&page(&[pair(1), pair(2)].concat()));
+fn texts_of_results_are_escaped() {
+    let plain = check_page(&page(&[pair(1), pair(2)].concat()));
     let nasty =
         "</style></title><script>alert(1)</script><img src=x onerror='a'>\"&]]>--><!--\0\u{1b}[2J\u{202e}";
     let mut two = pair(2);
@@ -180,7 +180,7 @@ fn no_text_becomes_markup() {
     other.device = format!("{nasty}{nasty}");
     let all = [two.to_vec(), vec![other]].concat();
     for results in [&two[..], &all] {
-        let names = checked(&page(results));
+        let names = check_page(&page(results));
         assert!(names.is_subset(&plain), "{names:?}");
     }
     assert!(page(&two).contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
@@ -188,9 +188,9 @@ fn no_text_becomes_markup() {
 }
 
 #[test]
-fn odd_figures_have_a_page_too() {
+fn page_of_extreme_results_is_valid() {
     assert!(page(&[]).contains("Nothing was measured"));
-    checked(&page(&[]));
+    check_page(&page(&[]));
     assert!(table(&[]).starts_with("backend"));
     for rate in [0.0, f64::NAN, f64::INFINITY, -1.0, f64::MIN_POSITIVE, 1e18] {
         for ns in [0, 1, u64::MAX] {
@@ -205,7 +205,7 @@ fn odd_figures_have_a_page_too() {
                 figures.limit_ns = Some(rate);
                 figures.seconds = rate;
             }
-            let names = checked(&page(&results));
+            let names = check_page(&page(&results));
             assert!(names.contains("table"));
             assert!(!table(&results).contains("NaN"), "{}", table(&results));
         }
@@ -218,16 +218,16 @@ fn odd_figures_have_a_page_too() {
         ..result(Backend::Meta, 1, &[])
     };
     let html = page(&[bare]);
-    checked(&html);
+    check_page(&html);
     assert!(html.contains("only the percentiles were kept"));
 }
 
 #[test]
-fn a_page_of_many_results_stays_readable() {
+fn page_of_many_results_limits_its_plots() {
     let many: Vec<Figures> =
         (0..100).flat_map(|at| pair(2).map(|figures| Figures { keys: at, ..figures })).collect();
     let html = page(&many);
-    checked(&html);
+    check_page(&html);
     assert!(html.contains("76 more configurations are in the table alone"));
     let path = std::env::temp_dir().join(format!("crosstie-report-{}.html", std::process::id()));
     let too_many = vec![many[0].clone(); super::MAX_RESULTS + 1];

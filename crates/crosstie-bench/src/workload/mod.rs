@@ -1,9 +1,9 @@
-//! What clients of a benchmark do, made in advance from a seed.
+//! The requests of benchmark clients, generated in advance from a seed.
 //!
-//! A [`Plan`] says which keys are asked for, how often each, and how many of the requests read. Each client gets a
-//! [`Pattern`] of its own from it, a list of requests that it goes through again and again, so that nothing is drawn while
-//! time is taken. The same seed, rank and client make the same pattern every time, and on every machine (with Zipf's law,
-//! as far as the machines' logarithms are the same to the last bit); different ones have nothing to do with each other.
+//! A [`Plan`] defines the keys, their distribution, and the share of reads. Each client generates its own [`Pattern`] from it: a list of
+//! requests that it repeats, so that no random numbers are drawn while time is measured. The pattern depends only on the plan, which has
+//! the seed, the rank and the client. It is the same on all machines (with a Zipf distribution, if the logarithms of the machines agree
+//! to the last bit). The patterns of different clients are independent.
 //!
 //! ```
 //! use crosstie_kv::sharding::ShardMap;
@@ -31,36 +31,36 @@ use zipf::Zipf;
 
 pub use schedule::Schedule;
 
-/// Keys at most, so that an entry of a pattern is eight bytes.
+/// Most keys of a plan. With this limit an entry of a pattern takes eight bytes.
 pub const MAX_KEYS: u64 = 1 << 32;
-/// Entries of a pattern at most.
+/// Most entries of a pattern.
 pub const MAX_ENTRIES: usize = 1 << 20;
-/// The steepest Zipf distribution.
+/// The largest exponent of a Zipf distribution.
 pub const MAX_ZIPF: f64 = 8.0;
 
-/// What to ask for.
+/// The workload of all clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The keys are `0..keys`. At most [`MAX_KEYS`].
     pub keys: u64,
     /// The share of requests that read, 0 to 1; the others put.
     pub read_ratio: f64,
-    /// If given, key `k` is asked for in proportion to `1 / (k + 1)^theta`, `0 < theta <= `[`MAX_ZIPF`]; otherwise all keys
-    /// alike. Where a key lies has nothing to do with its number, so the hot keys are spread over nodes and daemons.
+    /// If given, the frequency of key `k` is proportional to `1 / (k + 1)^theta`, `0 < theta <= `[`MAX_ZIPF`]; otherwise all keys
+    /// are equally frequent. The shard of a key does not depend on its rank in the distribution, so hot keys are spread over all shards.
     pub zipf: Option<f64>,
-    /// Bytes of a value. With 8, requests are those of [`message`](crosstie_kv::wire); otherwise keys are byte strings, see
-    /// [`key_bytes`], and requests are [`long`](crosstie_kv::wire).
+    /// Bytes of a value. With 8, keys and values are words ([`WordRequest`]). Otherwise they are byte strings
+    /// ([`BytesRequest`](crosstie_kv::wire::BytesRequest)), see [`key_bytes`].
     pub value_size: usize,
-    /// If given, the share of requests for keys of the client's own node, 0 to 1; otherwise chance decides. Without meaning in a
-    /// cluster of one node.
+    /// If given, the share of requests for keys of the client's own node, 0 to 1; otherwise it follows from the distribution of keys.
+    /// Has no effect in a cluster of one node.
     pub local_share: Option<f64>,
     /// Entries of a pattern: a power of two, at most [`MAX_ENTRIES`].
     pub entries: usize,
-    /// What everything is drawn from.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
-/// A request to be made.
+/// One request of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The key.
@@ -69,7 +69,7 @@ pub struct Entry {
     pub rank: u16,
     /// The daemon of that node.
     pub daemon: u8,
-    /// Whether it is to be got, rather than put.
+    /// Whether it is a get; otherwise it is a put.
     pub is_read: bool,
 }
 
@@ -79,40 +79,40 @@ pub struct Pattern {
     entries: Box<[Entry]>,
 }
 
-/// Why there is no such pattern.
+/// Why a plan is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Too few or too many keys.
-    #[error("{0} keys; there must be 1 to {MAX_KEYS}")]
+    #[error("{0} keys: give 1 to {MAX_KEYS}")]
     Keys(u64),
-    /// Not a share.
-    #[error("a {what} of {value}; it must be 0 to 1")]
+    /// A share is not between 0 and 1.
+    #[error("{what} {value}: give 0 to 1")]
     Share {
         /// "read ratio" or "local share".
         what: &'static str,
         /// What was given.
         value: f64,
     },
-    /// A Zipf exponent that is none.
+    /// The Zipf exponent is out of range.
     #[error(
-        "a Zipf exponent of {0}; it must be more than 0, and {MAX_ZIPF} at most (leave it out to ask for all keys alike)"
+        "Zipf exponent {0}: give more than 0, at most {MAX_ZIPF}; leave it out for a uniform distribution"
     )]
     Zipf(f64),
-    /// Values too long.
-    #[error("values of {0} bytes; they may have {MAX_VALUE} at most")]
+    /// Values are too long.
+    #[error("values of {0} bytes: give at most {MAX_VALUE}")]
     ValueSize(usize),
-    /// Not a power of two, or too many.
-    #[error("{0} entries; there must be a power of two of them, {MAX_ENTRIES} at most")]
+    /// The number of entries is not a power of two, or too large.
+    #[error("{0} entries: give a power of two, at most {MAX_ENTRIES}")]
     Entries(usize),
-    /// The rank is not one of the cluster.
-    #[error("rank {rank} of {nodes} nodes")]
+    /// The cluster has no such rank.
+    #[error("rank {rank}: the cluster has {nodes} nodes, with ranks from 0")]
     Rank {
         /// What was given.
         rank: u32,
         /// The cluster's nodes.
         nodes: u32,
     },
-    /// The local share cannot be kept: one kind of key is not there or hardly ever asked for.
+    /// The local share cannot be reached: there are no, or hardly any, requests for local or for remote keys.
     #[error(
         "node {rank} finds hardly any {kind} key among {keys}: use more keys, a smaller Zipf exponent, or no local share"
     )]
@@ -121,21 +121,21 @@ pub enum PlanError {
         rank: u32,
         /// "local" or "remote".
         kind: &'static str,
-        /// How many keys there are.
+        /// The number of keys.
         keys: u64,
     },
-    /// A rate that is none.
-    #[error("a rate of {0} per second; it must be more than 0, and finite")]
+    /// The rate is not positive or not finite.
+    #[error("rate {0} per second: give more than 0, and a finite number")]
     Rate(f64),
 }
 
 const _: () = assert!(size_of::<Entry>() == 8);
 
-/// Draws for one entry before it is said that there is no such key.
+/// Draws for one entry before it is an error that no key fits.
 const MAX_DRAWS: u32 = 100_000;
 
 impl Default for Plan {
-    /// A million keys, all alike, half of the requests read, 8-byte values.
+    /// A million keys, uniform distribution, half of the requests are gets, 8-byte values.
     fn default() -> Plan {
         Plan {
             keys: 1_000_000,
@@ -150,7 +150,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Says what is wrong with it.
+    /// Checks the plan.
     pub fn validate(&self) -> Result<(), PlanError> {
         let share = |what, value: f64| match value {
             0.0..=1.0 => Ok(()),
@@ -179,7 +179,7 @@ impl Plan {
         if rank >= cluster.nodes() {
             return Err(PlanError::Rank { rank, nodes: cluster.nodes() });
         }
-        let [mut keys, mut kinds, mut sides] = [Stream::Keys, Stream::Kinds, Stream::Sides]
+        let [mut keys, mut operations, mut locality] = [Stream::Keys, Stream::Operations, Stream::Locality]
             .map(|stream| Random::new(self.seed, rank, client, stream));
         let zipf = self.zipf.map(|theta| Zipf::new(self.keys, theta));
         let mut draw = || match &zipf {
@@ -188,30 +188,30 @@ impl Plan {
         };
         let local_share = self.local_share.filter(|_| cluster.nodes() > 1);
         let entries = (0..self.entries).map(|_| {
-            let local = local_share.map(|share| sides.unit() < share);
-            let (key, place) = (0..MAX_DRAWS)
+            let local = local_share.map(|share| locality.unit() < share);
+            let (key, shard) = (0..MAX_DRAWS)
                 .map(|_| draw())
-                .map(|key| (key, self.place(cluster, key)))
-                .find(|(_, place)| local.is_none_or(|local| (place.rank == rank) == local))
+                .map(|key| (key, self.shard_of(cluster, key)))
+                .find(|(_, shard)| local.is_none_or(|local| (shard.rank == rank) == local))
                 .ok_or_else(|| {
                     let kind = if local == Some(true) { "local" } else { "remote" };
                     PlanError::OneSided { rank, kind, keys: self.keys }
                 })?;
-            let is_read = kinds.unit() < self.read_ratio;
-            // All within the limits of keys, nodes and daemons.
-            Ok(Entry { key: key as u32, rank: place.rank as u16, daemon: place.daemon as u8, is_read })
+            let is_read = operations.unit() < self.read_ratio;
+            // The limits of keys, nodes and daemons fit into these types.
+            Ok(Entry { key: key as u32, rank: shard.rank as u16, daemon: shard.daemon as u8, is_read })
         });
         Ok(Pattern { entries: entries.collect::<Result<_, _>>()? })
     }
 
-    /// Where `key` lies.
-    pub fn place(&self, cluster: &ShardMap, key: u64) -> ShardId {
+    /// The shard that owns `key`.
+    pub fn shard_of(&self, cluster: &ShardMap, key: u64) -> ShardId {
         if self.has_words() { cluster.shard_of_word(key) } else { cluster.shard_of_bytes(&key_bytes(key)) }
     }
 
-    /// The keys of node `rank`, to be put before anything is measured.
+    /// The keys of node `rank`, which the benchmark puts before it measures.
     pub fn keys_of(&self, cluster: &ShardMap, rank: u32) -> impl Iterator<Item = u64> {
-        (0..self.keys).filter(move |key| self.place(cluster, *key).rank == rank)
+        (0..self.keys).filter(move |key| self.shard_of(cluster, *key).rank == rank)
     }
 
     /// Whether keys and values are 8-byte words.
@@ -226,12 +226,12 @@ pub fn key_bytes(key: u64) -> [u8; 8] {
 }
 
 impl Pattern {
-    /// All of them, in order.
+    /// All requests, in order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// WordRequest number `n`: after the last comes the first again.
+    /// Request number `n`; after the last one, the pattern repeats.
     #[inline]
     pub fn at(&self, n: u64) -> Entry {
         // The length is a power of two.

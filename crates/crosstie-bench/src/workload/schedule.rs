@@ -1,11 +1,11 @@
-//! When to start, for clients that do not wait for answers.
+//! The start times of requests in an open loop.
 
 use super::PlanError;
 use super::random::{Random, Stream};
 
-/// Intended starts of one client's requests: at random, at a given rate, whatever the answers do (a Poisson process).
+/// Intended start times of one client's requests: random times at a given rate (a Poisson process), independent of the responses.
 ///
-/// Latency counts from the intended start: a store that stalls is late for every request that should have begun meanwhile.
+/// Latency counts from the intended start. So if the store stalls, every request that should have started meanwhile is late.
 ///
 /// ```
 /// use crosstie_bench::workload::Schedule;
@@ -18,9 +18,9 @@ use super::random::{Random, Stream};
 pub struct Schedule {
     random: Random,
     gap: f64,
-    /// Whole nanoseconds, and what is left.
+    /// The time of the last start: whole nanoseconds, and the fraction.
     at: u64,
-    rest: f64,
+    fraction: f64,
 }
 
 impl Schedule {
@@ -30,18 +30,18 @@ impl Schedule {
         if !(rate > 0.0 && rate.is_finite() && gap.is_finite()) {
             return Err(PlanError::Rate(rate));
         }
-        Ok(Schedule { random: Random::new(seed, rank, client, Stream::Starts), gap, at: 0, rest: 0.0 })
+        Ok(Schedule { random: Random::new(seed, rank, client, Stream::Starts), gap, at: 0, fraction: 0.0 })
     }
 }
 
 impl Iterator for Schedule {
     type Item = u64;
 
-    /// Nanoseconds from the beginning. There is always a next one.
+    /// The next start, in nanoseconds from the start of the run. Never `None`.
     fn next(&mut self) -> Option<u64> {
-        self.rest -= (1.0 - self.random.unit()).ln() * self.gap;
-        let whole = self.rest as u64;
-        self.rest -= whole as f64;
+        self.fraction -= (1.0 - self.random.unit()).ln() * self.gap;
+        let whole = self.fraction as u64;
+        self.fraction -= whole as f64;
         self.at = self.at.saturating_add(whole);
         Some(self.at)
     }

@@ -11,7 +11,7 @@ fn share(pattern: &Pattern, of: impl Fn(&Entry) -> bool) -> f64 {
 }
 
 #[test]
-fn patterns_depend_on_seed_rank_and_client_alone() {
+fn pattern_depends_only_on_plan_rank_and_client() {
     let plan = Plan { zipf: Some(0.99), local_share: Some(0.5), entries: 1 << 12, ..Plan::default() };
     let other_seed = Plan { seed: 2, ..plan };
     let pattern = |plan: &Plan, rank, client| plan.pattern(&cluster(), rank, client).unwrap();
@@ -21,18 +21,18 @@ fn patterns_depend_on_seed_rank_and_client_alone() {
     for (n, one) in all.iter().enumerate() {
         assert!(all[..n].iter().all(|other| one != other && writes(one) != writes(other)));
     }
-    // What is drawn for one thing has no effect on another.
+    // The distribution of keys has no effect on the choice of operations.
     let reads = Plan { keys: 10_000, zipf: None, ..plan };
     assert_eq!(writes(&pattern(&plan, 1, 2)), writes(&pattern(&reads, 1, 2)));
-    // A client's numbers are not its neighbour's, moved on.
+    // A client's numbers are not those of the next client, shifted.
     let keys: Vec<u32> = all[0].entries().iter().map(|entry| entry.key).collect();
     let next: Vec<u32> = all[1].entries().iter().map(|entry| entry.key).collect();
     assert!((0..64).all(|by| keys[by..by + 64] != next[..64]));
 }
 
-/// What was drawn before must be drawn again: recorded results would not be comparable otherwise.
+/// A seed must yield the same pattern in all versions; otherwise results could not be compared.
 #[test]
-fn the_numbers_stay_as_they_are() {
+fn pattern_of_a_seed_is_the_same_in_all_versions() {
     let plan =
         Plan { keys: 1000, zipf: Some(0.9), local_share: Some(0.3), entries: 8, seed: 42, ..Plan::default() };
     let pattern = plan.pattern(&cluster(), 1, 2).unwrap();
@@ -52,7 +52,7 @@ const DRAWN: [(u32, u16, u8, bool); 8] = [
 ];
 
 #[test]
-fn shares_are_kept() {
+fn pattern_has_the_read_and_local_shares_of_the_plan() {
     for (read_ratio, local_share) in [(0.5, None), (0.95, Some(0.8)), (0.0, Some(0.0)), (1.0, Some(1.0))] {
         for zipf in [None, Some(0.99)] {
             let plan = Plan { keys: 10_000, read_ratio, zipf, local_share, ..Plan::default() };
@@ -65,32 +65,32 @@ fn shares_are_kept() {
             }
         }
     }
-    let alone = ShardMap::new(1, 1).unwrap();
+    let one_node = ShardMap::new(1, 1).unwrap();
     let plan = Plan { keys: 1, local_share: Some(0.2), ..Plan::default() };
-    assert_eq!(share(&plan.pattern(&alone, 0, 0).unwrap(), |e| e.rank == 0 && e.key == 0), 1.0);
+    assert_eq!(share(&plan.pattern(&one_node, 0, 0).unwrap(), |e| e.rank == 0 && e.key == 0), 1.0);
 }
 
 #[test]
-fn places_are_those_of_the_cluster() {
+fn entries_have_the_shard_that_owns_the_key() {
     for value_size in [8, 100] {
         let plan = Plan { keys: 5000, value_size, entries: 1 << 12, ..Plan::default() };
         let pattern = plan.pattern(&cluster(), 0, 0).unwrap();
         for entry in pattern.entries() {
-            let place = match value_size {
+            let shard = match value_size {
                 8 => cluster().shard_of_word(entry.key.into()),
                 _ => cluster().shard_of_bytes(&key_bytes(entry.key.into())),
             };
-            assert_eq!((u32::from(entry.rank), u32::from(entry.daemon)), (place.rank, place.daemon));
+            assert_eq!((u32::from(entry.rank), u32::from(entry.daemon)), (shard.rank, shard.daemon));
             assert!(entry.key < 5000);
         }
-        // Every key is some node's.
+        // Each key belongs to exactly one node.
         let keys: usize = (0..4).map(|rank| plan.keys_of(&cluster(), rank).count()).sum();
         assert_eq!(keys, 5000);
     }
 }
 
 #[test]
-fn keys_are_asked_for_as_the_plan_says() {
+fn frequencies_of_keys_follow_the_plan() {
     let count = |zipf| {
         let plan = Plan { keys: 100, zipf, ..Plan::default() };
         let mut counts = HashMap::new();
@@ -99,8 +99,8 @@ fn keys_are_asked_for_as_the_plan_says() {
         }
         counts
     };
-    let alike = count(None);
-    assert!(alike.len() == 100 && alike.values().all(|count| (500..820).contains(count)), "{alike:?}");
+    let uniform = count(None);
+    assert!(uniform.len() == 100 && uniform.values().all(|count| (500..820).contains(count)), "{uniform:?}");
     let skewed = count(Some(1.0));
     // The hundredth harmonic number is 5.187.
     assert!((12_100..13_200).contains(&skewed[&0]), "{skewed:?}");
@@ -108,7 +108,7 @@ fn keys_are_asked_for_as_the_plan_says() {
 }
 
 #[test]
-fn a_pattern_begins_again() {
+fn pattern_repeats_after_its_last_entry() {
     let pattern = Plan { entries: 16, ..Plan::default() }.pattern(&cluster(), 0, 0).unwrap();
     assert_eq!((pattern.at(3), pattern.at(16 + 3), pattern.at(u64::MAX)), {
         let entries = pattern.entries();
@@ -120,7 +120,7 @@ fn a_pattern_begins_again() {
 }
 
 #[test]
-fn plans_that_are_none_are_refused() {
+fn invalid_plans_are_refused() {
     let plan = Plan::default();
     let refused = |plan: Plan| plan.pattern(&cluster(), 0, 0).unwrap_err();
     assert_eq!(refused(Plan { keys: 0, ..plan }), PlanError::Keys(0));
@@ -134,7 +134,7 @@ fn plans_that_are_none_are_refused() {
     assert_eq!(refused(Plan { entries: 3, ..plan }), PlanError::Entries(3));
     assert_eq!(refused(Plan { entries: 0, ..plan }), PlanError::Entries(0));
     assert_eq!(plan.pattern(&cluster(), 4, 0), Err(PlanError::Rank { rank: 4, nodes: 4 }));
-    // One key lies on one node.
+    // With one key, one node has no remote keys.
     let rank = cluster().shard_of_word(0).rank;
     let one = Plan { keys: 1, local_share: Some(0.5), ..plan };
     assert_eq!(one.pattern(&cluster(), rank, 0), Err(PlanError::OneSided { rank, kind: "remote", keys: 1 }));
@@ -144,7 +144,7 @@ fn plans_that_are_none_are_refused() {
 }
 
 #[test]
-fn starts_are_at_random_and_at_the_rate() {
+fn starts_are_random_at_the_given_rate() {
     let starts = |client| Schedule::new(9, 0, client, 1e6).unwrap().take(100_000).collect::<Vec<u64>>();
     assert_eq!(starts(1), starts(1));
     assert_ne!(starts(1), starts(2));
@@ -152,9 +152,9 @@ fn starts_are_at_random_and_at_the_rate() {
     let gaps: Vec<f64> = starts.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect();
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     let deviation = (gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
-    // Exponential: the mean is the deviation.
+    // In an exponential distribution the mean equals the standard deviation.
     assert!((990.0..1010.0).contains(&mean) && (980.0..1020.0).contains(&deviation), "{mean} {deviation}");
-    // At rates where gaps are shorter than a nanosecond, none is lost.
+    // No start is lost at rates with less than a nanosecond between starts.
     let last = Schedule::new(9, 0, 0, 4e9).unwrap().nth(100_000).unwrap();
     assert!((24_500..25_500).contains(&last), "{last}");
 }

@@ -38,7 +38,7 @@ pub(crate) struct Finding {
     /// What it is needed for; set if it is missing or limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     needed_for: Option<&'static str>,
-    /// The command that fixes it. Its name in the JSON is older than the field's.
+    /// The command that fixes it. The JSON keeps the field's first name.
     #[serde(rename = "mend", skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }

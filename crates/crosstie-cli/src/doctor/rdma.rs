@@ -36,7 +36,7 @@ fn libibverbs() -> Finding {
 fn devices() -> Finding {
     const NAME: &str = "RDMA devices";
     match crosstie::device::verbs::devices() {
-        Ok(devices) if devices.is_empty() => none(NAME),
+        Ok(devices) if devices.is_empty() => no_device(NAME),
         Ok(devices) => Finding::ok(NAME, devices.iter().map(describe).collect::<Vec<_>>().join("; ")),
         Err(error) => Finding::missing(NAME, error.to_string()).needed_for(PURPOSE),
     }
@@ -66,10 +66,10 @@ fn describe(device: &crosstie::device::verbs::DeviceInfo) -> String {
 fn devices() -> Finding {
     const NAME: &str = "RDMA devices";
     let names = names_in("/sys/class/infiniband");
-    if names.is_empty() { none(NAME) } else { Finding::ok(NAME, names.join(", ")) }
+    if names.is_empty() { no_device(NAME) } else { Finding::ok(NAME, names.join(", ")) }
 }
 
-fn none(name: &'static str) -> Finding {
+fn no_device(name: &'static str) -> Finding {
     Finding::missing(name, "none").needed_for(PURPOSE).fix(format!(
         "install an RDMA NIC, or create a Soft-RoCE device on an Ethernet interface: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev {}",
         network_interface()

@@ -227,7 +227,7 @@ impl PeerMonitor {
     }
 }
 
-/// Prints a line to standard output. The node continues if nobody reads it any more.
+/// Prints a line to standard output. The node continues if standard output is closed.
 fn print_line(line: &str) {
     let mut out = stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();

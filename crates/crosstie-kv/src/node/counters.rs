@@ -36,7 +36,7 @@ pub struct DaemonActivity {
     pub sleeps: u64,
     /// Sleeps that ended because somebody woke the daemon: a client, another daemon, another node, the control plane.
     pub wakeups: u64,
-    /// Requests that its shard executed, whoever sent them.
+    /// Requests that its shard executed, from clients and from other daemons and nodes.
     pub served: u64,
     /// Requests of other nodes that it forwarded to the daemon that owns the key.
     pub forwarded_in: u64,
@@ -46,7 +46,7 @@ pub struct DaemonActivity {
     pub sent: u64,
     /// Requests that found no space at first and had to wait.
     pub backlogged: u64,
-    /// Responses that could not be delivered, because whoever sent the request was gone.
+    /// Responses that could not be delivered, because the sender of the request was gone.
     pub undelivered: u64,
 }
 

@@ -1,6 +1,6 @@
 //! What every daemon has: its shard, its services for clients, and its lanes to the other daemons of the node.
 //!
-//! This file delivers responses to whoever sent the request. `serve_words` and `serve_bytes` take requests and decide what
+//! This file delivers responses to the sender of the request. `serve_words` and `serve_bytes` take requests and decide what
 //! happens with them; what goes to other nodes goes through a [`Transport`](super::transport::Transport).
 
 use crosstie::ipc;
@@ -36,7 +36,7 @@ pub(super) struct ShardServer {
 }
 
 impl ShardServer {
-    /// Delivers the response of another node to whoever sent the request.
+    /// Delivers the response of another node to the sender of the request.
     #[inline]
     pub(super) fn deliver(
         &mut self,

@@ -162,7 +162,7 @@ impl Channel {
         Channel { stream, secret: secret.clone(), limit, state, received, unsent }
     }
 
-    /// Reads and writes what the socket allows, and returns the next event; `None` when there is none for now. Call it
+    /// Reads and writes what the socket allows, and returns the next event; `None` if no event is ready. Call it
     /// until it returns `None`.
     pub fn poll_event(&mut self) -> Result<Option<ChannelEvent>, ChannelError> {
         let event = self.advance();

@@ -240,7 +240,7 @@ fn barrier_with_timeout(
     }
 }
 
-/// Copies the bytes and appends one, so that the address is valid even when there are none. The address of an empty slice
+/// Copies the bytes and appends one, so that the address is valid even for an empty slice. The address of an empty slice
 /// may be 1, which OpenMPI interprets as `MPI_IN_PLACE`.
 fn with_valid_address(bytes: &[u8]) -> Vec<u8> {
     [bytes, &[0]].concat()

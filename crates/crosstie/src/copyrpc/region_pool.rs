@@ -30,7 +30,7 @@ pub(super) enum NoRegion {
 /// Regions for one purpose. At most `limit` bytes exist at a time.
 ///
 /// Regions that are put back are kept, so that in the steady state nothing is registered. When the pool is full, an idle region
-/// that is larger than needed is reused; only if there is none are idle regions dropped to make room, all of them smaller
+/// that is larger than needed is reused; only if there is no such region, idle regions are dropped to make room, all of them smaller
 /// than the new one. So for any mix of sizes registration stops after a while.
 pub(super) struct RegionPool {
     access: Access,

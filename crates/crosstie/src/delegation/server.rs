@@ -184,7 +184,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         self.core.poll()
     }
 
-    /// Returns the next request, or None if there is none yet.
+    /// Returns the next request, or None if no request is waiting.
     #[inline]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         let core = &mut self.core;

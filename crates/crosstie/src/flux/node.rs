@@ -190,7 +190,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     }
 
     /// Waits until there is something to [`poll`](Self::poll), to [receive](Self::try_recv) or to
-    /// [take as lost](Self::take_lost), for at most `timeout`, or without limit if there is none. Returns whether there is.
+    /// [take as lost](Self::take_lost), for at most `timeout`, or without limit if `timeout` is `None`. Returns whether there is.
     ///
     /// The drop of another node also ends the wait, until [`take_lost`](Self::take_lost) is called, even if no call is lost.
     /// [`Config::wait_strategy`](super::Config::wait_strategy) says how to wait.

@@ -50,7 +50,7 @@ pub(super) struct Watcher {
 static WATCHER: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
 
 impl Watcher {
-    /// Returns the process's watcher. Starts it if there is none.
+    /// Returns the process's watcher. Starts it if it is not running.
     pub(super) fn of_process() -> io::Result<Arc<Watcher>> {
         let mut current = lock(&WATCHER);
         // A forked child does not have the thread of its parent's watcher, so it gets a watcher of its own.

@@ -36,7 +36,7 @@ pub(super) const MAX_PARKERS: usize = 128;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Parker {
-    /// 1 while the owner is parked or about to park; a futex. Writers: the owner, and whoever wakes it.
+    /// 1 while the owner is parked or about to park; a futex. Writers: the owner, and the thread that wakes it.
     pub(super) parked: AtomicU32,
 }
 

@@ -96,18 +96,18 @@ fn measure(
         arguments.plan("")?.validate(arguments.nodes.unwrap_or(1))?;
     }
     // Ranks that a launcher has started measure all combinations; otherwise each combination starts its own ranks.
-    let mut given = bootstrap::from_env()?;
+    let mut job = bootstrap::from_env()?;
     // Finds out now, and not after an hour, that a file cannot be written.
-    if let Some(name) = name.filter(|_| given.rank() == 0) {
+    if let Some(name) = name.filter(|_| job.rank() == 0) {
         ["json", "html"].iter().try_for_each(|ending| check_writable(&output_path(name, ending)))?;
     }
-    let mut found = Results { results: Vec::new(), error: None, is_leader: given.rank() == 0 };
+    let mut found = Results { results: Vec::new(), error: None, is_leader: job.rank() == 0 };
     let count = combinations.len();
     for (at, arguments) in combinations.iter().enumerate() {
         let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
-        let outcome = match given.size() {
+        let outcome = match job.size() {
             1 => launch_locally(arguments, interrupt, &what),
-            _ => run_as_rank(given.as_mut(), launcher(), arguments, interrupt, &what),
+            _ => run_as_rank(job.as_mut(), launcher(), arguments, interrupt, &what),
         };
         match outcome {
             Ok(outcome) => {
@@ -128,7 +128,7 @@ fn measure(
             break;
         }
     }
-    given.finish()?;
+    job.finish()?;
     Ok(found)
 }
 
@@ -143,7 +143,7 @@ fn launcher() -> &'static str {
 
 /// Starts the other ranks as processes and runs as rank 0.
 fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
-    let line = cache_line_round_trip()?;
+    let round_trip = cache_line_round_trip()?;
     let mut outcome = match arguments.nodes.unwrap_or(1) {
         1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
         nodes => {
@@ -155,7 +155,7 @@ fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> 
             outcome
         }
     };
-    outcome.figures.iter_mut().for_each(|figures| figures.limit_ns = line);
+    outcome.figures.iter_mut().for_each(|figures| figures.limit_ns = round_trip);
     Ok(outcome)
 }
 
@@ -196,8 +196,8 @@ fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Pa
             std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
             report::write(&results, &page)?;
             let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
-            let kept = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
-            if as_json { eprint!("{kept}") } else { crate::output::print(&kept)? }
+            let written = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
+            if as_json { eprint!("{written}") } else { crate::output::print(&written)? }
         }
     }
     if let Some(error) = error {
@@ -250,10 +250,10 @@ fn text(results: &[Figures]) -> String {
             "" => format!("threads are not pinned: {daemons} daemons and {clients}; {}", first.machine),
             cores => format!("cores: {cores}"),
         };
-        let line = first
+        let round_trip = first
             .limit_ns
             .map_or_else(String::new, |ns| format!("; round trip of one cache line: {ns:.0} ns"));
-        text += &format!("\n{cores}{line}\n");
+        text += &format!("\n{cores}{round_trip}\n");
         let all = results.iter().flat_map(|figures| &figures.per_rank);
         let most = all.max_by_key(|rank| rank.memory_bytes);
         if let Some((rank, bound)) = most.and_then(|rank| Some((rank, rank.memory_bound_bytes?))) {

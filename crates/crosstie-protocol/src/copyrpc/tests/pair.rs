@@ -169,7 +169,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts the next WRITE. `false`: there is none.
+    /// Posts the next WRITE. Returns false if there is nothing to post.
     pub(super) fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
         let Some(next) = side.endpoint.next_write() else { return false };

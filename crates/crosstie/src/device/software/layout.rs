@@ -14,7 +14,7 @@
 //!              memory of regions
 //! ```
 //!
-//! Any process that has mapped a segment can write anywhere in it. This module only names the words; whoever reads one
+//! Any process that has mapped a segment can write anywhere in it. This module only names the words; code that reads a word
 //! checks it before using it as an index or an offset.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -139,7 +139,7 @@ pub(super) struct CqHeader {
     /// Whether there is more than one producer, see [`crate::ring::reservation`]. Writer: the owner.
     pub(super) mode: AtomicU64,
     pub(super) reserved: [AtomicU64; 6],
-    /// The owner parks here while it waits for completions. Writers: the owner and whoever wakes it.
+    /// The owner parks here while it waits for completions. Writers: the owner and the peer that wakes it.
     pub(super) parker: Parker,
     pub(super) reserved2: [AtomicU32; 15],
 }

@@ -20,7 +20,7 @@ use crate::device::{Data, Opcode, QpState, Status, rnr_delay};
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Held during each attempt: whoever holds it knows that no attempt is running.
+    /// Held during each attempt: a thread that holds it knows that no attempt is running.
     attempt: Mutex<()>,
 }
 

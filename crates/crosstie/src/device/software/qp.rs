@@ -121,7 +121,7 @@ impl QpShared {
 
     /// Moves to ERR. The device's threads flush what is outstanding. Returns whether this call made the change.
     pub(super) fn move_to_error(self: &Arc<Self>) -> bool {
-        // Whoever sees ERR must see that the connection is closed, hence the order of these two stores. AcqRel would not
+        // A thread that sees ERR must also see that the connection is closed, hence the order of these two stores. AcqRel would not
         // order more.
         self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
         let before = self.state.swap(QpState::Error as u8, Release);

@@ -434,7 +434,7 @@ impl PeerRecvQueue {
                     let at = words.ring(position);
                     let word = SrqWord(at.load(Acquire));
                     let advance = || {
-                        // Release, partner: the Acquire load above: whoever sees the count also sees that the words
+                        // Release, partner: the Acquire load above: a thread that sees the count also sees that the words
                         // before it are taken.
                         header
                             .taken

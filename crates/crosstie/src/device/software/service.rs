@@ -42,7 +42,7 @@ pub(super) struct ServiceHandle {
     /// Links whose peers are watched, by the id in their epoll tokens.
     links: Mutex<HashMap<u64, Arc<Link>>>,
     next_id: AtomicU64,
-    /// The claim for markers. Whoever holds `cleanup` writes it.
+    /// The claim for markers. The thread that holds `cleanup` writes it.
     pub(super) claim: AtomicU64,
     /// Serialises everything that acts in the place of a peer: voiding reservations, pushing markers, breaking a
     /// connection that a peer means, and the reset of a queue pair.

@@ -218,7 +218,7 @@ impl DeviceShared {
 
     // Peers.
 
-    /// The link to a peer device; connects to the peer if there is none yet.
+    /// The link to a peer device; connects to the peer if it is not connected yet.
     pub(super) fn link(&self, to: &DeviceAddress) -> Result<Arc<Link>, DeviceError> {
         if to.provider != DeviceAddress::SOFTWARE {
             return Err(DeviceError::BadAddress("it is not the address of a software device"));

@@ -123,7 +123,7 @@ impl Sender {
         self.submit()
     }
 
-    /// Appends a request to the open batch; opens one if there is none.
+    /// Appends a request to the open batch; opens a batch if necessary.
     #[inline]
     fn append(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
         self.check(wr)?;

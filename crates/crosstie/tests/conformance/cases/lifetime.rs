@@ -110,7 +110,7 @@ fn parents_dropped_first(side: &mut Participant) {
             .post(&SendWr::new(2, SendOp::WriteImm(remote.at(8), 2), Data::Inline(&[6; 8])).signaled())
             .unwrap();
         expect_success(&mut recv_cq, 2);
-        wait_until("the WRITE that nobody is told of", || {
+        wait_until("the WRITE without a completion to take effect", || {
             let sges = [region.sge(0..8).unwrap()];
             other.post(&SendWr::new(3, SendOp::Read(remote.at(0)), Data::Regions(&sges)).signaled()).unwrap();
             expect_success(&mut recv_cq, 3);
