@@ -13,6 +13,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const NOBODY: u32 = 65534;
 const ROLE: &str = "CROSSTIE_OTHER_USER";
+const FLOOD_ROLE: &str = "CROSSTIE_SAME_USER_FLOOD";
+/// Connections of a flood.
+const FLOOD: usize = 500;
+/// Descriptors that the tests of this program open besides.
+const SLACK: usize = 60;
 
 /// Runs as the other user when the tests below start it in a child process; does nothing in an ordinary run.
 #[test]
@@ -23,6 +28,9 @@ fn the_other_user() {
     assert!(dropped, "could not become user {NOBODY}");
     if let Some(name) = role.strip_prefix("service ") {
         return look_for_services(name);
+    }
+    if let Some(address) = role.strip_prefix("flood ") {
+        return flood(address);
     }
     let mut address = [0; size_of::<QpAddress>()];
     std::io::stdin().read_exact(&mut address).unwrap();
@@ -82,6 +90,81 @@ fn device_of_another_user_is_refused_in_both_directions() {
     assert!(child.wait().unwrap().success());
     // Our own user is still served.
     qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+}
+
+/// Connects to a device again and again, says nothing, and holds the connections.
+fn flood(address: &str) {
+    let address = rustix::net::SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
+    let mut connections = Vec::new();
+    for _ in 0..FLOOD {
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+        let socket = rustix::net::socket(family, kind, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        connections.push(socket);
+    }
+    std::io::stderr().write_all(b">").unwrap();
+    // Until the parent has counted.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// Runs as our own user when the test below starts it in a child process; does nothing in an ordinary run.
+#[test]
+fn the_same_user() {
+    if let Ok(address) = std::env::var(FLOOD_ROLE) {
+        flood(&address);
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Connections of other users take no descriptors of a device. Connections of our own user that send no hello take a limited
+/// number of them, for a limited time.
+#[test]
+fn connections_that_say_nothing_do_not_exhaust_descriptors() {
+    if std::env::var_os(ROLE).is_some() || std::env::var_os(FLOOD_ROLE).is_some() {
+        return;
+    }
+    // SAFETY: a plain system call.
+    let user = unsafe { libc::geteuid() };
+    assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(&CqConfig::default()).unwrap();
+    let gid: String = device.address().gid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let address = format!("crosstie-{gid}");
+    let floods =
+        [("the_other_user", ROLE, format!("flood {address}"), 0), ("the_same_user", FLOOD_ROLE, address, 64)];
+    for (test, variable, role, most) in floods {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(variable, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let before = descriptors();
+        let mut ready = [0];
+        child.stderr.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        assert_eq!(&ready, b">", "the other process failed");
+        // A socket and a pidfd each. Other tests of this program open a few descriptors at the same time.
+        let after = descriptors();
+        assert!(after <= before + 2 * most + SLACK, "{test}: {before} descriptors became {after}");
+        // A peer that follows the protocol is served while the others hold their connections.
+        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+        connect(&qp.address()).unwrap();
+        qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        // Connections without a hello are closed after a while.
+        let begun = std::time::Instant::now();
+        while descriptors() > before + SLACK {
+            assert!(begun.elapsed().as_secs() < 60, "{test}: connections without a hello stay open");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 /// Runs as the other user: it finds no such service, and it can create one with the same name.

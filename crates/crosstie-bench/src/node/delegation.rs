@@ -1,4 +1,4 @@
-//! `bench delegation`: [`crosstie::delegation`] as a [`Transport`](super::Transport).
+//! `bench delegation`: [`crosstie::delegation`] as a [`Transport`].
 
 use crosstie::delegation::{Config, Counters, MAX_RING_DEPTH};
 

@@ -1,4 +1,4 @@
-//! `bench ipc`: [`crosstie::ipc`] as a [`Transport`](super::Transport).
+//! `bench ipc`: [`crosstie::ipc`] as a [`Transport`].
 
 use crosstie::ipc::{Config, Counters};
 

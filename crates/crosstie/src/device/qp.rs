@@ -88,6 +88,11 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.post(wr))
     }
 
+    /// Posts a request that is older than the borrows of the regions it names. It fails if one of them was deregistered.
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.post_detached(wr))
+    }
+
     /// Posts several requests with one doorbell. If `fill` returns an error, the requests that were accepted before are
     /// still posted.
     #[inline]

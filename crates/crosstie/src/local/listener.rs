@@ -28,10 +28,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::SocketFlags;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use super::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use super::lock;
 use super::socket::{self, Address, Name, Peer};
 use super::watcher::{EventHandler, EventSource, Watcher, has_data_or_eof};
@@ -42,10 +41,6 @@ pub(crate) const MAX_HELLO: usize = 4096;
 pub(crate) const MAX_REPLY: usize = 4096;
 /// Most clients of one listener that have sent a hello and are not removed yet.
 pub(crate) const MAX_CLIENTS: usize = 4096;
-/// Most connections that have not sent a hello yet. When another one arrives, the oldest is closed.
-const MAX_AWAITING_HELLO: usize = 64;
-/// How long an accepted connection may take to send its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long [`Listener::open`] waits for a name that a dead server's descriptors still hold.
 const STALE_NAME_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval at which postponed work is tried again.
@@ -221,8 +216,7 @@ struct State {
     out_of_descriptors: bool,
     /// All accepted connections, by their ids.
     connections: BTreeMap<u64, Accepted>,
-    /// Connections that have not sent a hello yet, oldest first.
-    awaiting_hello: BTreeSet<u64>,
+    awaiting_hello: AwaitingHello,
     /// Connections whose `admit` or `remove` is to be called again.
     postponed: BTreeSet<u64>,
 }
@@ -241,7 +235,7 @@ struct ClientFds {
 }
 
 enum Stage {
-    AwaitingHello { deadline: Instant },
+    AwaitingHello,
     AwaitingAdmission { hello: Arc<[u8]> },
     Admitted,
     Removing,
@@ -259,12 +253,12 @@ impl EventHandler for Inner {
                 return;
             }
             match stage {
-                Stage::AwaitingHello { .. } if source == EventSource::Socket => {
+                Stage::AwaitingHello if source == EventSource::Socket => {
                     match read_hello(&fds.socket) {
                         Some(hello) => *stage = Stage::AwaitingAdmission { hello },
                         None => return self.drop_unadmitted(&mut state, id),
                     }
-                    state.awaiting_hello.remove(&id);
+                    state.awaiting_hello.remove(id);
                     false
                 }
                 Stage::Admitted => true,
@@ -296,21 +290,11 @@ impl EventHandler for Inner {
             }
         }
         let mut state = lock(&self.state);
-        loop {
-            let oldest = state.awaiting_hello.first().copied();
-            match oldest.map(|id| (id, state.connections.get(&id).map(|connection| &connection.stage))) {
-                Some((_, Some(Stage::AwaitingHello { deadline }))) if *deadline > now => {
-                    let deadline = *deadline;
-                    break if state.has_postponed_work() {
-                        Some(now + RETRY_INTERVAL)
-                    } else {
-                        Some(deadline)
-                    };
-                }
-                Some((id, _)) => self.drop_unadmitted(&mut state, id),
-                None => break state.has_postponed_work().then(|| now + RETRY_INTERVAL),
-            }
+        while let Some(id) = state.awaiting_hello.take_late(now) {
+            self.drop_unadmitted(&mut state, id);
         }
+        let retry = state.has_postponed_work().then(|| now + RETRY_INTERVAL);
+        retry.or(state.awaiting_hello.next_deadline())
     }
 }
 
@@ -328,26 +312,23 @@ impl Inner {
         let mut out_of_descriptors = false;
         // If more connections are pending, the next event accepts them.
         for _ in 0..MAX_AWAITING_HELLO {
-            match rustix::net::accept_with(listening, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match awaiting_hello::accept(listening) {
                 // A connection that cannot be watched (its process is dead, or there are no descriptors left) is closed.
-                Ok(socket) => {
-                    let added = self.add_connection(socket, &mut state.connections);
-                    state.awaiting_hello.extend(added.ok().flatten());
+                Ok(Some((socket, peer))) => {
+                    if let Ok(Some(id)) = self.add_connection(socket, peer, &mut state.connections)
+                        && let Some(oldest) = state.awaiting_hello.add(id, Instant::now())
+                        && let Some(Accepted { fds: Some(fds), .. }) = state.connections.remove(&oldest)
+                    {
+                        self.unwatch(oldest, &fds);
+                    }
                 }
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::AGAIN) => break,
+                Ok(None) => break,
                 // Out of descriptors or memory. The pending connection would cause the next event at once, so disable
                 // these events and retry every `RETRY_INTERVAL`.
                 Err(_) => {
                     out_of_descriptors = true;
                     break;
                 }
-            }
-            if state.awaiting_hello.len() > MAX_AWAITING_HELLO
-                && let Some(oldest) = state.awaiting_hello.pop_first()
-                && let Some(Accepted { fds: Some(fds), .. }) = state.connections.remove(&oldest)
-            {
-                self.unwatch(oldest, &fds);
             }
         }
         if out_of_descriptors != state.out_of_descriptors
@@ -357,22 +338,18 @@ impl Inner {
         }
     }
 
-    /// Adds an accepted connection, and returns its id. None if the peer is another user's process.
+    /// Adds an accepted connection, and returns its id. None if the listener is being dropped.
     fn add_connection(
         &self,
         socket: OwnedFd,
+        peer: Peer,
         connections: &mut BTreeMap<u64, Accepted>,
     ) -> io::Result<Option<u64>> {
-        let peer = Peer::of(&socket)?;
-        if !peer.is_our_user() {
-            return Ok(None);
-        }
         let fds = ClientFds { socket, process: peer.process()? };
         let Some(this) = self.this.upgrade() else { return Ok(None) };
         let id = self.watcher.new_id();
         self.watcher.watch(id, this, fds.socket.as_fd(), fds.process.as_ref().map(AsFd::as_fd))?;
-        let stage = Stage::AwaitingHello { deadline: Instant::now() + HELLO_TIMEOUT };
-        connections.insert(id, Accepted { fds: Some(fds), stage });
+        connections.insert(id, Accepted { fds: Some(fds), stage: Stage::AwaitingHello });
         Ok(Some(id))
     }
 
@@ -456,7 +433,7 @@ impl Inner {
 
     /// Closes a connection that was not admitted.
     fn drop_unadmitted(&self, state: &mut State, id: u64) {
-        state.awaiting_hello.remove(&id);
+        state.awaiting_hello.remove(id);
         state.postponed.remove(&id);
         if let Some(Accepted { fds: Some(fds), .. }) = state.connections.remove(&id) {
             self.unwatch(id, &fds);

@@ -278,7 +278,7 @@ fn is_closed(socket: &OwnedFd) -> bool {
     // End of file, or a reset if the peer left something unread.
     !matches!(
         rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT),
-        Err(Errno::AGAIN | Errno::INTR)
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
     )
 }
 

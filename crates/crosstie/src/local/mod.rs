@@ -13,7 +13,9 @@
 //!
 //! **Promises.**
 //! - Nothing lies in a file system, so nothing is left behind however a process ends.
-//! - Only processes of the same user are connected.
+//! - Only processes of the same user are connected. Connections of other users are closed when they are accepted, and
+//!   connections that send no hello are limited in number and in time ([`awaiting_hello`]). The software device accepts its
+//!   peers by the same rules.
 //! - The death of a process is noticed within milliseconds, even if a forked child keeps its sockets open.
 //! - All of this costs one thread per process, the [`watcher`]. The first [`Listener`](listener::Listener) or
 //!   [`Connection`](connection::Connection) starts it. It sleeps unless an event arrives, and never waits for a peer.
@@ -21,6 +23,7 @@
 //! **Left to others.** What the hello and the reply contain ([`local_rpc`](crate::local_rpc)), and what lies in the
 //! segments ([`ipc`](crate::ipc), [`delegation`](crate::delegation)).
 
+pub(crate) mod awaiting_hello;
 pub(crate) mod connection;
 pub(crate) mod listener;
 pub(crate) mod socket;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::Resource;
 
 /// Types that may be placed in memory that other processes write.
 ///
@@ -48,6 +49,15 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 impl Segment {
     /// Creates a segment of zeros. The kernel allocates a page when it is first touched.
     pub(crate) fn create(len: u64) -> io::Result<Segment> {
+        // The kernel would end the process with SIGXFSZ.
+        if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
+            && len > limit
+        {
+            let why = format!(
+                "a segment of {len} bytes exceeds the limit on file sizes (ulimit -f) of {limit} bytes"
+            );
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
         let fd = rustix::fs::memfd_create("crosstie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, len)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
@@ -158,11 +168,30 @@ impl<T> Deref for SharedRef<T> {
     }
 }
 
-/// An array in a segment, which it keeps mapped.
+/// An array in a segment, or in [private memory](SharedSlice::private), which it keeps mapped.
 pub(crate) struct SharedSlice<T> {
     first: NonNull<T>,
     len: usize,
-    segment: Arc<Segment>,
+    memory: Arc<dyn Send + Sync>,
+}
+
+/// Zeroed memory that only this process has mapped.
+struct PrivateMemory {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping is not bound to a thread. All access is through atomics.
+unsafe impl Send for PrivateMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PrivateMemory {}
+
+impl Drop for PrivateMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and every reference into it holds an `Arc` of this object.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+        debug_assert!(unmapped.is_ok());
+    }
 }
 
 // SAFETY: as for `SharedRef`.
@@ -175,7 +204,26 @@ impl<T: Shared> SharedSlice<T> {
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
         let size = (len as u64).checked_mul(size_of::<T>() as u64)?;
         let first = segment.bytes(offset, size)?.cast::<T>();
-        first.is_aligned().then(|| SharedSlice { first, len, segment: segment.clone() })
+        first.is_aligned().then(|| SharedSlice { first, len, memory: segment.clone() })
+    }
+
+    /// `len` zeroed elements in memory of this process, which no peer can write. The kernel allocates a page when it is
+    /// first touched.
+    pub(crate) fn private(len: usize) -> io::Result<SharedSlice<T>> {
+        let size = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing object.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                size,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // A mapping begins at a page, so it is aligned for every `Shared` type.
+        Ok(SharedSlice { first: base.cast(), len, memory: Arc::new(PrivateMemory { base, size }) })
     }
 
     /// The number of elements.
@@ -196,7 +244,7 @@ impl<T: Shared> SharedSlice<T> {
 
 impl<T> Clone for SharedSlice<T> {
     fn clone(&self) -> Self {
-        SharedSlice { first: self.first, len: self.len, segment: self.segment.clone() }
+        SharedSlice { first: self.first, len: self.len, memory: self.memory.clone() }
     }
 }
 
@@ -219,5 +267,39 @@ impl<T> fmt::Debug for SharedRef<T> {
 impl<T> fmt::Debug for SharedSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}; {}]@{:p}", type_name::<T>(), self.len, self.first)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const ROLE: &str = "CROSSTIE_FILE_SIZE_LIMIT";
+
+    /// Runs with a limit on file sizes when the next test starts it in a child process; does nothing in an ordinary run.
+    #[test]
+    fn process_with_a_file_size_limit() {
+        if std::env::var_os(ROLE).is_none() {
+            return;
+        }
+        let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+        rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
+        assert!(Segment::create(1 << 20).is_ok());
+        let error = Segment::create(2 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("ulimit -f"), "{error}");
+    }
+
+    #[test]
+    fn segment_above_the_file_size_limit_is_an_error_and_no_signal() {
+        if std::env::var_os(ROLE).is_some() {
+            return;
+        }
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "memory::segment::tests::process_with_a_file_size_limit", "--nocapture"])
+            .env(ROLE, "1")
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{}: {}", child.status, String::from_utf8_lossy(&child.stderr));
     }
 }

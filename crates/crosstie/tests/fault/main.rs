@@ -106,6 +106,27 @@ fn events(device: &Device) -> Vec<Event> {
 use Status::{Fatal, Flushed, LocalQpOperation, RemoteAccess, RetryExceeded, RnrRetryExceeded, Success};
 
 #[test]
+fn a_stalled_request_does_not_use_memory_that_was_deregistered() {
+    let mut pair = Pair::new(Plan::none());
+    pair.peer.memory.write(0, &[9; 4096]).unwrap();
+    let target = pair.pd.allocate(4096, Access::ALL).unwrap();
+    let from = target.as_ptr();
+    pair.control.port_down();
+    let read = SendOp::Read(pair.peer.memory.remote().at(0));
+    pair.qp.post(&SendWr::new(1, read, Data::Regions(&[target.sge(0..4096).unwrap()])).signaled()).unwrap();
+    drop(target);
+    // Another object gets the memory.
+    let reused = pair.pd.allocate(4096, Access::ALL).unwrap();
+    assert_eq!(reused.as_ptr(), from, "the test needs the same memory again");
+    pair.control.port_up();
+    assert_eq!(pair.statuses(1), [(1, Status::LocalProtection)]);
+    let mut bytes = [1; 4096];
+    reused.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "the READ wrote to memory that was deregistered");
+    assert_eq!(pair.qp.state(), QpState::Error);
+}
+
+#[test]
 fn a_refused_post_changes_nothing() {
     let plan = Plan::none().fail_post(1, PostError::Full).fail_post(2, PostError::Device(libc::EIO));
     let mut pair = Pair::new(plan);

@@ -71,7 +71,11 @@ impl Srq {
 
 impl RcQp {
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.state.lock().post_rc(self.qp_num, wr)
+        self.state.lock().post_rc(self.qp_num, wr, device::RcQp::post)
+    }
+
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.state.lock().post_rc(self.qp_num, wr, device::RcQp::post_detached)
     }
 
     pub(crate) fn batch_begin(&mut self) {}

@@ -53,7 +53,8 @@ pub(super) enum SendState {
     Dropped,
 }
 
-/// A copy of a request that outlives the call that posted it. As always, its memory must stay valid until its completion.
+/// A copy of a request that outlives the call that posted it. If a region that it names is deregistered before the request is
+/// posted, the wrapped device fails the request.
 #[derive(Debug)]
 pub(super) struct StoredWr {
     op: SendOp,
@@ -149,9 +150,10 @@ impl InnerQp {
         }
     }
 
-    pub(super) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Posts a stored request.
+    pub(super) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            InnerQp::Rc(qp) => qp.post(wr),
+            InnerQp::Rc(qp) => qp.post_detached(wr),
             InnerQp::Ud(_) => Err(PostError::Invalid("a datagram needs an address handle")),
         }
     }
@@ -200,7 +202,7 @@ impl StoredWr {
     }
 }
 
-/// The entry without its borrow: only the wrapped device gets it, and checks the key again.
+/// The entry without its borrow: only `RcQp::post_detached` gets it, which checks the key again.
 fn detach(sge: &Sge<'_>) -> Sge<'static> {
     Sge { addr: sge.addr, len: sge.len, lkey: sge.lkey, pd: sge.pd, access: sge.access, region: PhantomData }
 }

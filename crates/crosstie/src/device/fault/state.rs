@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::super::{
-    Completion, DeviceAddress, Event, Opcode, PostError, QpConfig, RecvWr, SendWr, Status, UdQp,
+    Completion, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
 };
 use super::plan::{Hold, Plan};
 use super::qp::{InnerQp, SendState, StoredWr, TrackedQp, TrackedSend};
@@ -272,7 +272,13 @@ impl State {
         self.requests.insert(id, PendingRequest { wr_id, owner });
     }
 
-    pub(super) fn post_rc(&mut self, qp_num: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Posts a request; `forward` posts it to the wrapped device.
+    pub(super) fn post_rc(
+        &mut self,
+        qp_num: u32,
+        wr: &SendWr<'_>,
+        forward: fn(&mut RcQp, &SendWr<'_>) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
         let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let loss = self.plan.loss(k);
         let (port, now, id) = (self.port, self.ticks, self.next_request_id());
@@ -290,7 +296,10 @@ impl State {
             if !wr.signaled && queue.is_some_and(|q| q.hidden >= q.hidden_limit) {
                 return Err(PostError::Full);
             }
-            qp.inner.post(&SendWr { wr_id: id, signaled: true, ..*wr })?;
+            let InnerQp::Rc(inner) = &mut qp.inner else {
+                return Err(PostError::Invalid("a datagram needs an address handle"));
+            };
+            forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
             SendState::Posted
         };
         self.track_send(qp_num, id, wr, state);
@@ -368,7 +377,7 @@ impl State {
             return false;
         };
         let SendState::Stalled(stored) = &sent.state else { return false };
-        let posted = stored.with(sent.id, |wr| qp.inner.post(wr));
+        let posted = stored.with(sent.id, |wr| qp.inner.post_detached(wr));
         sent.state = match posted {
             Ok(()) => SendState::Posted,
             // The request was checked when it was accepted, so the device failed.

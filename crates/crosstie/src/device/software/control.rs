@@ -20,7 +20,7 @@ pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
 
 /// How long to wait for a reply. The peer's service thread never blocks on a peer, so a missing reply means that it is
 /// stopped or gone.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A message from the connecting device.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -70,7 +70,6 @@ pub(super) struct Reply {
 
 impl Reply {
     pub(super) const OK: u32 = 0;
-    pub(super) const OTHER_USER: u32 = 1;
     pub(super) const OTHER_VERSION: u32 = 2;
     pub(super) const EXHAUSTED: u32 = 3;
     pub(super) const NO_SUCH_REGION: u32 = 4;

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::control::Request;
 use super::cq_ring::{CqRing, NewCqe, Overrun};
-use super::datapath::{check_data, check_local};
+use super::datapath::{check_data, check_local, is_send_queue_full};
 use super::error::ExecuteError;
 use super::layout::{
     ConnectionWord, CqeKind, KIND_UD, PeerLine, QpNum, RequestWord, peer_line_at, short_epoch,
@@ -161,7 +161,7 @@ impl UdQp {
         };
         let len = check_data(&wr.data, &self.config, self.shared.device.attr().max_datagram.into())?;
         // Acquire, partner: the Release store in `Cq::decode`.
-        if self.sq_posted - self.shared.sq_done.load(Acquire) >= self.config.max_send_wr.into() {
+        if is_send_queue_full(self.sq_posted, self.shared.sq_done.load(Acquire), self.config.max_send_wr) {
             return Err(PostError::Full);
         }
         let peer = if to.link.is_dead() { None } else { Some(self.peer_index(&to.link)?) };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::control::Request;
 use super::cq_ring::{NewCqe, Overrun};
-use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY};
+use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
 use super::layout::{ConnectionWord, CqeKind, QpBlock, RequestWord, short_epoch};
 use super::link::Link;
@@ -60,6 +60,28 @@ impl RcQp {
         Ok(())
     }
 
+    /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
+    /// then the request fails, as it does on a NIC.
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let device = self.shared.device.clone();
+        // No region is deregistered between the check and the use.
+        let _attempt = device.progress.begin_attempt();
+        let registered = match wr.data {
+            Data::Inline(_) => true,
+            Data::Regions(sges) => are_registered(sges, &device.regions),
+        };
+        // A request behind deferred ones is deferred, too; then the regions are checked before they are used.
+        if registered || self.shared.has_deferred_sends() || self.shared.state() != QpState::ReadyToSend {
+            return self.post(wr);
+        }
+        self.check(wr)?;
+        let position = self.sq_posted;
+        self.sq_posted += 1;
+        self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::LocalProtection, 0, position);
+        self.shared.move_to_error();
+        Ok(())
+    }
+
     #[inline]
     pub(crate) fn batch_begin(&mut self) {}
 
@@ -96,7 +118,7 @@ impl RcQp {
         }
         // Acquire, partner: the Release store in `Cq::decode`.
         let done = self.shared.sq_done.load(Acquire).max(self.sq_base);
-        if self.sq_posted.wrapping_sub(done) >= self.config.max_send_wr.into() {
+        if is_send_queue_full(self.sq_posted, done, self.config.max_send_wr) {
             return Err(PostError::Full);
         }
         Ok(len)
@@ -207,6 +229,13 @@ pub(super) fn check_data(data: &Data<'_>, config: &QpConfig, max: u64) -> Result
             Ok(total as u32)
         }
     }
+}
+
+/// Whether a send queue has no room. `done` comes from completions, which a peer may have forged: it can be more than was
+/// posted, and then there is room.
+#[inline(always)]
+pub(super) fn is_send_queue_full(posted: u64, done: u64, max: u32) -> bool {
+    posted >= done.wrapping_add(max.into())
 }
 
 #[inline]

@@ -74,15 +74,22 @@ impl DeferredWr {
         }
     }
 
-    /// Whether every region that the request names is still registered.
+    /// Whether every region that the request names is still registered, see [`are_registered`].
     pub(super) fn is_registered(&self, regions: &SharedSlice<RegionEntry>) -> bool {
-        let DeferredData::Regions(sges) = &self.data else { return true };
-        sges.iter().all(|sge| {
-            let entry = &regions[RegionKey::from_bits(sge.lkey).index() as usize];
-            // Acquire, partner: the Release store in `Pd::register_region`.
-            entry.key.load(Acquire) == sge.lkey
-        })
+        match &self.data {
+            DeferredData::Inline(_) => true,
+            DeferredData::Regions(sges) => are_registered(sges, regions),
+        }
     }
+}
+
+/// Whether the regions of all entries are registered, by the device's private table of regions.
+pub(super) fn are_registered(sges: &[Sge<'_>], regions: &SharedSlice<RegionEntry>) -> bool {
+    sges.iter().all(|sge| {
+        let entry = &regions[RegionKey::from_bits(sge.lkey).index() as usize];
+        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        entry.key.load(Acquire) == sge.lkey
+    })
 }
 
 /// When a request that starts now has used up all its retries without an acknowledgement.

@@ -11,7 +11,11 @@ use super::layout::{HEAP_AT, PEER_LINES_AT, QPS_AT, REGIONS_AT};
 use crate::device::*;
 use crate::rng::{Random, seed};
 
-fn shared(device: &Device) -> &super::state::DeviceShared {
+pub(super) fn shared(device: &Device) -> &super::state::DeviceShared {
+    shared_arc(device)
+}
+
+pub(super) fn shared_arc(device: &Device) -> &std::sync::Arc<super::state::DeviceShared> {
     match &device.provider {
         crate::device::device::Provider::Software(device) => &device.handle.device,
         _ => unreachable!("a software device was opened"),

@@ -55,6 +55,8 @@ pub(super) struct Header {
 }
 
 /// A registered region. The owner stores `key` last when it registers the region, and zeroes it first when it deregisters.
+///
+/// The table in the segment is a copy, for peers in other processes. The owner's process decides from its private table.
 #[repr(C, align(64))]
 pub(super) struct RegionEntry {
     pub(super) key: AtomicU32,

@@ -4,14 +4,17 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::control::{self, MAX_PAYLOAD, Reply, Request, hex};
+use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
 use super::layout::{
     Header, MAGIC, MAX_PEER_LINES, QPS_AT, QpBlock, QpNum, REGIONS_AT, RegionEntry, RegionKey,
 };
+use super::state::local_regions;
 use crate::device::{DeviceError, Status};
 use crate::local::socket::{self, Peer};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
@@ -21,6 +24,7 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 pub(super) struct Link {
     pub(super) gid: [u8; 16],
     pub(super) segment: Arc<Segment>,
+    /// The peer's regions: the table in its segment, or its private table if it is a device of this process.
     pub(super) regions: SharedSlice<RegionEntry>,
     pub(super) qps: SharedSlice<QpBlock>,
     /// The peer's process; `None` if it is this process.
@@ -39,39 +43,91 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Socket(OwnedFd);
 
+/// First and longest pause before connecting again to a device that closed the connection.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why connecting failed.
+enum ConnectFailure {
+    /// The peer closed the connection before it replied.
+    Closed(io::Error),
+    Final(DeviceError),
+}
+
+impl From<DeviceError> for ConnectFailure {
+    fn from(e: DeviceError) -> ConnectFailure {
+        ConnectFailure::Final(e)
+    }
+}
+
+fn unreachable(to: &[u8; 16]) -> impl Fn(io::Error) -> DeviceError {
+    let name = hex(to);
+    move |e| DeviceError::Unreachable(format!("software device {name}: {e}"))
+}
+
+fn refused(why: String) -> ConnectFailure {
+    ConnectFailure::Final(DeviceError::Refused(why))
+}
+
 impl Link {
-    /// Connects device `from` to device `to`.
+    /// Connects device `from` to device `to`. When too many processes connect at once, a device closes connections that have
+    /// not sent their HELLO yet; this function then pauses and tries again.
     pub(super) fn connect(from: [u8; 16], to: [u8; 16]) -> Result<Link, DeviceError> {
-        let unreachable =
-            |e: io::Error| DeviceError::Unreachable(format!("software device {}: {e}", hex(&to)));
-        let socket = control::connect(&to).map_err(unreachable)?;
-        let peer = Peer::of(&socket).map_err(unreachable)?;
+        let deadline = Instant::now() + REPLY_TIMEOUT;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match Link::try_connect(from, to) {
+                Ok(link) => return Ok(link),
+                Err(ConnectFailure::Closed(_)) if Instant::now() + pause < deadline => {}
+                Err(ConnectFailure::Closed(e)) => return Err(unreachable(&to)(e)),
+                Err(ConnectFailure::Final(e)) => return Err(e),
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn try_connect(from: [u8; 16], to: [u8; 16]) -> Result<Link, ConnectFailure> {
+        let unreachable = unreachable(&to);
+        let early = |e: io::Error| match e.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                ConnectFailure::Closed(e)
+            }
+            _ => ConnectFailure::Final(unreachable(e)),
+        };
+        let socket = control::connect(&to).map_err(&unreachable)?;
+        let peer = Peer::of(&socket).map_err(&unreachable)?;
         if !peer.is_our_user() {
-            return Err(DeviceError::Refused(format!("it runs as another user, with uid {}", peer.uid)));
+            return Err(refused(format!("it runs as another user, with uid {}", peer.uid)));
         }
         let Some(pid) = peer.pid else {
-            return Err(DeviceError::Refused(
+            return Err(refused(
                 "its process is not visible here; it runs in another PID namespace (container)".into(),
             ));
         };
-        let process = peer.process().map_err(unreachable)?;
+        let process = peer.process().map_err(&unreachable)?;
         let hello = Request { gid: from, a: MAGIC, ..Request::new(Request::HELLO) };
-        socket::send(&socket, hello.as_bytes(), &[], &[]).map_err(unreachable)?;
+        socket::send(&socket, hello.as_bytes(), &[], &[]).map_err(early)?;
         let mut reply = Reply::new_zeroed();
-        let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).map_err(unreachable)?;
+        let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).map_err(early)?;
         match (reply.status, files.pop()) {
             (Reply::OK, Some(file)) => {
-                let segment = Arc::new(Segment::open(file, reply.value).map_err(unreachable)?);
-                let invalid = || DeviceError::Refused("its segment has an invalid header".into());
+                let segment = Arc::new(Segment::open(file, reply.value).map_err(&unreachable)?);
+                let invalid = || refused("its segment has an invalid header".into());
                 let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or_else(invalid)?;
                 if header.magic.load(Relaxed) != MAGIC || header.len.load(Relaxed) != reply.value {
                     return Err(invalid());
                 }
-                let watch_fd = socket.try_clone().map_err(unreachable)?;
+                let watch_fd = socket.try_clone().map_err(&unreachable)?;
+                // Peers can write the table in the segment. What it says about memory of this process is not used.
+                let regions = if peer.is_this_process() {
+                    local_regions(&to)
+                } else {
+                    SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
+                };
                 Ok(Link {
                     gid: to,
-                    regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
-                        .ok_or_else(invalid)?,
+                    regions: regions.ok_or_else(invalid)?,
                     qps: SharedSlice::new(&segment, QPS_AT, QpNum::INDICES as usize).ok_or_else(invalid)?,
                     segment,
                     pid: (!peer.is_this_process()).then_some(pid),
@@ -82,13 +138,13 @@ impl Link {
                     watch_fd,
                 })
             }
-            (Reply::OTHER_USER, _) => Err(DeviceError::Refused("it serves another user only".into())),
-            (Reply::OTHER_VERSION, _) => Err(DeviceError::Refused(format!(
+            (Reply::EXHAUSTED, _) => Err(refused("it has as many peers as it can have".into())),
+            (Reply::OTHER_VERSION, _) => Err(refused(format!(
                 "it uses version {} of the software device, this process uses version {}",
                 reply.version,
                 control::VERSION
             ))),
-            _ => Err(DeviceError::Refused(format!("it replied with status {}", reply.status))),
+            _ => Err(refused(format!("it replied with status {}", reply.status))),
         }
     }
 
@@ -153,8 +209,14 @@ impl Link {
             return Ok(());
         };
         if !self.use_proxy.load(Relaxed) {
+            // The id of an ended process may be given to another one. So check before that the peer lives, to access no other
+            // process, and check after, to take no bytes of another process for the peer's.
+            if self.has_ended() {
+                return Err(Status::RetryExceeded);
+            }
             // SAFETY: the caller's promise; the kernel checks the remote address.
             match unsafe { process_vm(pid, write, addr, local, len) } {
+                Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
                 Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.use_proxy.store(true, Relaxed),
                 Err(libc::ESRCH) => return Err(Status::RetryExceeded),
@@ -186,6 +248,15 @@ impl Link {
             done += chunk;
         }
         Ok(())
+    }
+
+    /// Whether the peer's process has ended.
+    fn has_ended(&self) -> bool {
+        let Some(process) = &self.process else { return self.is_dead() };
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut pidfd = [PollFd::new(process, PollFlags::IN)];
+        // The poll fails only for lack of memory. Then nothing is known, and nothing is accessed.
+        !matches!(rustix::event::poll(&mut pidfd, Some(&now)), Ok(0))
     }
 
     /// Has the peer's service thread perform an atomic on memory that the peer registered in place.

@@ -18,8 +18,10 @@
 //! **Who may connect.** Every device listens on a Unix socket with a random name in the abstract namespace. It hands its
 //! segment, a sealed memfd, only to processes of the same user. From then on keys and access rights protect against
 //! mistakes, not against malice: a process that has mapped the segment can write anywhere in it. It can corrupt messages
-//! and break connections that way. It cannot cause an access outside the segment: every number read from a segment is
-//! checked before it is used as an index or an offset.
+//! and break connections that way. It cannot cause an access outside the segment and the registered regions: every number
+//! read from a segment is checked before it is used as an index or an offset, and what the owner's process does with its own
+//! memory (proxied operations, deferred requests, operations between its own devices) it decides from a private table of
+//! regions. The table in the segment is a copy for peers in other processes.
 //!
 //! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals its
 //! pidfd. The service threads of the surviving devices then move its connections to ERR, void the position that it may have
@@ -49,6 +51,8 @@ mod datapath;
 mod deferred;
 mod error;
 #[cfg(test)]
+mod forged_data_tests;
+#[cfg(test)]
 mod invalid_input_tests;
 mod layout;
 mod link;
@@ -60,6 +64,8 @@ mod quiescence;
 mod rc;
 mod recv;
 mod service;
+#[cfg(test)]
+mod service_tests;
 mod setup;
 mod srq;
 mod state;

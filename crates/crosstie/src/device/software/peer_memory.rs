@@ -45,7 +45,7 @@ impl PeerMemory<'_> {
     #[inline(always)]
     fn look_up(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<RemotePtr> {
         let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
-        // Acquire, partner: the Release store in `Pd::register_region`.
+        // Acquire, partner: the Release store in `DeviceShared::add_region`.
         if entry.key.load(Acquire) != key || key == 0 {
             return None;
         }

@@ -4,7 +4,7 @@
 //! its sending half to this thread, and takes it back when no request is deferred any more. Until then its posts are
 //! appended to the deferred ones.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,9 +50,12 @@ impl Progress {
                 std::thread::Builder::new().name("crosstie-progress".into()).spawn(move || run(&device));
             match spawned {
                 Ok(thread) => state.thread = Some(thread),
-                // Without the thread the request would hang: break the connection instead.
                 Err(_) => {
-                    qp.move_to_error();
+                    // Without the thread the request would hang.
+                    state.qps.retain(|known| !Arc::ptr_eq(known, qp));
+                    // Failing the request needs the lock.
+                    drop(state);
+                    return fail_all(qp);
                 }
             }
         }
@@ -71,6 +74,12 @@ impl Progress {
         drop(locked(&self.attempt));
     }
 
+    /// Begins an attempt outside of the progress thread. It lasts until the guard is dropped; deregistering a region waits for
+    /// it.
+    pub(super) fn begin_attempt(&self) -> MutexGuard<'_, ()> {
+        locked(&self.attempt)
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         let thread = {
@@ -85,6 +94,22 @@ impl Progress {
             thread.join().ok();
         }
     }
+}
+
+/// Fails the deferred requests of a queue pair, and moves it to ERR. For when there is no progress thread.
+#[cold]
+fn fail_all(qp: &Arc<QpShared>) {
+    {
+        let mut deferred = locked(&qp.deferred);
+        let DeferredSends { peer, queue } = &mut *deferred;
+        if let Some(peer) = peer
+            && let Some(request) = queue.pop_front()
+        {
+            fail_request(qp, peer, request.wr_id, request.position, Status::LocalQpOperation, false);
+        }
+    }
+    // The queue pair is in ERR, so this flushes the other requests.
+    retry(qp);
 }
 
 fn run(device: &Arc<DeviceShared>) {
@@ -130,7 +155,7 @@ fn run(device: &Arc<DeviceShared>) {
 
 /// Tries the deferred requests of a queue pair. Returns when to try again, or `None` if none is left.
 ///
-/// Only the progress thread calls this, with the `attempt` lock held: deregistering a region waits for that lock.
+/// The caller holds the `attempt` lock, unless the queue pair is in ERR: deregistering a region waits for that lock.
 fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
     let mut deferred = locked(&qp.deferred);
     let DeferredSends { peer, queue } = &mut *deferred;

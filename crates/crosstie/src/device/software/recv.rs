@@ -15,7 +15,8 @@
 //! completes the receive, the owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
 use std::sync::Arc;
 
@@ -183,7 +184,10 @@ pub(super) struct SharedRecvQueue {
     outstanding: Box<[AtomicU8]>,
     /// Per slot: the position at which it was posted.
     positions: Box<[AtomicU64]>,
-    capacity: u32,
+    /// Slots that may be in use: the first ones.
+    capacity: usize,
+    /// Set when a receive completes, for a poster that found all slots in use.
+    completed: AtomicBool,
     pub(super) memory: Allocation,
 }
 
@@ -219,7 +223,8 @@ impl SharedRecvQueue {
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
             outstanding: (0..depth).map(|_| AtomicU8::new(0)).collect(),
             positions: (0..depth).map(|_| AtomicU64::new(0)).collect(),
-            capacity: max_wr,
+            capacity: max_wr as usize,
+            completed: AtomicBool::new(false),
             memory,
         })
     }
@@ -253,22 +258,23 @@ impl SharedRecvQueue {
         Ok(())
     }
 
+    /// A slot that is not in use. Slots usually become free in the order of posting, so the first one that is checked is free.
+    /// A full queue is searched again only after a receive completed.
     fn free_slot(&self, cursor: &mut PostCursor) -> Option<usize> {
-        let mask = self.wr_ids.len() - 1;
-        // Count the outstanding receives first: the search below would be slow on a full queue, and would allow `depth`
-        // receives instead of `capacity`.
-        if cursor.posted - cursor.completed >= u64::from(self.capacity) {
-            cursor.completed =
-                cursor.posted - self.outstanding.iter().filter(|o| o.load(Relaxed) != 0).count() as u64;
-            if cursor.posted - cursor.completed >= u64::from(self.capacity) {
-                return None;
-            }
+        // Acquire, partner: the Release store in `complete`: the slot is free, too.
+        if cursor.full && !self.completed.swap(false, Acquire) {
+            return None;
         }
-        for step in 0..=mask {
-            let slot = (cursor.next + step) & mask;
+        cursor.full = true;
+        let mut next = cursor.next;
+        for _ in 0..self.capacity {
+            let slot = if next < self.capacity { next } else { 0 };
+            next = slot + 1;
+            cursor.count_check();
             // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
             if self.outstanding[slot].load(Acquire) == 0 {
-                cursor.next = slot + 1;
+                cursor.next = next;
+                cursor.full = false;
                 return Some(slot);
             }
         }
@@ -286,6 +292,8 @@ impl SharedRecvQueue {
         let wr_id = self.wr_ids[slot as usize].load(Relaxed);
         // Release, partner: the Acquire loads in `free_slot` and `post`.
         flag.store(0, Release);
+        // Release, partner: the Acquire swap in `free_slot`.
+        self.completed.store(true, Release);
         Some(wr_id)
     }
 
@@ -326,10 +334,23 @@ impl Drop for SharedRecvQueue {
 #[derive(Debug, Default)]
 pub(super) struct PostCursor {
     posted: u64,
-    /// A lower bound on the number of completed receives.
-    completed: u64,
     /// Where to look for a free slot first.
     next: usize,
+    /// The last search found no free slot.
+    full: bool,
+    /// Slots that searches checked.
+    #[cfg(test)]
+    checks: usize,
+}
+
+impl PostCursor {
+    #[inline(always)]
+    fn count_check(&mut self) {
+        #[cfg(test)]
+        {
+            self.checks += 1;
+        }
+    }
 }
 
 fn words_and_slots(
@@ -474,3 +495,35 @@ impl PeerRecvQueue {
 
 /// The access right that the memory of a receive needs.
 pub(super) const RECV_ACCESS: Access = Access::LOCAL_WRITE;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, software};
+
+    #[test]
+    fn posting_to_a_full_shared_queue_does_not_search_it_again() {
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let shared = super::super::invalid_input_tests::shared_arc(&device);
+        // Not a power of two: there are more slots than receives.
+        for capacity in [1, 3, 1000] {
+            let queue = SharedRecvQueue::new(shared, 1, capacity, 1).unwrap();
+            let mut cursor = PostCursor::default();
+            let wr = |wr_id| RecvWr { wr_id, sges: &[] };
+            for wr_id in 0..capacity {
+                queue.post(&mut cursor, &wr(wr_id.into())).unwrap();
+            }
+            assert_eq!(cursor.checks, capacity as usize, "each slot was free when it was checked");
+            for _ in 0..100 {
+                assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
+            }
+            assert_eq!(cursor.checks, 2 * capacity as usize, "only the first search found the queue full");
+            // Each completion makes room for exactly one receive, in any order.
+            for slot in (0..capacity).rev().step_by(2) {
+                assert_eq!(queue.complete(slot), Some(slot.into()));
+                queue.post(&mut cursor, &wr(slot.into())).unwrap();
+                assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
+            }
+        }
+    }
+}

@@ -1,14 +1,18 @@
 //! The service thread of a device: accepts peers, notices when they are gone, and cleans up after them.
 //!
-//! The thread never blocks on a peer, only on epoll. Cleanup that has to wait for a peer (`quiescence.rs`) stays on a list
-//! and is tried again every millisecond.
+//! The thread never blocks on a peer, only on epoll: its sockets do not block, nobody holds a lock that it needs while waiting
+//! for a peer, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
+//! (`quiescence.rs`) stays on a list and is tried again every millisecond.
+//!
+//! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
+//! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
@@ -21,15 +25,18 @@ use super::link::Link;
 use super::qp::{QpShared, RecvSource};
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
+use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use crate::local::socket::{self, Peer};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
-/// Limit on connections from peers; a peer device has one.
+/// Limit on connections from peers that have sent their HELLO; a peer device has one.
 const MAX_PEERS: usize = 4096;
 /// How often pending cleanup is tried again.
-const CLEANUP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const CLEANUP_INTERVAL: Duration = Duration::from_millis(1);
+/// How long accepting pauses when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// How the rest of the device reaches the service thread.
 #[derive(Debug)]
@@ -111,7 +118,6 @@ struct InboundPeer {
     socket: OwnedFd,
     /// The pidfd of its process; `None` if that is this process.
     process: Option<OwnedFd>,
-    same_user: bool,
     /// Known after its HELLO.
     gid: Option<[u8; 16]>,
 }
@@ -130,12 +136,17 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
         device: device.clone(),
         listener,
         peers: HashMap::new(),
+        awaiting_hello: AwaitingHello::default(),
+        accept_again: None,
         pending: Vec::new(),
         payload: vec![0; MAX_PAYLOAD],
     };
     let mut events = Vec::with_capacity(64);
     while !device.is_closing() {
-        let timeout = (!service.pending.is_empty()).then_some(CLEANUP_INTERVAL);
+        let timeout = service.timeout(Instant::now()).map(|timeout| Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
         events.clear();
         match epoll::wait(
             &device.service.epoll,
@@ -150,6 +161,7 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
             service.handle_event(event.data.u64());
         }
         service.run_pending_cleanup();
+        service.close_late_peers(Instant::now());
     }
 }
 
@@ -158,6 +170,10 @@ struct Service {
     listener: OwnedFd,
     /// By the id in their epoll tokens.
     peers: HashMap<u64, InboundPeer>,
+    /// Those of `peers` that have not sent their HELLO yet.
+    awaiting_hello: AwaitingHello,
+    /// Set while there are no descriptors left: when to accept again. Until then the events of `listener` are disabled.
+    accept_again: Option<Instant>,
     pending: Vec<PendingCleanup>,
     payload: Vec<u8>,
 }
@@ -179,32 +195,62 @@ impl Service {
         }
     }
 
+    /// How long the thread may sleep.
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        let cleanup = (!self.pending.is_empty()).then_some(CLEANUP_INTERVAL);
+        let clock = [self.accept_again, self.awaiting_hello.next_deadline()].into_iter().flatten().min();
+        // One millisecond is added, because the kernel may wake us a little early.
+        let clock = clock.map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
+        [cleanup, clock].into_iter().flatten().min()
+    }
+
+    /// Disconnects peers that did not send their HELLO in time, and accepts again after a pause.
+    fn close_late_peers(&mut self, now: Instant) {
+        while let Some(id) = self.awaiting_hello.take_late(now) {
+            self.remove_peer(id);
+        }
+        if self.accept_again.is_some_and(|at| at <= now) {
+            self.enable_accepting(true);
+            self.accept_again = None;
+        }
+    }
+
+    fn enable_accepting(&self, enabled: bool) {
+        let flags = if enabled { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let token = epoll::EventData::new_u64(LISTENER);
+        // Cannot fail: the listener was added before. If it did, the thread would only wake more often.
+        epoll::modify(&self.device.service.epoll, &self.listener, token, flags).ok();
+    }
+
     fn accept_peers(&mut self) {
-        let flags = rustix::net::SocketFlags::CLOEXEC;
-        loop {
-            let socket = match rustix::net::accept_with(&self.listener, flags) {
-                Ok(socket) => socket,
-                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+        // If more connections are pending, the next event accepts them.
+        for _ in 0..MAX_AWAITING_HELLO {
+            match awaiting_hello::accept(&self.listener) {
+                Ok(Some((socket, peer))) => self.add_peer(socket, peer),
+                Ok(None) => return,
+                Err(_) => {
                     // The peer stays in the backlog and would wake us again at once: give descriptors time to be freed.
-                    std::thread::sleep(Duration::from_millis(10));
+                    self.enable_accepting(false);
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
-                Err(_) => return,
-            };
-            if self.peers.len() >= MAX_PEERS {
-                continue;
             }
-            let Ok(peer) = Peer::of(&socket) else { continue };
-            let Ok(process) = peer.process() else { continue };
-            let id = self.device.service.next_id.fetch_add(1, Relaxed);
-            let epoll = &self.device.service.epoll;
-            let watched = add(epoll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
-                Some(process) => add(epoll, process, id << 2 | PEER_PROCESS),
-                None => Ok(()),
-            });
-            if watched.is_ok() {
-                let same_user = peer.is_our_user();
-                self.peers.insert(id, InboundPeer { socket, process, same_user, gid: None });
+        }
+    }
+
+    /// Adds a peer that has just connected. It is disconnected if it cannot be watched.
+    fn add_peer(&mut self, socket: OwnedFd, peer: Peer) {
+        let Ok(process) = peer.process() else { return };
+        let id = self.device.service.next_id.fetch_add(1, Relaxed);
+        let epoll = &self.device.service.epoll;
+        let watched = add(epoll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
+            Some(process) => add(epoll, process, id << 2 | PEER_PROCESS),
+            None => Ok(()),
+        });
+        if watched.is_ok() {
+            self.peers.insert(id, InboundPeer { socket, process, gid: None });
+            if let Some(oldest) = self.awaiting_hello.add(id, Instant::now()) {
+                self.remove_peer(oldest);
             }
         }
     }
@@ -213,8 +259,10 @@ impl Service {
     fn serve_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut request = Request::new_zeroed();
-        let Ok((len, _)) = socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) else {
-            return self.remove_peer(id);
+        let len = match socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) {
+            Ok((len, _)) => len,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => return self.remove_peer(id),
         };
         let (reply, keep) = match (peer.gid, request.kind) {
             (None, Request::HELLO) => self.handle_hello(id, &request),
@@ -227,6 +275,8 @@ impl Service {
             let file = accepted.then(|| self.device.segment.fd());
             let has_payload = request.kind == Request::READ && reply.status == Reply::OK;
             let payload = if has_payload { &self.payload[..request.a as usize] } else { &[] };
+            // The socket does not block. A peer has one request at a time, so there is room for the reply, unless the peer
+            // breaks that rule and does not read its replies.
             if socket::send(&peer.socket, reply.as_bytes(), payload, file.as_slice()).is_err() {
                 return self.remove_peer(id);
             }
@@ -238,13 +288,15 @@ impl Service {
 
     /// Returns the reply, and whether the peer stays connected.
     fn handle_hello(&mut self, id: u64, hello: &Request) -> (Option<Reply>, bool) {
+        let (peers, awaiting) = (self.peers.len(), self.awaiting_hello.len());
         let Some(peer) = self.peers.get_mut(&id) else { return (None, false) };
-        if !peer.same_user {
-            return (Some(Reply::new(Reply::OTHER_USER, 0)), false);
-        }
         if hello.version != control::VERSION || hello.a != MAGIC {
             return (Some(Reply::new(Reply::OTHER_VERSION, 0)), false);
         }
+        if peers - awaiting >= MAX_PEERS {
+            return (Some(Reply::new(Reply::EXHAUSTED, 0)), false);
+        }
+        self.awaiting_hello.remove(id);
         peer.gid = Some(hello.gid);
         *locked(&self.device.connected_peers).entry(hello.gid).or_default() += 1;
         (Some(Reply::new(Reply::OK, self.device.segment.len())), true)
@@ -310,7 +362,7 @@ impl Service {
         };
         let offset = request.addr.wrapping_sub(entry.addr.load(Relaxed));
         let size = entry.len.load(Relaxed);
-        // Acquire, partner: the Release store in `Pd::register_region`.
+        // Acquire, partner: the Release store in `DeviceShared::add_region`.
         if request.key == 0
             || entry.key.load(Acquire) != request.key
             || entry.offset.load(Relaxed) != IN_PLACE
@@ -349,6 +401,7 @@ impl Service {
     /// our segment: its queue pairs go to ERR and its peer lines are reclaimed.
     fn remove_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
+        self.awaiting_hello.remove(id);
         for source in [Some(&peer.socket), peer.process.as_ref()].into_iter().flatten() {
             // A failure is harmless: closing the descriptors, which follows, removes them from epoll too.
             epoll::delete(&self.device.service.epoll, source).ok();

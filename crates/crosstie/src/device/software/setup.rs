@@ -2,13 +2,12 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::Relaxed, Ordering::Release};
 use std::thread::JoinHandle;
 
 use super::layout::{IN_PLACE, RegionKey};
 use super::quiescence::QUIESCE_TIMEOUT;
 use super::service::{self, ServiceHandle};
-use super::state::{Allocation, DeviceShared, os};
+use super::state::{Allocation, DeviceShared, Region, os};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
 use crate::memory::segment::Segment;
 use crate::ring::fence;
@@ -154,14 +153,8 @@ impl Pd {
         }
         let device = &self.handle.device;
         let key = device.take_region_key()?;
-        let entry = &device.regions[key.index() as usize];
-        entry.access.store(access.bits(), Relaxed);
-        entry.pd.store(pd, Relaxed);
-        entry.addr.store(addr, Relaxed);
-        entry.len.store(len as u64, Relaxed);
-        entry.offset.store(memory.map_or(IN_PLACE, |memory| memory.at), Relaxed);
-        // Release, partner: the Acquire load of `key` in `PeerMemory::look_up` and wherever else a region is looked up.
-        entry.key.store(key.bits(), Release);
+        let offset = memory.map_or(IN_PLACE, |memory| memory.at);
+        device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
         Ok(Mr { handle: self.handle.clone(), key, addr, len, memory })
     }
 }
@@ -198,7 +191,7 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         let device = &self.handle.device;
-        device.regions[self.key.index() as usize].key.store(0, Relaxed);
+        device.remove_region(self.key);
         // Memory registered in place goes back to the caller, so for that there is no timeout.
         let quiet = device.quiesce(self.memory.map(|_| QUIESCE_TIMEOUT));
         // Deferred requests of our own check the key and use the memory in one attempt.

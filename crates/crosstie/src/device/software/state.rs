@@ -1,7 +1,7 @@
 //! The state of an open device that its objects and its threads share: the segment, its memory, and the tables of regions,
 //! queue pairs, peers and links.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use super::link::Link;
 use super::progress::Progress;
 use super::qp::QpShared;
 use super::service::ServiceHandle;
-use crate::device::{DeviceAddress, DeviceAttr, DeviceError, Event};
+use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
 use crate::memory::heap::Heap;
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
@@ -31,7 +31,10 @@ pub(super) struct DeviceShared {
     attr: DeviceAttr,
     pub(super) segment: Arc<Segment>,
     heap: Mutex<Heap>,
+    /// The regions, in memory that no peer can write. This process decides from this table only.
     pub(super) regions: SharedSlice<RegionEntry>,
+    /// A copy of `regions` in the segment, for peers in other processes. This process never reads it.
+    published_regions: SharedSlice<RegionEntry>,
     region_keys: Mutex<KeyTable>,
     qps: Mutex<QpTable>,
     peer_lines: SharedSlice<PeerLine>,
@@ -47,11 +50,38 @@ pub(super) struct DeviceShared {
     closing: AtomicBool,
 }
 
+/// The region tables of the open devices of this process, by the devices' names. A link to such a device uses the device's
+/// own table.
+static LOCAL_REGIONS: Mutex<BTreeMap<[u8; 16], SharedSlice<RegionEntry>>> = Mutex::new(BTreeMap::new());
+
+/// The region table of a device of this process. `None` if there is no such device.
+pub(super) fn local_regions(gid: &[u8; 16]) -> Option<SharedSlice<RegionEntry>> {
+    locked(&LOCAL_REGIONS).get(gid).cloned()
+}
+
+impl Drop for DeviceShared {
+    fn drop(&mut self) {
+        locked(&LOCAL_REGIONS).remove(&self.gid);
+    }
+}
+
 /// A range of the segment's heap.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allocation {
     pub(super) at: u64,
     pub(super) len: u64,
+}
+
+/// What a region table says about a region.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) pd: u32,
+    pub(super) access: Access,
+    /// First address, in this process.
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    /// As `RegionEntry::offset`.
+    pub(super) offset: u64,
 }
 
 /// Queue pairs by index.
@@ -118,11 +148,14 @@ impl DeviceShared {
         let header: SharedRef<Header> = SharedRef::new(&segment, 0).ok_or_else(no_memory)?;
         header.len.store(space, Relaxed);
         header.magic.store(MAGIC, Relaxed);
-        Ok(DeviceShared {
+        let regions = SharedSlice::private(RegionKey::INDICES as usize)
+            .map_err(os("allocating the table of regions"))?;
+        let device = DeviceShared {
             gid,
             attr: attributes(),
             heap: Mutex::new(Heap::new(HEAP_AT, space)),
-            regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
+            regions,
+            published_regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
                 .ok_or_else(no_memory)?,
             region_keys: Mutex::default(),
             qps: Mutex::default(),
@@ -137,7 +170,9 @@ impl DeviceShared {
             service,
             progress: Progress::default(),
             closing: AtomicBool::new(false),
-        })
+        };
+        locked(&LOCAL_REGIONS).insert(gid, device.regions.clone());
+        Ok(device)
     }
 
     pub(super) fn address(&self) -> DeviceAddress {
@@ -185,6 +220,28 @@ impl DeviceShared {
         }
     }
 
+    /// Adds a region to both tables.
+    pub(super) fn add_region(&self, key: RegionKey, region: &Region) {
+        for table in [&self.regions, &self.published_regions] {
+            let entry = &table[key.index() as usize];
+            entry.access.store(region.access.bits(), Relaxed);
+            entry.pd.store(region.pd, Relaxed);
+            entry.addr.store(region.addr, Relaxed);
+            entry.len.store(region.len, Relaxed);
+            entry.offset.store(region.offset, Relaxed);
+            // Release, partner: the Acquire load of `key` in `PeerMemory::look_up` and wherever else a region is looked up.
+            entry.key.store(key.bits(), Release);
+        }
+    }
+
+    /// Removes a region from both tables. Peers and threads that have looked it up before may still use it, see
+    /// `quiescence.rs`.
+    pub(super) fn remove_region(&self, key: RegionKey) {
+        for table in [&self.regions, &self.published_regions] {
+            table[key.index() as usize].key.store(0, Relaxed);
+        }
+    }
+
     pub(super) fn take_region_key(&self) -> Result<RegionKey, DeviceError> {
         locked(&self.region_keys).take().ok_or(DeviceError::Exhausted { what: "regions" })
     }
@@ -223,14 +280,23 @@ impl DeviceShared {
         if to.provider != DeviceAddress::SOFTWARE {
             return Err(DeviceError::BadAddress("it is not the address of a software device"));
         }
-        let mut links = locked(&self.links);
-        if let Some(link) = links.get(&to.gid).filter(|link| !link.is_dead()) {
-            return Ok(link.clone());
+        if let Some(link) = self.live_link(&locked(&self.links), &to.gid) {
+            return Ok(link);
         }
+        // Without the lock: the peer may take its time, and the service thread needs the lock when another peer ends.
         let link = Arc::new(Link::connect(self.gid, to.gid)?);
+        let mut links = locked(&self.links);
+        if let Some(link) = self.live_link(&links, &to.gid) {
+            // Another thread was faster. Our connection is closed again.
+            return Ok(link);
+        }
         self.service.watch(&link).map_err(os("watching the peer's process"))?;
         links.insert(to.gid, link.clone());
         Ok(link)
+    }
+
+    fn live_link(&self, links: &HashMap<[u8; 16], Arc<Link>>, gid: &[u8; 16]) -> Option<Arc<Link>> {
+        links.get(gid).filter(|link| !link.is_dead()).cloned()
     }
 
     pub(super) fn remove_link(&self, link: &Arc<Link>) {

@@ -268,6 +268,11 @@ impl RcQp {
         self.sender.post(wr, None)
     }
 
+    /// The device checks the keys of the regions anyway.
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post(wr)
+    }
+
     #[inline]
     pub(crate) fn batch_begin(&mut self) {
         self.sender.abort_batch();
