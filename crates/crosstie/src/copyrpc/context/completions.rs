@@ -82,11 +82,6 @@ impl CompletionQueues {
         self.is_recv_cq_drained.get()
     }
 
-    /// Whether the send CQ has a completion or an error.
-    pub(super) fn has_send_completion(&self) -> bool {
-        self.send_cq.borrow_mut().is_ready()
-    }
-
     /// Whether the receive CQ has a completion or an error.
     pub(super) fn has_recv_completion(&self) -> bool {
         self.recv_cq.borrow_mut().is_ready()

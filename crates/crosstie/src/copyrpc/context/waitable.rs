@@ -1,14 +1,10 @@
 //! Waiting for a context together with other sources, see [`park_any`](crate::park_any).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::liveness::IDLE_POLLS;
 use super::{Context, OPERATION_WAIT_SLICE};
 use crate::wait::Parker;
 use crate::wait::any::sealed::Waitable;
-
-/// The longest park while calls have deadlines.
-const DEADLINE_WAIT_SLICE: Duration = Duration::from_millis(1);
 
 impl<U> Waitable for Context<U> {
     fn parker(&self) -> Option<&Parker> {
@@ -21,31 +17,30 @@ impl<U> Waitable for Context<U> {
 
     fn is_ready(&self, _: bool) -> bool {
         let core = &self.core;
-        if core.queues.has_send_completion() {
-            // The next poll looks at the send CQ.
-            core.flush_list.await_completions();
-            return true;
-        }
-        core.queues.has_recv_completion()
-            || !core.requests.borrow().is_empty()
-            || !core.raw_completions.borrow().is_empty()
-            || core.liveness.has_broken()
+        let (_, has_news) = core.poll_send_cq();
+        has_news || core.queues.has_recv_completion() || core.has_something_to_report()
     }
 
     /// Sends everything: no batch is held back while nobody polls.
     fn prepare_park(&self) {
         self.flush();
         // Time passes without polls. The next poll checks deadlines and peers.
-        self.core.idle_polls.set(IDLE_POLLS);
+        self.core.liveness.clock.read_soon();
     }
 
     fn max_park(&self) -> Option<Duration> {
+        // What the completion queue notifies nobody of: completions of operations, the next READ of a peer's position, deadlines.
+        let now = Instant::now();
         let core = &self.core;
-        match () {
-            // The completion of an operation appears in the send CQ, which notifies nobody.
-            () if core.has_operations() => Some(OPERATION_WAIT_SLICE),
-            () if core.liveness.has_deadlines() => Some(DEADLINE_WAIT_SLICE),
-            () => None,
+        let mut at = core.liveness.next_deadline();
+        for connection in core.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
+            if connection.has_operations() {
+                at = Some(at.map_or(now + OPERATION_WAIT_SLICE, |at| at.min(now + OPERATION_WAIT_SLICE)));
+            }
+            if let Some(read) = connection.next_position_read() {
+                at = Some(at.map_or(read, |at| at.min(read)));
+            }
         }
+        at.map(|at| at.saturating_duration_since(now))
     }
 }
