@@ -46,8 +46,13 @@ struct Pair {
 impl Pair {
     fn new(name: &str) -> Pair {
         let (caller, (callee, callee_pd)) = (context(), context());
-        let endpoint_config =
-            EndpointConfig { ring: 1 << 16, credit: 1 << 14, pending_calls: 1, bulk: 4 << 20 };
+        let endpoint_config = EndpointConfig {
+            ring: 1 << 16,
+            credit: 1 << 14,
+            pending_calls: 1,
+            bulk: 4 << 20,
+            ..EndpointConfig::default()
+        };
         let endpoint = caller.0.create_endpoint(&endpoint_config).unwrap();
         let callee_endpoint = callee.create_endpoint(&endpoint_config).unwrap();
         let connect = ConnectConfig::default();
