@@ -17,9 +17,11 @@ use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::SEND_DEPTH;
 use crate::copyrpc::payload::Payload;
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
+use crate::device::software::CqParker;
 use crate::device::{
     Completion, Cq, CqConfig, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq, SrqConfig,
 };
+use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
@@ -35,6 +37,8 @@ pub(super) struct CompletionQueues {
     posted_receives: Cell<u32>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
+    /// The parker of the receive CQ, where the device has one.
+    recv_parker: Option<CqParker>,
 }
 
 impl CompletionQueues {
@@ -53,6 +57,7 @@ impl CompletionQueues {
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
+            recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
         })
@@ -66,7 +71,17 @@ impl CompletionQueues {
 
     /// Whether the send CQ has a completion or an error.
     pub(super) fn has_send_completion(&self) -> bool {
-        self.send_cq.borrow_mut().wait(Duration::ZERO).unwrap_or(true)
+        self.send_cq.borrow_mut().is_ready()
+    }
+
+    /// Whether the receive CQ has a completion or an error.
+    pub(super) fn has_recv_completion(&self) -> bool {
+        self.recv_cq.borrow_mut().is_ready()
+    }
+
+    /// The parker that is notified of each completion of the receive CQ, where the device has one.
+    pub(super) fn recv_parker(&self) -> Option<&Parker> {
+        self.recv_parker.as_ref().map(CqParker::parker)
     }
 
     /// Waits for a completion or an error on the receive CQ.

@@ -404,5 +404,6 @@ fn attributes() -> DeviceAttr {
         max_qp: QpNum::INDICES,
         max_mr: RegionKey::INDICES,
         one_sided: true,
+        atomics: true,
     }
 }
