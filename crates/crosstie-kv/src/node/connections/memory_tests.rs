@@ -1,5 +1,7 @@
 //! What happens when a device has no registered memory left.
 
+use std::time::{Duration, Instant};
+
 use crosstie::copyrpc::EndpointConfig;
 use crosstie::device::{Access, Device, Mr, Pd, software};
 
@@ -7,6 +9,8 @@ use super::super::ring::NoRing;
 use super::*;
 use crate::wire::BytesResponse;
 
+/// After this long without progress a test fails: something hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LONG: usize = 512 << 10;
 const SHORT: usize = 16;
 
@@ -102,7 +106,9 @@ impl Pair {
 
     /// Receives the next request at the callee.
     fn receive(&mut self) -> RecvHandle<CallOrigin> {
+        let start = Instant::now();
         loop {
+            assert!(start.elapsed() < TIMEOUT, "no request arrives");
             self.caller.0.poll(|_, _| panic!("no response is expected"));
             self.callee.context.poll(|_, _| ());
             if let Some(received) = self.callee.context.recv() {
@@ -113,8 +119,9 @@ impl Pair {
 
     /// Polls until a response has come, and returns it.
     fn response(&mut self) -> Vec<u8> {
-        let mut response = None;
+        let (mut response, start) = (None, Instant::now());
         while response.is_none() {
+            assert!(start.elapsed() < TIMEOUT, "no response arrives");
             self.callee.context.poll(|_, _| ());
             self.caller.0.poll(|_, result| {
                 let payload = result.unwrap();
