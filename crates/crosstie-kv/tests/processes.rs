@@ -268,7 +268,7 @@ fn idle() {
     let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
     eprintln!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
     let sleeps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
-    assert!(sleeps > 100, "it does not sleep");
+    assert!(sleeps > 20, "it does not sleep");
     assert_eq!(client.get(7), Ok(Some(7)));
 }
 

@@ -1,7 +1,7 @@
 //! The topology of a job: which ranks share a machine, and which cores their threads are pinned to.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use crosstie::bootstrap::Bootstrap;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -167,13 +167,24 @@ pub(super) fn pin_thread(core: usize) -> Result<(), Error> {
     sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
 }
 
+/// The address of this machine with the route to `host:port`, over IPv4 or IPv6.
+fn address_towards(target: &str) -> Option<IpAddr> {
+    target.to_socket_addrs().ok()?.find_map(|target| {
+        let unspecified: IpAddr = match target {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((unspecified, 0)).ok()?;
+        // Connecting a UDP socket sends nothing.
+        socket.connect(target).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    })
+}
+
 /// The address by which other machines reach this one: the one with the route to the rendezvous, or that of the host name.
 fn local_address() -> Option<IpAddr> {
     if let Ok(rendezvous) = std::env::var("CROSSTIE_RENDEZVOUS") {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-        // Connecting a UDP socket sends nothing.
-        socket.connect(rendezvous).ok()?;
-        return socket.local_addr().ok().map(|address| address.ip());
+        return address_towards(&rendezvous);
     }
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     let mut addresses = (name.trim(), 0).to_socket_addrs().ok()?.map(|address| address.ip());
@@ -212,6 +223,18 @@ mod tests {
 
     fn info(boot: &str, cores: std::ops::Range<usize>) -> RankInfo {
         RankInfo { boot: boot.into(), plan: String::new(), cores: cores.collect(), address: None }
+    }
+
+    /// Needs the loopback addresses only.
+    #[test]
+    fn address_towards_a_rendezvous_is_found_over_ipv4_and_ipv6() {
+        assert_eq!(address_towards("127.0.0.1:4000"), Some(Ipv4Addr::LOCALHOST.into()));
+        if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            assert_eq!(address_towards("[::1]:4000"), Some(Ipv6Addr::LOCALHOST.into()));
+        } else {
+            println!("SKIPPED: IPv6, this machine has no IPv6 loopback address");
+        }
+        assert_eq!(address_towards("no port"), None);
     }
 
     #[test]

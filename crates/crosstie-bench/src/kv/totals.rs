@@ -105,7 +105,7 @@ pub(super) struct NodeCounters {
 }
 
 impl NodeCounters {
-    /// Reads the counters after each daemon has published them once more, which takes some milliseconds.
+    /// Reads the counters after each daemon has published them once more, which takes up to 50 ms.
     pub(super) fn of(node: &Node) -> NodeCounters {
         let passes = || node.counters().iter().map(|daemon| daemon.activity.passes).collect::<Vec<_>>();
         let (before, end) = (passes(), Instant::now() + PUBLISH_TIMEOUT);

@@ -1,5 +1,6 @@
 //! `crosstie kv`: runs a node of the store, or one operation on it.
 
+mod cores;
 mod operations;
 mod serve;
 mod stats;

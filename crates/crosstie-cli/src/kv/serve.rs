@@ -7,12 +7,14 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crosstie::WaitStrategy;
 use crosstie::bootstrap::Secret;
 use crosstie::device::DeviceSpec;
 use crosstie_kv::Backend;
 use crosstie_kv::node::{Membership, Node, NodeConfig, PeerState, StartError};
 
 use super::DEFAULT_NAME;
+use super::cores::Cores;
 use crate::error::Error;
 use crate::signals;
 use crosstie_bench::units::bytes;
@@ -62,6 +64,33 @@ pub(crate) struct Arguments {
     /// The most requests that a client may have in flight at one daemon.
     #[arg(long, value_name = "N", default_value_t = 32)]
     queue_depth: usize,
+    /// How daemons wait when there is nothing to do.
+    #[arg(long, value_enum, default_value_t = Wait::Adaptive)]
+    wait: Wait,
+    /// Pin daemons to cores, one each, in this order: a list like 0-3,8, or nic for cores near the adapter of --device verbs:NAME.
+    #[arg(long, value_name = "LIST")]
+    cores: Option<Cores>,
+}
+
+/// How daemons wait when there is nothing to do.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Wait {
+    /// Check in a loop: the lowest latency, and a whole core for each daemon, also when idle. Use it with --cores.
+    Spin,
+    /// Check for some 100 us, then sleep until somebody wakes the daemon.
+    Adaptive,
+    /// Sleep almost at once.
+    Park,
+}
+
+impl From<Wait> for WaitStrategy {
+    fn from(wait: Wait) -> WaitStrategy {
+        match wait {
+            Wait::Spin => WaitStrategy::Spin,
+            Wait::Adaptive => WaitStrategy::Adaptive,
+            Wait::Park => WaitStrategy::Park,
+        }
+    }
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
@@ -89,6 +118,8 @@ fn start(arguments: &Arguments) -> Result<Node, Error> {
         rank => rank.unwrap_or(0),
     };
     let nodes = u32::try_from(count).unwrap_or(u32::MAX);
+    let cores = arguments.cores.as_ref().map(|cores| cores.choose(&arguments.device, arguments.daemons));
+    let cores = cores.transpose()?;
     let config = NodeConfig {
         daemons: arguments.daemons,
         backend: arguments.backend,
@@ -96,6 +127,8 @@ fn start(arguments: &Arguments) -> Result<Node, Error> {
         memory_limit: arguments.memory,
         max_clients: arguments.max_clients,
         queue_depth: arguments.queue_depth,
+        wait_strategy: arguments.wait.into(),
+        cores,
         ..NodeConfig::member(&arguments.name, rank, nodes)
     };
     let started = match addresses.get(rank as usize) {

@@ -83,6 +83,16 @@ pub enum Error {
         /// Its rank.
         rank: u32,
     },
+    /// A node has no registered memory for a message of this length now. Nothing has changed, and the same operation may succeed
+    /// later. Only byte strings of another node need such memory.
+    #[error(
+        "there is no registered memory now for a message of this length to or from rank {rank}; nothing has changed: \
+         try again, or give the device more memory (ulimit -l)"
+    )]
+    NoRegisteredMemory {
+        /// The rank that owns the key.
+        rank: u32,
+    },
     /// As many operations as the node allows are in flight: poll first.
     #[error("as many operations as the node allows are in flight: poll for their responses, then try again")]
     Full,

@@ -361,6 +361,7 @@ fn status_error(rank: u32, status: Status) -> Error {
     match status {
         Status::NodeGone => Error::NodeGone { rank },
         Status::OutOfMemory => Error::OutOfMemory { rank },
+        Status::NoRegisteredMemory => Error::NoRegisteredMemory { rank },
         status => Error::Unexpected { rank, status },
     }
 }

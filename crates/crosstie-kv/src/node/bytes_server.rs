@@ -8,10 +8,11 @@
 //! This file holds the lanes and channels; `serve_bytes` decides what happens with each request.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use crosstie::copyrpc::Payload;
-use crosstie::ipc;
+use crosstie::{WakeFlag, ipc};
 use zerocopy::IntoBytes;
 
 use crate::sharding::{ShardId, ShardMap};
@@ -23,8 +24,9 @@ use crate::wire::{BytesOp, BytesRequest, BytesResponse, MAX_RESPONSE, NodeInfo, 
 /// leaves. A client that makes one request at a time writes to two slots. One that has several in flight writes to all: 68 KiB
 /// with small values, 17 MiB with values of 1 MiB.
 pub const MAX_BYTES_DEPTH: usize = 16;
-/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again. One request may exceed it.
-const BYTES_PER_TURN: usize = 64 << 10;
+/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again; the same for messages of other
+/// daemons. One message may exceed it.
+pub(super) const BYTES_PER_TURN: usize = 64 << 10;
 /// Turns without a request after which the daemon checks less often. A client that makes one request at a time has sent the
 /// next one by then.
 const BUSY_TURNS: u32 = 64;
@@ -40,6 +42,8 @@ pub(super) struct BytesServer {
     daemon: u32,
     /// By daemon.
     outgoing: Vec<SyncSender<ForwardedBytes>>,
+    /// Wakes the daemon with this number.
+    wake_flags: Arc<[WakeFlag]>,
     /// Messages that found the channel full. Another node waits for each of them.
     backlog: VecDeque<(u32, ForwardedBytes)>,
     /// A buffer for responses. It only grows.
@@ -83,6 +87,7 @@ impl BytesServer {
         mut info: NodeInfo,
         daemon: u32,
         (incoming, outgoing): BytesChannels,
+        wake_flags: Arc<[WakeFlag]>,
     ) -> BytesServer {
         info.attach_count = info.attach_count.wrapping_sub(1);
         let (backlog, scratch) = (VecDeque::new(), Vec::new());
@@ -92,6 +97,7 @@ impl BytesServer {
             incoming,
             daemon,
             outgoing,
+            wake_flags,
             backlog,
             scratch,
             undelivered: 0,
@@ -174,6 +180,11 @@ impl BytesServer {
         self.incoming.try_recv().ok()
     }
 
+    /// Whether messages wait for space in a channel.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
     /// Responses that reached nobody.
     pub(super) fn undelivered(&self) -> u64 {
         self.undelivered
@@ -194,7 +205,10 @@ impl BytesServer {
     /// Returns the message if the channel is full.
     fn try_send(&mut self, daemon: u32, message: ForwardedBytes) -> Option<ForwardedBytes> {
         match self.outgoing[daemon as usize].try_send(message) {
-            Ok(()) => None,
+            Ok(()) => {
+                self.wake_flags[daemon as usize].set();
+                None
+            }
             Err(TrySendError::Full(message)) => Some(message),
             Err(TrySendError::Disconnected(_)) => {
                 // That daemon has ended, and the node is about to.

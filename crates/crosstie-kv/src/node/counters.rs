@@ -34,6 +34,8 @@ pub struct DaemonActivity {
     pub busy_passes: u64,
     /// Times that the daemon slept.
     pub sleeps: u64,
+    /// Sleeps that ended because somebody woke the daemon: a client, another daemon, another node, the control plane.
+    pub wakeups: u64,
     /// Requests that its shard executed, from clients and from other daemons and nodes.
     pub served: u64,
     /// Requests of other nodes that it forwarded to the daemon that owns the key.

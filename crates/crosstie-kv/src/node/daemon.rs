@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use super::commands::{ConnectionCommand, ConnectionEvent};
+use crosstie::{Waitable, Wakeup, park_any};
+
+use super::commands::{ConnectionCommand, ConnectionEvent, MAX_COMMANDS};
 use super::counters::DaemonCounters;
-use super::idle::{IdleAction, IdleBackoff, shorten_sleep};
+use super::idle::{IdleAction, IdleBackoff};
 use super::shard_server::ShardServer;
 use super::shared::Shared;
 use super::transport::Transport;
@@ -26,6 +28,8 @@ pub(super) struct Daemon<T, const FORWARDS: bool> {
     commands: Receiver<ConnectionCommand>,
     shared: Arc<Shared>,
     last_published: Instant,
+    /// `busy_passes` as of the last publication.
+    published_busy_passes: u64,
 }
 
 impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
@@ -36,7 +40,15 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         commands: Receiver<ConnectionCommand>,
         shared: Arc<Shared>,
     ) -> Daemon<T, FORWARDS> {
-        Daemon { server, transport, idle, commands, shared, last_published: Instant::now() }
+        Daemon {
+            server,
+            transport,
+            idle,
+            commands,
+            shared,
+            last_published: Instant::now(),
+            published_busy_passes: 0,
+        }
     }
 
     /// Runs until the node stops.
@@ -70,9 +82,9 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
                     std::thread::yield_now();
                     self.idle.record_yield(before.elapsed());
                 }
-                IdleAction::Sleep(time) => {
+                IdleAction::Sleep => {
                     self.server.activity.passes = passes;
-                    if self.sleep(time) {
+                    if self.sleep() {
                         break;
                     }
                 }
@@ -81,20 +93,42 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         self.publish_counters();
     }
 
-    /// Sleeps, unless there is something to do after all. A client's request for an 8-byte key wakes the daemon. Returns whether to
-    /// stop.
+    /// Sleeps, unless there is something to do after all. Every way into the daemon wakes it: requests of clients (8-byte keys, byte
+    /// strings, the ring), messages of other daemons and other nodes, commands, and the end of the node. Returns whether to stop.
     #[cold]
-    fn sleep(&mut self, time: Duration) -> bool {
+    fn sleep(&mut self) -> bool {
         if self.do_rare_work() {
             return true;
         }
         if self.server.serve_bytes(&mut self.transport) > 0 {
+            self.server.activity.busy_passes += 1;
             self.idle.reset();
             return false;
         }
         self.server.activity.sleeps += 1;
-        let in_flight = self.transport.in_flight() || self.server.forwarder.in_flight();
-        self.server.words.wait(Some(if in_flight { shorten_sleep(time) } else { time }));
+        if self.server.activity.busy_passes != self.published_busy_passes {
+            self.publish_counters();
+        }
+        let ShardServer { words, bytes, forwarder, id, .. } = &self.server;
+        let wake_flag = &self.shared.wake_flags[id.daemon as usize];
+        let has_backlog = self.transport.has_backlog() || forwarder.has_backlog() || bytes.has_backlog();
+        let [network, ring] = self.transport.sources();
+        let forwarder: Option<&dyn Waitable> = if FORWARDS { Some(&forwarder.node) } else { None };
+        let sources =
+            [Some(words as &dyn Waitable), Some(&bytes.server), Some(wake_flag), forwarder, network, ring];
+        let wakeup = park_any(sources.into_iter().flatten(), self.idle.sleep_time(has_backlog));
+        // What the flag announces is handled before the next sleep, which checks the flag again.
+        wake_flag.take();
+        match wakeup {
+            Wakeup::Ready => self.idle.record_ready(),
+            Wakeup::Notified => self.server.activity.wakeups += 1,
+            Wakeup::TimedOut => {}
+        }
+        // Byte strings are checked in few passes only.
+        if self.server.serve_bytes(&mut self.transport) > 0 {
+            self.server.activity.busy_passes += 1;
+            self.idle.reset();
+        }
         false
     }
 
@@ -104,7 +138,8 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         if self.shared.is_stopping() {
             return true;
         }
-        while let Ok(command) = self.commands.try_recv() {
+        // The channel holds no more. Later ones are executed at the next time.
+        for command in self.commands.try_iter().take(MAX_COMMANDS) {
             if let Some(event) = self.transport.execute_command(command, &mut self.server) {
                 self.shared.send_event(event);
             }
@@ -122,6 +157,7 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
 
     fn publish_counters(&mut self) {
         self.last_published = Instant::now();
+        self.published_busy_passes = self.server.activity.busy_passes;
         let (network, ring) = self.transport.counters();
         let mut activity = self.server.activity;
         activity.undelivered += self.server.bytes.undelivered();

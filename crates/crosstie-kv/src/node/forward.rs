@@ -127,12 +127,6 @@ impl Forwarder {
         });
     }
 
-    /// Whether responses are outstanding.
-    #[inline]
-    pub(super) fn in_flight(&self) -> bool {
-        self.node.in_flight() > 0 || self.has_backlog()
-    }
-
     #[inline]
     fn try_forward(
         &mut self,

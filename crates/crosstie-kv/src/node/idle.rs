@@ -1,4 +1,7 @@
-//! What a daemon does when there is nothing to do: spin, then yield, then sleep.
+//! What a daemon does when there is nothing to do: spin, then yield, then sleep until somebody wakes it.
+//!
+//! Whoever publishes something for a daemon wakes it: clients, other daemons, other nodes, the control plane. So a sleep may be long.
+//! Only space in a full queue comes without a notification, so a daemon with a backlog sleeps for a short time.
 
 use std::time::Duration;
 
@@ -12,21 +15,29 @@ const CROWDED_SPINS: u32 = 2;
 const CROWDED: Duration = Duration::from_micros(3);
 /// A yield that takes longer than this ran a thread that does not yield itself.
 const CORE_TAKEN: Duration = Duration::from_micros(500);
+/// Idle periods without a yield, after a yield ran such a thread.
+const PERIODS_WITHOUT_YIELD: u32 = 256;
 /// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
-/// The first sleep. Each is an eighth longer than the one before, and so at most about a ninth of the time without work.
-const FIRST_SLEEP: Duration = Duration::from_micros(50);
-/// The longest sleep.
-const LONGEST_SLEEP: Duration = Duration::from_millis(4);
-/// The longest sleep while responses are outstanding.
-const LONGEST_SHORT_SLEEP: Duration = Duration::from_micros(50);
+/// Idle passes before the daemon sleeps, with [`WaitStrategy::Park`].
+const PARK_PASSES: u32 = 4;
+/// The longest sleep. After it the daemon checks its connections and publishes its counters.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// The first sleep with a backlog. Each is an eighth longer than the one before, and so at most about a ninth of the time without
+/// progress.
+const FIRST_BACKLOG_SLEEP: Duration = Duration::from_micros(50);
+/// The longest sleep with a backlog.
+const LONGEST_BACKLOG_SLEEP: Duration = Duration::from_millis(4);
 
 /// Counts idle passes, and says what to do next.
 pub(super) struct IdleBackoff {
     wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
-    sleep: Duration,
+    /// Idle periods, the current one included, in which the daemon does not yield.
+    periods_without_yield: u32,
+    /// The next sleep with a backlog.
+    backlog_sleep: Duration,
 }
 
 /// What to do in an idle pass.
@@ -36,56 +47,75 @@ pub(super) enum IdleAction {
     Spin,
     /// Let other threads run.
     Yield,
-    /// Check what is rarely checked, then sleep for this time, or less if responses are outstanding.
-    Sleep(Duration),
+    /// Check what is rarely checked, then sleep.
+    Sleep,
 }
 
 impl IdleBackoff {
     pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
-        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, sleep: FIRST_SLEEP }
+        IdleBackoff {
+            wait_strategy,
+            spins: SPINS,
+            passes: 0,
+            periods_without_yield: 0,
+            backlog_sleep: FIRST_BACKLOG_SLEEP,
+        }
     }
 
     /// Records a pass with something to do.
     #[inline]
     pub(super) fn reset(&mut self) {
         self.passes = 0;
-        self.sleep = FIRST_SLEEP;
+        self.backlog_sleep = FIRST_BACKLOG_SLEEP;
     }
 
-    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the next idle pass sleeps: another thread is running
-    /// without yielding and would get the core again at the next yield. The scheduler gives a daemon that sleeps and wakes the
-    /// core sooner.
+    /// Records that the daemon did not sleep, because something was there. If the next passes cannot handle it, they yield: it
+    /// waits for another thread.
+    pub(super) fn record_ready(&mut self) {
+        self.passes = self.spins;
+    }
+
+    /// The length of the next sleep.
+    pub(super) fn sleep_time(&mut self, has_backlog: bool) -> Duration {
+        if !has_backlog {
+            return LONGEST_SLEEP;
+        }
+        let sleep = self.backlog_sleep;
+        self.backlog_sleep = (sleep * 9 / 8).min(LONGEST_BACKLOG_SLEEP);
+        sleep
+    }
+
+    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the daemon sleeps instead, for the next
+    /// [`PERIODS_WITHOUT_YIELD`] times that it is idle: another thread is running without yielding, and each yield would give it the
+    /// core for a whole time slice, some milliseconds. A daemon that sleeps gets the core as soon as somebody wakes it.
     #[inline]
     pub(super) fn record_yield(&mut self, took: Duration) {
         self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
         if took > CORE_TAKEN {
-            self.passes = YIELDS;
+            self.periods_without_yield = PERIODS_WITHOUT_YIELD;
         }
     }
 
     /// Records an idle pass. Returns what to do.
     #[inline]
     pub(super) fn next_action(&mut self) -> IdleAction {
-        if self.wait_strategy == WaitStrategy::Spin {
-            return IdleAction::Spin;
-        }
         self.passes += 1;
-        match self.passes {
-            passes if passes < self.spins && self.wait_strategy == WaitStrategy::Adaptive => IdleAction::Spin,
-            ..YIELDS => IdleAction::Yield,
-            _ => {
+        if self.passes == 1 {
+            self.periods_without_yield = self.periods_without_yield.saturating_sub(1);
+        }
+        match self.wait_strategy {
+            WaitStrategy::Spin => IdleAction::Spin,
+            WaitStrategy::Park if self.passes < PARK_PASSES => IdleAction::Spin,
+            WaitStrategy::Adaptive if self.passes < self.spins => IdleAction::Spin,
+            WaitStrategy::Adaptive if self.passes < YIELDS && self.periods_without_yield == 0 => {
+                IdleAction::Yield
+            }
+            WaitStrategy::Adaptive | WaitStrategy::Park => {
                 self.passes = YIELDS;
-                let sleep = self.sleep;
-                self.sleep = (sleep * 9 / 8).min(LONGEST_SLEEP);
-                IdleAction::Sleep(sleep)
+                IdleAction::Sleep
             }
         }
     }
-}
-
-/// The length of a sleep while responses are outstanding.
-pub(super) fn shorten_sleep(sleep: Duration) -> Duration {
-    sleep.min(LONGEST_SHORT_SLEEP)
 }
 
 #[cfg(test)]
@@ -93,20 +123,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeps_grow_until_there_is_work() {
+    fn spins_then_yields_then_sleeps_until_there_is_work() {
         let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
-        assert_eq!(idle.next_action(), IdleAction::Spin);
-        let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.next_action())
-            .take(1000)
-            .filter_map(|action| match action {
-                IdleAction::Sleep(sleep) => Some(sleep),
-                _ => None,
-            })
-            .collect();
-        assert!(sleeps.is_sorted());
-        assert_eq!((sleeps[0], *sleeps.last().unwrap()), (FIRST_SLEEP, LONGEST_SLEEP));
+        let mut actions: Vec<IdleAction> = std::iter::repeat_with(|| idle.next_action()).take(1000).collect();
+        actions.dedup();
+        assert_eq!(actions, [IdleAction::Spin, IdleAction::Yield, IdleAction::Sleep]);
         idle.reset();
         assert_eq!(idle.next_action(), IdleAction::Spin);
+    }
+
+    #[test]
+    fn only_sleeps_with_a_backlog_are_short_and_grow() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
+        assert_eq!(idle.sleep_time(false), LONGEST_SLEEP);
+        let sleeps: Vec<Duration> = std::iter::repeat_with(|| idle.sleep_time(true)).take(100).collect();
+        assert!(sleeps.is_sorted());
+        assert_eq!((sleeps[0], *sleeps.last().unwrap()), (FIRST_BACKLOG_SLEEP, LONGEST_BACKLOG_SLEEP));
+        idle.reset();
+        assert_eq!(idle.sleep_time(true), FIRST_BACKLOG_SLEEP);
     }
 
     #[test]
@@ -125,14 +159,31 @@ mod tests {
 
     #[test]
     fn sleeps_after_a_yield_to_a_thread_that_does_not_yield() {
-        let mut idle = IdleBackoff::new(WaitStrategy::Park);
+        let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
+        idle.record_ready();
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(CORE_TAKEN);
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(2 * CORE_TAKEN);
-        assert_eq!(idle.next_action(), IdleAction::Sleep(FIRST_SLEEP));
+        // Each of the next idle periods spins and then sleeps.
+        for _ in 1..PERIODS_WITHOUT_YIELD {
+            assert_eq!(idle.next_action(), IdleAction::Sleep);
+            assert_eq!(idle.next_action(), IdleAction::Sleep);
+            idle.reset();
+            while idle.next_action() == IdleAction::Spin {}
+        }
         idle.reset();
-        assert_eq!(idle.next_action(), IdleAction::Yield);
+        let actions: Vec<IdleAction> =
+            std::iter::repeat_with(|| idle.next_action()).take(SPINS as usize).collect();
+        assert!(actions.contains(&IdleAction::Yield), "after a while it tries a yield again");
+    }
+
+    #[test]
+    fn park_strategy_sleeps_almost_at_once() {
+        let mut idle = IdleBackoff::new(WaitStrategy::Park);
+        let spins =
+            std::iter::repeat_with(|| idle.next_action()).take_while(|action| *action != IdleAction::Sleep);
+        assert!(spins.count() < 10);
     }
 
     #[test]

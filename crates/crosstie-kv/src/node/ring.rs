@@ -3,7 +3,7 @@
 //! Only daemon 0 of a cluster with [`Backend::Delegation`](crate::Backend) has one. The code of daemons without a ring is
 //! compiled with [`NoRing`], so that it does not even check.
 
-use crosstie::delegation;
+use crosstie::{Waitable, delegation};
 
 use crate::wire::{WordRequest, WordResponse};
 
@@ -13,6 +13,8 @@ pub(super) trait DelegationRing {
     fn recv_request(&mut self) -> Option<(&WordRequest, delegation::Ticket)>;
     /// Sends a response. Returns whether a client is still waiting for it.
     fn send_response(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool;
+    /// What wakes a daemon that sleeps.
+    fn source(&self) -> Option<&dyn Waitable>;
     /// What happened so far.
     fn counters(&self) -> delegation::Counters;
 }
@@ -28,6 +30,10 @@ impl DelegationRing for NoRing {
 
     fn send_response(&mut self, _: delegation::Ticket, _: &WordResponse) -> bool {
         false
+    }
+
+    fn source(&self) -> Option<&dyn Waitable> {
+        None
     }
 
     fn counters(&self) -> delegation::Counters {
@@ -48,6 +54,10 @@ impl DelegationRing for RingServer {
     #[inline]
     fn send_response(&mut self, ticket: delegation::Ticket, response: &WordResponse) -> bool {
         delegation::Server::reply(self, ticket, response).is_ok()
+    }
+
+    fn source(&self) -> Option<&dyn Waitable> {
+        Some(self)
     }
 
     fn counters(&self) -> delegation::Counters {

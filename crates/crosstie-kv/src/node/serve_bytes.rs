@@ -1,6 +1,6 @@
 //! Serving requests for byte strings and about the node: from clients and from other daemons of the node.
 
-use super::bytes_server::{execute, response_limit, route, status_response};
+use super::bytes_server::{BYTES_PER_TURN, execute, response_limit, route, status_response};
 use super::shard_server::ShardServer;
 use super::transport::Transport;
 use crate::wire::{BytesRequest, BytesResponse, Status};
@@ -56,9 +56,12 @@ impl ShardServer {
     }
 
     fn serve_bytes_daemons(&mut self, transport: &mut impl Transport) -> usize {
-        let mut count = 0;
-        while let Some(mut message) = self.bytes.recv_forwarded() {
+        let (mut count, mut bytes_left) = (0, BYTES_PER_TURN);
+        while bytes_left > 0
+            && let Some(mut message) = self.bytes.recv_forwarded()
+        {
             count += 1;
+            bytes_left = bytes_left.saturating_sub(message.bytes.len().max(64));
             if message.is_response {
                 transport.reply_buffer(message.request_id, message.bytes);
                 continue;

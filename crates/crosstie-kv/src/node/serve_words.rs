@@ -4,7 +4,7 @@ use crosstie::ipc;
 use zerocopy::IntoBytes;
 
 use super::origin::{CallOrigin, ForwardOrigin};
-use super::shard_server::ShardServer;
+use super::shard_server::{MAX_PER_PASS, ShardServer};
 use super::transport::Transport;
 use crate::sharding::ShardId;
 use crate::wire::{Status, WordRequest, WordResponse};
@@ -15,12 +15,15 @@ impl ShardServer {
     pub(super) fn serve_clients(&mut self, transport: &mut impl Transport) -> usize {
         let shard = &self.shard;
         let found = match shard.words_fit_in_cache() {
-            true => self.words.poll(),
+            // A new poll would begin with the first client again.
+            true if self.has_more_clients => 1,
+            true => self.words.poll_with_skip(),
             false => self.words.poll_with_prefetch(|request| shard.home_slot(request.key)),
         };
         if found == 0 {
             return 0;
         }
+        self.has_more_clients = false;
         let mut count = 0;
         let (here, shard_map) = (self.id, self.shard_map);
         while let Some(received) = self.words.recv() {
@@ -36,6 +39,10 @@ impl ShardServer {
             } else {
                 let (request, ticket) = (*request, received.defer());
                 self.send_to_node(&request, shard, ticket, transport);
+            }
+            if count == MAX_PER_PASS {
+                self.has_more_clients = true;
+                break;
             }
         }
         count
@@ -77,7 +84,8 @@ impl ShardServer {
         if self.forwarder.has_backlog() {
             self.retry_backlog(transport);
         }
-        while let Some((_, request, ticket)) = self.forwarder.node.try_recv() {
+        for _ in 0..MAX_PER_PASS {
+            let Some((_, request, ticket)) = self.forwarder.node.try_recv() else { break };
             count += 1;
             if request.rank == self.id.rank {
                 // The daemon that forwarded the request has checked that this shard owns the key.

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crosstie::WakeFlag;
+
 use super::commands::ConnectionEvent;
 use super::config::NodeConfig;
 use super::counters::PublishedCounters;
@@ -35,6 +37,8 @@ pub(super) struct Shared {
     pub(super) panicked: OnceLock<String>,
     /// By daemon.
     pub(super) counters: PublishedCounters,
+    /// Wake a daemon that sleeps: there is a command or a message of another daemon for it, or the node stops. By daemon.
+    pub(super) wake_flags: Arc<[WakeFlag]>,
     peers: Mutex<Vec<PeerState>>,
     pub(super) peers_changed: Condvar,
     refused_connections: AtomicU64,
@@ -47,7 +51,10 @@ pub(super) struct Shared {
 impl Shared {
     /// Creates the shared state of a node, and the receiver of its daemons' events. A byte written to `wake` wakes the control
     /// plane.
-    pub(super) fn new(config: &NodeConfig, wake: Option<UnixStream>) -> (Shared, Receiver<ConnectionEvent>) {
+    pub(super) fn new(
+        config: &NodeConfig,
+        wake: Option<UnixStream>,
+    ) -> std::io::Result<(Shared, Receiver<ConnectionEvent>)> {
         let (events, receiver) = channel();
         let peer = |rank| PeerState { rank, is_up: false, incarnation: None, times_up: 0, problem: None };
         let shared = Shared {
@@ -55,13 +62,14 @@ impl Shared {
             stop: AtomicBool::new(false),
             panicked: OnceLock::new(),
             counters: (0..config.daemons).map(|_| Mutex::default()).collect(),
+            wake_flags: (0..config.daemons).map(|_| WakeFlag::new()).collect::<Result<_, _>>()?,
             peers: Mutex::new((0..config.nodes).map(peer).collect()),
             peers_changed: Condvar::new(),
             refused_connections: AtomicU64::new(0),
             events,
             wake,
         };
-        (shared, receiver)
+        Ok((shared, receiver))
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -71,6 +79,7 @@ impl Shared {
 
     pub(super) fn stop(&self) {
         self.stop.store(true, Relaxed);
+        self.wake_flags.iter().for_each(WakeFlag::set);
         self.wake_control();
     }
 

@@ -34,7 +34,7 @@ pub(super) fn start_daemons(
 ) -> Result<Vec<SyncSender<ConnectionCommand>>, StartError> {
     let mut commands = Vec::new();
     let mut starting = Vec::new();
-    for (daemon, services) in (0..).zip(create_services(config, shared.incarnation)?) {
+    for (daemon, services) in (0..).zip(create_services(config, shared)?) {
         let (sender, receiver) = sync_channel(MAX_COMMANDS);
         let (ready, is_ready) = sync_channel(1);
         commands.push(sender);
@@ -64,9 +64,9 @@ struct DaemonServices {
 }
 
 /// Creates the services of all daemons.
-fn create_services(config: &NodeConfig, incarnation: u64) -> Result<Vec<DaemonServices>, StartError> {
+fn create_services(config: &NodeConfig, shared: &Shared) -> Result<Vec<DaemonServices>, StartError> {
     let name = &config.name;
-    let info = node_info(config, incarnation);
+    let info = node_info(config, shared.incarnation);
     let forwarders = forward::create(config.daemons, config.queues.forward)?;
     let channels = bytes_server::create_channels(config.daemons);
     let mut services = Vec::new();
@@ -84,7 +84,7 @@ fn create_services(config: &NodeConfig, incarnation: u64) -> Result<Vec<DaemonSe
         } else {
             None
         };
-        let bytes = BytesServer::new(bytes, info, daemon, channels);
+        let bytes = BytesServer::new(bytes, info, daemon, channels, shared.wake_flags.clone());
         services.push(DaemonServices { words, bytes, ring, forwarder });
     }
     Ok(services)
@@ -101,7 +101,7 @@ fn create_service<S>(
     })
 }
 
-fn node_info(config: &NodeConfig, incarnation: u64) -> NodeInfo {
+pub(super) fn node_info(config: &NodeConfig, incarnation: u64) -> NodeInfo {
     NodeInfo {
         version: NodeInfo::VERSION,
         rank: config.rank,
@@ -172,6 +172,7 @@ impl DaemonThread {
             shard_map: self.shard_map,
             backend: config.backend,
             words: self.services.words,
+            has_more_clients: false,
             shard: Shard::new(shard_limit(&config)),
             forwarder: self.services.forwarder,
             bytes: self.services.bytes,

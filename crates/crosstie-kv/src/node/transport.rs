@@ -3,7 +3,7 @@
 //! [`Connections`](super::connections::Connections) sends requests with copyrpc. [`NoTransport`] is for daemons without
 //! connections. The daemon's loop is compiled for each, so that a daemon does not check for what it does not have.
 
-use crosstie::{copyrpc, delegation, ipc};
+use crosstie::{Waitable, copyrpc, delegation, ipc};
 
 use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::counters::DaemonActivity;
@@ -32,8 +32,10 @@ pub(super) trait Transport {
     fn reply(&mut self, request_id: u32, response: &[u8]);
     /// The same, with a response in a buffer of the pool. Gives the buffer back.
     fn reply_buffer(&mut self, request_id: u32, response: Vec<u8>);
-    /// Whether responses are outstanding.
-    fn in_flight(&self) -> bool;
+    /// Whether messages wait for space.
+    fn has_backlog(&self) -> bool;
+    /// What wakes a daemon that sleeps: the connections, and the ring.
+    fn sources(&self) -> [Option<&dyn Waitable>; 2];
     /// Executes a command of the control plane.
     fn execute_command(
         &mut self,
@@ -74,8 +76,12 @@ impl Transport for NoTransport {
 
     fn reply_buffer(&mut self, _: u32, _: Vec<u8>) {}
 
-    fn in_flight(&self) -> bool {
+    fn has_backlog(&self) -> bool {
         false
+    }
+
+    fn sources(&self) -> [Option<&dyn Waitable>; 2] {
+        [None; 2]
     }
 
     fn execute_command(&mut self, _: ConnectionCommand, _: &mut ShardServer) -> Option<ConnectionEvent> {

@@ -61,4 +61,7 @@ pub enum Status {
     Misrouted = 6,
     /// The request violates its format or a limit. Only byte-string requests can.
     Malformed = 7,
+    /// A node has no registered memory for a message of this length now. Nothing has changed, and the same request may succeed
+    /// later. Only byte-string requests for another node need such memory.
+    NoRegisteredMemory = 8,
 }

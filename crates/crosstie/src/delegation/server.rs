@@ -411,6 +411,24 @@ impl Drop for Core {
     }
 }
 
+/// To be awaited after [`recv`](Server::recv) has returned None: that also tells the clients which positions are free.
+impl<Req: Message + ?Sized, Resp: Message + ?Sized> wait::any::sealed::Waitable for Server<Req, Resp> {
+    fn parker(&self) -> Option<&wait::Parker> {
+        Some(&self.core.ring.header.parker)
+    }
+
+    fn is_expecting(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&self, _: bool) -> bool {
+        let core = &self.core;
+        // A client that was removed may have left a hole before requests of others: the next poll looks for it.
+        // Acquire, partner: the Release add in `ClientRegistry::remove`.
+        core.next_committed().is_some() || core.registry.disconnects.load(Acquire) != core.seen_disconnects
+    }
+}
+
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> fmt::Debug for Server<Req, Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut server = f.debug_struct("Server");

@@ -42,6 +42,24 @@ impl Cq {
         }
     }
 
+    /// Whether there is something to poll: a completion or an error.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        match &mut self.provider {
+            Provider::Software(x) => x.is_ready(),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => x.wait(Duration::ZERO).unwrap_or(true),
+            Provider::Fault(x) => x.wait(Duration::ZERO).unwrap_or(true),
+        }
+    }
+
+    /// The parker that is notified of each completion, where the device has one.
+    pub(crate) fn parker(&self) -> Option<software::CqParker> {
+        match &self.provider {
+            Provider::Software(x) => Some(x.parker()),
+            _ => None,
+        }
+    }
+
     /// Blocks until there is something to poll (returns true) or `timeout` has passed (returns false). It may return true
     /// too early; poll to find out.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{CallError, Lost, ReplyError};
 use super::lane::{CallRefusal, IncomingLanes, NodeLanes, OutgoingLane, ReplyRefusal, Ticket};
-use crate::wait::WaitStrategy;
+use crate::wait::{self, WaitStrategy};
 
 /// Checks of the expected responses before [`Node::wait`] checks all calls. A check takes the cache line away from the node
 /// that is about to write it.
@@ -202,16 +202,33 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
             core::hint::spin_loop();
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        self.incoming.wait(self.wait_strategy, deadline, || {
-            self.incoming.has_request()
-                || self.busy_lanes().any(OutgoingLane::has_any_response)
-                || self.incoming.unhandled_departures().is_some()
-        })
+        self.incoming.wait(self.wait_strategy, deadline, || self.has_something())
+    }
+
+    /// Whether there is something to poll, to receive or to take as lost.
+    fn has_something(&self) -> bool {
+        self.incoming.has_request()
+            || self.busy_lanes().any(OutgoingLane::has_any_response)
+            || self.incoming.unhandled_departures().is_some()
     }
 
     fn busy_lanes(&self) -> impl Iterator<Item = &OutgoingLane<Req, Resp, Token>> {
         let none = self.in_flight == 0;
         self.outgoing.iter().filter(move |lane| !none && lane.in_flight() > 0)
+    }
+}
+
+impl<Req, Resp, Token> wait::any::sealed::Waitable for Node<Req, Resp, Token> {
+    fn parker(&self) -> Option<&wait::Parker> {
+        Some(self.incoming.parker())
+    }
+
+    fn is_expecting(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&self, _: bool) -> bool {
+        self.has_something()
     }
 }
 

@@ -369,10 +369,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &self.core;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        wait::wait_until(core.registry.server_page.parker(), core.wait_strategy, deadline, || {
-            core.registry.version() != core.seen_version
-                || core.connected_clients().any(ConnectedClient::has_request)
-        })
+        wait::wait_until(core.registry.server_page.parker(), core.wait_strategy, deadline, || core.is_ready())
     }
 
     /// The number of connected clients, as of the last [`poll`](Server::poll).
@@ -436,6 +433,12 @@ impl ConnectedClient {
 }
 
 impl Core {
+    /// Whether there is a request, or a client has connected or disconnected.
+    fn is_ready(&self) -> bool {
+        self.registry.version() != self.seen_version
+            || self.connected_clients().any(ConnectedClient::has_request)
+    }
+
     fn connected_clients(&self) -> impl Iterator<Item = &ConnectedClient> {
         self.connected.iter().filter_map(|index| self.clients[*index as usize].client.as_ref())
     }
@@ -543,6 +546,20 @@ impl Core {
             self.counters.violations += 1;
         }
         self.remove(index);
+    }
+}
+
+impl<Req: Message + ?Sized, Resp: Message + ?Sized> wait::any::sealed::Waitable for Server<Req, Resp> {
+    fn parker(&self) -> Option<&wait::Parker> {
+        Some(self.core.registry.server_page.parker())
+    }
+
+    fn is_expecting(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&self, _: bool) -> bool {
+        self.next_taken < self.taken_count || self.core.is_ready()
     }
 }
 

@@ -363,17 +363,17 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
 impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Waitable
     for Caller<T, Req, Resp, Token>
 {
-    fn parker(&self) -> &Parker {
-        self.transport.parker()
+    fn parker(&self) -> Option<&Parker> {
+        Some(self.transport.parker())
     }
 
-    fn has_calls(&self) -> bool {
+    fn is_expecting(&self) -> bool {
         self.calls.in_flight() > 0
     }
 
     fn is_ready(&self, check_all: bool) -> bool {
         let has_response = |(slot, call)| self.transport.response_len(slot, call).is_some();
-        self.has_calls()
+        self.is_expecting()
             && (self.calls.expected().is_some_and(has_response)
                 || (check_all && self.calls.iter().any(has_response))
                 || self.check_connected().is_err())

@@ -28,7 +28,7 @@ use crate::ring::fence;
 /// Longest park. After it the owner checks its condition again.
 pub(super) const MAX_PARK: Duration = Duration::from_millis(50);
 /// Longest sleep where the kernel cannot wait at all parkers, so that nobody wakes the sleeper.
-const MAX_UNNOTIFIED_SLEEP: Duration = Duration::from_millis(1);
+pub(super) const MAX_UNNOTIFIED_SLEEP: Duration = Duration::from_millis(1);
 /// Most parkers that the kernel can wait at together (`FUTEX_WAITV_MAX`).
 pub(super) const MAX_PARKERS: usize = 128;
 
@@ -103,25 +103,39 @@ pub(super) fn park(
     seen || ready()
 }
 
-/// As [`park`], at several parkers.
+/// What ended a park, see [`park_any`](super::park_any).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wakeup {
+    /// Something was there before the owner slept.
+    Ready,
+    /// Another thread or process woke the owner. Usually something is there now.
+    Notified,
+    /// The time has passed, or a signal ended the sleep. Something may be there.
+    TimedOut,
+}
+
+/// As [`park`], at several parkers. Returns what ended the park, and what `ready` returned last.
 pub(super) fn park_at_any<'p>(
     parkers: impl Iterator<Item = &'p Parker> + Clone,
     timeout: Duration,
     mut ready: impl FnMut() -> bool,
-) -> bool {
+) -> (Wakeup, bool) {
     parkers.clone().for_each(|parker| parker.parked.store(1, Relaxed));
     // Orders our stores of `parked` before our check, as every notifier sees them: see `is_parked`.
     fence::heavy();
     let seen = ready();
-    if !seen {
-        sleep_at_any(parkers.clone(), timeout);
-    }
+    let woken = !seen && sleep_at_any(parkers.clone(), timeout);
     parkers.for_each(|parker| parker.parked.store(0, Relaxed));
-    seen || ready()
+    match (seen, woken) {
+        (true, _) => (Wakeup::Ready, true),
+        (false, true) => (Wakeup::Notified, ready()),
+        (false, false) => (Wakeup::TimedOut, ready()),
+    }
 }
 
-/// Sleeps until one of the parkers is woken, for at most `timeout`. Returns at once if one has been woken already.
-fn sleep_at_any<'p>(parkers: impl Iterator<Item = &'p Parker>, timeout: Duration) {
+/// Sleeps until one of the parkers is woken, for at most `timeout`. Returns at once if one has been woken already. Returns
+/// whether one was woken.
+fn sleep_at_any<'p>(parkers: impl Iterator<Item = &'p Parker>, timeout: Duration) -> bool {
     let mut waits = [futex::Wait::new(); MAX_PARKERS];
     let (mut count, mut timeout) = (0, timeout);
     for parker in parkers {
@@ -143,9 +157,14 @@ fn sleep_at_any<'p>(parkers: impl Iterator<Item = &'p Parker>, timeout: Duration
     };
     let flags = futex::WaitvFlags::empty();
     match futex::waitv(&waits[..count], flags, Some(&end), rustix::thread::ClockId::Monotonic) {
-        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::TIMEDOUT) => {}
-        // A kernel before Linux 5.16, or a sandbox that refuses the call.
-        Err(_) => std::thread::sleep(timeout.min(MAX_UNNOTIFIED_SLEEP)),
+        // AGAIN: a word was no longer 1.
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => true,
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::TIMEDOUT) => false,
+        // A kernel before Linux 5.16, or a sandbox that refuses the call. Also without any parker.
+        Err(_) => {
+            std::thread::sleep(timeout.min(MAX_UNNOTIFIED_SLEEP));
+            false
+        }
     }
 }
 

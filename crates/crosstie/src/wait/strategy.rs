@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::parker::{MAX_PARK, Parker, park, park_at_any};
+use super::parker::{MAX_PARK, Parker, Wakeup, park, park_at_any};
 use crate::ring::fence;
 
 /// Checks of the condition between two readings of the clock.
@@ -53,15 +53,33 @@ pub(crate) fn wait_for(
     wait_with(strategy, deadline, ready, |timeout, ready| park(&parker.parked, timeout, fence::heavy, ready))
 }
 
-/// As [`wait_for`], at several parkers: a notification of any of them ends the wait. The caller owns all of them.
+/// As [`wait_for`], at several parkers: a notification of any of them ends the wait. The caller owns all of them. Before each
+/// park `prepare` is called, which returns the longest park.
 pub(crate) fn wait_for_any<'p>(
     parkers: impl Iterator<Item = &'p Parker> + Clone,
     strategy: WaitStrategy,
     timeout: Option<Duration>,
+    prepare: impl Fn() -> Duration,
     ready: impl FnMut() -> bool,
 ) -> bool {
     let deadline = |now: Instant| timeout.and_then(|timeout| now.checked_add(timeout));
-    wait_with(strategy, deadline, ready, |timeout, ready| park_at_any(parkers.clone(), timeout, ready))
+    wait_with(strategy, deadline, ready, |timeout, ready| {
+        let (_, is_ready) = park_at_any(parkers.clone(), timeout.min(prepare()), ready);
+        is_ready
+    })
+}
+
+/// Parks once at several parkers, for at most `timeout`. The caller owns all of them.
+pub(crate) fn park_once<'p>(
+    parkers: impl Iterator<Item = &'p Parker> + Clone,
+    timeout: Duration,
+    mut ready: impl FnMut() -> bool,
+) -> Wakeup {
+    if ready() {
+        // Before anything is announced: the barrier of a park costs more than this check.
+        return Wakeup::Ready;
+    }
+    park_at_any(parkers, timeout.min(MAX_PARK), ready).0
 }
 
 /// Spins, yields and parks, as the strategy says.
@@ -159,7 +177,13 @@ mod tests {
         for count in [1, 2, 5, MAX_PARKERS, MAX_PARKERS + 1] {
             let parkers: Vec<Parker> = (0..count).map(|_| Parker::default()).collect();
             for strategy in ALL {
-                assert!(!wait_for_any(parkers.iter(), strategy, Some(Duration::from_millis(3)), || false));
+                assert!(!wait_for_any(
+                    parkers.iter(),
+                    strategy,
+                    Some(Duration::from_millis(3)),
+                    || MAX_PARK,
+                    || false
+                ));
                 assert!(parkers.iter().all(|parker| parker.parked.load(Relaxed) == 0), "not parked any more");
                 for notified in [0, count / 2, count - 1] {
                     let published = AtomicBool::new(false);
@@ -170,7 +194,13 @@ mod tests {
                             parkers[notified].notify();
                         });
                         // Acquire, partner: the Release store above.
-                        assert!(wait_for_any(parkers.iter(), strategy, None, || published.load(Acquire)));
+                        assert!(wait_for_any(
+                            parkers.iter(),
+                            strategy,
+                            None,
+                            || MAX_PARK,
+                            || published.load(Acquire)
+                        ));
                     });
                 }
             }
@@ -192,7 +222,13 @@ mod tests {
                     for i in (me..turns).step_by(2) {
                         let mine = parkers[me as usize].iter();
                         // Acquire, partner: the Release store below.
-                        assert!(wait_for_any(mine, WaitStrategy::Park, None, || turn.load(Acquire) == i));
+                        assert!(wait_for_any(
+                            mine,
+                            WaitStrategy::Park,
+                            None,
+                            || MAX_PARK,
+                            || turn.load(Acquire) == i
+                        ));
                         turn.store(i + 1, Release);
                         parkers[1 - me as usize][(i / 2 % 2) as usize].notify();
                     }

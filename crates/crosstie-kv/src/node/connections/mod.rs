@@ -4,6 +4,8 @@
 //! nodes, and takes requests from the delegation ring where the daemon has one. What finds no space waits in a backlog, in
 //! order, and is retried in every pass of the daemon's loop.
 
+#[cfg(test)]
+mod memory_tests;
 mod peer;
 mod pending;
 
@@ -11,16 +13,16 @@ use std::collections::VecDeque;
 
 use crosstie::copyrpc::{self, Context, Endpoint, RecvHandle};
 use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
-use crosstie::{delegation, ipc};
+use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
 
 use super::buffer_pool::BufferPool;
-use super::bytes_server::{route, status_response};
+use super::bytes_server::{BytesServer, route, status_response};
 use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::counters::DaemonActivity;
 use super::origin::{CallOrigin, ForwardOrigin};
 use super::ring::DelegationRing;
-use super::shard_server::ShardServer;
+use super::shard_server::{MAX_PER_PASS, ShardServer};
 use super::transport::Transport;
 use crate::wire::{MAX_REQUEST, Status, WordRequest, WordResponse};
 use peer::Peer;
@@ -97,7 +99,8 @@ impl<R: DelegationRing> Connections<R> {
     #[inline]
     fn serve_peers(&mut self, server: &mut ShardServer) -> usize {
         let mut count = 0;
-        while self.pending.bytes < MAX_FORWARDED_BYTES
+        while count < MAX_PER_PASS
+            && self.pending.bytes < MAX_FORWARDED_BYTES
             && let Some(received) = self.context.recv()
         {
             count += 1;
@@ -168,7 +171,9 @@ impl<R: DelegationRing> Connections<R> {
     fn serve_ring(&mut self, server: &mut ShardServer) -> usize {
         let mut count = 0;
         // The request is used in place, see `ShardServer::serve_clients`.
-        while let Some((request, ticket)) = self.ring.recv_request() {
+        while count < MAX_PER_PASS
+            && let Some((request, ticket)) = self.ring.recv_request()
+        {
             count += 1;
             let rank = server.shard_map.shard_of_word(request.key).rank;
             let failed = if rank == request.rank && rank != server.id.rank {
@@ -207,13 +212,18 @@ impl<R: DelegationRing> Connections<R> {
             self.backlogged += 1;
             return;
         }
-        // The response is longer than the peer allows. The peer gets the status alone.
-        drop(request.reply(&status_response(Status::Malformed)));
+        // The peer gets the status alone. Only responses that hold a value are long, and their requests have changed nothing.
+        let status = match cause {
+            copyrpc::NotReplied::NoMemory => Status::NoRegisteredMemory,
+            // The response is longer than the peer allows.
+            _ => Status::Malformed,
+        };
+        drop(request.reply(&status_response(status)));
     }
 
     /// Retries what found no space.
     #[cold]
-    fn retry_backlog(&mut self) {
+    fn retry_backlog(&mut self, bytes: &mut BytesServer) {
         for _ in 0..self.unsent_responses.len() {
             if let Some((request, response)) = self.unsent_responses.pop_front() {
                 self.backlogged -= 1;
@@ -230,7 +240,9 @@ impl<R: DelegationRing> Connections<R> {
             }
         }
         for peer in &mut self.peers {
-            peer.retry_backlog(&mut self.backlogged, &mut self.buffers);
+            peer.retry_backlog(&mut self.backlogged, &mut self.buffers, |ticket, status| {
+                bytes.reply_status(ticket, status);
+            });
         }
     }
 
@@ -253,7 +265,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
         let mut count = self.poll_responses(server);
         count += self.serve_peers(server);
         if self.backlogged > 0 {
-            self.retry_backlog();
+            self.retry_backlog(&mut server.bytes);
         }
         count + self.serve_ring(server)
     }
@@ -291,11 +303,12 @@ impl<R: DelegationRing> Transport for Connections<R> {
         self.buffers.release(response);
     }
 
-    #[inline]
-    fn in_flight(&self) -> bool {
+    fn has_backlog(&self) -> bool {
         self.backlogged > 0
-            || self.pending.len() > 0
-            || self.peers.iter().any(|peer| peer.endpoint.as_ref().is_some_and(|end| end.pending_calls() > 0))
+    }
+
+    fn sources(&self) -> [Option<&dyn Waitable>; 2] {
+        [Some(&self.context), self.ring.source()]
     }
 
     fn execute_command(

@@ -77,8 +77,7 @@ impl Peer {
                 copyrpc::NotCalled::Failed(_) | copyrpc::NotCalled::NotConnected => {
                     return Err((ticket, Status::NodeGone));
                 }
-                // The request is longer than this connection carries.
-                _ => return Err((ticket, Status::Malformed)),
+                cause => return Err((ticket, refusal_status(cause))),
             }
         } else {
             // Earlier requests are waiting: this one waits behind them.
@@ -89,8 +88,14 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends what there is space for now.
-    pub(super) fn retry_backlog(&mut self, backlogged: &mut usize, buffers: &mut BufferPool) {
+    /// Sends what there is space for now. Passes byte-string requests that cannot be sent to `refused`: they must not keep those
+    /// behind them from being sent.
+    pub(super) fn retry_backlog(
+        &mut self,
+        backlogged: &mut usize,
+        buffers: &mut BufferPool,
+        mut refused: impl FnMut(ipc::Ticket, Status),
+    ) {
         let Some(endpoint) = &self.endpoint else { return };
         while let Some((request, origin)) = self.backlog.pop_front() {
             *backlogged -= 1;
@@ -104,11 +109,14 @@ impl Peer {
         while let Some((bytes, response_limit, ticket)) = self.bytes_backlog.pop_front() {
             *backlogged -= 1;
             if let Err(error) = endpoint.call(&bytes, response_limit, CallOrigin::BytesClient(ticket)) {
-                if let CallOrigin::BytesClient(ticket) = error.user {
+                let CallOrigin::BytesClient(ticket) = error.user else { break };
+                // Also if the connection has failed: the next check of the connections ends all requests that wait.
+                if error.cause.is_back_pressure() || matches!(error.cause, copyrpc::NotCalled::Failed(_)) {
                     self.bytes_backlog.push_front((bytes, response_limit, ticket));
                     *backlogged += 1;
+                    break;
                 }
-                break;
+                refused(ticket, refusal_status(error.cause));
             }
             buffers.release(bytes);
         }
@@ -122,5 +130,15 @@ impl Peer {
         ended.extend(self.backlog.drain(..).map(|(_, origin)| origin));
         ended.extend(self.bytes_backlog.drain(..).map(|(_, _, ticket)| CallOrigin::BytesClient(ticket)));
         ended
+    }
+}
+
+/// The status of a byte-string request that cannot be sent.
+fn refusal_status(cause: copyrpc::NotCalled) -> Status {
+    match cause {
+        copyrpc::NotCalled::NoMemory => Status::NoRegisteredMemory,
+        copyrpc::NotCalled::NotConnected => Status::NodeGone,
+        // The request is longer than this connection carries.
+        _ => Status::Malformed,
     }
 }

@@ -39,8 +39,4 @@ impl PendingRequests {
         self.free.push(number);
         Some(request)
     }
-
-    pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
 }

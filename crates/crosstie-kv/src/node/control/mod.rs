@@ -8,8 +8,8 @@
 //! has noticed yet that its predecessor died.
 
 mod session;
+mod unauthenticated;
 
-use std::collections::VecDeque;
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -26,9 +26,10 @@ use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::config::{Membership, NodeConfig};
 use super::shared::Shared;
 use session::{Action, Hello, MAX_FRAME, PeerSession};
+use unauthenticated::Unauthenticated;
 
-/// The most connections that have not proved the secret, at one time. The newest replaces the oldest.
-const MAX_UNAUTHENTICATED: usize = 64;
+/// The most connections that are accepted in a row, before other work is done.
+const MAX_ACCEPTS: usize = 64;
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause before the next `accept` after one has failed. The usual cause: no file descriptor is left.
@@ -45,8 +46,7 @@ pub(super) struct Control {
     /// Set after an `accept` failed.
     accept_paused_until: Option<Instant>,
     addresses: Vec<SocketAddr>,
-    /// Accepted connections that have not proved the secret, with their deadlines.
-    unauthenticated: VecDeque<(Channel, Instant)>,
+    unauthenticated: Unauthenticated<Channel>,
     /// By rank. The session of this node's own rank is never used.
     sessions: Vec<PeerSession>,
     /// By daemon.
@@ -77,7 +77,7 @@ impl Control {
             listener: membership.listener,
             accept_paused_until: None,
             addresses: membership.addresses,
-            unauthenticated: VecDeque::new(),
+            unauthenticated: Unauthenticated::new(),
             sessions: (0..nodes).map(|other| PeerSession::new(other, rank > other)).collect(),
             commands,
             events,
@@ -107,7 +107,7 @@ impl Control {
     fn wait(&mut self) {
         let now = Instant::now();
         let connects = self.sessions.iter().filter_map(|session| session.connect_at);
-        let deadlines = self.unauthenticated.iter().map(|(_, deadline)| *deadline);
+        let deadlines = self.unauthenticated.iter().map(|(_, deadline)| deadline);
         let next = connects.chain(deadlines).chain(self.accept_paused_until).min();
         let next = next.map_or(self.next_heartbeat, |next| next.min(self.next_heartbeat));
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
@@ -178,7 +178,9 @@ impl Control {
     /// Sends a command to the daemon that owns the connection with `rank`. Returns false if its channel is full or closed.
     fn send_command(&self, rank: usize, command: ConnectionCommand) -> bool {
         let owner = self.hello.backend.connection_owner(rank as u32, self.hello.daemons);
-        self.commands[owner as usize].try_send(command).is_ok()
+        let is_sent = self.commands[owner as usize].try_send(command).is_ok();
+        self.shared.wake_flags[owner as usize].set();
+        is_sent
     }
 
     fn disconnect(&mut self, rank: usize, why: String) {
@@ -196,15 +198,19 @@ impl Control {
         }
         self.accept_paused_until = None;
         // Bounded, so that a flood of connections does not keep the thread from its other work.
-        for _ in 0..MAX_UNAUTHENTICATED {
+        for _ in 0..MAX_ACCEPTS {
             match self.listener.accept() {
-                Ok((stream, _)) => {
-                    if self.unauthenticated.len() == MAX_UNAUTHENTICATED {
-                        self.unauthenticated.pop_front();
-                    }
+                Ok((stream, from)) => {
+                    // An IPv6 listener also gets IPv4 connections.
+                    let is_listed = self
+                        .addresses
+                        .iter()
+                        .any(|node| node.ip().to_canonical() == from.ip().to_canonical());
                     // A connection that has already failed is dropped.
-                    if let Ok(channel) = Channel::from_accepted(stream, &self.secret, MAX_FRAME) {
-                        self.unauthenticated.push_back((channel, now + HANDSHAKE_TIMEOUT));
+                    if let Ok(channel) = Channel::from_accepted(stream, &self.secret, MAX_FRAME)
+                        && self.unauthenticated.insert(channel, is_listed, now, HANDSHAKE_TIMEOUT).is_some()
+                    {
+                        self.shared.count_refused_connection();
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -218,13 +224,18 @@ impl Control {
 
     fn authenticate_connections(&mut self) {
         let now = Instant::now();
-        for (mut channel, deadline) in std::mem::take(&mut self.unauthenticated) {
+        let (mut joining, shared) = (Vec::new(), &self.shared);
+        self.unauthenticated.retain(now, |mut channel| {
             match channel.poll_event() {
-                Ok(Some(ChannelEvent::JoinRequest { rank, size })) => self.admit(channel, rank, size),
-                Ok(None) if deadline > now => self.unauthenticated.push_back((channel, deadline)),
+                Ok(Some(ChannelEvent::JoinRequest { rank, size })) => joining.push((channel, rank, size)),
+                Ok(None) => return Some(channel),
                 Ok(_) => {}
-                Err(_) => self.shared.count_refused_connection(),
+                Err(_) => shared.count_refused_connection(),
             }
+            None
+        });
+        for (channel, rank, size) in joining {
+            self.admit(channel, rank, size);
         }
     }
 

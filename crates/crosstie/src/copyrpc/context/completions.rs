@@ -21,9 +21,11 @@ use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::SEND_DEPTH;
 use crate::copyrpc::payload::Payload;
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
+use crate::device::software::CqParker;
 use crate::device::{
     Completion, Cq, CqConfig, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq, SrqConfig,
 };
+use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
@@ -41,6 +43,8 @@ pub(super) struct CompletionQueues {
     is_recv_cq_drained: Cell<bool>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
+    /// The parker of the receive CQ, where the device has one.
+    recv_parker: Option<CqParker>,
 }
 
 impl CompletionQueues {
@@ -61,6 +65,7 @@ impl CompletionQueues {
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
             is_recv_cq_drained: Cell::new(true),
+            recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
         })
@@ -75,6 +80,16 @@ impl CompletionQueues {
     /// Whether the last poll of the receive CQ left nothing there.
     pub(super) fn is_recv_cq_drained(&self) -> bool {
         self.is_recv_cq_drained.get()
+    }
+
+    /// Whether the receive CQ has a completion or an error.
+    pub(super) fn has_recv_completion(&self) -> bool {
+        self.recv_cq.borrow_mut().is_ready()
+    }
+
+    /// The parker that is notified of each completion of the receive CQ, where the device has one.
+    pub(super) fn recv_parker(&self) -> Option<&Parker> {
+        self.recv_parker.as_ref().map(CqParker::parker)
     }
 
     /// Waits for a completion or an error on the receive CQ.

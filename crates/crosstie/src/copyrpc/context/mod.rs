@@ -5,6 +5,7 @@
 //! - `completions.rs`: the completion queues and the shared receive queue.
 //! - `liveness.rs`: deadlines, dead peers, and the end of broken connections.
 //! - `endpoint.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
+//! - `waitable.rs`: waiting for a context together with other sources.
 //!
 //! The order of a poll:
 //!
@@ -22,6 +23,7 @@ mod flush;
 mod liveness;
 mod raw;
 mod recv_handle;
+mod waitable;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -453,12 +453,29 @@ impl Cq {
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
+        let parker = &self.shared.ring.header.parker;
+        Ok(wait::wait_until(parker, WaitStrategy::Park, deadline, || self.is_ready()))
+    }
+
+    /// Whether there is something to poll: a completion or an error.
+    pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
-        Ok(wait::wait_until(&ring.header.parker, WaitStrategy::Park, deadline, || {
-            !self.flushes.is_empty()
-                || ring.is_published(self.cursor)
-                || ring.header.overrun.load(Relaxed) != 0
-        }))
+        !self.flushes.is_empty() || ring.is_published(self.cursor) || ring.header.overrun.load(Relaxed) != 0
+    }
+
+    /// The parker that is notified of each completion.
+    pub(crate) fn parker(&self) -> CqParker {
+        CqParker(self.shared.ring.header.clone())
+    }
+}
+
+/// The parker of a completion queue.
+#[derive(Debug)]
+pub(crate) struct CqParker(SharedRef<CqHeader>);
+
+impl CqParker {
+    pub(crate) fn parker(&self) -> &wait::Parker {
+        &self.0.parker
     }
 }
 

@@ -178,7 +178,12 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
         deadline: Option<std::time::Instant>,
         ready: impl FnMut() -> bool,
     ) -> bool {
-        wait::wait_until(&self.node_states[self.own_id].parker, strategy, deadline, ready)
+        wait::wait_until(self.parker(), strategy, deadline, ready)
+    }
+
+    /// The parker of this node.
+    pub(in super::super) fn parker(&self) -> &wait::Parker {
+        &self.node_states[self.own_id].parker
     }
 
     /// Stops receiving and replying, and tells the other nodes. `order` is Release, except in a test.
