@@ -1,6 +1,6 @@
 //! Limits that a device reports, sizes that the caller chooses, and the states of a queue pair.
 
-use super::Access;
+use super::{Access, DeviceError};
 
 /// The limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub struct DeviceAttr {
     pub max_mr: u32,
     /// Whether WRITE, READ and atomics complete without the target's CPU.
     pub one_sided: bool,
+    /// Whether the device has compare-and-swap and fetch-and-add. Without them a post returns
+    /// [`PostError::Unsupported`](super::PostError::Unsupported), and [`Access::REMOTE_ATOMIC`](super::Access) allows nothing.
+    pub atomics: bool,
 }
 
 /// Sizes of a queue pair.
@@ -92,10 +95,18 @@ pub struct ConnectConfig {
     pub retry_count: u8,
     /// READs and atomics outstanding in each direction.
     pub max_rd_atomic: u8,
+    /// The service level of the connection's packets, 0 to 15. InfiniBand: it selects the virtual lane. RoCE: the priority,
+    /// where packets carry a VLAN tag; a fabric with priority flow control (PFC) needs the lossless one. Without effect on
+    /// the software device.
+    pub service_level: u8,
+    /// The traffic class of the connection's packets, where they have a global header; on RoCE v2 it is the TOS byte of the IP
+    /// header: DSCP in the upper six bits, ECN in the lower two. Without effect on the software device.
+    pub traffic_class: u8,
 }
 
 impl Default for ConnectConfig {
-    /// All access; RNR is retried without limit every 640 us; 67 ms per acknowledgement, with 7 retries.
+    /// All access; RNR is retried without limit every 640 us; 67 ms per acknowledgement, with 7 retries; service level and
+    /// traffic class 0.
     fn default() -> Self {
         ConnectConfig {
             access: Access::ALL,
@@ -104,7 +115,27 @@ impl Default for ConnectConfig {
             timeout: 14,
             retry_count: 7,
             max_rd_atomic: 16,
+            service_level: 0,
+            traffic_class: 0,
         }
+    }
+}
+
+impl ConnectConfig {
+    /// Checks the ranges that all devices have.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        for (what, asked, limit) in [
+            ("code of the RNR timer", self.min_rnr_timer, 31),
+            ("RNR retries", self.rnr_retry, 7),
+            ("code of the acknowledgement timeout", self.timeout, 31),
+            ("retries", self.retry_count, 7),
+            ("service level", self.service_level, 15),
+        ] {
+            if asked > limit {
+                return Err(DeviceError::Limit { what, asked: asked.into(), limit: limit.into() });
+            }
+        }
+        Ok(())
     }
 }
 

@@ -105,6 +105,9 @@ pub enum PostError {
     /// The request contradicts itself, for example READ into inline data.
     #[error("{0}")]
     Invalid(&'static str),
+    /// The device does not have this operation.
+    #[error("the device does not support {0}: see DeviceAttr")]
+    Unsupported(&'static str),
     /// The device refused the request; the value is an errno.
     #[error("the device refused the request: errno {0}")]
     Device(i32),

@@ -82,6 +82,7 @@ impl RcQp {
         if self.state() != QpState::Init {
             return Err(self.shared.wrong_state("going to RTR", "INIT"));
         }
+        config.check()?;
         let link = self.shared.device.link(&peer.device)?;
         let shared = &self.shared;
         let [low, high] = gid_words(&peer.device.gid);
@@ -108,6 +109,7 @@ impl RcQp {
         if self.state() != QpState::ReadyToReceive {
             return Err(self.shared.wrong_state("going to RTS", "RTR"));
         }
+        config.check()?;
         self.connect = *config;
         self.shared.set_state(QpState::ReadyToSend);
         Ok(())

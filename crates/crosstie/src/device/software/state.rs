@@ -385,5 +385,6 @@ fn attributes() -> DeviceAttr {
         max_qp: QpNum::INDICES,
         max_mr: RegionKey::INDICES,
         one_sided: true,
+        atomics: true,
     }
 }

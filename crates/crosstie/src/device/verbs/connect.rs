@@ -8,10 +8,7 @@ use rdma_mummy_sys as ffi;
 use super::cq::{Cq, CqInner, LockedCqs};
 use super::datapath::PostApi;
 use super::send_ring::SendRing;
-use super::setup::{
-    DeviceInner, PdInner, Srq, SrqInner, access_flags, address_vector, check_limit, creation_error,
-    unreachable_error,
-};
+use super::setup::{DeviceInner, PdInner, Srq, SrqInner, check_limit, creation_error, unreachable_error};
 use crate::device::{Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState};
 
 /// The transport of a queue pair.
@@ -134,7 +131,7 @@ impl QpInner {
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_INIT);
         attr.port_num = self.pd.device.port;
         attr.pkey_index = 0;
-        attr.qp_access_flags = access_flags(access);
+        attr.qp_access_flags = self.pd.device.access_flags(access);
         attr.qkey = qkey;
         let last = if self.transport == Transport::Rc { m::IBV_QP_ACCESS_FLAGS } else { m::IBV_QP_QKEY };
         self.modify(&mut attr, m::IBV_QP_STATE | m::IBV_QP_PKEY_INDEX | m::IBV_QP_PORT | last)
@@ -150,19 +147,19 @@ impl QpInner {
     ) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
         self.expect_state(QpState::Init, "ready_to_receive", "INIT")?;
-        check(config)?;
+        config.check()?;
         if peer.qp_num > 0xff_ffff || peer.psn > 0xff_ffff {
             return Err(DeviceError::BadAddress("queue pair and packet sequence numbers have 24 bits"));
         }
         let device = &self.pd.device;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTR);
-        attr.ah_attr = address_vector(device, &peer.device)?;
+        attr.ah_attr = device.address_vector(&peer.device, config.into())?;
         attr.path_mtu = device.address.mtu.min(peer.device.mtu).into();
         attr.dest_qp_num = peer.qp_num;
         attr.rq_psn = peer.psn;
         attr.max_dest_rd_atomic = config.max_rd_atomic.min(device.max_rd_atomic.0);
         attr.min_rnr_timer = config.min_rnr_timer;
-        attr.qp_access_flags = access_flags(config.access);
+        attr.qp_access_flags = device.access_flags(config.access);
         let mask = m::IBV_QP_STATE
             | m::IBV_QP_AV
             | m::IBV_QP_PATH_MTU
@@ -182,7 +179,7 @@ impl QpInner {
     pub(super) fn ready_to_send(&self, psn: u32, config: &ConnectConfig) -> Result<(), DeviceError> {
         use ffi::ibv_qp_attr_mask as m;
         self.expect_state(QpState::ReadyToReceive, "ready_to_send", "RTR")?;
-        check(config)?;
+        config.check()?;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTS);
         attr.timeout = config.timeout;
         // Soft-RoCE retries without limit if this is 7, and would never notice a dead peer.
@@ -332,13 +329,6 @@ fn to_state(state: ffi::ibv_qp_state::Type) -> ffi::ibv_qp_attr {
     let mut attr: ffi::ibv_qp_attr = unsafe { core::mem::zeroed() };
     attr.qp_state = state;
     attr
-}
-
-fn check(config: &ConnectConfig) -> Result<(), DeviceError> {
-    check_limit("code of the RNR timer", config.min_rnr_timer.into(), 31)?;
-    check_limit("RNR retries", config.rnr_retry.into(), 7)?;
-    check_limit("code of the acknowledgement timeout", config.timeout.into(), 31)?;
-    check_limit("retries", config.retry_count.into(), 7)
 }
 
 /// The arguments for creating a queue pair of the device.

@@ -44,6 +44,8 @@ struct Sender {
     max_send_sge: usize,
     max_recv_sge: usize,
     max_message: u64,
+    /// Whether the device has atomics.
+    atomics: bool,
     ring: Arc<SendRing>,
     inner: Arc<QpInner>,
 }
@@ -56,6 +58,20 @@ impl Drop for Sender {
     fn drop(&mut self) {
         self.abort_batch();
     }
+}
+
+/// Refuses an atomic if the device has none, or if its data are not 8 bytes.
+#[inline(always)]
+fn check_atomic(wr: &SendWr<'_>, len: u64, atomics: bool) -> Result<(), PostError> {
+    if matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
+        if !atomics {
+            return Err(PostError::Unsupported("atomics"));
+        }
+        if len != 8 || !matches!(wr.data, Data::Regions([_])) {
+            return Err(PostError::Invalid("an atomic returns 8 bytes: give one entry of 8 bytes"));
+        }
+    }
+    Ok(())
 }
 
 impl Sender {
@@ -71,6 +87,7 @@ impl Sender {
             max_send_sge: inner.max_send_sge,
             max_recv_sge: inner.max_recv_sge,
             max_message,
+            atomics: inner.pd.device.attr.atomics,
             ring: inner.ring.clone(),
             inner,
         }
@@ -102,10 +119,7 @@ impl Sender {
         if len > self.max_message {
             return Err(PostError::TooLong(len));
         }
-        let atomic = matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        if atomic && (len != 8 || !matches!(wr.data, Data::Regions([_]))) {
-            return Err(PostError::Invalid("an atomic returns 8 bytes: give one entry of 8 bytes"));
-        }
+        check_atomic(wr, len, self.atomics)?;
         if self.posted - self.ended >= self.ring.capacity {
             // Acquire, partner: the Release store in `SendRing::retire`.
             self.ended = self.ring.ended.load(Acquire);
@@ -545,5 +559,24 @@ unsafe fn post_plain(
     match unsafe { ffi::ibv_post_send(qp, &mut raw, &mut ptr::null_mut()) } {
         0 => Ok(()),
         code => Err(refusal(code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::RemoteAddr;
+
+    #[test]
+    fn device_without_atomics_refuses_atomics_only() {
+        let remote = RemoteAddr { addr: 0, rkey: 0 };
+        let add = SendWr::new(1, SendOp::FetchAdd { remote, add: 1 }, Data::Regions(&[]));
+        let swap = SendWr::new(1, SendOp::CompareSwap { remote, compare: 1, swap: 2 }, Data::Regions(&[]));
+        for atomic in [&add, &swap] {
+            assert_eq!(check_atomic(atomic, 8, false), Err(PostError::Unsupported("atomics")));
+            assert!(matches!(check_atomic(atomic, 8, true), Err(PostError::Invalid(_))), "no entry");
+        }
+        let read = SendWr::new(1, SendOp::Read(remote), Data::Regions(&[]));
+        assert_eq!(check_atomic(&read, 0, false), Ok(()));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_mummy_sys as ffi;
 
 use super::os_error;
-use super::setup::{Pd, PdInner, access_flags};
+use super::setup::{Pd, PdInner};
 use crate::device::{Access, DeviceError};
 
 impl Pd {
@@ -34,7 +34,9 @@ impl Pd {
             return Err(DeviceError::BadAddress("remote writes and atomics need local write access"));
         }
         // SAFETY: the domain is live; the caller promised that the memory is valid.
-        let mr = unsafe { ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, access_flags(access) as i32) };
+        let mr = unsafe {
+            ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, self.inner.device.access_flags(access) as i32)
+        };
         if mr.is_null() {
             return Err(match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOSPC) => DeviceError::Exhausted { what: "regions" },

@@ -16,7 +16,8 @@ use super::datapath::{RcQp, UdQp};
 use super::discovery::{self, GidKind};
 use super::os_error;
 use crate::device::{
-    Access, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig, RecvWr, SrqConfig,
+    Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig,
+    RecvWr, SrqConfig,
 };
 
 /// Limit on scatter/gather entries per request, whatever the device supports: the list is on the stack.
@@ -78,6 +79,7 @@ impl Device {
                 max_qp: 0,
                 max_mr: 0,
                 one_sided: true,
+                atomics: false,
             },
             address: DeviceAddress {
                 provider: DeviceAddress::VERBS,
@@ -164,6 +166,7 @@ impl Device {
             max_qp: count(device.max_qp),
             max_mr: count(device.max_mr),
             one_sided: true,
+            atomics: device.atomic_cap != ffi::ibv_atomic_cap::IBV_ATOMIC_NONE,
         };
         // SAFETY: the context is open.
         nonblocking(unsafe { (*context).async_fd })?;
@@ -326,7 +329,7 @@ impl Pd {
     }
 
     pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
-        let mut attr = address_vector(&self.inner.device, to)?;
+        let mut attr = self.inner.device.address_vector(to, PacketMarks::default())?;
         // SAFETY: the domain is live and `attr` valid.
         let ah = unsafe { ffi::ibv_create_ah(self.inner.pd, &mut attr) };
         if ah.is_null() {
@@ -410,15 +413,30 @@ impl Drop for AhInner {
     }
 }
 
+/// How packets are marked for the network, see [`ConnectConfig`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PacketMarks {
+    service_level: u8,
+    traffic_class: u8,
+}
+
+impl From<&ConnectConfig> for PacketMarks {
+    fn from(config: &ConnectConfig) -> PacketMarks {
+        PacketMarks { service_level: config.service_level, traffic_class: config.traffic_class }
+    }
+}
+
 /// The address vector of a peer. The address came from outside, so every field is checked.
-pub(super) fn address_vector(
-    device: &DeviceInner,
+fn address_vector(
+    from: &DeviceAddress,
+    (port, gid_index): (u8, u8),
     to: &DeviceAddress,
+    marks: PacketMarks,
 ) -> Result<ffi::ibv_ah_attr, DeviceError> {
     if to.provider != DeviceAddress::VERBS {
         return Err(DeviceError::BadAddress("it is not the address of a verbs device"));
     }
-    if to.link_layer != device.address.link_layer {
+    if to.link_layer != from.link_layer {
         return Err(DeviceError::BadAddress(
             "one port is InfiniBand and the other Ethernet; they cannot connect",
         ));
@@ -427,7 +445,7 @@ pub(super) fn address_vector(
         return Err(DeviceError::BadAddress("its MTU code is not 1 to 5"));
     }
     let ethernet = to.link_layer == 2;
-    let routed = ethernet || to.lid == 0 || to.gid[..8] != device.address.gid[..8];
+    let routed = ethernet || to.lid == 0 || to.gid[..8] != from.gid[..8];
     if routed && to.gid == [0; 16] {
         return Err(DeviceError::BadAddress("it has neither GID nor LID"));
     }
@@ -435,16 +453,16 @@ pub(super) fn address_vector(
         grh: ffi::ibv_global_route {
             dgid: ffi::ibv_gid { raw: to.gid },
             flow_label: 0,
-            sgid_index: device.gid_index,
+            sgid_index: gid_index,
             hop_limit: 64,
-            traffic_class: 0,
+            traffic_class: marks.traffic_class,
         },
         dlid: if ethernet { 0 } else { to.lid },
-        sl: 0,
+        sl: marks.service_level,
         src_path_bits: 0,
         static_rate: 0,
         is_global: u8::from(routed),
-        port_num: device.port,
+        port_num: port,
     })
 }
 
@@ -459,8 +477,24 @@ pub(super) fn unreachable_error(to: &DeviceAddress, error: &std::io::Error) -> O
     })
 }
 
-pub(super) fn access_flags(access: Access) -> u32 {
+impl DeviceInner {
+    pub(super) fn access_flags(&self, access: Access) -> u32 {
+        access_flags(access, self.attr.atomics)
+    }
+
+    pub(super) fn address_vector(
+        &self,
+        to: &DeviceAddress,
+        marks: PacketMarks,
+    ) -> Result<ffi::ibv_ah_attr, DeviceError> {
+        address_vector(&self.address, (self.port, self.gid_index), to, marks)
+    }
+}
+
+/// The flags for access rights. A device without atomics is not asked to allow them.
+fn access_flags(access: Access, atomics: bool) -> u32 {
     use ffi::ibv_access_flags as f;
+    let access = if atomics { access } else { access.difference(Access::REMOTE_ATOMIC) };
     [
         (Access::LOCAL_WRITE, f::IBV_ACCESS_LOCAL_WRITE),
         (Access::REMOTE_WRITE, f::IBV_ACCESS_REMOTE_WRITE),
@@ -558,5 +592,38 @@ fn max_inline(context: *mut ffi::ibv_context) -> u32 {
             debug_assert_eq!(rc, 0, "free the trial protection domain");
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_carry_the_service_level_and_the_traffic_class_of_the_connection() {
+        let address = |last: u8| DeviceAddress {
+            provider: DeviceAddress::VERBS,
+            link_layer: 2,
+            mtu: 5,
+            reserved: 0,
+            lid: 0,
+            reserved2: 0,
+            gid: [last; 16],
+        };
+        let vector = |config: &ConnectConfig| {
+            let made = address_vector(&address(1), (1, 3), &address(2), config.into()).unwrap();
+            (made.sl, made.grh.traffic_class, made.is_global)
+        };
+        assert_eq!(vector(&ConnectConfig::default()), (0, 0, 1));
+        let marked = ConnectConfig { service_level: 3, traffic_class: 0x6a, ..ConnectConfig::default() };
+        assert_eq!(vector(&marked), (3, 0x6a, 1));
+    }
+
+    #[test]
+    fn device_without_atomics_is_not_asked_to_allow_them() {
+        let with = access_flags(Access::ALL, true);
+        let without = access_flags(Access::ALL, false);
+        assert_eq!(with ^ without, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0);
+        assert_eq!(without, access_flags(Access::ALL.difference(Access::REMOTE_ATOMIC), true));
     }
 }

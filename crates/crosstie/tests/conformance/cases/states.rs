@@ -13,6 +13,7 @@ cases!("states":
     step_by_step, transitions_from_the_wrong_state_are_refused, receives_posted_before_connecting, reset_and_reconnect,
     fail_flushes, fail_is_idempotent, requests_to_a_failed_peer_end, requests_to_a_destroyed_peer_end, connection_to_itself,
     numbers_differ, foreign_queues_are_refused, sizes_beyond_the_limits_are_refused,
+    connection_parameters_beyond_their_range_are_refused,
 );
 
 /// Each transition leads to its state, and the connection works.
@@ -273,4 +274,26 @@ fn sizes_beyond_the_limits_are_refused(side: &mut Participant) {
     assert!(matches!(side.device.create_cq(&deep), Err(DeviceError::Limit { .. })));
     let wide = crosstie::device::SrqConfig { max_wr: attr.max_srq_wr + 1, max_sge: 1 };
     assert!(matches!(end.pd.create_srq(&wide), Err(DeviceError::Limit { .. })));
+}
+
+/// Connection parameters that no device has are refused with the limit in the error; service level and traffic class can be
+/// set.
+fn connection_parameters_beyond_their_range_are_refused(side: &mut Participant) {
+    let mut end = TestQp::unconnected(&side.device, &TestConfig::default());
+    let default = ConnectConfig::default();
+    let own = end.qp.address();
+    end.qp.init(Access::ALL).unwrap();
+    for config in [
+        ConnectConfig { min_rnr_timer: 32, ..default },
+        ConnectConfig { rnr_retry: 8, ..default },
+        ConnectConfig { timeout: 32, ..default },
+        ConnectConfig { retry_count: 8, ..default },
+        ConnectConfig { service_level: 16, ..default },
+    ] {
+        let refused = end.qp.ready_to_receive(&own, &config);
+        assert!(matches!(refused, Err(DeviceError::Limit { .. })), "{config:?}: {refused:?}");
+    }
+    let marked = ConnectConfig { service_level: 3, traffic_class: 0x68, ..default };
+    end.qp.ready_to_receive(&own, &marked).unwrap();
+    end.qp.ready_to_send(&marked).unwrap();
 }
