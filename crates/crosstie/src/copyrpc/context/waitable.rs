@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, OPERATION_WAIT_SLICE};
+use super::{Context, WAIT_SLICE};
 use crate::wait::Parker;
 use crate::wait::any::sealed::Waitable;
 
@@ -28,19 +28,10 @@ impl<U> Waitable for Context<U> {
         self.core.liveness.clock.read_soon();
     }
 
+    /// The completion of an operation appears in the send CQ, which notifies nobody; a deadline may pass, and a READ of the
+    /// peer's position may be due.
     fn max_park(&self) -> Option<Duration> {
-        // What the completion queue notifies nobody of: completions of operations, the next READ of a peer's position, deadlines.
-        let now = Instant::now();
-        let core = &self.core;
-        let mut at = core.liveness.next_deadline();
-        for connection in core.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
-            if connection.has_operations() {
-                at = Some(at.map_or(now + OPERATION_WAIT_SLICE, |at| at.min(now + OPERATION_WAIT_SLICE)));
-            }
-            if let Some(read) = connection.next_position_read() {
-                at = Some(at.map_or(read, |at| at.min(read)));
-            }
-        }
-        at.map(|at| at.saturating_duration_since(now))
+        let slice = self.core.wait_slice(Instant::now());
+        (slice < WAIT_SLICE).then_some(slice)
     }
 }
