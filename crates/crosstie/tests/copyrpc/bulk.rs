@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::cases::ring;
 use crate::failed_calls::{peer_notices_close, poll_until, send_stop, serve_until_stop};
 use crate::load::{Caller, Load, ReplyMode, TIMEOUT, User, drive};
-use crate::side::Side;
+use crate::test_peer::TestPeer;
 
 fn with_bulk(ring_bytes: usize, bulk: usize) -> EndpointConfig {
     EndpointConfig { bulk, ..ring(ring_bytes) }
@@ -76,7 +76,7 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
     }
 }
 
-pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut Side) {
+pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut TestPeer) {
     let most = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(1 << 14, most));
@@ -114,17 +114,17 @@ pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut Side) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_payload_of_64_mib_arrives(side: &mut Side) {
+pub(crate) fn bulk_payload_of_64_mib_arrives(side: &mut TestPeer) {
     // Soft-RoCE in an emulated machine would take minutes.
     let bytes = if side.is_slow() { 2 << 20 } else { 64 << 20 };
     echo(side, bytes, 3);
 }
 
-pub(crate) fn bulk_payload_of_256_mib_arrives(side: &mut Side) {
+pub(crate) fn bulk_payload_of_256_mib_arrives(side: &mut TestPeer) {
     echo(side, if side.is_slow() { 4 << 20 } else { 256 << 20 }, 1);
 }
 
-fn echo(side: &mut Side, len: usize, rounds: u64) {
+fn echo(side: &mut TestPeer, len: usize, rounds: u64) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &EndpointConfig { bulk: len, ..EndpointConfig::default() });
     if side.index == 1 {
@@ -149,7 +149,7 @@ fn echo(side: &mut Side, len: usize, rounds: u64) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut Side) {
+pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut TestPeer) {
     let calls = if side.is_slow() { 60 } else { 600 };
     let longest = if side.is_slow() { 1 << 17 } else { 400_000 };
     for (ring_bytes, bulk, reply_mode) in [
@@ -171,7 +171,7 @@ pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut Side) {
     }
 }
 
-pub(crate) fn bulk_calls_of_several_endpoints_work(side: &mut Side) {
+pub(crate) fn bulk_calls_of_several_endpoints_work(side: &mut TestPeer) {
     let context = side.context();
     let mut callers = Vec::new();
     // Emulated guests that are given more at once take longer than an acknowledgement may, and Soft-RoCE answers a WRITE that
@@ -187,7 +187,7 @@ pub(crate) fn bulk_calls_of_several_endpoints_work(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut Side) {
+pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
     // The caller has room for four requests, the other side for one.
     let len = 200_000;
     let context = side.context::<User>();
@@ -260,7 +260,7 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut Side) {
     serve_until_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut Side) {
+pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut TestPeer) {
     let len = 1 << 17;
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &with_bulk(4096, len));
@@ -292,7 +292,7 @@ pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut Side) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn bulk_calls_are_refused_where_bulk_is_off(side: &mut Side) {
+pub(crate) fn bulk_calls_are_refused_where_bulk_is_off(side: &mut TestPeer) {
     let context = side.context::<User>();
     for (left, right, ring_bytes) in [(0, 1 << 20, 4096), (1 << 20, 0, 4096), (1 << 20, 1 << 20, 256)] {
         let config = with_bulk(ring_bytes, if side.index == 0 { left } else { right });
@@ -307,7 +307,7 @@ pub(crate) fn bulk_calls_are_refused_where_bulk_is_off(side: &mut Side) {
     }
 }
 
-pub(crate) fn close_works_with_bulk_payloads_under_way(side: &mut Side) {
+pub(crate) fn close_works_with_bulk_payloads_under_way(side: &mut TestPeer) {
     let context = side.context::<User>();
     let other = side.connect(&context, &ring(4096));
     let len = if side.is_slow() { 1 << 19 } else { 4 << 20 };
@@ -342,13 +342,13 @@ pub(crate) fn close_works_with_bulk_payloads_under_way(side: &mut Side) {
 }
 
 /// Allocates a region and exchanges addresses with the other side.
-fn share(side: &mut Side, context: &Context<User>, len: usize) -> (Mr, RemoteMemory) {
+fn share(side: &mut TestPeer, context: &Context<User>, len: usize) -> (Mr, RemoteMemory) {
     let region = context.allocate(len, Access::ALL).expect("a region");
     let theirs = side.exchange(region.remote().as_bytes());
     (region, RemoteMemory::read_from_bytes(&theirs).expect("an address"))
 }
 
-pub(crate) fn raw_reads_and_writes_complete(side: &mut Side) {
+pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     let len = 1 << 16;
@@ -427,7 +427,7 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut Side) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn failed_raw_operations_return_their_regions(side: &mut Side) {
+pub(crate) fn failed_raw_operations_return_their_regions(side: &mut TestPeer) {
     let context = side.context::<User>();
     let (endpoint, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
     let (shared, theirs) = share(side, &context, 4096);

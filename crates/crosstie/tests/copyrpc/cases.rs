@@ -6,11 +6,11 @@ use crate::bulk::*;
 use crate::failed_calls::*;
 use crate::harness::Case;
 use crate::load::{Caller, Load, ReplyMode, drive};
-use crate::side::Side;
+use crate::test_peer::TestPeer;
 
 macro_rules! cases {
     ($($name:ident),* $(,)?) => {
-        pub(crate) const CASES: &[Case<Side>] = &[$(Case { name: stringify!($name), run: $name }),*];
+        pub(crate) const CASES: &[Case<TestPeer>] = &[$(Case { name: stringify!($name), run: $name }),*];
     };
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn ring(bytes: usize) -> EndpointConfig {
 }
 
 /// One endpoint; side 0 calls, or both.
-fn run(side: &mut Side, config: EndpointConfig, load: Load, both: bool, reply_mode: ReplyMode) {
+fn run(side: &mut TestPeer, config: EndpointConfig, load: Load, both: bool, reply_mode: ReplyMode) {
     let context = side.context();
     let endpoint = side.connect(&context, &config);
     let load = if both || side.index == 0 { load } else { Load { calls: 0, ..load } };
@@ -70,14 +70,14 @@ fn run(side: &mut Side, config: EndpointConfig, load: Load, both: bool, reply_mo
     side.meet();
 }
 
-fn echo_works_at_every_depth(side: &mut Side) {
+fn echo_works_at_every_depth(side: &mut TestPeer) {
     for depth in [1, 2, 3, 8, 31, 64, 65, 256, 300] {
         let load = Load { calls: side.scaled(3000), depth, ..Load::default() };
         run(side, ring(1 << 16), load, false, ReplyMode::default());
     }
 }
 
-fn payloads_of_all_sizes_arrive(side: &mut Side) {
+fn payloads_of_all_sizes_arrive(side: &mut TestPeer) {
     for bytes in [512, 4096, 1 << 16, 1 << 20] {
         let calls = side.scaled(1000).min((1 << 28) / bytes as u64);
         let load = Load { calls, request: usize::MAX, response: usize::MAX, ..Load::default() };
@@ -85,7 +85,7 @@ fn payloads_of_all_sizes_arrive(side: &mut Side) {
     }
 }
 
-fn smallest_rings_work(side: &mut Side) {
+fn smallest_rings_work(side: &mut TestPeer) {
     let load =
         Load { calls: side.scaled(4000), request: usize::MAX, response: usize::MAX, ..Load::default() };
     run(side, ring(256), load, false, ReplyMode::default());
@@ -100,7 +100,7 @@ fn smallest_rings_work(side: &mut Side) {
     );
 }
 
-fn unequal_rings_work(side: &mut Side) {
+fn unequal_rings_work(side: &mut TestPeer) {
     for (left, right) in [(256, 1 << 16), (512, 256), (1 << 20, 1024)] {
         let bytes = if side.index == 0 { left } else { right };
         let load =
@@ -109,7 +109,7 @@ fn unequal_rings_work(side: &mut Side) {
     }
 }
 
-fn tiny_ring_wraps_often(side: &mut Side) {
+fn tiny_ring_wraps_often(side: &mut TestPeer) {
     let context = side.context();
     let endpoint = side.connect(&context, &ring(256));
     let calls = if side.index == 0 { side.scaled(50_000) } else { 0 };
@@ -121,14 +121,14 @@ fn tiny_ring_wraps_often(side: &mut Side) {
     side.meet();
 }
 
-fn replies_may_be_out_of_order(side: &mut Side) {
+fn replies_may_be_out_of_order(side: &mut TestPeer) {
     let load = Load { calls: side.scaled(10_000), depth: 200, ..Load::default() };
     for keep in [1, 7, 100] {
         run(side, ring(1 << 16), load, true, ReplyMode { keep, shuffled: true, ..ReplyMode::default() });
     }
 }
 
-fn requests_may_be_held_for_long(side: &mut Side) {
+fn requests_may_be_held_for_long(side: &mut TestPeer) {
     // More requests are held than fit into the ring: calls are refused until the oldest request is released.
     let load = Load { calls: side.scaled(3000), depth: 300, ..Load::default() };
     for bytes in [256, 1024, 4096] {
@@ -136,12 +136,12 @@ fn requests_may_be_held_for_long(side: &mut Side) {
     }
 }
 
-fn requests_may_be_detached(side: &mut Side) {
+fn requests_may_be_detached(side: &mut TestPeer) {
     let load = Load { calls: side.scaled(3000), depth: 100, ..Load::default() };
     run(side, ring(1024), load, true, ReplyMode { detached: true, ..ReplyMode::default() });
 }
 
-fn both_sides_may_call_at_full_credit(side: &mut Side) {
+fn both_sides_may_call_at_full_credit(side: &mut TestPeer) {
     for bytes in [256, 1024, 1 << 14] {
         let load = Load {
             calls: side.scaled(10_000),
@@ -155,7 +155,7 @@ fn both_sides_may_call_at_full_credit(side: &mut Side) {
     }
 }
 
-fn several_endpoints_work(side: &mut Side) {
+fn several_endpoints_work(side: &mut TestPeer) {
     let context = side.context();
     let sizes = [256, 1024, 1 << 14, 1 << 16, 512];
     let mut callers = Vec::new();
@@ -168,7 +168,7 @@ fn several_endpoints_work(side: &mut Side) {
     side.meet();
 }
 
-fn sixty_four_endpoints_work(side: &mut Side) {
+fn sixty_four_endpoints_work(side: &mut TestPeer) {
     let context = side.context();
     let mut callers = Vec::new();
     for i in 0..64 {
@@ -180,12 +180,12 @@ fn sixty_four_endpoints_work(side: &mut Side) {
     side.meet();
 }
 
-fn dropped_requests_get_an_empty_response(side: &mut Side) {
+fn dropped_requests_get_an_empty_response(side: &mut TestPeer) {
     let load = Load { calls: side.scaled(5000), depth: 50, drops: 2, ..Load::default() };
     run(side, ring(2048), load, true, ReplyMode { keep: 3, shuffled: true, ..ReplyMode::default() });
 }
 
-fn depth_64_fills_batches(side: &mut Side) {
+fn depth_64_fills_batches(side: &mut TestPeer) {
     let context = side.context();
     let endpoint = side.connect(&context, &EndpointConfig::default());
     let calls = if side.index == 0 { side.scaled(200_000) } else { 0 };

@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 
 use crate::cases::ring;
 use crate::load::{Caller, Load, ReplyMode, TIMEOUT, User, drive};
-use crate::side::Side;
+use crate::test_peer::TestPeer;
 
 /// Polls until `done` returns true, or fails after a timeout.
 pub(crate) fn poll_until<U>(
@@ -30,7 +30,7 @@ pub(crate) fn poll_until<U>(
 }
 
 /// Answers each request with its own payload, until the other side sends `stop`.
-pub(crate) fn serve_until_stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut last = Instant::now();
     loop {
         context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
@@ -56,7 +56,7 @@ pub(crate) fn serve_until_stop(side: &mut Side, context: &Context<User>, endpoin
     }
 }
 
-pub(crate) fn send_stop(side: &mut Side, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn send_stop(side: &mut TestPeer, context: &Context<User>, endpoint: &Endpoint<User>) {
     let mut stopped = false;
     let begin = Instant::now();
     while endpoint.call(b"stop", 4, (9, 9)).is_err() {
@@ -70,7 +70,7 @@ pub(crate) fn send_stop(side: &mut Side, context: &Context<User>, endpoint: &End
     side.meet();
 }
 
-pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut Side) {
+pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut TestPeer) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
     let rounds = side.scaled(2000);
@@ -121,7 +121,7 @@ pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn refused_calls_return_what_was_attached(side: &mut Side) {
+pub(crate) fn refused_calls_return_what_was_attached(side: &mut TestPeer) {
     let context = side.context::<User>();
     let lone = context.create_endpoint(&EndpointConfig::default()).expect("an endpoint");
     let refused = lone.call(b"early", 0, (7, 7)).expect_err("not connected");
@@ -180,7 +180,7 @@ pub(crate) fn refused_calls_return_what_was_attached(side: &mut Side) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn too_long_reply_returns_the_request(side: &mut Side) {
+pub(crate) fn too_long_reply_returns_the_request(side: &mut TestPeer) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     if side.index == 0 {
@@ -212,7 +212,7 @@ pub(crate) fn too_long_reply_returns_the_request(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn close_ends_pending_calls(side: &mut Side) {
+pub(crate) fn close_ends_pending_calls(side: &mut TestPeer) {
     let context = side.context::<User>();
     let (closing, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
     if side.index == 0 {
@@ -272,11 +272,11 @@ pub(crate) fn close_ends_pending_calls(side: &mut Side) {
 }
 
 /// Whether a side notices that its peer closed a connection. On a network it is not told.
-pub(crate) fn peer_notices_close(side: &Side) -> bool {
+pub(crate) fn peer_notices_close(side: &TestPeer) -> bool {
     !side.is_slow()
 }
 
-pub(crate) fn call_without_response_times_out(side: &mut Side) {
+pub(crate) fn call_without_response_times_out(side: &mut TestPeer) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(1024));
     if side.index == 0 {
@@ -339,7 +339,7 @@ pub(crate) fn call_without_response_times_out(side: &mut Side) {
     serve_until_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut Side) {
+pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut TestPeer) {
     // The ring is full. The peer releases all of it and sends nothing, so only a READ finds the room. A wait must not miss
     // its completion.
     let context = side.context::<User>();
@@ -386,7 +386,7 @@ pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut Side) {
     send_stop(side, &context, &endpoint);
 }
 
-pub(crate) fn close_loses_no_receives(side: &mut Side) {
+pub(crate) fn close_loses_no_receives(side: &mut TestPeer) {
     // Batches arrive for connections that are closed before a poll. Their receives must be posted again.
     let config = Config { receives: 64, ..Config::default() };
     let context = side.context_with::<User>(&config);
@@ -410,7 +410,7 @@ pub(crate) fn close_loses_no_receives(side: &mut Side) {
     side.meet();
 }
 
-pub(crate) fn peer_notices_a_dropped_context(side: &mut Side) {
+pub(crate) fn peer_notices_a_dropped_context(side: &mut TestPeer) {
     let context = side.context::<User>();
     let endpoint = side.connect(&context, &ring(4096));
     if side.index == 1 {

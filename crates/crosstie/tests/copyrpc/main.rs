@@ -9,7 +9,7 @@ mod harness;
 mod load;
 #[path = "../rng/mod.rs"]
 mod rng;
-mod side;
+mod test_peer;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -6,15 +6,15 @@ use crosstie::copyrpc::{CallFailed, Config, Context, Failure, NotCalled};
 use crosstie::device::fault::Plan;
 use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
-use crate::side::{Side, TIMEOUT, User, Workload, bulk, exercise, finish_open_calls, pair, ring};
+use crate::test_peer::{TIMEOUT, TestPeer, User, Workload, bulk, exercise, finish_open_calls, pair, ring};
 
 /// Two sides with two connections; the left side's device has faults, the last of them after so many posts and completions. Then
 /// connections that ended are replaced, and everything must work again. Returns the number of posts and completions.
 fn with_faults(workload: Workload, plan: Plan, last: (u64, u64), what: &str) -> (u64, u64) {
     let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
     let control = device.faults().unwrap();
-    let mut left = Side::new(device, &Config { receives: 16, ..Config::default() }, workload);
-    let mut right = Side::software(workload);
+    let mut left = TestPeer::new(device, &Config { receives: 16, ..Config::default() }, workload);
+    let mut right = TestPeer::software(workload);
     // Rounds, calls in flight per endpoint, calls afterwards, regions for READs.
     let (config, rounds, depth, calls, regions) = match workload {
         Workload::Small => (ring(512), 30, 4, 100, 0),
@@ -118,8 +118,10 @@ fn bulk_calls_end_when_any_post_or_completion_fails() {
 fn device_without_memory_fails_bulk_calls_at_once() {
     // The left device has little memory, the right one has enough. Neither side waits for memory that never becomes free.
     let little = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-    let (left, right) =
-        (Context::<User>::new(little, &Config::default()).unwrap(), Side::software(Workload::Bulk).context);
+    let (left, right) = (
+        Context::<User>::new(little, &Config::default()).unwrap(),
+        TestPeer::software(Workload::Bulk).context,
+    );
     let config = bulk(256 << 20);
     let (here, there) = pair(&left, &right, &config);
     let long = vec![1; 200 << 20];

@@ -9,7 +9,7 @@ use crosstie::device::ConnectConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{Side, TIMEOUT, Workload, exercise, finish_open_calls, sides};
+use crate::test_peer::{TIMEOUT, TestPeer, Workload, exercise, finish_open_calls, sides};
 
 /// Environment variable that makes a process of this test the one that is killed.
 const CHILD: &str = "CROSSTIE_COPYRPC_VICTIM";
@@ -72,7 +72,7 @@ fn killed(workload: Workload, test: &str, kills: u32, delay: Duration, answers: 
 
 /// A process that calls and answers until it is killed.
 fn victim(workload: Workload) -> ! {
-    let mut side = Side::software(workload);
+    let mut side = TestPeer::software(workload);
     let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
     endpoint.connect(&exchange_addresses(endpoint.address()), &ConnectConfig::default()).unwrap();
     side.endpoints.push(endpoint);
@@ -94,7 +94,7 @@ pub(crate) fn exchange_addresses(own: EndpointAddress) -> EndpointAddress {
 }
 
 /// Starts `test` of this program again with the environment variable `role`, and connects a new endpoint of `side` to it.
-pub(crate) fn start_victim(side: &mut Side, test: &str, role: &str) -> Child {
+pub(crate) fn start_victim(side: &mut TestPeer, test: &str, role: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env(role, "1")

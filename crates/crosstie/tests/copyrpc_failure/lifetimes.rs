@@ -6,11 +6,13 @@ use crosstie::copyrpc::{CallFailed, Config, EndpointConfig, Failure, NotCalled};
 use crosstie::device::{Access, Device, DeviceSpec};
 use crosstie_protocol::copyrpc::Refusal;
 
-use crate::side::{LONG, Side, TIMEOUT, Workload, bulk, exercise, finish_open_calls, pair, ring, sides};
+use crate::test_peer::{
+    LONG, TIMEOUT, TestPeer, Workload, bulk, exercise, finish_open_calls, pair, ring, sides,
+};
 
 #[test]
 fn tiny_ring_wraps_half_a_million_times() {
-    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, there) = pair(&left.context, &right.context, &ring(256));
     left.endpoints.push(here);
     let rounds = 500_000;
@@ -28,7 +30,7 @@ fn tiny_ring_wraps_half_a_million_times() {
 
 #[test]
 fn panicking_callback_ends_the_connections_but_not_the_context() {
-    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, there) = pair(&left.context, &right.context, &ring(4096));
     here.call(b"panic", 8, (0, 0)).unwrap();
     here.call(b"lost with it", 8, (0, 1)).unwrap();
@@ -57,7 +59,7 @@ fn panicking_callback_ends_the_connections_but_not_the_context() {
 
 #[test]
 fn dead_peer_is_detected_while_other_connections_are_busy() {
-    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     for _ in 0..2 {
         left.connect(&mut right, &ring(4096));
     }
@@ -99,7 +101,7 @@ fn deadline_applies_only_to_its_own_call() {
 fn reuses_call_id_before_deadline(time: Duration) -> bool {
     // With one call at a time, call ids repeat soon.
     const GENERATIONS: u64 = (1 << 15) - 1;
-    let (mut left, mut right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, there) =
         pair(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
     // The first call has a deadline far away and is answered at once. Later calls have none, and one of them has the same id.
@@ -129,7 +131,7 @@ fn reuses_call_id_before_deadline(time: Duration) -> bool {
 
 #[test]
 fn panicking_callback_does_not_hide_other_calls_that_ended() {
-    let (left, right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, there) = pair(&left.context, &right.context, &ring(4096));
     for number in 0..3 {
         here.call(b"no response", 8, (0, number)).unwrap();
@@ -158,7 +160,7 @@ fn panicking_callback_does_not_hide_other_calls_that_ended() {
 fn refused_calls_return_their_bulk_memory() {
     // A call that is refused by the ring after it took memory returns the memory. One that is refused for lack of memory takes
     // nothing from the ring.
-    let (mut left, mut right) = (Side::software(Workload::Bulk), Side::software(Workload::Bulk));
+    let (mut left, mut right) = (TestPeer::software(Workload::Bulk), TestPeer::software(Workload::Bulk));
     let (here, there) = pair(&left.context, &right.context, &bulk(1 << 20));
     let long = vec![1; LONG];
     for _ in 0..200 {
@@ -191,8 +193,8 @@ fn refused_calls_return_their_bulk_memory() {
 #[test]
 fn flood_of_batches_does_not_overflow_the_completion_queue() {
     let device = Device::open(&DeviceSpec::Software).unwrap();
-    let mut left = Side::software(Workload::Small);
-    let mut right = Side::new(device, &Config { receives: 128, ..Config::default() }, Workload::Small);
+    let mut left = TestPeer::software(Workload::Small);
+    let mut right = TestPeer::new(device, &Config { receives: 128, ..Config::default() }, Workload::Small);
     for _ in 0..16 {
         left.connect(&mut right, &EndpointConfig { pending_calls: 512, ..ring(1 << 16) });
     }
@@ -206,7 +208,7 @@ fn flood_of_batches_does_not_overflow_the_completion_queue() {
         right.context.poll(|_, _| ());
     }
     finish_open_calls(&mut left, &mut right, "after the flood");
-    let failures = |side: &Side| side.endpoints.iter().filter_map(|e| e.failure()).collect::<Vec<_>>();
+    let failures = |side: &TestPeer| side.endpoints.iter().filter_map(|e| e.failure()).collect::<Vec<_>>();
     assert!(left.failed.is_empty(), "{:?} {:?}", failures(&left), failures(&right));
 }
 

@@ -11,5 +11,5 @@ mod malicious_bulk;
 mod malicious_peer;
 #[path = "../rng/mod.rs"]
 mod rng;
-mod side;
+mod test_peer;
 mod waiting;

@@ -9,7 +9,7 @@ use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
 
 use crate::malicious_peer::MaliciousPeer;
 use crate::rng::{Random, seed};
-use crate::side::{LONG, TIMEOUT, Workload, bulk, exercise, sides};
+use crate::test_peer::{LONG, TIMEOUT, Workload, bulk, exercise, sides};
 
 /// Writes one message at the start of the victim's ring.
 fn send(malicious: &mut MaliciousPeer, header: Header, payload: &[u8]) {

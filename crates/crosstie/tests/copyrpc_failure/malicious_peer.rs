@@ -15,7 +15,7 @@ use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
-use crate::side::{Side, TIMEOUT, User, Workload, exercise, ring, sides};
+use crate::test_peer::{TIMEOUT, TestPeer, User, Workload, exercise, ring, sides};
 
 /// Offset of copyrpc's part of an address, behind the device's part.
 const INFO_AT: usize = size_of::<QpAddress>();
@@ -178,7 +178,7 @@ fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
 #[test]
 fn invalid_consumer_position_is_a_violation() {
     let (context, device) =
-        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+        (TestPeer::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
     let (malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(256));
     malicious.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
     endpoint.call(b"ask", 8, (0, 0)).unwrap();
@@ -199,7 +199,7 @@ fn invalid_consumer_position_is_a_violation() {
 #[test]
 fn empty_batches_without_news_are_a_violation() {
     let (context, device) =
-        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+        (TestPeer::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
     for (batches, metadata) in [
         (1, FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 0 }),
         // A position is news once.
@@ -224,7 +224,7 @@ fn empty_batches_without_news_are_a_violation() {
 #[test]
 fn wrap_marker_that_skips_the_whole_ring_is_a_violation() {
     let (context, device) =
-        (Side::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
+        (TestPeer::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
     let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
     let marker = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: u32::MAX };
     malicious.write(0, &marker.encode(), encode_imm(1024));
@@ -235,7 +235,7 @@ fn wrap_marker_that_skips_the_whole_ring_is_a_violation() {
 
 #[test]
 fn connect_refuses_a_peer_ring_above_the_limit() {
-    let context = Side::software(Workload::Small).context;
+    let context = TestPeer::software(Workload::Small).context;
     let config = ring(1024);
     let (here, there) =
         (context.create_endpoint(&config).unwrap(), context.create_endpoint(&config).unwrap());

@@ -11,7 +11,7 @@ use crosstie::device::ConnectConfig;
 use crosstie_protocol::copyrpc::Refusal;
 
 use crate::killed_processes::start_victim;
-use crate::side::{Side, TIMEOUT, Workload, pair, ring, sides};
+use crate::test_peer::{TIMEOUT, TestPeer, Workload, pair, ring, sides};
 
 /// Environment variable that makes a process of this test a peer that does nothing until it is killed.
 const SILENT: &str = "CROSSTIE_COPYRPC_SILENT";
@@ -36,7 +36,7 @@ fn wait_ends_when_the_peer_is_killed() {
         silent_peer();
     }
     with_hang_limit(|| {
-        let mut side = Side::software(Workload::Small);
+        let mut side = TestPeer::software(Workload::Small);
         let mut child = start_victim(&mut side, NAME, SILENT);
         side.endpoints[0].call(b"no response", 8, (0, 0)).unwrap();
         side.context.flush();
@@ -58,7 +58,7 @@ fn wait_ends_when_the_peer_is_killed() {
 
 /// A process that connects and does nothing.
 fn silent_peer() -> ! {
-    let side = Side::software(Workload::Small);
+    let side = TestPeer::software(Workload::Small);
     let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
     let theirs = crate::killed_processes::exchange_addresses(endpoint.address());
     endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
@@ -70,7 +70,7 @@ fn silent_peer() -> ! {
 #[test]
 fn wait_ends_at_the_deadline_of_a_call() {
     with_hang_limit(|| {
-        let (left, right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+        let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
         let (here, _there) = pair(&left.context, &right.context, &ring(4096));
         // Deadlines of calls that are answered do not end a wait.
         for number in 0..4 {
@@ -132,7 +132,7 @@ fn wait_with_rare_traffic_notices_a_dead_peer() {
         let (stop, stopped) = mpsc::channel::<()>();
         let own = pings.address();
         let pinger = std::thread::spawn(move || {
-            let side = Side::software(Workload::Small);
+            let side = TestPeer::software(Workload::Small);
             let endpoint = side.context.create_endpoint(&ring(4096)).unwrap();
             endpoint.connect(&own, &ConnectConfig::default()).unwrap();
             addresses.send(endpoint.address()).unwrap();
@@ -162,7 +162,7 @@ fn wait_with_rare_traffic_notices_a_dead_peer() {
 
 #[test]
 fn full_ring_is_read_a_few_times_and_then_left_alone() {
-    let (left, right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, _there) = pair(&left.context, &right.context, &ring(1024));
     let mut made = 0;
     let refused = loop {
@@ -200,7 +200,7 @@ fn full_ring_is_read_a_few_times_and_then_left_alone() {
 
 #[test]
 fn slow_polls_hold_a_batch_back_at_most_once() {
-    let (left, right) = (Side::software(Workload::Small), Side::software(Workload::Small));
+    let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, _there) = pair(&left.context, &right.context, &ring(1 << 16));
     // The peer has not read two long batches, so a short one may be held back.
     for number in 0..2 {

@@ -65,7 +65,7 @@ fn space_released_on_parse_is_overwritten() {
                 pair.deliver_write(1)?;
                 pair.poll(1)?;
             }
-            // Side 1 never releases its first request.
+            // PairPeer 1 never releases its first request.
             while pair.sides[1].held.len() > 1 {
                 pair.release(1, 1)?;
             }

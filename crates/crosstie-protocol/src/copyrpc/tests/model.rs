@@ -18,11 +18,11 @@ use super::BrokenRule;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    sides: [Side; 2],
+    sides: [ModelPeer; 2],
 }
 
 #[derive(PartialEq, Eq, Hash)]
-struct Side {
+struct ModelPeer {
     endpoint: Endpoint<()>,
     ring: u64,
     /// Headers of messages that were placed and not posted, by offset in the peer's ring.
@@ -33,9 +33,9 @@ struct Side {
     unanswered: Vec<(ReplyToken, u32)>,
 }
 
-impl Clone for Side {
+impl Clone for ModelPeer {
     fn clone(&self) -> Self {
-        Side {
+        ModelPeer {
             endpoint: self.endpoint.clone(),
             ring: self.ring,
             staged: self.staged.clone(),
@@ -92,7 +92,7 @@ impl Model {
             let mut endpoint = Endpoint::new(&params).unwrap();
             endpoint.break_rule(self.broken_rule, &params);
             endpoint.use_one_generation();
-            Side {
+            ModelPeer {
                 endpoint,
                 ring: self.rings[me],
                 staged: vec![],
@@ -229,7 +229,7 @@ impl State {
     }
 
     fn receive_batch(&mut self, me: usize) -> Result<bool, String> {
-        let Side { endpoint, link, held, unanswered, .. } = &mut self.sides[me];
+        let ModelPeer { endpoint, link, held, unanswered, .. } = &mut self.sides[me];
         let Some(batch) = link.pop_front() else { return Ok(false) };
         let text = |violation: Violation| violation.to_string();
         endpoint.accept_batch(batch.imm, &batch).map_err(text)?;

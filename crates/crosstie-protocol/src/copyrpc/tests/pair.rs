@@ -14,12 +14,12 @@ use super::BrokenRule;
 pub(super) type Outcome = Result<(), String>;
 
 pub(super) struct Pair {
-    pub(super) sides: [Side; 2],
+    pub(super) sides: [PairPeer; 2],
     next_call: u64,
     pub(super) broken_rule: Option<BrokenRule>,
 }
 
-pub(super) struct Side {
+pub(super) struct PairPeer {
     pub(super) endpoint: Endpoint<u64>,
     ring: Vec<u8>,
     staging: Vec<u8>,
@@ -73,7 +73,7 @@ impl Pair {
             };
             let mut endpoint = Endpoint::new(&params).unwrap();
             endpoint.break_rule(broken_rule, &params);
-            Side {
+            PairPeer {
                 endpoint,
                 ring: vec![0xee; rings[me] as usize],
                 staging: vec![0xdd; rings[1 - me] as usize],
@@ -210,7 +210,7 @@ impl Pair {
     /// Takes the oldest completion, and publishes the consumer position.
     pub(super) fn poll(&mut self, me: usize) -> Outcome {
         let side = &mut self.sides[me];
-        let Side { endpoint, ring, completions, expected, waiting, held, unanswered, .. } = side;
+        let PairPeer { endpoint, ring, completions, expected, waiting, held, unanswered, .. } = side;
         if let Some(imm) = completions.pop_front() {
             let text = |violation: Violation| violation.to_string();
             endpoint.accept_batch(imm, ring.as_slice()).map_err(text)?;

@@ -85,14 +85,14 @@ pub(crate) fn pair(
 }
 
 /// Two connected sides.
-pub(crate) fn sides(workload: Workload) -> (Side, Side) {
-    let (mut left, mut right) = (Side::software(workload), Side::software(workload));
+pub(crate) fn sides(workload: Workload) -> (TestPeer, TestPeer) {
+    let (mut left, mut right) = (TestPeer::software(workload), TestPeer::software(workload));
     left.connect(&mut right, &workload.config());
     (left, right)
 }
 
 /// One side: a context, its endpoints, and its open calls.
-pub(crate) struct Side {
+pub(crate) struct TestPeer {
     pub(crate) workload: Workload,
     pub(crate) context: Context<User>,
     pub(crate) endpoints: Vec<Endpoint<User>>,
@@ -108,9 +108,9 @@ pub(crate) struct Side {
     unread: u64,
 }
 
-impl Side {
-    pub(crate) fn new(device: Device, config: &Config, workload: Workload) -> Side {
-        Side {
+impl TestPeer {
+    pub(crate) fn new(device: Device, config: &Config, workload: Workload) -> TestPeer {
+        TestPeer {
             workload,
             context: Context::new(device, config).unwrap(),
             endpoints: vec![],
@@ -126,12 +126,12 @@ impl Side {
         }
     }
 
-    pub(crate) fn software(workload: Workload) -> Side {
-        Side::new(Device::open(&DeviceSpec::Software).unwrap(), &Config::default(), workload)
+    pub(crate) fn software(workload: Workload) -> TestPeer {
+        TestPeer::new(Device::open(&DeviceSpec::Software).unwrap(), &Config::default(), workload)
     }
 
     /// Adds a connection.
-    pub(crate) fn connect(&mut self, other: &mut Side, config: &EndpointConfig) {
+    pub(crate) fn connect(&mut self, other: &mut TestPeer, config: &EndpointConfig) {
         let (here, there) = pair(&self.context, &other.context, config);
         self.endpoints.push(here);
         other.endpoints.push(there);
@@ -182,7 +182,7 @@ impl Side {
 
     /// Polls once, answers requests, and takes completed READs.
     pub(crate) fn turn(&mut self) {
-        let Side { workload, context, open, failed, answered, unsent, .. } = self;
+        let TestPeer { workload, context, open, failed, answered, unsent, .. } = self;
         context.poll(|user, answer| {
             assert!(open.remove(&user), "{user:?} ends once");
             match answer {
@@ -232,7 +232,7 @@ fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Vec<(RecvHandle
 }
 
 /// Polls both sides in turn until no call or READ is open.
-pub(crate) fn finish_open_calls(left: &mut Side, right: &mut Side, what: &str) {
+pub(crate) fn finish_open_calls(left: &mut TestPeer, right: &mut TestPeer, what: &str) {
     let begin = Instant::now();
     while !left.open.is_empty() || !right.open.is_empty() || !left.reading.is_empty() {
         left.turn();
@@ -250,7 +250,7 @@ pub(crate) fn finish_open_calls(left: &mut Side, right: &mut Side, what: &str) {
 }
 
 /// Makes calls in both directions over all connections, more than any ring, table or pool holds, so that a leak would show.
-pub(crate) fn exercise(left: &mut Side, right: &mut Side, calls: u64, what: &str) {
+pub(crate) fn exercise(left: &mut TestPeer, right: &mut TestPeer, calls: u64, what: &str) {
     let goal = (left.answered + calls, right.answered + calls);
     let begin = Instant::now();
     while left.answered < goal.0 || right.answered < goal.1 {

@@ -8,7 +8,7 @@ use crate::harness::channel::Channel;
 use crate::harness::{self, TestSetup};
 
 /// One side of a case.
-pub(crate) struct Side {
+pub(crate) struct TestPeer {
     /// 0 or 1.
     pub(crate) index: usize,
     pub(crate) seed: u64,
@@ -16,9 +16,9 @@ pub(crate) struct Side {
     channel: Channel,
 }
 
-impl harness::Participant for Side {
-    fn new(index: usize, setup: TestSetup, channel: Channel) -> Side {
-        Side { index, seed: setup.seed, setup, channel }
+impl harness::Participant for TestPeer {
+    fn new(index: usize, setup: TestSetup, channel: Channel) -> TestPeer {
+        TestPeer { index, seed: setup.seed, setup, channel }
     }
 
     fn wait_for_other(&mut self) {
@@ -26,7 +26,7 @@ impl harness::Participant for Side {
     }
 }
 
-impl Side {
+impl TestPeer {
     /// Whether the device is Soft-RoCE in an emulated machine, where everything takes about a thousand times longer.
     pub(crate) fn is_slow(&self) -> bool {
         matches!(self.setup.specs[0], DeviceSpec::Verbs { .. })
