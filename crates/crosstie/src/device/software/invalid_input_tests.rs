@@ -177,7 +177,7 @@ fn proxied_write_does_not_land_after_deregistration() {
     assert_eq!(exchange(&hello, &[], &mut || ()), control::Reply::OK);
     let (mut landed, mut refused) = (0, 0);
     let mut random = Random(seed());
-    for round in 0..4000 {
+    for round in 0..40_000 {
         let mut memory = vec![0u8; control::MAX_PAYLOAD];
         let (start, len) = (memory.as_mut_ptr(), memory.len());
         // SAFETY: the vector outlives the region, and is used only after the region is deregistered.
