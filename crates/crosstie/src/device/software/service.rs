@@ -279,6 +279,11 @@ impl Service {
         let len = match socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) {
             Ok((len, _)) => len,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            // The peer closed this connection. It may have another one: two of its threads that connect at the same time
+            // open one each, and close one again.
+            Err(e) if matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
+                return self.remove_peer(id);
+            }
             Err(_) => return self.cut_off_peer(id),
         };
         let (reply, keep) = match (peer.gid, request.kind) {
@@ -310,7 +315,7 @@ impl Service {
         }
     }
 
-    /// Ends the connection to a peer: it closed the connection, or sent a malformed message. Its queue pairs go to ERR. It
+    /// Ends the connection to a peer that sent a malformed message or does not read its replies. Its queue pairs go to ERR. It
     /// counts as gone only when it has closed its end or its process has ended: until then it may be inside an operation.
     fn cut_off_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.get_mut(&id) else { return };

@@ -34,6 +34,21 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
+fn closing_a_second_connection_leaves_queue_pairs_connected() {
+    let (device, other_device) = (open(), open());
+    let (mut qp, mut other) = (rc(&device), rc(&other_device));
+    qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
+    other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+    // Two threads of a device that connect at the same time open a connection each, and one of the two is closed again.
+    let second = Link::connect(device.address().gid, other_device.address().gid).unwrap();
+    drop(second);
+    // The service thread handles events in their order: when it has accepted this peer, it has seen the end of the other.
+    let late = open();
+    rc(&late).connect(&other.address(), &ConnectConfig::default()).unwrap();
+    assert_eq!(other.state(), QpState::ReadyToSend);
+}
+
+#[test]
 fn end_of_a_peer_is_noticed_while_a_thread_connects_to_a_stopped_one() {
     let (device, ending) = (open(), open());
     let (mut qp, mut other) = (rc(&device), rc(&ending));
