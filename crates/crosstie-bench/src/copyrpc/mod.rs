@@ -39,9 +39,7 @@ pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
     let run_member = match plan.payload {
         payload if payload != plan.response => run_member::<[u8]>,
         8 => run_member::<[u8; 8]>,
-        16 => run_member::<[u8; 16]>,
         32 => run_member::<[u8; 32]>,
-        48 => run_member::<[u8; 48]>,
         64 => run_member::<[u8; 64]>,
         _ => run_member::<[u8]>,
     };

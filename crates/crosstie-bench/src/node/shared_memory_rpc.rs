@@ -20,9 +20,7 @@ macro_rules! shared_memory_rpc {
         pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
             match plan.payload {
                 8 => measure(plan, &RpcTransport::<[u8; 8]>(PhantomData)),
-                16 => measure(plan, &RpcTransport::<[u8; 16]>(PhantomData)),
                 32 => measure(plan, &RpcTransport::<[u8; 32]>(PhantomData)),
-                48 => measure(plan, &RpcTransport::<[u8; 48]>(PhantomData)),
                 64 => measure(plan, &RpcTransport::<[u8; 64]>(PhantomData)),
                 _ => measure(plan, &RpcTransport::<[u8]>(PhantomData)),
             }
