@@ -6,6 +6,7 @@
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
+//! - [`region`]: descriptors of registered regions.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -16,3 +17,4 @@ extern crate std;
 pub mod copyrpc;
 pub mod key;
 pub mod lane;
+pub mod region;
