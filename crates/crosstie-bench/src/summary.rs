@@ -264,7 +264,12 @@ impl Summary {
         }
         if let (Some(device), Some(ns)) = (self.device_ops_per_s, self.device_p50_ns) {
             rows.push(["device alone".into(), "-".into(), scaled(device), ratio(self.ratio_to_device)]);
-            rows.push(["device alone, p50".into(), "-".into(), format!("{ns} ns"), ratio(self.latency_to_device)]);
+            rows.push([
+                "device alone, p50".into(),
+                "-".into(),
+                format!("{ns} ns"),
+                ratio(self.latency_to_device),
+            ]);
         }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();

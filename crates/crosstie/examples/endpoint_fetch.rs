@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use crosstie::device::DeviceSpec;
 use crosstie::endpoint::{Endpoint, EndpointAddress, EndpointConfig};
-use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion};
+use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion, Rights};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -38,11 +38,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         buffer.write(0, &pattern(len))?;
         pair::exchange(&mut job, &endpoint.describe(&buffer).encode())?;
     } else {
-        let descriptor: [u8; DESCRIPTOR_SIZE] = pair::exchange(&mut job, &[])?
-            .try_into()
-            .map_err(|_| "the peer did not send a descriptor")?;
+        let descriptor: [u8; DESCRIPTOR_SIZE] =
+            pair::exchange(&mut job, &[])?.try_into().map_err(|_| "the peer did not send a descriptor")?;
         // The address in it is that of the connected peer, or this is an error.
-        let remote = endpoint.import(&RemoteRegion::decode(&descriptor)?)?;
+        let remote = endpoint
+            .import(&RemoteRegion::decode(&descriptor)?, Rights { read: true, ..Rights::default() })?;
         let begin = Instant::now();
         // The operation takes the buffer and gives it back with its result.
         let read = endpoint.read(buffer, .., &remote, 0).map_err(|refused| refused.cause)?;

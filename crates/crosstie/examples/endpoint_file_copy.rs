@@ -100,7 +100,8 @@ fn receive_file(endpoint: &Endpoint, target: &Path) -> Result<(), Box<dyn Error>
     }
     let mut done = 0;
     for number in 0..chunks {
-        let next: crosstie::endpoint::OperationFuture<_> = waiting.pop_front().ok_or("no chunk is awaited")?;
+        let next: crosstie::endpoint::OperationFuture<_> =
+            waiting.pop_front().ok_or("no chunk is awaited")?;
         let received = next.wait().map_err(|failed| failed.cause)?;
         let now = received.bytes as usize;
         received.buffer.read(0, &mut chunk[..now])?;

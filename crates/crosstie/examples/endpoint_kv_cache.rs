@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::device::DeviceSpec;
 use crosstie::endpoint::{Batch, Endpoint, EndpointAddress, EndpointConfig};
-use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion};
+use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion, Rights};
 
 /// Bytes of a block, which fills a page of the pool.
 const BLOCK: usize = 16 << 10;
@@ -102,7 +102,8 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
     let message = message.map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
     let bytes = message.buffer.to_vec();
     let (descriptor, table) = bytes.split_first_chunk().ok_or("the peer's message is too short")?;
-    let remote = endpoint.import(&RemoteRegion::decode(descriptor)?)?;
+    let remote =
+        endpoint.import(&RemoteRegion::decode(descriptor)?, Rights { write: true, ..Rights::default() })?;
     let table = table.as_chunks().0.iter().map(|page: &[u8; 4]| u32::from_le_bytes(*page));
     let remote_pages: Vec<u32> = table.collect();
 

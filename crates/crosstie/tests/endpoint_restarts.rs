@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use crosstie::device::DeviceSpec;
 use crosstie::endpoint::{Cause, Endpoint, EndpointAddress, EndpointConfig, NotStarted};
-use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion};
+use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion, Rights};
 
 /// Environment variable that makes this program the peer.
 const PEER: &str = "CROSSTIE_RESTARTED_PEER";
 /// Nothing takes longer, unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
+const READ_WRITE: Rights = Rights { read: true, write: true, atomic: false };
 const RESTARTS: usize = 100;
 const LEN: usize = 1 << 20;
 const NAME: &str = "a_peer_that_is_killed_and_restarted_100_times_is_reached_again";
@@ -39,10 +40,10 @@ fn a_peer_that_is_killed_and_restarted_100_times_is_reached_again() {
         let remote = peer.connect(&endpoint);
         // Descriptors of its former lives are recognised.
         for old in &descriptors {
-            assert!(matches!(endpoint.import(old), Err(NotStarted::ForeignRegion)));
+            assert!(matches!(endpoint.import(old, READ_WRITE), Err(NotStarted::ForeignRegion)));
         }
         descriptors.push(remote);
-        let remote = endpoint.import(&remote).unwrap();
+        let remote = endpoint.import(&remote, READ_WRITE).unwrap();
         let read = endpoint.read(endpoint.allocate(LEN).unwrap(), .., &remote, 0).unwrap();
         let read = read.wait_for(HANG).expect("ended").expect("read");
         assert!(read.buffer.to_vec().iter().all(|byte| *byte == 7), "the memory of the new peer");
@@ -64,7 +65,10 @@ fn a_peer_that_is_killed_and_restarted_100_times_is_reached_again() {
             match future.wait_for(HANG).expect("an operation with a dead peer ends") {
                 Ok(_) => *causes.entry("success".to_owned()).or_insert(0) += 1,
                 Err(failed) => {
-                    assert!(matches!(failed.cause, Cause::RemoteGone(_) | Cause::Flushed | Cause::PeerClosed), "{failed}");
+                    assert!(
+                        matches!(failed.cause, Cause::RemoteGone(_) | Cause::Flushed | Cause::PeerClosed),
+                        "{failed}"
+                    );
                     *causes.entry(failed.cause.to_string()).or_insert(0) += 1;
                     let buffer = failed.buffer.wait_for(HANG).expect("the buffer comes back");
                     assert_eq!(buffer.len(), LEN);
@@ -83,11 +87,19 @@ fn a_peer_that_is_killed_and_restarted_100_times_is_reached_again() {
     println!("slowest from restart to the end of the first operation: {slowest_restart:.2?}");
     let counters = endpoint.counters();
     assert_eq!(counters.connections, RESTARTS as u64);
-    assert_eq!((counters.leased_slots, counters.held_operations, counters.stale_completions), (0, 0, 0), "{counters:?}");
+    assert_eq!(
+        (counters.leased_slots, counters.held_operations, counters.stale_completions),
+        (0, 0, 0),
+        "{counters:?}"
+    );
 }
 
 fn open() -> Endpoint {
-    Endpoint::open(&DeviceSpec::Software, &EndpointConfig { deadline: Some(HANG), ..EndpointConfig::default() }).unwrap()
+    Endpoint::open(
+        &DeviceSpec::Software,
+        &EndpointConfig { deadline: Some(HANG), ..EndpointConfig::default() },
+    )
+    .unwrap()
 }
 
 /// The peer as a process.

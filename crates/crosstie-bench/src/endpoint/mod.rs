@@ -134,7 +134,12 @@ const COUNTERS: [&str; 8] = [
     "empty_receive_queues",
 ];
 
-fn words(plan: &Plan, peer: &EndpointPeer, before: &EndpointCounters, errors: u64) -> [u64; COUNTERS.len() + 1] {
+fn words(
+    plan: &Plan,
+    peer: &EndpointPeer,
+    before: &EndpointCounters,
+    errors: u64,
+) -> [u64; COUNTERS.len() + 1] {
     let (now, Tally { messages, batches, blocks, errors: wrong }) = (peer.counters(), peer.tally);
     [
         now.work_requests - before.work_requests,
@@ -175,10 +180,9 @@ fn run_limits(
     };
     collective.barrier(outcome.map(|throughput| {
         // One operation of the plain code is as long as all blocks of a batch.
-        measured.plain.extend(throughput.map(|one| Throughput {
-            operations: one.operations * plan.batch as u64,
-            ..one
-        }));
+        measured.plain.extend(
+            throughput.map(|one| Throughput { operations: one.operations * plan.batch as u64, ..one }),
+        );
     }))?;
     if let Some(memcpy) = memcpy {
         measured.memcpy.push(memcpy.run(slice));
@@ -194,7 +198,8 @@ fn summarize(
     counters: BTreeMap<String, u64>,
     errors: u64,
 ) -> Summary {
-    let Measured { latency, issue, endpoint, device, device_latency, cache_line_times, plain, memcpy } = measured;
+    let Measured { latency, issue, endpoint, device, device_latency, cache_line_times, plain, memcpy } =
+        measured;
     let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
     let setup = Setup {
         bench: "endpoint",
@@ -220,10 +225,8 @@ fn summarize(
         errors,
         counters,
         sends_ops_per_s: None,
-        beside_device: per_second(device).map(|ops_per_s| Beside {
-            ops_per_s,
-            p50_ns: device_latency.quantile(0.5).unwrap_or(0),
-        }),
+        beside_device: per_second(device)
+            .map(|ops_per_s| Beside { ops_per_s, p50_ns: device_latency.quantile(0.5).unwrap_or(0) }),
         issue_p50_ns: issue.quantile(0.5),
         limits: summary::Limits {
             cache_line_ns: CacheLinePingPong::median(cache_line_times),

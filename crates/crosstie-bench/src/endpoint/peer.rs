@@ -224,7 +224,10 @@ impl EndpointPeer {
             latency.record((now - last).as_nanos() as u64);
             (last, round_trips) = (now, round_trips + 1);
             if over {
-                return Ok(Throughput { operations: round_trips * self.plan.batch as u64, time: last - begin });
+                return Ok(Throughput {
+                    operations: round_trips * self.plan.batch as u64,
+                    time: last - begin,
+                });
             }
         }
     }

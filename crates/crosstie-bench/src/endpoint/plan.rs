@@ -138,7 +138,8 @@ impl Plan {
                 "--payload {payload}: give at least {MIN_PAYLOAD} bytes (a payload is verified by a number in it)"
             ));
         }
-        let memory = payload.max(64).saturating_mul(u64::from(batch)).saturating_mul(u64::from(queue_depth) + 1);
+        let memory =
+            payload.max(64).saturating_mul(u64::from(batch)).saturating_mul(u64::from(queue_depth) + 1);
         if memory > MAX_MEMORY {
             return usage(format!(
                 "--payload {payload} times --batch {batch} times --queue-depth {queue_depth} needs {memory} bytes: keep it \
@@ -177,7 +178,8 @@ impl Plan {
 
     /// The same options as a command line, for the second process.
     pub(super) fn command_line(&self) -> Vec<OsString> {
-        let mut line: Vec<OsString> = ["bench", "endpoint", "--op", self.op.name()].map(OsString::from).into();
+        let mut line: Vec<OsString> =
+            ["bench", "endpoint", "--op", self.op.name()].map(OsString::from).into();
         line.extend(self.devices.to_args());
         line.extend(["--payload".into(), self.payload.to_string().into()]);
         line.extend(["--batch".into(), self.batch.to_string().into()]);

@@ -41,6 +41,7 @@ impl Pd {
         Ok(Mr::new(
             self.id,
             access,
+            true,
             match &self.provider {
                 Provider::Software(x) => mr::Provider::Software(x.allocate(self.id, len, access)?),
                 #[cfg(feature = "verbs")]
@@ -64,6 +65,7 @@ impl Pd {
             Ok(Mr::new(
                 self.id,
                 access,
+                false,
                 match &self.provider {
                     Provider::Software(x) => mr::Provider::Software(x.register(self.id, start, len, access)?),
                     #[cfg(feature = "verbs")]

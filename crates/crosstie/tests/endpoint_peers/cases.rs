@@ -7,7 +7,7 @@ use crosstie::endpoint::{Batch, EndpointConfig, NotStarted, Progress, Strided};
 use crate::harness::Case;
 use crate::quiescence::*;
 use crate::rng::Random;
-use crate::test_peer::{TestPeer, finish, pattern, started, wait};
+use crate::test_peer::{READ_WRITE, TestPeer, finish, pattern, started, wait};
 
 macro_rules! cases {
     ($($name:ident),* $(,)?) => {
@@ -37,10 +37,11 @@ fn transfers_of_all_sizes_arrive(side: &mut TestPeer) {
         let largest = SIZES[SIZES.len() - 1];
         let shared = endpoint.allocate(2 * largest).unwrap();
         let remote = side.exchange_regions(&endpoint, &shared);
-        let remote = endpoint.import(&remote).unwrap();
+        let remote = endpoint.import(&remote, READ_WRITE).unwrap();
         let mut buffer = endpoint.allocate(largest).unwrap();
         for (number, len) in SIZES.into_iter().enumerate() {
-            let (bytes, at) = (pattern(number as u64 + 100 * side.index as u64, len), (side.index * largest) as u64);
+            let (bytes, at) =
+                (pattern(number as u64 + 100 * side.index as u64, len), (side.index * largest) as u64);
             buffer.write(0, &bytes).unwrap();
             let written = finish(endpoint.write(buffer, ..len, &remote, at));
             assert_eq!(written.bytes, len as u64);
@@ -75,7 +76,9 @@ fn messages_of_all_sizes_arrive_in_order(side: &mut TestPeer) {
         // Both sides know all lengths.
         let lengths = |index: usize| {
             let mut random = Random(side.seed + index as u64);
-            (0..count).map(move |_| if random.below(8) == 0 { random.index(200_000) } else { random.index(300) } + 1)
+            (0..count).map(
+                move |_| if random.below(8) == 0 { random.index(200_000) } else { random.index(300) } + 1,
+            )
         };
         let mut incoming: VecDeque<usize> = lengths(1 - side.index).collect();
         let mut outgoing: VecDeque<usize> = lengths(side.index).collect();
@@ -118,7 +121,10 @@ fn messages_of_all_sizes_arrive_in_order(side: &mut TestPeer) {
                         let len = incoming.pop_front().unwrap();
                         assert_eq!(message.bytes, len as u64);
                         let expected = pattern(received + (1 - side.index as u64) * 7_000_000, len);
-                        assert!(message.buffer.to_vec()[..len] == expected, "message {received} of {len} bytes");
+                        assert!(
+                            message.buffer.to_vec()[..len] == expected,
+                            "message {received} of {len} bytes"
+                        );
                         received += 1;
                     }
                     if sends.front().is_some_and(|next| next.is_ended()) {
@@ -136,7 +142,7 @@ fn immediates_arrive_in_order_before_or_after_the_call(side: &mut TestPeer) {
     let endpoint = side.connected(&EndpointConfig { imm_window: 8, ..side.config() });
     let shared = endpoint.allocate(4096).unwrap();
     let remote = side.exchange_regions(&endpoint, &shared);
-    let remote = endpoint.import(&remote).unwrap();
+    let remote = endpoint.import(&remote, READ_WRITE).unwrap();
     let count = side.scaled(2000) as u32;
     if side.index == 0 {
         let mut under_way = VecDeque::new();
@@ -172,7 +178,7 @@ fn batches_gather_and_scatter(side: &mut TestPeer) {
         let shared = endpoint.allocate(4 * blocks * BLOCK).unwrap();
         let remote = side.exchange_regions(&endpoint, &shared);
         if side.index == 0 {
-            let remote = endpoint.import(&remote).unwrap();
+            let remote = endpoint.import(&remote, READ_WRITE).unwrap();
             let mut random = Random(side.seed);
             let mut places: Vec<usize> = (0..2 * blocks).collect();
             (1..places.len()).rev().for_each(|at| places.swap(at, random.index(at + 1)));
@@ -202,7 +208,9 @@ fn batches_gather_and_scatter(side: &mut TestPeer) {
             // Read back: the same blocks to the second half of the pool, in another order.
             batch.clear_blocks();
             for block in (0..blocks).rev() {
-                batch.block(local, (blocks + block) * BLOCK, target, (places[block] * BLOCK) as u64, BLOCK).unwrap();
+                batch
+                    .block(local, (blocks + block) * BLOCK, target, (places[block] * BLOCK) as u64, BLOCK)
+                    .unwrap();
             }
             let batch = finish(endpoint.read_batch(batch)).buffer;
             let bytes = batch.buffer(local).unwrap().to_vec();
@@ -214,7 +222,10 @@ fn batches_gather_and_scatter(side: &mut TestPeer) {
             let back = endpoint.allocate(blocks / 2 * BLOCK).unwrap();
             let back = finish(endpoint.read(back, .., &remote, behind)).buffer.to_vec();
             for block in 0..blocks / 2 {
-                assert!(back[block * BLOCK..][..BLOCK] == pattern(2 * block as u64, BLOCK), "strided block {block}");
+                assert!(
+                    back[block * BLOCK..][..BLOCK] == pattern(2 * block as u64, BLOCK),
+                    "strided block {block}"
+                );
             }
         }
         side.meet();
@@ -233,11 +244,13 @@ fn announced_batches_are_complete_when_their_number_arrives(side: &mut TestPeer)
             let mut batch = Batch::new();
             let pool = endpoint.allocate(LAYERS * pages * PAGE).unwrap();
             pool.write(0, &vec![round + 1; LAYERS * pages * PAGE]).unwrap();
-            let (local, target) = (batch.local(pool), batch.remote(endpoint.import(&remote).unwrap()));
+            let (local, target) =
+                (batch.local(pool), batch.remote(endpoint.import(&remote, READ_WRITE).unwrap()));
             for layer in 0..LAYERS {
                 for page in 0..pages {
                     // From the end here, from the beginning there: nothing can be joined.
-                    let (from, to) = ((LAYERS * pages - 1 - layer * pages - page) * PAGE, (layer * pages + page) * PAGE);
+                    let (from, to) =
+                        ((LAYERS * pages - 1 - layer * pages - page) * PAGE, (layer * pages + page) * PAGE);
                     batch.block(local, from, target, to as u64, PAGE).unwrap();
                 }
                 batch.announce(layer as u32).unwrap();
@@ -275,11 +288,11 @@ fn descriptor_of_another_peer_is_refused(side: &mut TestPeer) {
     let endpoint = side.connected(&side.config());
     let buffer = endpoint.allocate(64).unwrap();
     let theirs = side.exchange_regions(&endpoint, &buffer);
-    endpoint.import(&theirs).unwrap();
+    endpoint.import(&theirs, READ_WRITE).unwrap();
     let mut bytes = theirs.encode();
     bytes[40] ^= 1;
     let other = crosstie::region::RemoteRegion::decode(&bytes).unwrap();
-    assert!(matches!(endpoint.import(&other), Err(NotStarted::ForeignRegion)));
+    assert!(matches!(endpoint.import(&other, READ_WRITE), Err(NotStarted::ForeignRegion)));
     side.meet();
 }
 

@@ -7,13 +7,16 @@ use crosstie::device::{ConnectConfig, Device, DeviceSpec, Pd};
 use crosstie::endpoint::{
     Buffer, Completed, Endpoint, EndpointAddress, EndpointConfig, Lend, OperationFuture, Refused,
 };
-use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion};
+use crosstie::region::{DESCRIPTOR_SIZE, RemoteRegion, Rights};
 
 use crate::harness::channel::Channel;
 use crate::harness::{self, TestSetup};
 
 /// No operation of a test takes longer, unless it hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// What transfers need.
+pub(crate) const READ_WRITE: Rights = Rights { read: true, write: true, atomic: false };
 
 /// One side of a case.
 pub(crate) struct TestPeer {
@@ -123,5 +126,7 @@ pub(crate) fn wait<B: Lend>(operation: OperationFuture<B>) -> Completed<B> {
 
 /// Bytes that are different for each `number` and position.
 pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (number.wrapping_mul(31).wrapping_add(at).wrapping_mul(2654435761) >> 13) as u8).collect()
+    (0..len as u64)
+        .map(|at| (number.wrapping_mul(31).wrapping_add(at).wrapping_mul(2654435761) >> 13) as u8)
+        .collect()
 }
