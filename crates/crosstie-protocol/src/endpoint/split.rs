@@ -53,7 +53,7 @@ mod tests {
             for index in 0..split.count() {
                 let part = split.part(index);
                 prop_assert_eq!(part.start, next);
-                prop_assert!(index == 0 || (part.start % ALIGNMENT == 0 && part.end > part.start), "{:?}", part);
+                prop_assert!(index == 0 || (part.start.is_multiple_of(ALIGNMENT) && part.end > part.start), "{:?}", part);
                 next = part.end;
             }
             prop_assert_eq!(next, len);
