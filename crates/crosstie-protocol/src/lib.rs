@@ -4,6 +4,7 @@
 //! protocols on devices; tests and models run them without any device.
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
 //! - [`region`]: descriptors of registered regions.
@@ -15,6 +16,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod copyrpc;
+pub mod group;
 pub mod key;
 pub mod lane;
 pub mod region;
