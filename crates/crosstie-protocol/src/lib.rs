@@ -5,6 +5,7 @@
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
 //! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
+//! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
 //! - [`region`]: descriptors of registered regions.
@@ -17,6 +18,7 @@ extern crate std;
 
 pub mod copyrpc;
 pub mod endpoint;
+pub mod group;
 pub mod key;
 pub mod lane;
 pub mod region;
