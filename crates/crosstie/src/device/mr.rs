@@ -29,12 +29,12 @@ pub struct Mr {
     /// The address in this process. The software device may add a tag to it for `addr`.
     start: usize,
     len: usize,
-    /// How many bytes the program may write: none, if the memory was registered in place without a right to write.
-    writable: usize,
     lkey: u32,
     rkey: u32,
     pd: u32,
     access: Access,
+    /// False if the memory was registered in place without a right to write.
+    is_writable: bool,
     provider: Provider,
 }
 
@@ -47,14 +47,14 @@ pub(crate) enum Provider {
 
 impl Mr {
     /// `is_ours`: the memory was allocated by the device.
-    pub(super) fn new(pd: u32, access: Access, is_ours: bool, provider: Provider) -> Mr {
-        let (addr, start, len, lkey, rkey) = match &provider {
-            Provider::Software(x) => (x.addr(), x.pointer().addr(), x.len(), x.lkey(), x.rkey()),
+    pub(super) fn new(pd: u32, access: Access, len: usize, is_ours: bool, provider: Provider) -> Mr {
+        let (addr, start, lkey, rkey) = match &provider {
+            Provider::Software(x) => (x.addr(), x.pointer().addr(), x.lkey(), x.rkey()),
             #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.len(), x.lkey(), x.rkey()),
+            Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.lkey(), x.rkey()),
         };
-        let writable = if is_ours || access.contains(Access::LOCAL_WRITE) { len } else { 0 };
-        Mr { addr, start, len, writable, lkey, rkey, pd, access, provider }
+        let is_writable = is_ours || access.contains(Access::LOCAL_WRITE);
+        Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider }
     }
 
     /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
@@ -64,18 +64,18 @@ impl Mr {
     ///
     /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
-        let Mr { addr, start, len, writable, lkey, rkey, pd, access, provider } = self;
+        let Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider } = self;
         match provider {
             Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
                 region: Mr {
                     addr,
                     start,
                     len,
-                    writable,
                     lkey,
                     rkey,
                     pd,
                     access,
+                    is_writable,
                     provider: Provider::Software(x),
                 },
                 process,
@@ -145,7 +145,7 @@ impl Mr {
     /// Memory that was registered in place without [`Access::LOCAL_WRITE`] cannot be written.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, bytes.len(), self.writable)?;
+        let to = self.checked(offset, bytes.len(), self.writable_len())?;
         // SAFETY: `to..to + len` is inside the registered region, which is valid for writes until `self` is dropped;
         // `bytes` could overlap it only through references that the caller of `Pd::register` promised not to use.
         unsafe { copy::copy(bytes.as_ptr(), to, bytes.len()) };
@@ -165,7 +165,7 @@ impl Mr {
     /// As [`write`](Mr::write), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, N, self.writable)?;
+        let to = self.checked(offset, N, self.writable_len())?;
         assert!(to.cast::<u64>().is_aligned());
         // SAFETY: inside the region, to which there are no references, and aligned.
         unsafe { copy::store(bytes, to) };
@@ -179,6 +179,12 @@ impl Mr {
         assert!(from.cast::<u64>().is_aligned());
         // SAFETY: as in `store`.
         Ok(unsafe { copy::load(from) })
+    }
+
+    /// How many bytes the program may write.
+    #[inline]
+    fn writable_len(&self) -> usize {
+        if self.is_writable { self.len } else { 0 }
     }
 
     #[inline]

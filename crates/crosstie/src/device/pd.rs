@@ -41,6 +41,7 @@ impl Pd {
         Ok(Mr::new(
             self.id,
             access,
+            len,
             true,
             match &self.provider {
                 Provider::Software(x) => mr::Provider::Software(x.allocate(self.id, len, access)?),
@@ -65,6 +66,7 @@ impl Pd {
             Ok(Mr::new(
                 self.id,
                 access,
+                len,
                 false,
                 match &self.provider {
                     Provider::Software(x) => mr::Provider::Software(x.register(self.id, start, len, access)?),

@@ -64,7 +64,7 @@ impl Buffer {
             },
             Err(in_use) => {
                 let cause = KeptBecause::PeerInside { process: in_use.process };
-                Err(kept(Region::InPlace(Arc::new(in_use.region)), cause))
+                Err(kept(Region::InPlace(Arc::new(*in_use.region)), cause))
             }
         }
     }

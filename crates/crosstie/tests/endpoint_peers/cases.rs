@@ -82,7 +82,7 @@ fn messages_of_all_sizes_arrive_in_order(side: &mut TestPeer) {
         };
         let mut incoming: VecDeque<usize> = lengths(1 - side.index).collect();
         let mut outgoing: VecDeque<usize> = lengths(side.index).collect();
-        let mut random = Random(side.seed ^ 99 + side.index as u64);
+        let mut random = Random(side.seed ^ (99 + side.index as u64));
         let (mut receives, mut sends) = (VecDeque::new(), VecDeque::new());
         let (mut awaited, mut sent) = (incoming.clone(), 0);
         let mut received = 0;
@@ -188,8 +188,8 @@ fn batches_gather_and_scatter(side: &mut TestPeer) {
             }
             let mut batch = Batch::new();
             let (local, target) = (batch.local(pool), batch.remote(remote));
-            for block in 0..blocks {
-                batch.block(local, block * BLOCK, target, (places[block] * BLOCK) as u64, BLOCK).unwrap();
+            for (block, place) in places[..blocks].iter().enumerate() {
+                batch.block(local, block * BLOCK, target, (place * BLOCK) as u64, BLOCK).unwrap();
             }
             // Behind them: every second block, packed.
             let behind = (2 * blocks * BLOCK) as u64;

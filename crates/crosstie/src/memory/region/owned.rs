@@ -92,10 +92,8 @@ impl<M: Send + 'static> OwnedRegion<M> {
             unreachable!("the region is taken out only by those who consume it")
         };
         // SAFETY: initialised, because `mr` was there; `mr` is taken out, so nobody reads it again.
-        OwnedRegion {
-            mr: Some(mr),
-            memory: MaybeUninit::new(wrap(unsafe { self.memory.assume_init_read() })),
-        }
+        let memory = wrap(unsafe { self.memory.assume_init_read() });
+        OwnedRegion { mr: Some(mr), memory: MaybeUninit::new(memory) }
     }
 
     /// The region.
@@ -120,7 +118,7 @@ impl<M: Send + 'static> OwnedRegion<M> {
             Ok(()) => Ok(unsafe { self.memory.assume_init_read() }),
             Err(error) => {
                 self.mr = Some(error.region);
-                Err(StillInUse { region: self, process: error.process })
+                Err(StillInUse { region: Box::new(self), process: error.process })
             }
         }
     }
@@ -178,7 +176,7 @@ impl<M> fmt::Debug for RegisterError<M> {
 )]
 pub struct StillInUse<M: Send + 'static> {
     /// The region. No new operation of a peer reaches it.
-    pub region: OwnedRegion<M>,
+    pub region: Box<OwnedRegion<M>>,
     /// The peer's process, if it is known.
     pub process: Option<u32>,
 }
