@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crosstie::device::DeviceSpec;
@@ -89,7 +89,9 @@ fn send_file(endpoint: &Endpoint, source: &Path) -> Result<(), Box<dyn Error>> {
 
 fn receive_file(endpoint: &Endpoint, target: &Path) -> Result<(), Box<dyn Error>> {
     let len = u64::from_le_bytes(receive_message(endpoint)?);
-    let partial = target.with_added_extension("partial");
+    let mut partial = target.to_path_buf().into_os_string();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
     let mut file = File::create(&partial).map_err(|error| format!("{}: {error}", partial.display()))?;
     let (mut bar, mut hash, mut chunk) = (Bar::new(len), Sha256::new(), vec![0; CHUNK]);
     let chunks = len.div_ceil(CHUNK as u64);
