@@ -4,6 +4,7 @@
 //! protocols on devices; tests and models run them without any device.
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`rails`]: messages over several rails: immediates, splits, failover.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
 #![no_std]
@@ -16,3 +17,4 @@ extern crate std;
 pub mod copyrpc;
 pub mod key;
 pub mod lane;
+pub mod rails;
