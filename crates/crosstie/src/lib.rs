@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`rails`] | messages over several devices at once, with failover |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
 //! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
 //! | [`flux`] | RPC between the threads of one process |
@@ -24,6 +25,7 @@ mod local;
 mod local_rpc;
 mod memory;
 mod message;
+pub mod rails;
 mod ring;
 #[cfg(test)]
 #[path = "../tests/rng/mod.rs"]

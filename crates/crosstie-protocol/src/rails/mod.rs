@@ -56,7 +56,7 @@ pub const MAX_SLOTS: usize = 256;
 /// The most attempts of a message: one, and one for each part that was lost with its rail.
 pub const MAX_ATTEMPTS: usize = 16;
 /// The longest buffer of a request.
-pub const MAX_MESSAGE: u64 = 1 << 31;
+pub const MAX_MESSAGE: u64 = 1 << 30;
 
 /// A set of rails: bit `r` is rail `r`.
 pub type Mask = u8;

@@ -1,0 +1,8 @@
+//! Messages over several rails: right bytes, exact counters, failover.
+
+#[path = "../rng/mod.rs"]
+mod rng;
+
+mod pair;
+
+mod transfers;
