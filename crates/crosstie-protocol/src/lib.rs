@@ -7,6 +7,7 @@
 //! - [`rails`]: messages over several rails: immediates, splits, failover.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
+//! - [`region`]: descriptors of registered regions.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -18,3 +19,4 @@ pub mod copyrpc;
 pub mod key;
 pub mod lane;
 pub mod rails;
+pub mod region;

@@ -4,6 +4,7 @@
 //! | module | what it does |
 //! | --- | --- |
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
+//! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
 //! | [`rails`] | messages over several devices at once, with failover |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
@@ -34,6 +35,7 @@ pub mod telemetry;
 mod wait;
 
 pub use local_rpc::caller::Caller;
+pub use memory::region;
 pub use message::Message;
 pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any};
 

@@ -224,7 +224,8 @@ impl Receiver {
             // The request is complete, and perhaps its slot is in use again: everything has arrived. The sender can be behind
             // by one use of the slot only, because it needs our clear-to-send for the next one.
             let previous = posted > slots as u64 + u64::from(slot)
-                && generation == ((u64::from(expected) + Immediate::GENERATIONS - 1) % Immediate::GENERATIONS) as u16;
+                && generation
+                    == ((u64::from(expected) + Immediate::GENERATIONS - 1) % Immediate::GENERATIONS) as u16;
             return if is_current || (used && previous) { Ok(entry) } else { Err(bad) };
         }
         let mut arrived = 0;

@@ -3,9 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::{
-    FenceEntry, Immediate, MAX_ATTEMPTS, MAX_GROUP, MAX_RAILS, MAX_SLOTS, Mask, rails_of,
-};
+use super::{FenceEntry, Immediate, MAX_ATTEMPTS, MAX_GROUP, MAX_RAILS, MAX_SLOTS, Mask, rails_of};
 
 /// A range of one buffer of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

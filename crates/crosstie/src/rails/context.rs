@@ -51,8 +51,7 @@ impl Rails {
             .enumerate()
             .map(|(rail, device)| device.alloc_pd().map_err(|source| SetupError::Device { rail, source }))
             .collect::<Result<Vec<_>, _>>()?;
-        let all_software =
-            devices.iter().all(|device| device.address().provider == DeviceAddress::SOFTWARE);
+        let all_software = devices.iter().all(|device| device.address().provider == DeviceAddress::SOFTWARE);
         let staging = config.staging.unwrap_or(if all_software { 8 << 10 } else { 0 });
         let max_message = devices.iter().map(|device| device.attr().max_message).min().unwrap_or(0);
         let max_message = max_message.min(crosstie_protocol::rails::MAX_MESSAGE);

@@ -14,8 +14,8 @@ use crosstie_protocol::rails::{CTS_LEN, MAX_SLOTS, RECORD_LEN};
 
 use super::context::Context;
 use crate::device::{
-    Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, QpAddress, QpConfig,
-    RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
+    Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, QpAddress,
+    QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
 };
 
 /// Which end of a connection.
@@ -143,9 +143,9 @@ impl Endpoint {
             epoch,
         };
         // A peer may send as soon as it is connected; the counters of the connection begin with its first request.
-        endpoint.refill(config.low_water.max(1), high_water).map_err(|error| {
-            DeviceError::Refused(format!("posting receives: {error}"))
-        })?;
+        endpoint
+            .refill(config.low_water.max(1), high_water)
+            .map_err(|error| DeviceError::Refused(format!("posting receives: {error}")))?;
         Ok(endpoint)
     }
 

@@ -176,7 +176,13 @@ fn take_agreement(body: &mut &[u8]) -> Option<Agreement> {
     let [rails, max_group, data_qps, _] = take(body)?;
     let slots = u32::from_le_bytes(take(body)?) as usize;
     let staging = u32::from_le_bytes(take(body)?);
-    let agreed = Agreement { rails: rails.into(), slots, max_group: max_group.into(), data_qps: data_qps.into(), staging };
+    let agreed = Agreement {
+        rails: rails.into(),
+        slots,
+        max_group: max_group.into(),
+        data_qps: data_qps.into(),
+        staging,
+    };
     let fits = (1..=MAX_RAILS).contains(&agreed.rails)
         && (1..=MAX_GROUP).contains(&agreed.max_group)
         && (1..=MAX_DATA_QPS).contains(&agreed.data_qps)
@@ -246,7 +252,10 @@ mod tests {
             let (header, body) = bytes.split_first_chunk::<HEADER>().unwrap();
             assert_eq!(Frame::body_len(header), Some(body.len()));
             assert_eq!(Frame::decode(header, body), Some(frame.clone()));
-            if !matches!(frame, Frame::Error(_) | Frame::Fence { .. } | Frame::Answer { .. } | Frame::Accept { .. }) {
+            if !matches!(
+                frame,
+                Frame::Error(_) | Frame::Fence { .. } | Frame::Answer { .. } | Frame::Accept { .. }
+            ) {
                 for len in 0..body.len() {
                     assert_eq!(Frame::decode(header, &body[..len]), None, "{frame:?} cut to {len}");
                 }

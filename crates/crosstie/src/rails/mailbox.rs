@@ -14,11 +14,25 @@ use super::frames::Frame;
 /// From the control thread to the connection.
 #[derive(Debug)]
 pub(super) enum Mail {
-    RailError { rail: usize, epoch: u32 },
-    Fence { rail: usize, epoch: u32, entries: Vec<FenceEntry> },
-    Answer { rail: usize, epoch: u32, entries: Vec<FenceEntry> },
+    RailError {
+        rail: usize,
+        epoch: u32,
+    },
+    Fence {
+        rail: usize,
+        epoch: u32,
+        entries: Vec<FenceEntry>,
+    },
+    Answer {
+        rail: usize,
+        epoch: u32,
+        entries: Vec<FenceEntry>,
+    },
     /// A new endpoint of a rail that works.
-    Returned { rail: usize, endpoint: Box<Endpoint> },
+    Returned {
+        rail: usize,
+        endpoint: Box<Endpoint>,
+    },
     Ended(Cause),
 }
 
@@ -27,7 +41,10 @@ pub(super) enum Mail {
 pub(super) enum Order {
     Send(Frame),
     /// Sender: build the rail again, with this epoch.
-    Rebuild { rail: usize, epoch: u32 },
+    Rebuild {
+        rail: usize,
+        epoch: u32,
+    },
     /// Say farewell, with an error if there is one, and end.
     Close(Option<String>),
 }

@@ -25,7 +25,9 @@ type RailMetric = (&'static str, &'static str, &'static str, fn(&RailCounters) -
 const RAIL_METRICS: [RailMetric; 15] = [
     ("bytes_total", "counter", "Payload bytes sent or received.", |r| r.bytes),
     ("work_requests_total", "counter", "Work requests posted to send queues.", |r| r.work_requests),
-    ("payload_requests_total", "counter", "Work requests with payload or the end of a message.", |r| r.payload_requests),
+    ("payload_requests_total", "counter", "Work requests with payload or the end of a message.", |r| {
+        r.payload_requests
+    }),
     ("completions_total", "counter", "Completions polled.", |r| r.completions),
     ("receives_total", "counter", "Parts of messages received.", |r| r.receives),
     ("retries_total", "counter", "Posts that found a queue full.", |r| r.retries),
@@ -148,7 +150,10 @@ fn write_metrics(out: &mut String, connections: &[(&str, u64, Counters)]) -> cor
         for (role, id, counters) in connections {
             for (rail, cells) in counters.rails.iter().enumerate() {
                 let value = value(cells);
-                writeln!(out, "crosstie_rail_{name}{{connection=\"{id}\",role=\"{role}\",rail=\"{rail}\"}} {value}")?;
+                writeln!(
+                    out,
+                    "crosstie_rail_{name}{{connection=\"{id}\",role=\"{role}\",rail=\"{rail}\"}} {value}"
+                )?;
             }
         }
     }

@@ -90,7 +90,7 @@ pub use counters::{Counters, RailCounters};
 pub use crosstie_protocol::rails::{MAX_GROUP, MAX_RAILS, Mask, Violation};
 pub use error::{Cause, RequestError, SetupError};
 pub use hint::Hint;
-pub use metrics::MetricsServer;
 pub use memory::{DeregisterError, Memory};
+pub use metrics::MetricsServer;
 pub use receiver::{Received, RecvBuffer, RecvConnection, RecvRequest};
 pub use sender::{SendConnection, SendRequest};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crosstie_protocol::rails::{
-    Arrival, CTS_LEN, ClearToSend, FenceEntry, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, Receiver, Record,
-    Violation, leader, rails_of,
+    Arrival, CTS_LEN, ClearToSend, FenceEntry, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, Receiver,
+    Record, Violation, leader, rails_of,
 };
 
 use super::connect::Parts;
@@ -396,7 +396,8 @@ impl RecvConnection {
         if staged {
             // One part, on this rail: the staging memory is here. Its length was checked against the buffer's.
             let from = slot * self.agreed.staging as usize;
-            let too_long = Violation::TooLong { slot: imm.slot, got: bytes, room: self.agreed.staging.into() };
+            let too_long =
+                Violation::TooLong { slot: imm.slot, got: bytes, room: self.agreed.staging.into() };
             let (Some(staging), Some((memory, offset))) = (staging, held) else { return Err(too_long) };
             if bytes > u64::from(self.agreed.staging)
                 || memory.region(0).copy_from(offset, staging, from, bytes as usize).is_err()

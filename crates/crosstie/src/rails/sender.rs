@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crosstie_protocol::rails::{
-    CTS_LEN, Chunk, ClearToSend, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Rates, Record, SendError, Sender,
-    Violation, fixed_split, leader, rails_of, split,
+    CTS_LEN, Chunk, ClearToSend, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Rates, Record, SendError,
+    Sender, Violation, fixed_split, leader, rails_of, split,
 };
 
 use super::config::Split;
@@ -546,7 +546,12 @@ impl SendConnection {
 }
 
 /// Reads the clear-to-sends of a request. `None` if not all of them have arrived.
-fn read_head(endpoint: &Endpoint, at: usize, number: u64, max_group: usize) -> Option<Result<Head, Violation>> {
+fn read_head(
+    endpoint: &Endpoint,
+    at: usize,
+    number: u64,
+    max_group: usize,
+) -> Option<Result<Head, Violation>> {
     let mut head = Head { count: 1, ..Head::default() };
     let mut index = 0;
     while index < head.count {
@@ -605,7 +610,10 @@ impl SendConnection {
                     }
                 }
                 Mail::Answer { rail, epoch, entries } => {
-                    if rail >= self.agreed.rails || self.rails[rail].epoch != epoch || self.up & (1 << rail) != 0 {
+                    if rail >= self.agreed.rails
+                        || self.rails[rail].epoch != epoch
+                        || self.up & (1 << rail) != 0
+                    {
                         continue;
                     }
                     for entry in entries {
@@ -646,7 +654,8 @@ impl SendConnection {
         let Some(message) = self.messages.get(usize::from(answer.slot)) else { return };
         for attempt in 0..16 {
             let lost = self.protocol.part(message.number, attempt, rail).filter(|part| {
-                part.state == crosstie_protocol::rails::PartState::Fenced && answer.attempts & (1 << attempt) == 0
+                part.state == crosstie_protocol::rails::PartState::Fenced
+                    && answer.attempts & (1 << attempt) == 0
             });
             if let Some(part) = lost {
                 self.counters.rails[rail].replays.add(1);

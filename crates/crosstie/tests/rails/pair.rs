@@ -35,7 +35,8 @@ impl Pair {
 
     pub(crate) fn over(open: impl Fn() -> Vec<Device>, config: Config) -> Pair {
         let (senders, receivers) = (open(), open());
-        let faults = [&senders, &receivers].map(|devices| devices.iter().filter_map(Device::faults).collect());
+        let faults =
+            [&senders, &receivers].map(|devices| devices.iter().filter_map(Device::faults).collect());
         let here = Rails::new(senders, config.clone()).unwrap();
         let there = Rails::new(receivers, config).unwrap();
         let (sender, receiver) = connect(&here, &there);

@@ -105,7 +105,9 @@ fn groups_match_by_tag_and_report_every_size() {
                     let len = base / (i + 1);
                     assert_eq!(pair.sender.isend(&from, 0..1, 99).unwrap(), None);
                     let send = loop {
-                        if let Some(send) = pair.sender.isend(&from, i * room..i * room + len, 100 + i as u32).unwrap() {
+                        if let Some(send) =
+                            pair.sender.isend(&from, i * room..i * room + len, 100 + i as u32).unwrap()
+                        {
                             break send;
                         }
                         check_hang(started);
