@@ -179,8 +179,8 @@ impl Control {
                 self.mailbox.put_mail(Mail::RailError { rail, epoch });
                 Ok(())
             }
-            (Frame::Fence { rail, epoch, entries }, Role::Receiver) => {
-                self.mailbox.put_mail(Mail::Fence { rail, epoch, entries });
+            (Frame::Fence { rail, epoch, next, entries }, Role::Receiver) => {
+                self.mailbox.put_mail(Mail::Fence { rail, epoch, next, entries });
                 Ok(())
             }
             (Frame::Answer { rail, epoch, entries }, Role::Sender) => {

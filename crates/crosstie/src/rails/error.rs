@@ -57,6 +57,12 @@ pub enum Cause {
     /// All rails were down for longer than [`Config::give_up`](super::Config::give_up).
     #[error("all rails have been down for too long: check the links, then connect again")]
     AllRailsDown,
+    /// A device of the receiver failed after it had acknowledged a message to the sender, and before it reported the message.
+    /// The sender has no copy any more.
+    #[error(
+        "a device failed between the acknowledgement and the completion of a message: the message is lost"
+    )]
+    LostCompletion,
     /// The program aborted the connection.
     #[error("the connection was aborted here")]
     Aborted,

@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crosstie_protocol::rails::{
 use super::connect::Parts;
 use super::context::Context;
 use super::counters::{ConnectionCounters, Counters};
-use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
+use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};
@@ -61,6 +62,8 @@ struct Request {
     sizes: [usize; MAX_GROUP],
     has_record: bool,
     mask: Mask,
+    /// The rail of its clear-to-send.
+    clear_rail: u8,
     /// The buffer of a receive whose message may be staged: memory and offset.
     staged_into: Option<(Arc<MultiRegion>, usize)>,
 }
@@ -69,7 +72,9 @@ struct Request {
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
-    /// Clear-to-sends were posted and nothing has shown since that the rail works.
+    /// The last clear-to-send that was posted here, and since when nothing has shown that it arrived. Data that arrive on the
+    /// rail do not show it: only one direction may work.
+    last_clear: u64,
     unconfirmed_since: Option<u64>,
     probed_at: Option<u64>,
 }
@@ -79,6 +84,7 @@ struct Rail {
 struct Fence {
     rail: usize,
     epoch: u32,
+    next: u64,
     entries: Vec<FenceEntry>,
 }
 
@@ -97,6 +103,8 @@ pub struct RecvConnection {
     protocol: Receiver,
     requests: Box<[Request]>,
     fences: Vec<Fence>,
+    /// Requests that are done for the sender and not for us, and when they have failed.
+    suspects: Vec<(u64, u64)>,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
     ended: Option<Cause>,
@@ -122,6 +130,7 @@ impl RecvConnection {
             rails: core::array::from_fn(|_| Rail {
                 endpoint: endpoints.next().map(Box::new),
                 epoch: 0,
+                last_clear: 0,
                 unconfirmed_since: None,
                 probed_at: None,
             }),
@@ -129,6 +138,7 @@ impl RecvConnection {
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
             fences: Vec::new(),
+            suspects: Vec::new(),
             has_unsent: false,
             ended: None,
             start: Instant::now(),
@@ -209,6 +219,7 @@ impl RecvConnection {
             sizes: [0; MAX_GROUP],
             has_record: false,
             mask: 0,
+            clear_rail: 0,
             staged_into,
         };
         self.refill();
@@ -306,6 +317,8 @@ impl RecvConnection {
             let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
             if let Ok(retries) = posted {
                 state.unconfirmed_since.get_or_insert(now);
+                state.last_clear = number;
+                self.requests[slot].clear_rail = rail as u8;
                 let cells = &self.counters.rails[rail];
                 cells.work_requests.add(1);
                 cells.retries.add(retries);
@@ -363,9 +376,9 @@ impl RecvConnection {
         if !completion.status.is_success() {
             return Ok(false);
         }
-        self.rails[rail].unconfirmed_since = None;
-        self.rails[rail].probed_at = None;
         if matches!(completion.wr_id, CLEAR_TO_SEND | PROBE) && completion.opcode == Opcode::Write {
+            let state = &mut self.rails[rail];
+            (state.unconfirmed_since, state.probed_at) = (None, None);
             return Ok(true);
         }
         *consumed += 1;
@@ -382,6 +395,11 @@ impl RecvConnection {
         let request = &mut self.requests[slot];
         if imm.attempt == 0 {
             request.mask = imm.mask;
+            // The sender had the clear-to-send, and all earlier ones of the same queue pair.
+            let state = &mut self.rails[usize::from(request.clear_rail)];
+            if state.last_clear == request.message {
+                (state.unconfirmed_since, state.probed_at) = (None, None);
+            }
         }
         if count > 1 && leader(imm.mask) == Some(rail) {
             read_record(request, slot, records)?;
@@ -417,6 +435,9 @@ impl RecvConnection {
     }
 }
 
+/// How long the completion of a message that was acknowledged may take.
+const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Reads the sizes of a group that the leader rail has written.
 fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) -> Result<(), Violation> {
     let bad = Violation::BadRecord { slot: slot as u8 };
@@ -431,9 +452,6 @@ fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) 
     request.has_record = true;
     Ok(())
 }
-
-/// How often a full queue is tried again.
-const POST_RETRIES: u64 = 16;
 
 /// Writes the clear-to-sends of a request into the sender's memory. Returns how often the queue was full.
 ///
@@ -484,9 +502,9 @@ impl RecvConnection {
     fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
             match mail {
-                Mail::Fence { rail, epoch, entries } => {
+                Mail::Fence { rail, epoch, next, entries } => {
                     if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
-                        self.fences.push(Fence { rail, epoch, entries });
+                        self.fences.push(Fence { rail, epoch, next, entries });
                     }
                 }
                 Mail::Returned { rail, endpoint } => {
@@ -559,7 +577,8 @@ impl RecvConnection {
                 continue;
             }
             self.rails[rail].endpoint = None;
-            let Fence { rail, epoch, entries } = self.fences.swap_remove(at);
+            let Fence { rail, epoch, next, entries } = self.fences.swap_remove(at);
+            self.find_suspects(next, &entries);
             let answers = entries.iter().map(|entry| self.protocol.fence(rail, *entry)).collect();
             match answers {
                 Ok(entries) => self.mailbox.put_order(Order::Send(Frame::Answer { rail, epoch, entries })),
@@ -569,6 +588,21 @@ impl RecvConnection {
                 self.resend_clears();
             }
         }
+    }
+
+    /// Notes the requests that the sender takes for done. Their completions are under way, or a device has failed after it
+    /// acknowledged and before it completed.
+    fn find_suspects(&mut self, next: u64, entries: &[FenceEntry]) {
+        let deadline = self.now() + SUSPECT_TIMEOUT.as_nanos() as u64;
+        let slots = self.agreed.slots;
+        let is_listed = |number: u64| {
+            let generation = Immediate::generation_of(number, slots);
+            entries
+                .iter()
+                .any(|e| usize::from(e.slot) == number as usize % slots && e.generation == generation)
+        };
+        let open = self.protocol.open_messages().take_while(|number| *number < next);
+        self.suspects = open.filter(|number| !is_listed(*number)).map(|number| (number, deadline)).collect();
     }
 
     fn drain(&mut self, rail: usize) {
@@ -589,6 +623,11 @@ impl RecvConnection {
         let give_up = config.give_up.as_nanos() as u64;
         if self.all_down_since.is_some_and(|since| now.saturating_sub(since) > give_up) {
             return self.end(Cause::AllRailsDown);
+        }
+        let protocol = &self.protocol;
+        self.suspects.retain(|(number, _)| protocol.is_open(*number));
+        if self.suspects.iter().any(|(_, deadline)| now > *deadline) {
+            return self.end(Cause::LostCompletion);
         }
         let failed = self.context.failed_rails(&mut self.events_seen, |rail, qp_num| {
             self.rails[rail].endpoint.as_ref().is_some_and(|e| e.qps.iter().any(|qp| qp.qp_num() == qp_num))

@@ -13,7 +13,7 @@ use super::config::Split;
 use super::connect::Parts;
 use super::context::Context;
 use super::counters::{ConnectionCounters, Counters};
-use super::endpoint::{Agreement, Endpoint, PROBE, Role};
+use super::endpoint::{Agreement, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};
@@ -573,9 +573,6 @@ fn read_head(
     Some(Ok(head))
 }
 
-/// How often a full queue is tried again.
-const POST_RETRIES: usize = 16;
-
 /// Posts a request; a queue that is full is tried again. `is_old`: the borrow of its memory is over.
 #[inline]
 fn post(
@@ -690,8 +687,8 @@ impl SendConnection {
         self.counters.rails[rail].is_up.store(0, Relaxed);
         let mut entries = Vec::new();
         self.protocol.fail_rail(rail, |entry| entries.push(entry));
-        let epoch = self.rails[rail].epoch;
-        self.mailbox.put_order(Order::Send(Frame::Fence { rail, epoch, entries }));
+        let (epoch, next) = (self.rails[rail].epoch, self.protocol.next_message());
+        self.mailbox.put_order(Order::Send(Frame::Fence { rail, epoch, next, entries }));
     }
 
     /// Sends lost parts again over the rails that are up.
