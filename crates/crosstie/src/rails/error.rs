@@ -42,6 +42,9 @@ pub enum SetupError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
+    /// The program closed the connection. No request is left that could end with it.
+    #[error("the connection was closed here")]
+    Closed,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     PeerClosed,

@@ -13,7 +13,7 @@ use crosstie_protocol::rails::{
 
 use super::connect::Parts;
 use super::context::Context;
-use super::counters::{ConnectionCounters, Counters};
+use super::counters::ConnectionCounters;
 use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
@@ -22,7 +22,7 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, Data, MultiRegion, Opcode, PostError, SendOp, SendWr};
 
-/// A receive that was accepted. [`RecvConnection::test`] says when it is done.
+/// A receive that was accepted. [`RecvCore::test`] says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecvRequest(u64);
 
@@ -90,14 +90,14 @@ struct Fence {
 
 /// The receiving end of a connection. One thread at a time uses it.
 ///
-/// All work is done inside the calls of [`irecv`](RecvConnection::irecv) and [`test`](RecvConnection::test): call one of them
+/// All work is done inside the calls of [`irecv`](RecvCore::irecv) and [`test`](RecvCore::test): call one of them
 /// while receives are outstanding.
 #[derive(Debug)]
-pub struct RecvConnection {
+pub(super) struct RecvCore {
     context: Arc<Context>,
     mailbox: Arc<Mailbox>,
     agreed: Agreement,
-    counters: Arc<ConnectionCounters>,
+    pub(super) counters: Arc<ConnectionCounters>,
     rails: [Rail; MAX_RAILS],
     up: Mask,
     protocol: Receiver,
@@ -114,8 +114,8 @@ pub struct RecvConnection {
     events_seen: u64,
 }
 
-impl RecvConnection {
-    pub(super) fn new(parts: Parts) -> RecvConnection {
+impl RecvCore {
+    pub(super) fn new(parts: Parts) -> RecvCore {
         let Parts { context, mailbox, agreed, endpoints, first_mask } = parts;
         let counters = ConnectionCounters::new(Role::Receiver, context.next_connection(), agreed.rails);
         context.add_counters(&counters);
@@ -123,7 +123,7 @@ impl RecvConnection {
         let all: Mask = (1 << agreed.rails) - 1;
         protocol.set_recent_mask(if first_mask & all != 0 { first_mask & all } else { all });
         let mut endpoints = endpoints.into_iter();
-        RecvConnection {
+        RecvCore {
             mailbox,
             agreed,
             counters,
@@ -150,24 +150,19 @@ impl RecvConnection {
     }
 
     /// Why the connection has ended, if it has.
-    pub fn cause(&self) -> Option<&Cause> {
+    pub(super) fn cause(&self) -> Option<&Cause> {
         self.ended.as_ref()
     }
 
     /// The rails that are in use: bit `r` is rail `r`.
-    pub fn rails_up(&self) -> Mask {
+    pub(super) fn rails_up(&self) -> Mask {
         self.up
     }
 
-    /// What the connection has done so far.
-    pub fn counters(&self) -> Counters {
-        self.counters.snapshot()
-    }
-
     /// Starts to receive into one buffer, or into a group of buffers: each takes one send, chosen by its tag. `None` if too many
-    /// receives are outstanding: test them first. The memory must not be used before [`test`](RecvConnection::test) says that
+    /// receives are outstanding: test them first. The memory must not be used before [`test`](RecvCore::test) says that
     /// the receive is done.
-    pub fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
+    pub(super) fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
         if self.mailbox.has_mail() || self.ended.is_some() {
             self.read_mail();
             if let Some(cause) = &self.ended {
@@ -229,7 +224,7 @@ impl RecvConnection {
 
     /// Whether a receive is done, and how many bytes arrived in each buffer. After that the request is over.
     #[inline]
-    pub fn test(&mut self, request: RecvRequest) -> Result<Option<Received>, RequestError> {
+    pub(super) fn test(&mut self, request: RecvRequest) -> Result<Option<Received>, RequestError> {
         let slot = request.0 as usize & (self.agreed.slots - 1);
         if let Some(received) = self.take_result(slot, request.0)? {
             return Ok(Some(received));
@@ -257,11 +252,13 @@ impl RecvConnection {
         Ok(Some(Received { count: request.count.into(), sizes: request.sizes }))
     }
 
-    /// Makes received bytes visible to every observer of the memory. For memory of the host there is nothing to do.
-    pub fn flush(&mut self) {}
+    /// Whether something is under way that must not wait for the program's next call.
+    pub(super) fn needs_attention(&self) -> bool {
+        self.ended.is_none() && (!self.fences.is_empty() || !self.suspects.is_empty())
+    }
 
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
-    pub fn progress(&mut self) {
+    pub(super) fn progress(&mut self) {
         if self.mailbox.has_mail() {
             self.read_mail();
         }
@@ -497,7 +494,7 @@ fn post_clear(
 }
 
 // Failures and their repair.
-impl RecvConnection {
+impl RecvCore {
     #[cold]
     fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
@@ -661,7 +658,7 @@ impl RecvConnection {
             self.counters.violations[violation.kind()].add(1);
         }
         let told = match &cause {
-            Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
+            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
             cause => Some(cause.to_string()),
         };
         self.mailbox.put_order(Order::Close(told));
@@ -677,16 +674,13 @@ impl RecvConnection {
         self.ended = Some(cause);
     }
 
-    /// Ends the connection at once: requests that are not done end with [`Cause::Aborted`].
-    pub fn abort(&mut self) {
-        self.end(Cause::Aborted);
+    /// The program has dropped the connection.
+    pub(super) fn close(&mut self) {
+        self.end(Cause::Closed);
     }
-}
 
-impl Drop for RecvConnection {
-    fn drop(&mut self) {
-        if self.ended.is_none() {
-            self.mailbox.put_order(Order::Close(None));
-        }
+    /// Ends the connection at once.
+    pub(super) fn abort(&mut self) {
+        self.end(Cause::Aborted);
     }
 }

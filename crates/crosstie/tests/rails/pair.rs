@@ -7,7 +7,7 @@ use crosstie::device::{Device, fault::Plan};
 use crosstie::rails::*;
 
 /// How long anything may take before a test fails instead of hanging.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub(crate) struct Pair {
