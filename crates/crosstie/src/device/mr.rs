@@ -162,6 +162,22 @@ impl Mr {
         Ok(())
     }
 
+    /// Copies bytes from another region into this one.
+    #[inline]
+    pub(crate) fn copy_from(
+        &self,
+        offset: usize,
+        from: &Mr,
+        at: usize,
+        len: usize,
+    ) -> Result<(), OutOfRegion> {
+        let (to, from) = (self.checked(offset, len)?, from.checked(at, len)?);
+        // SAFETY: both ranges are inside registered regions, which are valid until the regions are dropped. Regions of
+        // different memory do not overlap; if the same memory was registered twice, the bytes are some mixture, as on a NIC.
+        unsafe { copy::copy(from, to, len) };
+        Ok(())
+    }
+
     /// As [`write`](Mr::write), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
