@@ -213,3 +213,12 @@ impl Channel {
         self.receiver.drop_source(peer);
     }
 }
+
+#[cfg(test)]
+impl Channel {
+    /// For models: counts time from `now` on, and forgets the counters, so that states repeat.
+    pub(super) fn rebase(&mut self, now: u64) {
+        self.sender.rebase(now);
+        self.receiver.forget_counters();
+    }
+}

@@ -336,6 +336,13 @@ impl Receiver {
     }
 }
 
+#[cfg(test)]
+impl Receiver {
+    pub(super) fn forget_counters(&mut self) {
+        self.counters = ReceiveCounters::default();
+    }
+}
+
 /// Whether `attempt` is later than the one that was refused last.
 fn is_newer(attempt: u8, refused: Option<u8>) -> bool {
     refused.is_none_or(|refused| (attempt.wrapping_sub(refused) as i8) > 0)

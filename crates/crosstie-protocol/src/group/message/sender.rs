@@ -481,6 +481,28 @@ impl Sender {
     }
 }
 
+#[cfg(test)]
+impl Sender {
+    pub(super) fn rebase(&mut self, now: u64) {
+        let back = |time: &mut u64| {
+            if *time != u64::MAX {
+                *time = time.saturating_sub(now);
+            }
+        };
+        for destination in &mut self.destinations {
+            back(&mut destination.deadline);
+            destination.heard_at = 0;
+        }
+        back(&mut self.deadline);
+        self.counters = SendCounters::default();
+        // What is left in records that are free.
+        let unused = Record { entry: 0, seq: 0, offset: 0, len: 0, aux: 0, next: NONE, flags: 0 };
+        if self.is_idle() {
+            self.records.fill(unused);
+        }
+    }
+}
+
 #[inline]
 fn outgoing(to: MemberId, attempt: u8, record: &Record) -> Outgoing {
     Outgoing {

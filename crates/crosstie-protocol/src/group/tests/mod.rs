@@ -3,4 +3,5 @@
 mod barrier_model;
 mod costs;
 mod lock_model;
+mod message_model;
 mod net;
