@@ -17,14 +17,12 @@ struct Lock {
 pub(crate) struct LockChecker {
     locks: Vec<Lock>,
     pub(crate) failures: Vec<String>,
-    /// Writes of holders that had lost their lock, which the resource refused.
-    pub(crate) refused_writes: u64,
 }
 
 impl LockChecker {
     pub(crate) fn new(locks: usize) -> Self {
         let lock = Lock { order: Some(Vec::new()), ..Lock::default() };
-        LockChecker { locks: vec![lock; locks], failures: Vec::new(), refused_writes: 0 }
+        LockChecker { locks: vec![lock; locks], failures: Vec::new() }
     }
 
     /// A request reached the manager.
@@ -70,23 +68,26 @@ impl LockChecker {
             ));
         }
         state.newest_token = state.newest_token.max(token);
-        if let Some(order) = &mut state.order {
-            if let Some(index) = order.iter().position(|waiting| *waiting == member) {
-                if index > 0 {
-                    self.failures.push(format!(
-                        "{time} ns: lock {lock}: member {member} was served before member {}",
-                        order[0]
-                    ));
-                }
-                order.remove(index);
+        if let Some(order) = &mut state.order
+            && let Some(index) = order.iter().position(|waiting| *waiting == member)
+        {
+            if index > 0 {
+                self.failures.push(format!(
+                    "{time} ns: lock {lock}: member {member} was served before member {}",
+                    order[0]
+                ));
             }
+            order.remove(index);
         }
         state.holders.push((member, token));
-        self.write(lock, token);
+        if !self.write(lock, token) && !excused(member) {
+            self.failures
+                .push(format!("{time} ns: the resource of lock {lock} refuses its holder, member {member}"));
+        }
     }
 
-    /// A holder writes once more, and releases the lock.
-    pub(crate) fn released(&mut self, time: u64, lock: u32, member: usize) {
+    /// A holder writes once more, and releases the lock. Only a member that is declared dead finds its token too old.
+    pub(crate) fn released(&mut self, time: u64, lock: u32, member: usize, excused: impl Fn(usize) -> bool) {
         let state = &mut self.locks[lock as usize];
         let Some(index) = state.holders.iter().position(|(holder, _)| *holder == member) else {
             self.failures
@@ -94,7 +95,10 @@ impl LockChecker {
             return;
         };
         let (_, token) = state.holders.remove(index);
-        self.write(lock, token);
+        if !self.write(lock, token) && !excused(member) {
+            self.failures
+                .push(format!("{time} ns: the resource of lock {lock} refuses its holder, member {member}"));
+        }
     }
 
     /// A member died, or was declared dead. A late write of it must be refused once somebody else has the lock.
@@ -105,11 +109,10 @@ impl LockChecker {
     }
 
     /// The resource takes writes with tokens that are not older than the newest.
-    fn write(&mut self, lock: u32, token: u64) {
+    fn write(&mut self, lock: u32, token: u64) -> bool {
         let state = &mut self.locks[lock as usize];
-        if token < state.resource_token {
-            self.refused_writes += 1;
-        }
+        let accepted = token >= state.resource_token;
         state.resource_token = state.resource_token.max(token);
+        accepted
     }
 }

@@ -39,8 +39,8 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         apps: takes_part.iter().map(|part| if *part { App::Thinks } else { App::Outside }).collect(),
         entered: vec![0; plan.members],
     };
-    for member in 0..plan.members {
-        if takes_part[member] {
+    for (member, part) in takes_part.into_iter().enumerate() {
+        if part {
             run.think(member, 0);
         } else {
             let time = run.cluster.network.random.below(plan.latency_ns * 100);

@@ -38,6 +38,7 @@ pub(crate) enum Packet {
 
 /// What happened, as the scenario sees it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 pub(crate) enum Seen {
     /// A member's group has an event for its application.
     Event(usize, Event),

@@ -145,7 +145,8 @@ impl Run {
     fn release(&mut self, member: usize) {
         let App::Holds { lock } = self.apps[member] else { return };
         let now = self.cluster.network.now;
-        self.checker.released(now, lock, member);
+        let cut = &self.cluster.cut;
+        self.checker.released(now, lock, member, |member| cut[member]);
         if self.cluster.act(member, |group, out| group.unlock(lock, out)).is_err() {
             self.stop(member);
         } else {
