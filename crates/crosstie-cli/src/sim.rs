@@ -74,6 +74,12 @@ pub(crate) struct Arguments {
     /// Members also time out, try locks, join and leave barriers.
     #[arg(long)]
     restless: bool,
+    /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
+    #[arg(long)]
+    blind_retry: bool,
+    /// Messages: a receiver acknowledges at the latest after this many packets.
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    ack_every: u32,
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -145,6 +151,8 @@ fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
         deaths: arguments.deaths,
         partition: arguments.partition,
         restless: arguments.restless,
+        blind_retry: arguments.blind_retry,
+        ack_every: arguments.ack_every,
         seed: arguments.seed,
     }
 }

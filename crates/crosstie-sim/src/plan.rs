@@ -68,6 +68,10 @@ pub struct Plan {
     pub partition: bool,
     /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter.
     pub restless: bool,
+    /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
+    pub blind_retry: bool,
+    /// Messages: a receiver acknowledges at the latest after this many packets.
+    pub ack_every: u32,
     /// The seed of everything random.
     pub seed: u64,
 }
@@ -88,6 +92,8 @@ impl Plan {
             deaths: 0,
             partition: false,
             restless: false,
+            blind_retry: false,
+            ack_every: 4,
             seed: 1,
         }
     }
@@ -103,6 +109,7 @@ impl Plan {
             ("loss", (0.0..=0.5).contains(&self.loss), "must be from 0 to 0.5"),
             ("duplicates", (0.0..=0.5).contains(&self.duplicates), "must be from 0 to 0.5"),
             ("deaths", self.deaths < self.members, "must be fewer than members"),
+            ("ack-every", (1..=16).contains(&self.ack_every), "must be from 1 to 16"),
             (
                 "partition",
                 !self.partition || (self.members >= 3 && self.deaths == 0),

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crosstie_protocol::group::message::{Channel, Options, Received, SendRefusal, Verdict, part_at};
+use crosstie_protocol::group::message::{
+    Channel, OnRefusal, Options, Received, SendRefusal, Verdict, part_at,
+};
 use crosstie_protocol::group::{GroupId, Header, MemberId};
 
 use crate::check::message::MessageChecker;
@@ -14,6 +16,7 @@ use crate::plan::Plan;
 const MTU: u32 = 2048;
 const POLL: u64 = 0;
 const RECEIVE: u64 = 1;
+const FLUSH: u64 = 2;
 
 /// What the bytes of a packet are, for the checker.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,7 @@ struct Member {
     /// Accepted packets that the application has not taken.
     inbox: VecDeque<(usize, u64, Content)>,
     receives: bool,
+    flushes: bool,
     alive: bool,
     gone: Vec<bool>,
 }
@@ -64,7 +68,8 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         window: 16,
         receive_buffer: 16 << 10,
         receive_table: 16,
-        ack_every: 4,
+        ack_every: plan.ack_every,
+        on_refusal: if plan.blind_retry { OnRefusal::Retry } else { OnRefusal::WaitForRequest },
         backoff: plan.latency_ns * 2,
         max_backoff: plan.latency_ns * 32,
         resend_after: plan.latency_ns * 8,
@@ -79,6 +84,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         left: plan.operations,
         inbox: VecDeque::new(),
         receives: false,
+        flushes: false,
         alive: true,
         gone: vec![false; plan.members],
     };
@@ -123,6 +129,10 @@ impl Run {
                 self.receive(from, to, packet)
             }
             Happening::Timer { member, what: POLL } if self.members[member].alive => self.poll(member),
+            Happening::Timer { member, what: FLUSH } if self.members[member].alive => {
+                self.members[member].flushes = false;
+                self.answer(member, true);
+            }
             Happening::Timer { member, .. } if self.members[member].alive => self.take_message(member),
             Happening::Death(member) => {
                 self.members[member].alive = false;
@@ -161,6 +171,11 @@ impl Run {
                             .push(format!("{now} ns: offset {offset} instead of {}", content.offset));
                     }
                     member.inbox.push_back((from, entry.number, content));
+                }
+                if !member.flushes {
+                    member.flushes = true;
+                    let time = now + self.plan.latency_ns;
+                    self.network.at(time, Happening::Timer { member: to, what: FLUSH });
                 }
                 self.schedule_receive(to);
             }
@@ -201,10 +216,7 @@ impl Run {
             self.transmit(member, outgoing.to.index(), (header, content));
         }
         self.send_new(member);
-        while let Some(answer) = self.members[member].channel.receiver.next_answer(true) {
-            let header = self.members[member].channel.answer_header(&answer);
-            self.transmit(member, answer.to.index(), (header, None));
-        }
+        self.answer(member, false);
         while let Some(peer) = self.members[member].channel.sender.next_unreachable() {
             self.failures.push(format!("{now} ns: member {member} gave up on {peer}"));
         }
@@ -215,6 +227,14 @@ impl Run {
             && before.is_none_or(|before| deadline < before || before <= now)
         {
             self.network.at(deadline, Happening::Timer { member, what: POLL });
+        }
+    }
+
+    /// Sends answers that are due; when `idle`, also acknowledgements that waited for more packets.
+    fn answer(&mut self, member: usize, idle: bool) {
+        while let Some(answer) = self.members[member].channel.receiver.next_answer(idle) {
+            let header = self.members[member].channel.answer_header(&answer);
+            self.transmit(member, answer.to.index(), (header, None));
         }
     }
 

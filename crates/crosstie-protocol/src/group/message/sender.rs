@@ -137,6 +137,8 @@ pub struct Sender {
     /// The earliest deadline of a destination, or earlier.
     deadline: u64,
     counters: SendCounters,
+    #[cfg(test)]
+    pub(super) broken_rule: Option<super::super::tests::BrokenRule>,
 }
 
 impl Sender {
@@ -168,6 +170,8 @@ impl Sender {
             unreachable: VecDeque::with_capacity(members),
             deadline: u64::MAX,
             counters: SendCounters::default(),
+            #[cfg(test)]
+            broken_rule: None,
         }
     }
 
@@ -259,7 +263,7 @@ impl Sender {
     /// Looks for destinations that have been silent for too long. Cheap while no deadline has passed.
     #[inline]
     pub fn expire(&mut self, now: u64) {
-        if now >= self.deadline {
+        if now >= self.deadline && !rule_broken!(self, NeverSendsAgain) {
             self.expire_destinations(now);
         }
     }

@@ -7,12 +7,13 @@ use stateright::{Checker, Model, Property};
 
 use super::super::message::{Channel, OnRefusal, Options, Received, Verdict};
 use super::super::*;
+use super::BrokenRule;
 
 const A: MemberId = MemberId::new(0);
 const B: MemberId = MemberId::new(1);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+pub(super) struct State {
     a: Channel,
     b: Channel,
     /// Packets on their way. A data packet comes with its length.
@@ -29,7 +30,7 @@ struct State {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Action {
+pub(super) enum Action {
     Send,
     DeliverToB(usize),
     DeliverToA(usize),
@@ -41,15 +42,16 @@ enum Action {
     Timeout,
 }
 
-struct MessageModel {
-    messages: u32,
-    on_refusal: OnRefusal,
-    room: u32,
-    losses: u8,
-    duplicates: u8,
-    timeouts: u8,
+pub(super) struct MessageModel {
+    pub(super) messages: u32,
+    pub(super) on_refusal: OnRefusal,
+    pub(super) room: u32,
+    pub(super) losses: u8,
+    pub(super) duplicates: u8,
+    pub(super) timeouts: u8,
     /// Packets arrive in any order, not only in the order in which they were sent.
-    reorders: bool,
+    pub(super) reorders: bool,
+    pub(super) broken_rule: Option<BrokenRule>,
 }
 
 impl State {
@@ -160,7 +162,11 @@ impl Model for MessageModel {
             give_up_after: u64::MAX,
             ..Options::default()
         };
-        let channel = |me| Channel::new(GroupId { group: 1, epoch: 1 }, 0, me, 2, &options).unwrap();
+        let channel = |me| {
+            let mut channel = Channel::new(GroupId { group: 1, epoch: 1 }, 0, me, 2, &options).unwrap();
+            channel.break_rule(self.broken_rule);
+            channel
+        };
         vec![State {
             a: channel(A),
             b: channel(B),
@@ -299,6 +305,7 @@ fn blind_retries_deliver_all_messages_to_a_full_receiver_after_a_loss() {
         duplicates: 0,
         timeouts: 1,
         reorders: false,
+        broken_rule: None,
     });
 }
 
@@ -312,6 +319,7 @@ fn active_requests_deliver_all_messages_to_a_full_receiver_after_a_loss() {
         duplicates: 0,
         timeouts: 1,
         reorders: false,
+        broken_rule: None,
     });
 }
 
@@ -325,5 +333,6 @@ fn reordered_and_duplicated_packets_deliver_all_messages_once() {
         duplicates: 1,
         timeouts: 0,
         reorders: true,
+        broken_rule: None,
     });
 }
