@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use crosstie_protocol::endpoint::batch::{Blocks, Run};
 
-use super::buffer::{Buffer, SharedBuffer, Stored};
+use super::buffer::{Buffer, PoolBuffer, Stored};
 use super::cause::{BatchError, Cause, NotStarted};
 use crate::device::RemoteMemory;
 
@@ -106,8 +106,8 @@ impl Batch {
     }
 
     /// Adds a local buffer that other operations may use at the same time.
-    pub fn local_shared(&mut self, buffer: SharedBuffer) -> Local {
-        self.0.locals.push(Stored::Shared(buffer));
+    pub fn local_pool(&mut self, buffer: PoolBuffer) -> Local {
+        self.0.locals.push(Stored::Pool(buffer));
         Local((self.0.locals.len() - 1) as u16)
     }
 
@@ -182,7 +182,7 @@ impl Batch {
         self.0.work_requests = 0;
     }
 
-    /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a shared one.
+    /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a pool.
     pub fn buffer(&self, local: Local) -> Option<&Buffer> {
         self.0.locals.get(usize::from(local.0)).and_then(Stored::buffer)
     }
