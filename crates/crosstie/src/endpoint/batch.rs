@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use crosstie_protocol::endpoint::batch::{Blocks, Run};
+use crosstie_protocol::endpoint::layout::{self, LayoutError};
 
 use super::buffer::{Buffer, PoolBuffer, Stored};
 use super::cause::{BatchError, Cause, NotStarted};
@@ -148,6 +149,18 @@ impl Batch {
     /// The blocks of one announcement travel on one queue pair; different announcements use different ones.
     pub fn announce(&mut self, imm: u32) -> Result<(), BatchError> {
         self.0.blocks.announce(imm)
+    }
+
+    /// The blocks as bytes, to tell a peer which blocks to move: 8 bytes, and 48 for each irregular block or strided run. Buffers and
+    /// regions are numbers, in the order in which they were added. Announcements are left out.
+    pub fn encode_blocks(&self) -> Vec<u8> {
+        layout::encode(&self.0.blocks)
+    }
+
+    /// Adds the blocks that a peer has [encoded](Batch::encode_blocks). They are checked against this side's buffers and regions when the
+    /// batch is started. After an error the batch has the blocks before the invalid one.
+    pub fn decode_blocks(&mut self, bytes: &[u8]) -> Result<(), LayoutError> {
+        layout::decode(bytes, |run| self.0.blocks.add(run))
     }
 
     /// Blocks that were added.

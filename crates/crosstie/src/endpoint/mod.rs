@@ -142,3 +142,5 @@ pub use endpoint::{Endpoint, Submit};
 pub use future::{BufferReturn, JoinAll, OperationFuture, OperationResult, join_all};
 pub use path::Path;
 pub use transfer::OneBuffer;
+
+pub use crosstie_protocol::endpoint::layout::LayoutError;

@@ -189,3 +189,38 @@ fn invalid_batches_are_refused_and_returned() {
     let done = pair.here.write_batch(refused.buffer).unwrap().wait().unwrap();
     assert_eq!(done.bytes, 100);
 }
+
+/// A peer says which blocks it wants: a strided batch takes less than 1 KiB, and blocks that are outside are refused.
+#[test]
+fn blocks_travel_as_bytes() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let mut wanted = Batch::new();
+    let (local, remote) = (
+        wanted.local(pair.here.allocate(1).unwrap()),
+        wanted.remote(pair.here.allocate(1).unwrap().remote()),
+    );
+    wanted
+        .strided(local, remote, Strided { count: 100_000, block: 64, local: (0, 128), remote: (0, 64) })
+        .unwrap();
+    let bytes = wanted.encode_blocks();
+    assert!(bytes.len() < 1024, "{}", bytes.len());
+    let (source, target) = (filled(&pair.there, 100_000 * 128, 3), pair.here.allocate(100_000 * 64).unwrap());
+    let mut batch = Batch::new();
+    batch.local(source);
+    batch.remote(target.remote());
+    batch.decode_blocks(&bytes).unwrap();
+    let done = pair.there.write_batch(batch).unwrap().wait().unwrap();
+    assert_eq!((done.bytes, done.buffer.blocks()), (6_400_000, 100_000));
+    let (expected, found) = (pattern(100_000 * 128, 3), target.to_vec());
+    assert!(
+        (0..100_000)
+            .all(|block| found[64 * block..64 * block + 64] == expected[128 * block..128 * block + 64])
+    );
+    let mut batch = Batch::new();
+    batch.local(pair.there.allocate(64).unwrap());
+    batch.remote(target.remote());
+    assert!(batch.decode_blocks(&bytes[1..]).is_err());
+    batch.decode_blocks(&bytes).unwrap();
+    let refused = pair.there.write_batch(batch).unwrap_err();
+    assert!(matches!(refused.cause, NotStarted::Block { is_local: true, .. }));
+}
