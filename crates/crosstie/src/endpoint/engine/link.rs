@@ -44,7 +44,7 @@ pub(super) const SIGNAL_INTERVAL: u32 = 16;
 /// Longest wait for the completions of queue pairs in ERR. After it they are reset.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// How often a silent peer that operations wait for is probed.
-const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// The slot of work requests that belong to no operation.
 pub(super) const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
 
