@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, node};
+use crosstie_bench::{copyrpc, device, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Flux(node::Arguments),
     /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
+    Rails(rails::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
@@ -43,6 +45,14 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         }
         Command::Copyrpc(arguments) => {
             return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
+        }
+        Command::Rails(arguments) => {
+            let summary = rails::run(&rails::Plan::new(arguments)?)?;
+            crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
+            return match summary.errors() {
+                0 => Ok(()),
+                errors => Err(crosstie_bench::Error::WrongData(errors).into()),
+            };
         }
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
