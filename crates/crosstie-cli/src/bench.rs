@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, node, rails};
+use crosstie_bench::{copyrpc, device, endpoint, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Copyrpc(copyrpc::Arguments),
     /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
     Rails(rails::Arguments),
+    /// Operations of an endpoint, whose buffers and completions have one owner.
+    Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
@@ -53,6 +55,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
                 0 => Ok(()),
                 errors => Err(crosstie_bench::Error::WrongData(errors).into()),
             };
+        }
+        Command::Endpoint(arguments) => {
+            return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
         }
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
