@@ -19,6 +19,9 @@ pub mod copyrpc;
 pub mod delegation;
 pub mod device;
 pub mod flux;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/fuzzing/mod.rs"]
+mod fuzzing;
 pub mod ipc;
 mod local;
 mod local_rpc;

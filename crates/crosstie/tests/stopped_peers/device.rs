@@ -2,12 +2,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crosstie::device::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::killing::trace;
+use crate::rng::Random;
+use crate::stopping::{End, check, is_stopped, wait_for};
 use crate::{Fallible, TIMEOUT};
 
 /// A WRITE of this size takes long enough to be stopped in the middle.
@@ -31,7 +33,7 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
 
 // ------------------------------------------------------------------------------------------------------- the tests
 
-fn allocated_memory() -> Fallible {
+fn allocated_memory(_: &mut Random) -> Fallible {
     for end in [End::Continue, End::Kill] {
         // Room for one large region and not for two: the memory must come back.
         let node = Node::new(LARGE as u64 + (96 << 20))?;
@@ -70,7 +72,7 @@ fn allocated_memory() -> Fallible {
     node.wait_until_nothing_is_deferred()
 }
 
-fn memory_in_place() -> Fallible {
+fn memory_in_place(_: &mut Random) -> Fallible {
     let node = Node::new(256 << 20)?;
     let mut memory = vec![0u8; LARGE];
     // SAFETY: the vector outlives the region, and is used through raw pointers and the region only until it is deregistered.
@@ -101,7 +103,7 @@ fn memory_in_place() -> Fallible {
     node.check_works()
 }
 
-fn late_old_peer() -> Fallible {
+fn late_old_peer(_: &mut Random) -> Fallible {
     let node = Node::new(16 << 30)?;
     let small = node.pd.allocate(PAGE, Access::ALL)?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
@@ -124,7 +126,7 @@ fn late_old_peer() -> Fallible {
     node.wait_until_nothing_is_deferred()
 }
 
-fn killed_inside() -> Fallible {
+fn killed_inside(_: &mut Random) -> Fallible {
     let node = Node::new(LARGE as u64 + (64 << 20))?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
     let (mut dead, mut alive) = (Peer::start()?, Peer::start()?);
@@ -150,7 +152,7 @@ fn killed_inside() -> Fallible {
     Ok(())
 }
 
-fn unrelated_removals() -> Fallible {
+fn unrelated_removals(_: &mut Random) -> Fallible {
     for end in [End::Continue, End::Kill] {
         let node = Node::new(2 << 30)?;
         let region = node.pd.allocate(LARGE, Access::ALL)?;
@@ -185,7 +187,7 @@ fn unrelated_removals() -> Fallible {
     Ok(())
 }
 
-fn reset_of_a_stopped_peer() -> Fallible {
+fn reset_of_a_stopped_peer(_: &mut Random) -> Fallible {
     let node = Node::new(2 << 30)?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
     let mut peer = Peer::start()?;
@@ -203,7 +205,7 @@ fn reset_of_a_stopped_peer() -> Fallible {
     next.expect("Success")
 }
 
-fn stopped_producer() -> Fallible {
+fn stopped_producer(_: &mut Random) -> Fallible {
     let node = Node::new(1 << 30)?;
     let region = node.pd.allocate(PAGE, Access::ALL)?;
     let mut peer = Peer::start()?;
@@ -292,13 +294,6 @@ impl Node {
     }
 }
 
-/// How a stopped peer ends.
-#[derive(Clone, Copy)]
-enum End {
-    Continue,
-    Kill,
-}
-
 /// What a peer needs to connect to us.
 #[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
@@ -371,7 +366,7 @@ impl Peer {
             };
             wait_for("the WRITE to begin", || byte(0) == Ok(FROM_PEER))?;
             self.signal(libc::SIGSTOP)?;
-            wait_for("the peer to stop", || self.is_stopped())?;
+            wait_for("the peer to stop", || is_stopped(self.child.id()))?;
             if byte(LARGE - 1) == Ok(0) {
                 return Ok(());
             }
@@ -380,15 +375,6 @@ impl Peer {
             self.wait_for_write()?;
         }
         Err("the peer was never stopped inside a WRITE".into())
-    }
-
-    fn is_stopped(&self) -> bool {
-        // Every thread of it: a thread that is still inside a system call may not have stopped yet.
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
-        tasks.into_iter().flatten().flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
-        })
     }
 
     /// Waits until a large WRITE that was stopped is over. Its queue pair may have been dropped meanwhile.
@@ -418,21 +404,6 @@ impl Drop for Peer {
         self.child.kill().ok();
         self.child.wait().ok();
     }
-}
-
-fn check(holds: bool, what: impl std::fmt::Debug) -> Fallible {
-    if holds { Ok(()) } else { Err(format!("{what:?}").into()) }
-}
-
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
-    let begun = Instant::now();
-    while !done() {
-        if begun.elapsed() > TIMEOUT {
-            return Err(format!("waited too long for {what}").into());
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 fn fill(region: &Mr) {
