@@ -10,7 +10,6 @@ use zerocopy::FromBytes;
 use super::layout::{
     AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, SharedRing, Slot, VERSION, commit_word,
 };
-use super::stalled;
 use crate::local::connection::Connection;
 use crate::local_rpc::caller::Caller;
 use crate::local_rpc::transport::{Limits, Transport};
@@ -95,7 +94,7 @@ impl Transport for RingTransport {
         // Ends: each round takes one position, and there is room for `depth` of them.
         loop {
             let position = reservation::reserve(&header.head, &header.mode, &*self.claim, &mut has_room)?;
-            if !stalled::is_stalled(header, position, depth) {
+            if !header.stalled.contains(position, depth) {
                 return Some(position);
             }
             // The server skips the position: nobody claims it, and it is not filled.

@@ -19,6 +19,7 @@ use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
 use crate::ring::call_table::CallTable;
 use crate::ring::reservation;
+use crate::ring::stalled::StalledSlots;
 use crate::wait::Parker;
 
 /// "DLGRPCV1".
@@ -26,8 +27,6 @@ pub(super) const MAGIC: u64 = 0x444C_4752_5043_5631;
 /// Version of the layout and of the reply in the handshake. Version 1 had no recovery of abandoned positions and no
 /// parkers; version 2 had no stalled slots.
 pub(super) const VERSION: u32 = 3;
-/// Most slots at a time that clients leave out because a client that does not move may write them.
-pub(super) const MAX_STALLED: usize = 5;
 
 const CACHE_LINE: usize = 64;
 const REQUESTS_AT: u64 = 256;
@@ -55,10 +54,8 @@ pub(super) struct RingHeader {
     reserved_too: AtomicU32,
     /// See [`reservation`].
     pub(super) mode: AtomicU64,
-    /// How many entries of `stalled_slots` are used, see [`stalled`](super::stalled).
-    pub(super) stalled_count: AtomicU64,
-    /// Slots that clients must leave out, each plus one; zero if an entry is not used.
-    pub(super) stalled_slots: [AtomicU64; MAX_STALLED],
+    /// Request slots that clients must leave out.
+    pub(super) stalled: StalledSlots,
     pub(super) head: AtomicU64,
     around_head: [AtomicU64; 7],
     pub(super) tail: AtomicU64,
@@ -75,8 +72,7 @@ const _: () = {
     assert!(offset_of!(RingHeader, server_alive) == 28);
     assert!(offset_of!(RingHeader, parker) == 64);
     assert!(offset_of!(RingHeader, mode) == 72);
-    assert!(offset_of!(RingHeader, stalled_count) == 80);
-    assert!(offset_of!(RingHeader, stalled_slots) == 88);
+    assert!(offset_of!(RingHeader, stalled) == 80);
     assert!(offset_of!(RingHeader, head) == 128);
     assert!(offset_of!(RingHeader, tail) == 192);
     assert!(size_of::<RingHeader>() == REQUESTS_AT as usize);

@@ -61,7 +61,7 @@
 //! live client (see `ring/reservation.rs`). The server drops the requests of a dead client, and gives its index to a new one.
 //! A client that is alive but stopped there (SIGSTOP, a debugger) may still fill its position. The server passes the position after
 //! 10 ms, at the next look for it, and other clients leave its slot out until the stopped one continues or ends
-//! (`delegation/stalled.rs`). So a stopped client delays others once, by less than 100 ms. Up to five clients can be stopped there at a
+//! (`ring/stalled.rs`). So a stopped client delays others once, by less than 100 ms. Up to five clients can be stopped there at a
 //! time; with a sixth the ring waits.
 //!
 //! When the server ends, its clients notice within milliseconds. They still receive the responses that it wrote; then
@@ -81,7 +81,6 @@ mod client;
 mod layout;
 mod lease;
 mod server;
-mod stalled;
 
 pub use client::Client;
 pub use server::{Counters, Request, Server, Ticket};

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use super::admission::ClientRegistry;
 use super::layout::{ClientKey, MAGIC, ResponseKey, RingLayout, SharedRing, VERSION, committed_by};
-use super::stalled::StalledPositions;
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
 use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
 use crate::message::Message;
+use crate::ring::stalled::StalledPositions;
 use crate::ring::{fence, reservation};
 use crate::wait;
 
@@ -180,7 +180,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             checks: 0,
             seen_disconnects: 0,
             holes_below: 0,
-            stalled: StalledPositions::new(),
+            stalled: StalledPositions::new(layout.ring_depth.into()),
             counters: Counters::default(),
         };
         Ok(Server { core, inbox: Req::inbox(layout.request_limit as usize), messages: PhantomData })
@@ -324,7 +324,7 @@ impl Core {
         if position == self.cursor {
             self.cursor = position.wrapping_add(1);
         } else {
-            self.stalled.remove(position, &self.ring);
+            self.stalled.remove(position, &self.ring.header.stalled);
         }
         self.took_requests = true;
         if self.cursor.wrapping_sub(self.published_tail) >= self.batch {
@@ -441,7 +441,9 @@ impl Core {
             let head = &self.ring.header.head;
             if reservation::is_abandoned(head, cursor, registry.live_claims(), published) {
                 self.counters.skipped += 1;
-            } else if self.committed_at(cursor).is_none() && self.stalled.try_pass(cursor, &self.ring) {
+            } else if self.committed_at(cursor).is_none()
+                && self.stalled.try_pass(cursor, &self.ring.header.stalled)
+            {
                 self.counters.passed += 1;
             } else {
                 break;
@@ -461,7 +463,7 @@ impl Core {
         };
         let gone = self.stalled.iter().find(is_abandoned);
         if let Some(position) = gone {
-            self.stalled.remove(position, &self.ring);
+            self.stalled.remove(position, &self.ring.header.stalled);
             self.counters.skipped += 1;
         }
     }

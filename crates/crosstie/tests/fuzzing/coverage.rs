@@ -15,6 +15,10 @@ pub(super) struct Comparison {
     pub(super) to: u64,
 }
 
+/// Counters that are compared at once.
+#[cfg(crosstie_fuzz)]
+const ZEROS: [u8; 256] = [0; 256];
+
 /// The code that the inputs so far have reached.
 pub(super) struct Coverage {
     /// For each counter, a bit for each range of counts that was seen: 1, 2, 3, 4-7, 8-15, 16-31, 32-63, 64 and more.
@@ -31,7 +35,10 @@ impl Coverage {
     /// Call it before an input runs.
     pub(super) fn clear(&mut self) {
         #[cfg(crosstie_fuzz)]
-        counters::for_each(|_, counters| counters.fill(0));
+        {
+            counters::for_each(|_, counters| counters.fill(0));
+            comparisons::start();
+        }
     }
 
     /// Call it after an input has run. Returns whether it reached something new.
@@ -40,25 +47,30 @@ impl Coverage {
         let mut new = 0;
         #[cfg(crosstie_fuzz)]
         {
+            // First: what follows is traced, too.
+            comparisons::take(&mut self.comparisons);
             let (seen, total) = (&mut self.seen, counters::total());
             seen.resize(total, 0);
             counters::for_each(|start, counters| {
-                for (counter, seen) in counters.iter().zip(&mut seen[start..]) {
-                    if *counter != 0 {
-                        let range = 1 << (8 - counter.leading_zeros()).min(7);
+                // Nearly all counters are zero, and comparing slices is a call of libc, which is not traced.
+                for (index, chunk) in counters.chunks(ZEROS.len()).enumerate() {
+                    if *chunk == ZEROS[..chunk.len()] {
+                        continue;
+                    }
+                    for (counter, seen) in chunk.iter().zip(&mut seen[start + ZEROS.len() * index..]) {
                         let bit = match *counter {
+                            0 => 0,
                             1 => 1,
                             2 => 2,
                             3 => 4,
-                            _ => range,
+                            more => 1 << (8 - more.leading_zeros()).min(7),
                         };
-                        new += usize::from(*seen & bit == 0);
+                        new += usize::from(*seen & bit != bit);
                         *seen |= bit;
                     }
                 }
             });
             self.features += new;
-            comparisons::take(&mut self.comparisons);
         }
         new > 0
     }
@@ -118,22 +130,33 @@ mod comparisons {
     /// A power of two.
     const KEPT: usize = 256;
 
-    /// Width and operands of the latest comparisons. Several threads may mix them up: then a mutation is less useful.
-    static SEEN: [[AtomicU64; 3]; KEPT] = [const { [const { AtomicU64::new(0) }; 3] }; KEPT];
+    /// Width and operands of the latest comparisons, and room for those of the fuzzer itself. Several threads may mix them up: then a
+    /// mutation is less useful.
+    static SEEN: [[AtomicU64; 3]; 2 * KEPT] = [const { [const { AtomicU64::new(0) }; 3] }; 2 * KEPT];
     static NEXT: AtomicUsize = AtomicUsize::new(0);
+    /// Where comparisons are noted: at the start, or in the second half while the fuzzer itself runs.
+    static OFFSET: AtomicUsize = AtomicUsize::new(KEPT);
 
-    /// Inlined into functions that LLVM does not instrument, and without a branch of its own.
+    /// Inlined into functions that LLVM does not instrument.
     #[inline(always)]
     fn note(width: u64, from: u64, to: u64) {
-        let [kept_width, kept_from, kept_to] = &SEEN[NEXT.fetch_add(1, Relaxed) & (KEPT - 1)];
+        let at = (NEXT.fetch_add(1, Relaxed) & (KEPT - 1)) + (OFFSET.load(Relaxed) & KEPT);
+        let [kept_width, kept_from, kept_to] = &SEEN[at];
         kept_width.store(width, Relaxed);
         kept_from.store(from, Relaxed);
         kept_to.store(to, Relaxed);
     }
 
-    /// Replaces the contents of `comparisons` with those since the last call.
+    /// Notes comparisons from here on.
+    pub(super) fn start() {
+        NEXT.store(0, Relaxed);
+        OFFSET.store(0, Relaxed);
+    }
+
+    /// Replaces the contents of `comparisons` with those since [`start`].
     pub(super) fn take(comparisons: &mut Vec<Comparison>) {
-        let count = NEXT.swap(0, Relaxed).min(KEPT);
+        OFFSET.store(KEPT, Relaxed);
+        let count = NEXT.load(Relaxed).min(KEPT);
         comparisons.clear();
         for seen in &SEEN[..count] {
             let [width, from, to] = [0, 1, 2].map(|field: usize| seen[field].load(Relaxed));

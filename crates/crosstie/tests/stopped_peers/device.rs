@@ -29,6 +29,7 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
     ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
     ("create_rc_ends_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
+    ("completions_of_others_arrive_while_a_producer_is_stopped_anywhere_in_a_post", stopped_beside_others),
 ];
 
 // ------------------------------------------------------------------------------------------------------- the tests
@@ -252,6 +253,75 @@ fn stopped_producer(_: &mut Random) -> Fallible {
     }
     println!("create_rc at each of {step} instructions of a post: refused at {refusals}");
     check(refusals > 0, "the peer was never stopped inside a reservation: the test shows nothing")
+}
+
+/// Two producers of one completion queue: a peer that is stopped at each instruction of a post, and a queue pair of this process,
+/// which sends several rounds of the ring meanwhile.
+fn stopped_beside_others(random: &mut Random) -> Fallible {
+    let node = Node::new(1 << 30)?;
+    let region = node.pd.allocate(PAGE, Access::ALL)?;
+    let (mut peer, mut step, mut stops, mut received_late) = (Peer::start()?, 1, 0, 0);
+    loop {
+        let mut recv_cq = node.device.create_cq(&CqConfig { depth: 16 })?;
+        let send_cq = node.device.create_cq(&CqConfig::default())?;
+        let mut qp = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        let mut other = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        let mut sender = node.pd.create_rc(&QpConfig::default(), &send_cq, &send_cq, None)?;
+        other.connect(&sender.address(), &ConnectConfig::default())?;
+        sender.connect(&other.address(), &ConnectConfig::default())?;
+        qp.init(Access::ALL)?;
+        for wr_id in 0..2 {
+            qp.post_recv(&RecvWr { wr_id, sges: &[] })?;
+        }
+        peer.connect(&mut qp, &region)?;
+        peer.order("step")?;
+        let pid = peer.child.id();
+        let executed = trace::step(pid, step)?;
+        let (mut from_peer, mut from_other) = (0, 0);
+        let poll = |cq: &mut Cq, from_peer: &mut u32, from_other: &mut u32| {
+            let polled = cq.poll(16, |c| {
+                assert_eq!(c.status, Status::Success);
+                *(if c.qp_num == qp.qp_num() { &mut *from_peer } else { &mut *from_other }) += 1;
+            });
+            assert!(polled.is_ok(), "{polled:?}");
+        };
+        // Four rounds of the ring.
+        for round in 1..=64 {
+            other.post_recv(&RecvWr { wr_id: 9, sges: &[] })?;
+            let op = SendOp::WriteImm(region.remote().at(64), round);
+            sender.post(&SendWr::new(1, op, Data::Inline(b"other")))?;
+            wait_for("a completion of the other queue pair", || {
+                // Every second time by waiting, which must not sleep for ever either.
+                if round % 2 == 0 {
+                    recv_cq.wait(Duration::from_millis(100)).ok();
+                }
+                poll(&mut recv_cq, &mut from_peer, &mut from_other);
+                from_other == round
+            })?;
+        }
+        received_late += u32::from(from_peer < 2);
+        if executed == step {
+            trace::resume(pid)?;
+            trace::step(pid, 0)?;
+        }
+        trace::resume(pid)?;
+        peer.expect("Success")?;
+        wait_for("both messages of the peer", || {
+            poll(&mut recv_cq, &mut from_peer, &mut from_other);
+            from_peer == 2
+        })?;
+        drop((qp, other, sender));
+        peer.order("again")?;
+        stops += 1;
+        if executed < step {
+            break;
+        }
+        step += if std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some() { 1 } else { 1 + random.below(8) };
+    }
+    println!(
+        "completions beside a post of {step} instructions: {stops} stops, {received_late} of them before the entry"
+    );
+    check(received_late > 2, "the peer was never stopped before its entry: the test shows nothing")
 }
 
 // -------------------------------------------------------------------------------------------------------- our side
