@@ -35,6 +35,12 @@ impl<const INDEX_BITS: u32, const BITS: u32> Key<INDEX_BITS, BITS> {
         Key((1 << INDEX_BITS) | (index & (Self::INDICES - 1)))
     }
 
+    /// The key of an index with generation number `number`; the numbers repeat as the keys do.
+    pub const fn of_generation(index: u32, number: u32) -> Self {
+        let generation = number % (Self::GENERATIONS - 1) + 1;
+        Key((generation << INDEX_BITS) | (index & (Self::INDICES - 1)))
+    }
+
     /// The key with these bits, which may come from an untrusted peer.
     pub const fn from_bits(bits: u32) -> Self {
         Key(bits)
@@ -74,5 +80,9 @@ mod tests {
         }
         assert_eq!(key, first);
         assert_eq!(Key::<4, 8>::first(21).index(), 5);
+        for number in 0..40 {
+            assert_eq!(Key::<4, 8>::of_generation(5, number), key);
+            key = key.next();
+        }
     }
 }

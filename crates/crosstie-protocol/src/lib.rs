@@ -4,8 +4,11 @@
 //! protocols on devices; tests and models run them without any device.
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
+//! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
+//! - [`region`]: descriptors of registered regions.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -14,5 +17,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod copyrpc;
+pub mod endpoint;
+pub mod group;
 pub mod key;
 pub mod lane;
+pub mod region;

@@ -4,7 +4,9 @@
 //! | module | what it does |
 //! | --- | --- |
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
+//! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`endpoint`] | operations on memory of a peer: read, write, send, receive, batches, with futures |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
 //! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
 //! | [`flux`] | RPC between the threads of one process |
@@ -18,6 +20,7 @@ pub mod bootstrap;
 pub mod copyrpc;
 pub mod delegation;
 pub mod device;
+pub mod endpoint;
 pub mod flux;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/fuzzing/mod.rs"]
@@ -35,6 +38,7 @@ pub mod telemetry;
 mod wait;
 
 pub use local_rpc::caller::Caller;
+pub use memory::region;
 pub use message::Message;
 pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any};
 

@@ -109,7 +109,7 @@ mod flush_policy;
 mod fuzz_tests;
 mod operation;
 mod payload;
-mod poll_clock;
+pub(crate) mod poll_clock;
 mod qp_table;
 mod region_pool;
 pub mod service;

@@ -24,7 +24,10 @@ use crate::memory::copy;
 /// borrow the bytes. [`Mr::as_ptr`] is for callers that synchronise with the peer themselves.
 #[derive(Debug)]
 pub struct Mr {
+    /// The address that the device and peers know.
     addr: u64,
+    /// The address in this process. The software device may add a tag to it for `addr`.
+    start: usize,
     len: usize,
     lkey: u32,
     rkey: u32,
@@ -42,12 +45,12 @@ pub(crate) enum Provider {
 
 impl Mr {
     pub(super) fn new(pd: u32, access: Access, provider: Provider) -> Mr {
-        let (addr, len, lkey, rkey) = match &provider {
-            Provider::Software(x) => (x.addr(), x.len(), x.lkey(), x.rkey()),
+        let (addr, start, len, lkey, rkey) = match &provider {
+            Provider::Software(x) => (x.addr(), x.pointer().addr(), x.len(), x.lkey(), x.rkey()),
             #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => (x.addr(), x.len(), x.lkey(), x.rkey()),
+            Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.len(), x.lkey(), x.rkey()),
         };
-        Mr { addr, len, lkey, rkey, pd, access, provider }
+        Mr { addr, start, len, lkey, rkey, pd, access, provider }
     }
 
     /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
@@ -57,10 +60,10 @@ impl Mr {
     ///
     /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
-        let Mr { addr, len, lkey, rkey, pd, access, provider } = self;
+        let Mr { addr, start, len, lkey, rkey, pd, access, provider } = self;
         match provider {
             Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
-                region: Mr { addr, len, lkey, rkey, pd, access, provider: Provider::Software(x) },
+                region: Mr { addr, start, len, lkey, rkey, pd, access, provider: Provider::Software(x) },
                 process,
             }),
             #[cfg(feature = "verbs")]
@@ -92,10 +95,14 @@ impl Mr {
     /// Pointer to the first byte, in this process.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        core::ptr::with_exposed_provenance_mut(self.addr as usize)
+        core::ptr::with_exposed_provenance_mut(self.start)
     }
 
     /// What a peer needs to access it: address, length and rkey.
+    ///
+    /// The address is the one of [`Mr::as_ptr`]; on the software device it may also have a tag in its upper 16 bits, which
+    /// keeps peers from reaching this region with an address and key of a region that was given back. On verbs, whether an
+    /// old key is refused depends on the NIC, which uses its keys again.
     #[inline]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey, reserved: 0 }

@@ -1,7 +1,8 @@
 //! Memory that other processes access, too: shared segments ([`segment`]), allocation in them ([`heap`]), race-tolerant copies
-//! in and out ([`copy`]), and cache hints ([`prefetch`]).
+//! in and out ([`copy`]), cache hints ([`prefetch`]), and registered memory with an owner ([`region`]).
 
 pub(crate) mod copy;
 pub(crate) mod heap;
 pub(crate) mod prefetch;
+pub mod region;
 pub(crate) mod segment;

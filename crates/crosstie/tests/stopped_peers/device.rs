@@ -5,6 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use crosstie::device::*;
+use crosstie::region::{KeptMemory, OwnedRegion, kept_memory};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::killing::trace;
@@ -24,6 +25,7 @@ const PAGE: usize = 4096;
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("memory_of_a_dropped_region_is_not_reused_while_a_stopped_peer_may_write", allocated_memory),
     ("deregister_of_memory_in_place_hands_the_region_back_while_a_peer_is_inside", memory_in_place),
+    ("memory_of_an_owned_region_is_not_given_back_or_freed_while_a_peer_is_inside", owned_region),
     ("late_post_of_an_old_peer_does_not_free_what_the_new_peer_writes", late_old_peer),
     ("peer_killed_inside_delays_no_later_removal", killed_inside),
     ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
@@ -102,6 +104,40 @@ fn memory_in_place(_: &mut Random) -> Fallible {
     peer.wait_for_write()?;
     check(memory.iter().all(|byte| *byte == OURS), "the caller's own memory was overwritten")?;
     node.check_works()
+}
+
+/// As above, through `OwnedRegion`: giving back fails and can be tried again; a drop keeps the memory and does not wait.
+fn owned_region(_: &mut Random) -> Fallible {
+    for end in [End::Continue, End::Kill] {
+        let node = Node::new(256 << 20)?;
+        let region = OwnedRegion::register(&node.pd, vec![0u8; LARGE], Access::ALL)?;
+        let mut peer = Peer::start()?;
+        let qp = node.connect(&mut peer, region.mr())?;
+        peer.stop_inside_write(region.mr())?;
+        drop(qp);
+        let Err(refused) = region.into_memory(Duration::from_millis(20)) else {
+            return Err("given back while a peer is inside".into());
+        };
+        check(refused.process == Some(peer.child.id()), &refused)?;
+        let Err(refused) = refused.region.into_memory(Duration::ZERO) else {
+            return Err("given back while a peer is inside".into());
+        };
+        // Memory that is dropped now waits for the same peer, but nobody waits for it.
+        drop(OwnedRegion::register(&node.pd, vec![0u8; PAGE], Access::ALL)?);
+        check(kept_memory() == KeptMemory { regions: 1, bytes: PAGE as u64 }, kept_memory())?;
+        drop(refused.region);
+        let kept = KeptMemory { regions: 2, bytes: (PAGE + LARGE) as u64 };
+        check(kept_memory() == kept, kept_memory())?;
+        let other = vec![OURS; LARGE];
+        peer.end(end)?;
+        wait_for("kept memory to be freed", || kept_memory() == KeptMemory::default())?;
+        check(other.iter().all(|byte| *byte == OURS), "memory was freed and used again too early")?;
+        let memory =
+            OwnedRegion::register(&node.pd, vec![7u8; PAGE], Access::ALL)?.into_memory(Duration::ZERO)?;
+        check(memory == [7; PAGE], "other memory was given back")?;
+        node.check_works()?;
+    }
+    Ok(())
 }
 
 fn late_old_peer(_: &mut Random) -> Fallible {

@@ -2,7 +2,7 @@
 //!
 //! They wait here, in order, with copies of everything that they need; `progress.rs` retries them.
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -88,7 +88,12 @@ pub(super) fn are_registered(sges: &[Sge<'_>], regions: &SharedSlice<RegionEntry
     sges.iter().all(|sge| {
         let entry = &regions[RegionKey::from_bits(sge.lkey).index() as usize];
         // Acquire, partner: the Release store in `DeviceShared::add_region`.
-        entry.key.load(Acquire) == sge.lkey
+        entry.key.load(Acquire) == sge.lkey && {
+            // Another region has the same key, but not the same tag.
+            let offset = sge.addr.wrapping_sub(entry.addr.load(Relaxed));
+            let len = entry.len.load(Relaxed);
+            offset <= len && u64::from(sge.len) <= len - offset
+        }
     })
 }
 

@@ -66,7 +66,7 @@ pub(super) struct RegionEntry {
     pub(super) access: AtomicU32,
     pub(super) pd: AtomicU32,
     pub(super) reserved: AtomicU32,
-    /// First address, in the owner's address space.
+    /// First address in the owner's address space, with its tag, see `region_keys.rs`.
     pub(super) addr: AtomicU64,
     pub(super) len: AtomicU64,
     /// Offset of the memory in the segment, or [`IN_PLACE`].

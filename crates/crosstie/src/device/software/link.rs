@@ -16,6 +16,7 @@ use super::layout::{
     RegionEntry, RegionKey,
 };
 use super::peer_lines::OpenLine;
+use super::region_keys::pointer;
 use super::state::local_regions;
 use crate::device::{DeviceError, Status};
 use crate::local::socket::{self, Peer};
@@ -211,7 +212,7 @@ impl Link {
         len: usize,
     ) -> Result<(), Status> {
         let Some(pid) = self.pid else {
-            let remote = core::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
+            let remote = pointer(addr);
             // SAFETY: the region belongs to this process and is registered, so its owner keeps it valid; deregistration
             // waits for us, because we are inside an operation (`OperationGuard`).
             unsafe {
@@ -230,7 +231,7 @@ impl Link {
                 return Err(Status::RetryExceeded);
             }
             // SAFETY: the caller's promise; the kernel checks the remote address.
-            match unsafe { process_vm(pid, write, addr, local, len) } {
+            match unsafe { process_vm(pid, write, pointer(addr).addr() as u64, local, len) } {
                 Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
                 Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.use_proxy.store(true, Relaxed),

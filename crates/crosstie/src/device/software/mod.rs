@@ -67,6 +67,7 @@ mod qp;
 mod quiescence;
 mod rc;
 mod recv;
+mod region_keys;
 mod removal;
 mod service;
 #[cfg(test)]

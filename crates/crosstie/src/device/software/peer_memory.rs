@@ -9,6 +9,7 @@ use super::error::ExecuteError;
 use super::layout::{IN_PLACE, RegionKey};
 use super::link::Link;
 use super::recv::{RECV_ACCESS, RecvSge};
+use super::region_keys::pointer;
 use crate::device::{Access, Data, Status};
 use crate::memory::copy::copy;
 
@@ -59,9 +60,7 @@ impl PeerMemory<'_> {
             return None;
         }
         match entry.offset.load(Relaxed) {
-            IN_PLACE if self.link.pid.is_none() => {
-                Some(RemotePtr::Mapped(core::ptr::with_exposed_provenance_mut(addr as usize)))
-            }
+            IN_PLACE if self.link.pid.is_none() => Some(RemotePtr::Mapped(pointer(addr))),
             IN_PLACE => Some(RemotePtr::InPlace { addr, key }),
             start => {
                 let at = self.link.segment.bytes(start.checked_add(offset)?, len.into())?;
@@ -130,7 +129,7 @@ impl PeerMemory<'_> {
             Data::Regions(sges) => {
                 let mut offset = 0;
                 for sge in *sges {
-                    let from = core::ptr::with_exposed_provenance(sge.addr as usize);
+                    let from = pointer(sge.addr);
                     // SAFETY: the entry is inside a live region; `to` was checked for the whole message.
                     unsafe { self.copy_to(to.at(offset), from, sge.len as usize) }
                         .map_err(ExecuteError::both_ends)?;
@@ -146,7 +145,7 @@ impl PeerMemory<'_> {
         let Data::Regions(sges) = data else { return Ok(()) };
         let mut offset = 0;
         for sge in *sges {
-            let to = core::ptr::with_exposed_provenance_mut::<u8>(sge.addr as usize);
+            let to = pointer(sge.addr);
             match from.at(offset) {
                 // SAFETY: the entry is inside a live region with local write access; `from` was checked.
                 RemotePtr::Mapped(from) => unsafe { copy(from, to, sge.len as usize) },
@@ -195,9 +194,7 @@ impl PeerMemory<'_> {
         write(head.as_ptr(), head.len())?;
         match data {
             Data::Inline(bytes) => write(bytes.as_ptr(), bytes.len()),
-            Data::Regions(sges) => sges.iter().try_for_each(|sge| {
-                write(core::ptr::with_exposed_provenance(sge.addr as usize), sge.len as usize)
-            }),
+            Data::Regions(sges) => sges.iter().try_for_each(|sge| write(pointer(sge.addr), sge.len as usize)),
         }
     }
 }
@@ -205,7 +202,7 @@ impl PeerMemory<'_> {
 /// Stores the former value of an atomic into the memory that its request names.
 pub(super) fn store_atomic_result(data: &Data<'_>, former: u64) {
     if let Data::Regions([sge, ..]) = data {
-        let to = core::ptr::with_exposed_provenance_mut(sge.addr as usize);
+        let to = pointer(sge.addr);
         // SAFETY: the entry is 8 bytes (checked when posted) of a live region with local write access.
         unsafe { copy(former.to_ne_bytes().as_ptr(), to, 8) };
     }

@@ -25,6 +25,7 @@ use super::link::Link;
 use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::{QpShared, RecvSource};
 use super::quiescence::{MAX_RECHECK, PeerDeparture};
+use super::region_keys;
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
@@ -422,7 +423,7 @@ impl Service {
         {
             return None;
         }
-        let at = core::ptr::with_exposed_provenance_mut::<u8>(request.addr as usize);
+        let at = region_keys::pointer(request.addr);
         // SAFETY: the memory is registered here, so its owner keeps it valid; deregistration waits for `proxied_access`,
         // which we hold. The payload buffer has room for `len`, which is at most `MAX_PAYLOAD`.
         unsafe {

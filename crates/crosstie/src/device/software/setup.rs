@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::layout::{IN_PLACE, RegionKey};
 use super::quiescence::Quiescence;
+use super::region_keys;
 use super::service::{self, ServiceHandle};
 use super::state::{Allocation, DeviceShared, Region, locked, os};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
@@ -123,8 +124,8 @@ impl Pd {
         if memory.len >= 2 << 20 {
             device.segment.advise_huge(memory.at, memory.len);
         }
-        let addr = start.as_ptr().expose_provenance() as u64;
-        self.register_region(pd, addr, len, access, Some(memory)).inspect_err(|_| device.free(&memory))
+        let pointer = start.as_ptr().expose_provenance() as u64;
+        self.register_region(pd, pointer, len, access, Some(memory)).inspect_err(|_| device.free(&memory))
     }
 
     /// # Safety
@@ -137,17 +138,19 @@ impl Pd {
         len: usize,
         access: Access,
     ) -> Result<Mr, DeviceError> {
-        let addr = start.expose_provenance();
-        if start.is_null() || addr.checked_add(len).is_none() {
-            return Err(DeviceError::BadAddress("the memory to register is null or wraps around"));
+        let pointer = start.expose_provenance();
+        if start.is_null() || !region_keys::is_taggable(pointer, len) {
+            return Err(DeviceError::BadAddress(
+                "the memory to register is null or beyond 48 bits of address",
+            ));
         }
-        self.register_region(pd, addr as u64, len, access, None)
+        self.register_region(pd, pointer as u64, len, access, None)
     }
 
     fn register_region(
         &self,
         pd: u32,
-        addr: u64,
+        pointer: u64,
         len: usize,
         access: Access,
         memory: Option<Allocation>,
@@ -158,7 +161,8 @@ impl Pd {
             return Err(DeviceError::BadAddress("remote writes and atomics need local write access"));
         }
         let device = &self.handle.device;
-        let key = device.take_region_key()?;
+        let tagged = device.take_region_key()?;
+        let (key, addr) = (tagged.key, tagged.address(pointer));
         let offset = memory.map_or(IN_PLACE, |memory| memory.at);
         device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
         Ok(Mr {
@@ -179,6 +183,7 @@ impl Pd {
 pub struct Mr {
     handle: Arc<DeviceHandle>,
     key: RegionKey,
+    /// With its tag.
     addr: u64,
     len: usize,
     pd: u32,
@@ -192,6 +197,10 @@ pub struct Mr {
 impl Mr {
     pub(crate) fn addr(&self) -> u64 {
         self.addr
+    }
+
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        region_keys::pointer(self.addr)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -14,6 +14,7 @@ use super::link::Link;
 use super::peer_lines::{AssignedLine, LineUse, PeerLines};
 use super::progress::Progress;
 use super::qp::QpShared;
+use super::region_keys::{RegionKeys, TaggedKey};
 use super::removal::Removals;
 use super::service::ServiceHandle;
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceError, Event};
@@ -34,7 +35,7 @@ pub(super) struct DeviceShared {
     pub(super) regions: SharedSlice<RegionEntry>,
     /// A copy of `regions` in the segment, for peers in other processes. This process never reads it.
     published_regions: SharedSlice<RegionEntry>,
-    region_keys: Mutex<KeyTable>,
+    region_keys: Mutex<RegionKeys>,
     qps: Mutex<QpTable>,
     pub(super) peer_lines: Mutex<PeerLines>,
     pub(super) removals: Removals,
@@ -77,7 +78,7 @@ pub(super) struct Allocation {
 pub(super) struct Region {
     pub(super) pd: u32,
     pub(super) access: Access,
-    /// First address, in this process.
+    /// First address, with its tag.
     pub(super) addr: u64,
     pub(super) len: u64,
     /// As `RegionEntry::offset`.
@@ -157,7 +158,7 @@ impl DeviceShared {
             regions,
             published_regions: SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize)
                 .ok_or_else(no_memory)?,
-            region_keys: Mutex::default(),
+            region_keys: Mutex::new(RegionKeys::new(u16::from_ne_bytes([gid[0], gid[1]]))),
             qps: Mutex::default(),
             peer_lines: Mutex::default(),
             removals: Removals::default(),
@@ -242,13 +243,13 @@ impl DeviceShared {
         }
     }
 
-    pub(super) fn take_region_key(&self) -> Result<RegionKey, DeviceError> {
+    pub(super) fn take_region_key(&self) -> Result<TaggedKey, DeviceError> {
         self.retry_after_removals(|| locked(&self.region_keys).take())
             .ok_or(DeviceError::Exhausted { what: "regions" })
     }
 
     pub(super) fn give_back_region_key(&self, key: RegionKey) {
-        locked(&self.region_keys).give_back(key.index());
+        locked(&self.region_keys).give_back(key);
     }
 
     // Events.
