@@ -5,6 +5,7 @@
 //! This program does not use libtest: it starts itself as the peers. One module per role. Arguments name the tests to run;
 //! without arguments all run.
 
+mod bootstrap;
 mod copyrpc;
 mod device;
 #[path = "../killing/mod.rs"]
@@ -40,6 +41,7 @@ fn main() {
         ["server", service, name, task, mode] => {
             return node::run_server(service, name, task, mode == "measure").expect("server");
         }
+        ["rank", address, mode] => return bootstrap::run(address, mode == "measure").expect("rank"),
         ["copyrpc", task, mode] => return copyrpc::run(task, mode == "measure").expect("copyrpc peer"),
         _ => {}
     }
@@ -51,7 +53,8 @@ fn main() {
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);
     let mut random = Random(rng::seed());
-    for (name, test) in device::TESTS.iter().chain(node::TESTS).chain(copyrpc::TESTS) {
+    for (name, test) in device::TESTS.iter().chain(node::TESTS).chain(copyrpc::TESTS).chain(bootstrap::TESTS)
+    {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
             continue;
         }
