@@ -33,7 +33,7 @@ fn child_process_entry() {
 fn other_nodes_go_on_while_a_node_is_stopped() {
     let mut random = Random(seed());
     for backend in BACKENDS {
-        let name = fresh_name();
+        let name = fresh_name("stopped-node");
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<SocketAddr> =
             listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -67,9 +67,9 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
                 pipelined(client, count, |i| put(theirs[i as usize % theirs.len()], round));
             };
             load(&mut client, instant);
-            for i in 0..20 {
+            for (i, key) in theirs.iter().take(20).enumerate() {
                 // These may still be on their way when it stops.
-                if client.begin(put(theirs[i], round), i as u64).is_err() {
+                if client.begin(put(*key, round), i as u64).is_err() {
                     break;
                 }
             }
