@@ -156,7 +156,7 @@ fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> 
         // One history, of one cluster.
         launch_once(arguments, interrupt, |share| bar.show((share * STEPS as f64) as u64))?
     } else {
-        repeat::run_independently(arguments, |run, one| {
+        repeat::run_independently(arguments, interrupt, |run, one| {
             let done = |share: f64| (f64::from(run) + share) / f64::from(arguments.runs);
             launch_once(one, interrupt, |share| bar.show((done(share) * STEPS as f64) as u64))
         })?

@@ -3,6 +3,8 @@
 //! What a cluster is like for its whole life, such as where its memory lies or which thread got which core, differs from one start to
 //! the next. Runs of one cluster share it and look more alike than they are; two clusters of the same code then seem to differ.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use crate::figures::{Figures, Rank};
 use crate::kv::Outcome;
 use crate::median::median;
@@ -15,6 +17,7 @@ use crate::error::Error;
 /// interruption.
 pub(super) fn run_independently(
     arguments: &Arguments,
+    interrupt: &AtomicBool,
     mut launch: impl FnMut(u32, &Arguments) -> Result<Outcome, Error>,
 ) -> Result<Outcome, Error> {
     let (mut parts, mut error) = (Vec::new(), None);
@@ -26,8 +29,11 @@ pub(super) fn run_independently(
             one.backend.reverse();
         }
         let mut outcome = match launch(run, &one) {
-            // Keeps what was measured before.
-            Err(_) if !parts.is_empty() && is_interrupted(&parts) => break,
+            // Interrupted before this run was measured: keeps the runs before.
+            Err(_) if !parts.is_empty() && interrupt.load(Relaxed) => {
+                parts.iter_mut().flatten().for_each(|figures: &mut Figures| figures.interrupted = true);
+                break;
+            }
             outcome => outcome?,
         };
         if run % 2 == 1 {
@@ -43,10 +49,6 @@ pub(super) fn run_independently(
     let backends = parts.iter().map(Vec::len).min().unwrap_or(0);
     let of_backend = |nth: usize| parts.iter().filter_map(|figures| figures.get(nth).cloned()).collect();
     Ok(Outcome { figures: (0..backends).filter_map(|nth| merge(of_backend(nth))).collect(), error })
-}
-
-fn is_interrupted(parts: &[Vec<Figures>]) -> bool {
-    parts.iter().flatten().any(|figures| figures.interrupted)
 }
 
 /// Merges the figures of several runs of one plan. `None` if there are none.
@@ -121,7 +123,7 @@ mod tests {
     fn every_run_starts_its_own_cluster_and_the_order_of_backends_alternates() {
         let arguments = Arguments { runs: 3, duration: 6.0, ..Arguments::demo() };
         let mut launches = Vec::new();
-        let outcome = run_independently(&arguments, |run, one| {
+        let outcome = run_independently(&arguments, &AtomicBool::new(false), |run, one| {
             launches.push((run, one.runs, one.duration, one.backend.clone()));
             let made =
                 |backend: &Backend| figures(*backend, 32 << (run + 4 * u32::from(*backend == Backend::Meta)));
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn interrupted_run_ends_the_benchmark_and_keeps_the_runs_before() {
         let arguments = Arguments { runs: 5, ..Arguments::demo() };
-        let outcome = run_independently(&arguments, |run, one| {
+        let outcome = run_independently(&arguments, &AtomicBool::new(false), |run, one| {
             let interrupted = run == 1;
             let made = |backend: &Backend| Figures { interrupted, ..figures(*backend, 32) };
             Ok(Outcome { figures: one.backend.iter().map(made).collect(), error: None })
