@@ -4,12 +4,14 @@
 //!   `test/steps.rs`), and ends with one line `N passed, N failed`.
 //! - `cargo xtask vm -- COMMAND` runs a command on kernel Soft-RoCE, in a QEMU guest. It needs neither KVM nor an RDMA
 //!   NIC nor a kernel module on this machine ([`vm`]).
+//! - `cargo xtask fuzz` fuzzes every decoder of peer bytes, guided by coverage ([`fuzz`]).
 //! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
 //!
 //! Exit status: 0 success, 1 the work failed, 2 the command line is wrong. `vm` exits with the status of the command in the
 //! guest, or with 97 when a guest ended without one.
 
 mod error;
+mod fuzz;
 mod packages;
 mod peers;
 mod process;
@@ -34,6 +36,8 @@ enum Task {
     Test(test::Options),
     /// Run a command on kernel Soft-RoCE in one QEMU guest, or in two joined by two links
     Vm(vm::Options),
+    /// Fuzz every decoder of peer bytes, guided by coverage
+    Fuzz(fuzz::Options),
     /// Measure Crosstie, UCX, Redis and memcached on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
 }
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Test(options) => test::run(&options),
         Task::Vm(options) => vm::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
     };
     result.unwrap_or_else(|error| {

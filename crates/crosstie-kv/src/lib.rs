@@ -15,15 +15,22 @@
 //!
 //! Start with [`node`] and [`client`].
 
-#![forbid(unsafe_code)]
+// Fuzzing builds contain the functions that LLVM calls.
+#![cfg_attr(not(crosstie_fuzz), forbid(unsafe_code))]
 
 pub mod client;
+#[cfg(test)]
+#[path = "../../crosstie/tests/fuzzing/mod.rs"]
+mod fuzzing;
 pub mod node;
 pub mod sharding;
 pub mod store;
 pub mod wire;
 
 mod backend;
+#[cfg(test)]
+#[path = "../../crosstie/tests/rng/mod.rs"]
+mod rng;
 mod service_names;
 
 pub use backend::Backend;

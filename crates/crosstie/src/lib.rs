@@ -23,6 +23,9 @@ pub mod delegation;
 pub mod device;
 pub mod endpoint;
 pub mod flux;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/fuzzing/mod.rs"]
+mod fuzzing;
 pub mod ipc;
 mod local;
 mod local_rpc;

@@ -249,6 +249,8 @@ pub(super) fn figures(
     let sum = |count: fn(&RankResults) -> u64| all.iter().map(count).sum::<u64>();
     counters.counters.insert("not_started".into(), sum(|local| local.not_started));
     counters.counters.insert("timed".into(), latency.count());
+    let clients = u64::from(nodes * plan.clients);
+    counters.counters.insert("keys_used".into(), plan.workload.expected_keys(clients));
     let rate = |ops: u64, seconds: f64| if seconds > 0.0 { (ops as f64 / seconds).round() } else { 0.0 };
     let mut runs: Vec<Run> = runs
         .iter()

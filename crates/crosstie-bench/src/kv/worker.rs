@@ -148,6 +148,8 @@ pub(super) struct Worker<R: Recording> {
     pattern: Pattern,
     /// Requests so far: the position in the pattern.
     position: u64,
+    /// Attempts to start a request so far: more than `position` if the client was full.
+    attempts: u64,
     /// Operations until the next one that is timed.
     untimed: u64,
     /// Runs so far.
@@ -192,6 +194,7 @@ impl<R: Recording> Worker<R> {
             client,
             pattern,
             position: 0,
+            attempts: 0,
             untimed: 0,
             runs: 0,
             measured: false,
@@ -334,12 +337,14 @@ impl<R: Recording> Worker<R> {
     fn begin(&mut self, start: u64) -> bool {
         let entry = self.pattern.at(self.position);
         // A value contains its key, so that a get can be checked. If histories are recorded, the value is unique instead: it contains
-        // the client and the position. A retry uses the next position, so its value differs.
+        // the client and the attempt. A request that found the client full is tried again, so that the mix stays as planned; its value
+        // differs.
         let value = if R::UNIQUE {
-            (u64::from(self.task.number) + 1) << 40 | self.position
+            (u64::from(self.task.number) + 1) << 40 | self.attempts
         } else {
             self.position << 32 | u64::from(entry.key)
         };
+        self.attempts += 1;
         let request = entry.request(value);
         let Some(pending) = self.record.begin(&request) else {
             self.tally.gave_up = true;
@@ -356,10 +361,7 @@ impl<R: Recording> Worker<R> {
                 self.in_flight += 1;
                 true
             }
-            Err(BeginBytesError::Full(_)) => {
-                self.position += 1;
-                false
-            }
+            Err(BeginBytesError::Full(_)) => false,
             Err(BeginBytesError::ServerGone(_)) => {
                 self.tally.gave_up = true;
                 false

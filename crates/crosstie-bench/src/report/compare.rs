@@ -8,6 +8,8 @@ use crate::units;
 
 /// A result is worth a warning if its fastest run is more than this many times its slowest.
 const SPREAD: f64 = 1.5;
+/// An open loop that completes less than this share of its rate is overloaded.
+const OVERLOADED: f64 = 0.95;
 
 /// One parameter of a result.
 #[derive(Clone, Debug, PartialEq)]
@@ -201,6 +203,23 @@ impl<'a> Comparison<'a> {
             if figures.interrupted {
                 add("interrupted: the figures cover the time until then.".into());
             }
+            if let Some(rate) = figures.rate.filter(|rate| figures.ops_per_s < OVERLOADED * rate) {
+                add(format!(
+                    "overloaded: {}/s of {}/s were done, and {} operations had not started at the end. Latencies are mostly waiting time: \
+                     give a lower rate.",
+                    units::scaled(figures.ops_per_s),
+                    units::scaled(rate),
+                    figures.counters.get("not_started").unwrap_or(&0)
+                ));
+            }
+            let used = figures.counters.get("keys_used").filter(|_| figures.zipf == 0.0);
+            if let Some(used) = used.filter(|used| **used < figures.keys / 10 * 9) {
+                let text = format!(
+                    "{subject}: the clients use about {used} of the {} keys: use more clients.",
+                    figures.keys
+                );
+                mild.push(Warning { severe: false, text });
+            }
             let spread = highest(figures) / lowest(figures);
             if spread > SPREAD {
                 let what = if spread.is_finite() {
@@ -213,9 +232,27 @@ impl<'a> Comparison<'a> {
                 mild.push(Warning { severe: false, text: format!("{subject}: {what}") });
             }
         }
+        for group in self.groups.iter().filter(|group| group.results.len() > 1) {
+            let bytes = group.results[0].value_bytes;
+            if bytes != 8 && group.results[0].nodes > 1 {
+                let text = format!(
+                    "{}: with values of {bytes} bytes requests take the same way with both backends; their ratio compares nothing.",
+                    group.label
+                );
+                mild.push(Warning { severe: false, text });
+            }
+        }
         severe.append(&mut mild);
         severe
     }
+}
+
+/// The lowest and the highest ratio of two successive runs of one result: what the same code differs from itself. `None` with one run.
+pub(crate) fn same_code_ratios(figures: &Figures) -> Option<[f64; 2]> {
+    let rates = figures.runs.iter().map(|run| run.ops_per_s);
+    let ratios = rates.clone().zip(rates.skip(1)).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
+    let range = ratios.fold([f64::INFINITY, 0.0], |[low, high], ratio| [low.min(ratio), ratio.max(high)]);
+    (range[0] <= range[1]).then_some(range)
 }
 
 /// See [`Comparison::warnings`].

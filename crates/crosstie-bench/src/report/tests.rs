@@ -164,6 +164,26 @@ fn errors_and_interruptions_are_warnings() {
 }
 
 #[test]
+fn overload_unused_keys_and_backends_that_do_not_differ_are_warnings() {
+    let mut two = pair(2);
+    for figures in &mut two {
+        (figures.loop_kind, figures.rate) = (LoopKind::Open, Some(3e6));
+        figures.counters.insert("not_started".into(), 4711);
+        figures.counters.insert("keys_used".into(), figures.keys / 2);
+        figures.value_bytes = 100;
+    }
+    let text = table(&two);
+    for words in ["overloaded", "4711 operations had not started", "of the", "compares nothing"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    two.iter_mut().for_each(|figures| figures.rate = Some(1e6));
+    assert!(!table(&two).contains("overloaded"));
+    let text = table(&pair(2));
+    assert!(!text.contains("warning"), "{text}");
+    assert!(text.contains("the same code in successive runs: Meta / Meta"), "{text}");
+}
+
+#[test]
 fn texts_of_results_are_escaped() {
     let plain = check_page(&page(&[pair(1), pair(2)].concat()));
     let nasty =

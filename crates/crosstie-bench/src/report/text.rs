@@ -1,6 +1,6 @@
 //! The table of results for a terminal.
 
-use super::compare::{Comparison, highest, lowest, per_write};
+use super::compare::{Comparison, highest, lowest, per_write, same_code_ratios};
 use crate::figures::Figures;
 use crate::table;
 use crate::units::{NONE, scaled, time};
@@ -48,6 +48,14 @@ pub fn table(results: &[Figures]) -> String {
             (false, false) => format!("no difference seen (ratio {:.2}; {runs})", ratio.ratio),
         };
         text += &format!("\nDelegation / Meta, {}: {result}", group.label);
+        let same = group.results.iter().filter_map(|figures| {
+            let [low, high] = same_code_ratios(figures)?;
+            Some(format!("{} / {0} {low:.2} to {high:.2}", figures.backend.name()))
+        });
+        let same: Vec<String> = same.collect();
+        if !same.is_empty() {
+            text += &format!("\n  the same code in successive runs: {}", same.join(", "));
+        }
     }
     for warning in comparison.warnings() {
         text += &format!("\nwarning: {}", warning.text);

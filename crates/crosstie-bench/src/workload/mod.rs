@@ -35,6 +35,8 @@ pub use schedule::Schedule;
 pub const MAX_KEYS: u64 = 1 << 32;
 /// Most entries of a pattern.
 pub const MAX_ENTRIES: usize = 1 << 20;
+/// Entries of a pattern by default.
+const DEFAULT_ENTRIES: usize = 1 << 16;
 /// The largest exponent of a Zipf distribution.
 pub const MAX_ZIPF: f64 = 8.0;
 
@@ -143,13 +145,27 @@ impl Default for Plan {
             zipf: None,
             value_size: 8,
             local_share: None,
-            entries: 1 << 16,
+            entries: DEFAULT_ENTRIES,
             seed: 1,
         }
     }
 }
 
 impl Plan {
+    /// As many entries per client that `clients` clients together request nearly all keys (98 % of them, if keys are equally frequent):
+    /// four requests for each key. With more than [`MAX_ENTRIES`] per client they cannot, see [`expected_keys`](Plan::expected_keys).
+    pub fn with_entries_for(mut self, clients: u64) -> Plan {
+        let each = self.keys.saturating_mul(4).div_ceil(clients.max(1)).min(MAX_ENTRIES as u64) as usize;
+        self.entries = each.next_power_of_two().max(DEFAULT_ENTRIES);
+        self
+    }
+
+    /// How many different keys `clients` clients are expected to request, if keys are equally frequent.
+    pub fn expected_keys(&self, clients: u64) -> u64 {
+        let (keys, requests) = (self.keys as f64, self.entries as f64 * clients as f64);
+        (keys * (1.0 - (-requests / keys).exp())).round() as u64
+    }
+
     /// Checks the plan.
     pub fn validate(&self) -> Result<(), PlanError> {
         let share = |what, value: f64| match value {

@@ -158,3 +158,24 @@ fn starts_are_random_at_the_given_rate() {
     let last = Schedule::new(9, 0, 0, 4e9).unwrap().nth(100_000).unwrap();
     assert!((24_500..25_500).contains(&last), "{last}");
 }
+
+#[test]
+fn clients_request_nearly_all_keys() {
+    let cluster = ShardMap::new(1, 1).unwrap();
+    for (keys, clients) in [(100_000u64, 8u64), (1 << 20, 4), (1 << 20, 16)] {
+        let plan = Plan { keys, ..Plan::default() }.with_entries_for(clients);
+        let mut seen = vec![false; keys as usize];
+        for client in 0..clients {
+            let pattern = plan.pattern(&cluster, 0, client as u32).unwrap();
+            pattern.entries().iter().for_each(|entry| seen[entry.key as usize] = true);
+        }
+        let seen = seen.iter().filter(|seen| **seen).count() as u64;
+        assert!(seen * 100 >= keys * 97, "{seen} of {keys}");
+        let expected = plan.expected_keys(clients);
+        assert!(seen.abs_diff(expected) * 100 <= keys, "{seen} of {keys}, not {expected}");
+    }
+    // More keys than patterns have entries: the expected number says so.
+    let plan = Plan { keys: 1 << 30, ..Plan::default() }.with_entries_for(4);
+    assert_eq!(plan.entries, MAX_ENTRIES);
+    assert!(plan.expected_keys(4) < 5 << 20);
+}

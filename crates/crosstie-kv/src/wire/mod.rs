@@ -13,6 +13,8 @@
 //! What nodes say to each other about their connection is not here but in the control plane of [`node`](crate::node).
 
 mod bytes;
+#[cfg(test)]
+mod fuzz_tests;
 mod info;
 mod words;
 

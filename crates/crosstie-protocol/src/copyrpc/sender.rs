@@ -47,9 +47,8 @@ pub(super) struct Sender {
     posted: u64,
     /// The position up to which the peer has released its ring, as far as this side knows.
     remote_consumer: u64,
-    /// The peer's consumer position in the metadata of the last batch. (The field `piggyback` of a message header is
-    /// something else: an allowance.)
-    last_piggyback: u64,
+    /// The peer's consumer position in the metadata of the last batch.
+    last_batch_position: u64,
     /// The peer's consumer position that the last RDMA READ returned.
     last_read: u64,
     /// The open batch, if there is one.
@@ -64,7 +63,7 @@ pub(super) struct Sender {
     reading: bool,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
-    /// A model has moved the positions back, so `last_piggyback` is not known.
+    /// A model has moved the positions back, so `last_batch_position` is not known.
     #[cfg(test)]
     is_rebased: bool,
 }
@@ -104,7 +103,7 @@ impl Sender {
             producer: 0,
             posted: 0,
             remote_consumer: 0,
-            last_piggyback: 0,
+            last_batch_position: 0,
             last_read: 0,
             open: None,
             sealed: [SealedWrite::EMPTY; MAX_SEALED],
@@ -265,11 +264,11 @@ impl Sender {
             self.remote_consumer = self.producer.min(self.remote_consumer + position);
             return Ok(true);
         }
-        self.learn(position, self.last_piggyback)?;
-        let is_news = position > self.last_piggyback;
+        self.learn(position, self.last_batch_position)?;
+        let is_news = position > self.last_batch_position;
         #[cfg(test)]
         let is_news = is_news || self.is_rebased;
-        self.last_piggyback = position;
+        self.last_batch_position = position;
         Ok(is_news)
     }
 
@@ -426,7 +425,7 @@ impl Sender {
         }
         // These only serve to detect a peer whose position goes back or does not move. They are not part of a model's state; that
         // every batch without messages brings news is asserted where it is sealed.
-        (self.last_piggyback, self.last_read) = (0, 0);
+        (self.last_batch_position, self.last_read) = (0, 0);
         self.is_rebased = true;
         self.announced -= other_back;
         if let Some(open) = &mut self.open {

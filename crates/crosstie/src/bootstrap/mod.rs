@@ -50,6 +50,8 @@ mod coordinator;
 mod environment;
 mod error;
 mod frame;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod handshake;
 mod job;
 pub mod limits;

@@ -105,6 +105,8 @@ mod counters;
 mod deadlines;
 mod error;
 mod flush_policy;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod operation;
 mod payload;
 pub(crate) mod poll_clock;

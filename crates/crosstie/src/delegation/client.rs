@@ -84,14 +84,22 @@ impl Transport for RingTransport {
         let header = &self.ring.header;
         let depth = u64::from(self.ring.layout.ring_depth);
         let seen_tail = &mut self.seen_tail;
-        let has_room = |position: u64| {
+        let mut has_room = |position: u64| {
             reservation::has_room(position, *seen_tail, depth) || {
                 // Acquire, partner: the Release store in `Core::publish_tail`. The server has read the slot.
                 *seen_tail = header.tail.load(Acquire);
                 reservation::has_room(position, *seen_tail, depth)
             }
         };
-        reservation::reserve(&header.head, &header.mode, &*self.claim, has_room)
+        // Ends: each round takes one position, and there is room for `depth` of them.
+        loop {
+            let position = reservation::reserve(&header.head, &header.mode, &*self.claim, &mut has_room)?;
+            if !header.stalled.contains(position, depth) {
+                return Some(position);
+            }
+            // The server skips the position: nobody claims it, and it is not filled.
+            reservation::clear_claim(&*self.claim);
+        }
     }
 
     #[inline(always)]

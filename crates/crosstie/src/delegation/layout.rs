@@ -19,13 +19,14 @@ use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
 use crate::ring::call_table::CallTable;
 use crate::ring::reservation;
+use crate::ring::stalled::StalledSlots;
 use crate::wait::Parker;
 
 /// "DLGRPCV1".
 pub(super) const MAGIC: u64 = 0x444C_4752_5043_5631;
 /// Version of the layout and of the reply in the handshake. Version 1 had no recovery of abandoned positions and no
-/// parkers.
-pub(super) const VERSION: u32 = 2;
+/// parkers; version 2 had no stalled slots.
+pub(super) const VERSION: u32 = 3;
 
 const CACHE_LINE: usize = 64;
 const REQUESTS_AT: u64 = 256;
@@ -53,7 +54,8 @@ pub(super) struct RingHeader {
     reserved_too: AtomicU32,
     /// See [`reservation`].
     pub(super) mode: AtomicU64,
-    reserved_three: [AtomicU64; 6],
+    /// Request slots that clients must leave out.
+    pub(super) stalled: StalledSlots,
     pub(super) head: AtomicU64,
     around_head: [AtomicU64; 7],
     pub(super) tail: AtomicU64,
@@ -70,6 +72,7 @@ const _: () = {
     assert!(offset_of!(RingHeader, server_alive) == 28);
     assert!(offset_of!(RingHeader, parker) == 64);
     assert!(offset_of!(RingHeader, mode) == 72);
+    assert!(offset_of!(RingHeader, stalled) == 80);
     assert!(offset_of!(RingHeader, head) == 128);
     assert!(offset_of!(RingHeader, tail) == 192);
     assert!(size_of::<RingHeader>() == REQUESTS_AT as usize);

@@ -32,6 +32,7 @@
 //!    24  next_client_id u32 (connects so far) | server_alive u8       server
 //!    64  parker of the server u32                                     server; a client when it wakes the server
 //!    72  mode u64: one client (EXCLUSIVE), or several (SHARED)        server
+//!    80  stalled slots u64 (count) | 5 * u64 (slot + 1)               server
 //!  ring control
 //!   128  head u64: next position to reserve                           clients
 //!   192  tail u64: the server has read all positions below it         server
@@ -58,6 +59,11 @@
 //! Either side may end at any instruction. A client that dies after reserving a position and before filling it leaves a
 //! hole, which would stop the ring. The server skips such a position if it is reserved, not filled, and not claimed by any
 //! live client (see `ring/reservation.rs`). The server drops the requests of a dead client, and gives its index to a new one.
+//! A client that is alive but stopped there (SIGSTOP, a debugger) may still fill its position. The server passes the position after
+//! 10 ms, at the next look for it, and other clients leave its slot out until the stopped one continues or ends
+//! (`ring/stalled.rs`). So a stopped client delays others once, by less than 100 ms. Up to five clients can be stopped there at a
+//! time; with a sixth the ring waits.
+//!
 //! When the server ends, its clients notice within milliseconds. They still receive the responses that it wrote; then
 //! every operation fails with [`ServerGone`](Disconnected::ServerGone). The name is free at once for a new server, to which
 //! the clients [reconnect](Client::reconnect). The segment has no name; the kernel frees it with its last user.
@@ -140,5 +146,7 @@ pub const MAX_MESSAGE: usize = crosstie_protocol::lane::MAX_LEN;
 /// The kind of service, as a part of its address.
 const KIND: &str = "delegation";
 
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -5,7 +5,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::admission::ClientRegistry;
 use super::layout::{ClientKey, MAGIC, ResponseKey, RingLayout, SharedRing, VERSION, committed_by};
@@ -14,6 +14,7 @@ use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
 use crate::message::Message;
+use crate::ring::stalled::StalledPositions;
 use crate::ring::{fence, reservation};
 use crate::wait;
 
@@ -22,9 +23,13 @@ use crate::wait;
 const PAUSES_AFTER_BURST: u32 = 4;
 /// Most requests that the server takes before it publishes the new `tail` to the clients.
 const MAX_BATCH: u64 = 32;
-/// Checks without a request before the server looks for abandoned positions. The server looks at once when a client is
-/// removed; these further looks are for clients that break the protocol.
-const CHECKS_BEFORE_HOLE_SEARCH: u32 = 1024;
+/// Checks without a request before the server looks for positions that are reserved and not filled. The server looks at once when a
+/// client is removed; these further looks are for clients that are stopped or break the protocol.
+const CHECKS_BEFORE_HOLE_SEARCH: u32 = 256;
+/// The longest wait without such a look. A park ends after 50 ms at the latest, too.
+const HOLE_SEARCH_INTERVAL: Duration = Duration::from_millis(50);
+/// The same, while positions are reserved and not filled.
+const HOLE_SEARCH_INTERVAL_IF_ANY: Duration = Duration::from_millis(5);
 
 /// Serves the calls of many clients. See the [module](super).
 pub struct Server<Req: Message + ?Sized, Resp: Message + ?Sized> {
@@ -57,6 +62,7 @@ struct Core {
     seen_disconnects: u64,
     /// Holes that removed clients left are below this position.
     holes_below: u64,
+    stalled: StalledPositions,
     counters: Counters,
 }
 
@@ -80,6 +86,8 @@ pub struct Counters {
     pub requests: u64,
     /// Positions of the ring that were skipped, because clients died before they filled them.
     pub skipped: u64,
+    /// Positions that were passed because a live client did not fill them. Their requests are handed out when they arrive.
+    pub passed: u64,
     /// Requests dropped because their clients were gone.
     pub stale: u64,
     /// Requests dropped because they were invalid.
@@ -172,6 +180,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             checks: 0,
             seen_disconnects: 0,
             holes_below: 0,
+            stalled: StalledPositions::new(layout.ring_depth.into()),
             counters: Counters::default(),
         };
         Ok(Server { core, inbox: Req::inbox(layout.request_limit as usize), messages: PhantomData })
@@ -190,8 +199,8 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         let core = &mut self.core;
         // A client may write invalid requests as fast as we read them. The limit keeps that from blocking this call.
         for _ in 0..core.ring.layout.ring_depth {
-            let Some(client) = core.next_committed() else { break };
-            if let Some((response, len)) = core.take::<Req>(client, &mut self.inbox) {
+            let Some((position, client)) = core.next_request() else { break };
+            if let Some((response, len)) = core.take::<Req>(position, client, &mut self.inbox) {
                 let ticket = Ticket { nonce: core.nonce, client, response };
                 let message = Req::received(&self.inbox, len)?;
                 return Some(Request { core, message, ticket, response: PhantomData });
@@ -211,11 +220,24 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &mut self.core;
         core.publish_tail();
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let header = core.ring.header.clone();
-        wait::wait_until(&header.parker, core.wait_strategy, deadline, || {
-            core.next_committed().is_some() || core.skip_holes_if_due()
-        })
+        let mut left = timeout.unwrap_or(Duration::MAX);
+        let mut slice = left.min(HOLE_SEARCH_INTERVAL);
+        loop {
+            let is_ready = wait::wait_for(&header.parker, core.wait_strategy, Some(slice), || {
+                core.has_request() || core.skip_holes_if_due()
+            });
+            if is_ready || core.has_unfilled() && core.skip_holes() {
+                return true;
+            }
+            left = left.saturating_sub(slice);
+            if left.is_zero() {
+                return false;
+            }
+            let interval =
+                if core.has_unfilled() { HOLE_SEARCH_INTERVAL_IF_ANY } else { HOLE_SEARCH_INTERVAL };
+            slice = left.min(interval);
+        }
     }
 
     /// The number of connected clients.
@@ -241,6 +263,32 @@ impl Core {
         self.committed_at(self.cursor)
     }
 
+    /// Position and client of the next request: of a client that was passed and has continued, or at the cursor.
+    #[inline(always)]
+    fn next_request(&self) -> Option<(u64, ClientKey)> {
+        if !self.stalled.is_empty()
+            && let Some(request) = self.late_request()
+        {
+            return Some(request);
+        }
+        self.next_committed().map(|client| (self.cursor, client))
+    }
+
+    #[cold]
+    fn late_request(&self) -> Option<(u64, ClientKey)> {
+        self.stalled.iter().find_map(|position| Some((position, self.committed_at(position)?)))
+    }
+
+    #[inline(always)]
+    fn has_request(&self) -> bool {
+        self.next_request().is_some()
+    }
+
+    /// Whether a position is reserved that is not filled yet, or was not when it was passed.
+    fn has_unfilled(&self) -> bool {
+        !self.stalled.is_empty() || self.ring.header.head.load(Relaxed) != self.cursor
+    }
+
     #[inline(always)]
     fn committed_at(&self, position: u64) -> Option<ClientKey> {
         // Acquire, partner: the Release store in `RingTransport::publish`. The request becomes visible with it.
@@ -255,21 +303,29 @@ impl Core {
             0 => self.handle_idle(),
             _ => self.publish_tail(),
         }
+        if ready == 0 && !self.stalled.is_empty() {
+            return usize::from(self.late_request().is_some());
+        }
         ready
     }
 
-    /// Takes the request at the cursor out of the ring. Returns its response key and length, or None if it is invalid or its
+    /// Takes the request at `position` out of the ring: at the cursor, or at a position that was passed. Returns its response key and length, or None if it is invalid or its
     /// client is gone. Trusts nothing that the client wrote.
     #[inline(always)]
     fn take<Req: Message + ?Sized>(
         &mut self,
+        position: u64,
         client: ClientKey,
         inbox: &mut Req::Inbox,
     ) -> Option<(ResponseKey, usize)> {
-        let slot = self.ring.request(self.cursor);
+        let slot = self.ring.request(position);
         let (response, len) = ResponseKey::parse(slot.second_word().load(Relaxed));
         let is_message = Req::receive(inbox, len, |buffer| slot.read(buffer));
-        self.cursor = self.cursor.wrapping_add(1);
+        if position == self.cursor {
+            self.cursor = position.wrapping_add(1);
+        } else {
+            self.stalled.remove(position, &self.ring.header.stalled);
+        }
         self.took_requests = true;
         if self.cursor.wrapping_sub(self.published_tail) >= self.batch {
             self.publish_tail();
@@ -358,15 +414,18 @@ impl Core {
         let disconnects = self.registry.disconnects.load(Acquire);
         let due = disconnects != self.seen_disconnects
             || self.holes_below > self.cursor
+            || !self.stalled.is_empty()
             || self.checks.is_multiple_of(CHECKS_BEFORE_HOLE_SEARCH);
-        due && self.skip_holes(disconnects)
+        due && self.skip_holes()
     }
 
     /// Skips positions that no live client can still fill. Nothing is written there: the client that gets the slot in the
     /// next round of the ring overwrites it.
     #[cold]
-    fn skip_holes(&mut self, disconnects: u64) -> bool {
-        self.seen_disconnects = disconnects;
+    fn skip_holes(&mut self) -> bool {
+        // Acquire, partner: the Release add in `ClientRegistry::remove`.
+        self.seen_disconnects = self.registry.disconnects.load(Acquire);
+        self.forget_gone_clients();
         // Acquire, partner: the Release reservation in `reservation::reserve`.
         let head = self.ring.header.head.load(Acquire);
         // Clients that follow the protocol never reserve more positions than the ring has. Otherwise a client has overwritten
@@ -380,14 +439,33 @@ impl Core {
             let (registry, cursor) = (&self.registry, self.cursor);
             let published = || self.committed_at(cursor).is_some();
             let head = &self.ring.header.head;
-            if !reservation::is_abandoned(head, cursor, registry.live_claims(), published) {
+            if reservation::is_abandoned(head, cursor, registry.live_claims(), published) {
+                self.counters.skipped += 1;
+            } else if self.committed_at(cursor).is_none()
+                && self.stalled.try_pass(cursor, &self.ring.header.stalled)
+            {
+                self.counters.passed += 1;
+            } else {
                 break;
             }
             self.cursor = self.cursor.wrapping_add(1);
-            self.counters.skipped += 1;
         }
         self.publish_tail();
-        self.next_committed().is_some()
+        self.has_request()
+    }
+
+    /// Frees the slots of stalled positions whose clients are gone.
+    fn forget_gone_clients(&mut self) {
+        let is_abandoned = |position: &u64| {
+            let published = || self.committed_at(*position).is_some();
+            let claims = self.registry.live_claims();
+            reservation::is_abandoned(&self.ring.header.head, *position, claims, published)
+        };
+        let gone = self.stalled.iter().find(is_abandoned);
+        if let Some(position) = gone {
+            self.stalled.remove(position, &self.ring.header.stalled);
+            self.counters.skipped += 1;
+        }
     }
 
     /// Disconnects a client that broke the protocol.
@@ -425,7 +503,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> wait::any::sealed::Waitable 
         let core = &self.core;
         // A client that was removed may have left a hole before requests of others: the next poll looks for it.
         // Acquire, partner: the Release add in `ClientRegistry::remove`.
-        core.next_committed().is_some() || core.registry.disconnects.load(Acquire) != core.seen_disconnects
+        core.has_request() || core.registry.disconnects.load(Acquire) != core.seen_disconnects
+    }
+
+    fn max_park(&self) -> Option<Duration> {
+        self.core.has_unfilled().then_some(HOLE_SEARCH_INTERVAL_IF_ANY)
     }
 }
 

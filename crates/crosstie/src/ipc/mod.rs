@@ -156,4 +156,6 @@ pub const MAX_MESSAGE: usize = crosstie_protocol::lane::MAX_LEN;
 const KIND: &str = "ipc";
 
 #[cfg(all(test, not(loom)))]
+mod fuzz_tests;
+#[cfg(all(test, not(loom)))]
 mod hostile_tests;

@@ -161,3 +161,23 @@ fn refusal_error(name: &str, ours: &Hello, reply: &[u8]) -> ConnectError {
         _ => ConnectError::InvalidSegment { name },
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::fuzzing::fuzz;
+
+    /// The first message of a client and the refusal of a server. Only the exact hello is accepted; a refusal becomes an error
+    /// that can be printed.
+    #[test]
+    fn fuzz_local_hello() {
+        let ours = Hello::new::<u64, [u8]>(7, 1);
+        let refusals = [1, 2, 3, 4].map(|reason| Refusal { reason, request: 8, response: ANY_SIZE });
+        let examples = refusals.iter().map(|refusal| refusal.as_bytes().to_vec());
+        let examples = examples.chain([ours.as_bytes().to_vec()]).collect::<Vec<_>>();
+        fuzz(env!("CARGO_MANIFEST_DIR"), "local_hello", examples, |input| {
+            assert_eq!(ours.refusal_for(input).is_none(), input == ours.as_bytes());
+            assert!(!refusal_error("name", &ours, input).to_string().is_empty());
+        });
+    }
+}

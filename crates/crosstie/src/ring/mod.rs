@@ -1,4 +1,4 @@
-//! Lock-free queues in shared memory, whose writers may die at any instruction: an MPSC ring ([`reservation`]), and an SPSC
+//! Lock-free queues in shared memory, whose writers may die at any instruction: an MPSC ring ([`reservation`], [`stalled`]), and an SPSC
 //! lane of request-response slots ([`lane`]) with the caller's table of calls in flight ([`call_table`]). [`presence`] says who
 //! is still inside an operation.
 //!
@@ -12,6 +12,7 @@ pub(crate) mod lane;
 pub(crate) mod operation_table;
 pub(crate) mod presence;
 pub(crate) mod reservation;
+pub(crate) mod stalled;
 mod word;
 
 pub(crate) use word::Word;

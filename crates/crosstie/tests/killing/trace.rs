@@ -54,6 +54,16 @@ pub(crate) fn detach(child: u32) -> io::Result<()> {
     }
 }
 
+/// Stops tracing a stopped child, and leaves it stopped where it is, with all its threads, until SIGCONT.
+#[allow(dead_code, reason = "not every test program detaches")]
+pub(crate) fn detach_stopped(child: u32) -> io::Result<()> {
+    // SAFETY: the child is stopped and ours to trace; no memory arguments.
+    match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, libc::SIGSTOP) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn wait(child: libc::pid_t) -> io::Result<()> {
     let mut status = 0;
     // SAFETY: the kernel writes its result to `status`, which is valid.

@@ -2,13 +2,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crosstie::device::*;
 use crosstie::region::{KeptMemory, OwnedRegion, kept_memory};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::killing::trace;
+use crate::rng::Random;
+use crate::stopping::{End, check, is_stopped, wait_for};
 use crate::{Fallible, TIMEOUT};
 
 /// A WRITE of this size takes long enough to be stopped in the middle.
@@ -29,11 +31,12 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
     ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
     ("create_rc_ends_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
+    ("completions_of_others_arrive_while_a_producer_is_stopped_anywhere_in_a_post", stopped_beside_others),
 ];
 
 // ------------------------------------------------------------------------------------------------------- the tests
 
-fn allocated_memory() -> Fallible {
+fn allocated_memory(_: &mut Random) -> Fallible {
     for end in [End::Continue, End::Kill] {
         // Room for one large region and not for two: the memory must come back.
         let node = Node::new(LARGE as u64 + (96 << 20))?;
@@ -72,7 +75,7 @@ fn allocated_memory() -> Fallible {
     node.wait_until_nothing_is_deferred()
 }
 
-fn memory_in_place() -> Fallible {
+fn memory_in_place(_: &mut Random) -> Fallible {
     let node = Node::new(256 << 20)?;
     let mut memory = vec![0u8; LARGE];
     // SAFETY: the vector outlives the region, and is used through raw pointers and the region only until it is deregistered.
@@ -104,7 +107,7 @@ fn memory_in_place() -> Fallible {
 }
 
 /// As above, through `OwnedRegion`: giving back fails and can be tried again; a drop keeps the memory and does not wait.
-fn owned_region() -> Fallible {
+fn owned_region(_: &mut Random) -> Fallible {
     for end in [End::Continue, End::Kill] {
         let node = Node::new(256 << 20)?;
         let region = OwnedRegion::register(&node.pd, vec![0u8; LARGE], Access::ALL)?;
@@ -137,7 +140,7 @@ fn owned_region() -> Fallible {
     Ok(())
 }
 
-fn late_old_peer() -> Fallible {
+fn late_old_peer(_: &mut Random) -> Fallible {
     let node = Node::new(16 << 30)?;
     let small = node.pd.allocate(PAGE, Access::ALL)?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
@@ -160,7 +163,7 @@ fn late_old_peer() -> Fallible {
     node.wait_until_nothing_is_deferred()
 }
 
-fn killed_inside() -> Fallible {
+fn killed_inside(_: &mut Random) -> Fallible {
     let node = Node::new(LARGE as u64 + (64 << 20))?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
     let (mut dead, mut alive) = (Peer::start()?, Peer::start()?);
@@ -186,7 +189,7 @@ fn killed_inside() -> Fallible {
     Ok(())
 }
 
-fn unrelated_removals() -> Fallible {
+fn unrelated_removals(_: &mut Random) -> Fallible {
     for end in [End::Continue, End::Kill] {
         let node = Node::new(2 << 30)?;
         let region = node.pd.allocate(LARGE, Access::ALL)?;
@@ -221,7 +224,7 @@ fn unrelated_removals() -> Fallible {
     Ok(())
 }
 
-fn reset_of_a_stopped_peer() -> Fallible {
+fn reset_of_a_stopped_peer(_: &mut Random) -> Fallible {
     let node = Node::new(2 << 30)?;
     let region = node.pd.allocate(LARGE, Access::ALL)?;
     let mut peer = Peer::start()?;
@@ -239,7 +242,7 @@ fn reset_of_a_stopped_peer() -> Fallible {
     next.expect("Success")
 }
 
-fn stopped_producer() -> Fallible {
+fn stopped_producer(_: &mut Random) -> Fallible {
     let node = Node::new(1 << 30)?;
     let region = node.pd.allocate(PAGE, Access::ALL)?;
     let mut peer = Peer::start()?;
@@ -288,6 +291,75 @@ fn stopped_producer() -> Fallible {
     check(refusals > 0, "the peer was never stopped inside a reservation: the test shows nothing")
 }
 
+/// Two producers of one completion queue: a peer that is stopped at each instruction of a post, and a queue pair of this process,
+/// which sends several rounds of the ring meanwhile.
+fn stopped_beside_others(random: &mut Random) -> Fallible {
+    let node = Node::new(1 << 30)?;
+    let region = node.pd.allocate(PAGE, Access::ALL)?;
+    let (mut peer, mut step, mut stops, mut received_late) = (Peer::start()?, 1, 0, 0);
+    loop {
+        let mut recv_cq = node.device.create_cq(&CqConfig { depth: 16 })?;
+        let send_cq = node.device.create_cq(&CqConfig::default())?;
+        let mut qp = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        let mut other = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
+        let mut sender = node.pd.create_rc(&QpConfig::default(), &send_cq, &send_cq, None)?;
+        other.connect(&sender.address(), &ConnectConfig::default())?;
+        sender.connect(&other.address(), &ConnectConfig::default())?;
+        qp.init(Access::ALL)?;
+        for wr_id in 0..2 {
+            qp.post_recv(&RecvWr { wr_id, sges: &[] })?;
+        }
+        peer.connect(&mut qp, &region)?;
+        peer.order("step")?;
+        let pid = peer.child.id();
+        let executed = trace::step(pid, step)?;
+        let (mut from_peer, mut from_other) = (0, 0);
+        let poll = |cq: &mut Cq, from_peer: &mut u32, from_other: &mut u32| {
+            let polled = cq.poll(16, |c| {
+                assert_eq!(c.status, Status::Success);
+                *(if c.qp_num == qp.qp_num() { &mut *from_peer } else { &mut *from_other }) += 1;
+            });
+            assert!(polled.is_ok(), "{polled:?}");
+        };
+        // Four rounds of the ring.
+        for round in 1..=64 {
+            other.post_recv(&RecvWr { wr_id: 9, sges: &[] })?;
+            let op = SendOp::WriteImm(region.remote().at(64), round);
+            sender.post(&SendWr::new(1, op, Data::Inline(b"other")))?;
+            wait_for("a completion of the other queue pair", || {
+                // Every second time by waiting, which must not sleep for ever either.
+                if round % 2 == 0 {
+                    recv_cq.wait(Duration::from_millis(100)).ok();
+                }
+                poll(&mut recv_cq, &mut from_peer, &mut from_other);
+                from_other == round
+            })?;
+        }
+        received_late += u32::from(from_peer < 2);
+        if executed == step {
+            trace::resume(pid)?;
+            trace::step(pid, 0)?;
+        }
+        trace::resume(pid)?;
+        peer.expect("Success")?;
+        wait_for("both messages of the peer", || {
+            poll(&mut recv_cq, &mut from_peer, &mut from_other);
+            from_peer == 2
+        })?;
+        drop((qp, other, sender));
+        peer.order("again")?;
+        stops += 1;
+        if executed < step {
+            break;
+        }
+        step += if std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some() { 1 } else { 1 + random.below(8) };
+    }
+    println!(
+        "completions beside a post of {step} instructions: {stops} stops, {received_late} of them before the entry"
+    );
+    check(received_late > 2, "the peer was never stopped before its entry: the test shows nothing")
+}
+
 // -------------------------------------------------------------------------------------------------------- our side
 
 struct Node {
@@ -326,13 +398,6 @@ impl Node {
         near.post(&SendWr::new(1, op, Data::Inline(b"works")))?;
         wait_for("a message", || cq.poll(1, |_| {}).is_ok_and(|count| count == 1))
     }
-}
-
-/// How a stopped peer ends.
-#[derive(Clone, Copy)]
-enum End {
-    Continue,
-    Kill,
 }
 
 /// What a peer needs to connect to us.
@@ -407,7 +472,7 @@ impl Peer {
             };
             wait_for("the WRITE to begin", || byte(0) == Ok(FROM_PEER))?;
             self.signal(libc::SIGSTOP)?;
-            wait_for("the peer to stop", || self.is_stopped())?;
+            wait_for("the peer to stop", || is_stopped(self.child.id()))?;
             if byte(LARGE - 1) == Ok(0) {
                 return Ok(());
             }
@@ -416,15 +481,6 @@ impl Peer {
             self.wait_for_write()?;
         }
         Err("the peer was never stopped inside a WRITE".into())
-    }
-
-    fn is_stopped(&self) -> bool {
-        // Every thread of it: a thread that is still inside a system call may not have stopped yet.
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
-        tasks.into_iter().flatten().flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
-        })
     }
 
     /// Waits until a large WRITE that was stopped is over. Its queue pair may have been dropped meanwhile.
@@ -454,21 +510,6 @@ impl Drop for Peer {
         self.child.kill().ok();
         self.child.wait().ok();
     }
-}
-
-fn check(holds: bool, what: impl std::fmt::Debug) -> Fallible {
-    if holds { Ok(()) } else { Err(format!("{what:?}").into()) }
-}
-
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
-    let begun = Instant::now();
-    while !done() {
-        if begun.elapsed() > TIMEOUT {
-            return Err(format!("waited too long for {what}").into());
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 fn fill(region: &Mr) {

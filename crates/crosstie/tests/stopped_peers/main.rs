@@ -5,15 +5,25 @@
 //! This program does not use libtest: it starts itself as the peers. One module per role. Arguments name the tests to run;
 //! without arguments all run.
 
+mod bootstrap;
+mod copyrpc;
 mod device;
 #[path = "../killing/mod.rs"]
 mod killing;
+mod node;
+#[path = "../node_service/mod.rs"]
+mod node_service;
+#[path = "../rng/mod.rs"]
+mod rng;
+mod stopping;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rng::Random;
 
 pub(crate) type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-pub(crate) type Test = fn() -> Fallible;
+pub(crate) type Test = fn(&mut Random) -> Fallible;
 
 /// Limit on anything that should happen, and no measure of how fast it is.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,9 +32,18 @@ const HANG_LIMIT: Duration = Duration::from_secs(600);
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().map(String::as_str) == Some("peer") {
-        device::run_peer(&args[1..]).expect("peer");
-        return;
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words[..] {
+        ["peer", ..] => return device::run_peer(&args[1..]).expect("peer"),
+        ["client", service, name, task, mode] => {
+            return node::run_client(service, name, task, mode == "measure").expect("client");
+        }
+        ["server", service, name, task, mode] => {
+            return node::run_server(service, name, task, mode == "measure").expect("server");
+        }
+        ["rank", address, mode] => return bootstrap::run(address, mode == "measure").expect("rank"),
+        ["copyrpc", task, mode] => return copyrpc::run(task, mode == "measure").expect("copyrpc peer"),
+        _ => {}
     }
     std::thread::spawn(|| {
         std::thread::sleep(HANG_LIMIT);
@@ -33,14 +52,17 @@ fn main() {
     });
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);
-    for (name, test) in device::TESTS {
+    let mut random = Random(rng::seed());
+    for (name, test) in device::TESTS.iter().chain(node::TESTS).chain(copyrpc::TESTS).chain(bootstrap::TESTS)
+    {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
             continue;
         }
-        match test() {
+        let begun = Instant::now();
+        match test(&mut random) {
             Ok(()) => {
                 passed += 1;
-                println!("test {name} ... ok");
+                println!("test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f32());
             }
             Err(e) => {
                 failed += 1;

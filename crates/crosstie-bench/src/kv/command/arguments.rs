@@ -38,19 +38,19 @@ pub struct Arguments {
     /// Share of gets, 0 to 1; the others are puts.
     #[arg(long, value_name = "F", default_value_t = 0.5)]
     pub(crate) read_ratio: f64,
-    /// Keys in the cluster.
+    /// Keys in the cluster. A client repeats a list of at most 1048576 requests; with more keys than all lists have, some are never used, and a warning says how many.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) keys: u64,
     /// Exponent of the Zipf distribution of keys; 0 is uniform.
     #[arg(long, value_name = "THETA", default_value_t = 0.0)]
     pub(crate) zipf: f64,
-    /// Number of runs; the result is their median.
+    /// Number of runs; the result is their median. On one machine each run starts its own cluster, except with --check.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) runs: u32,
     /// Measured seconds, all runs together.
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub(crate) duration: f64,
-    /// Bytes of a value. With 8, keys and values are integers; otherwise they are byte strings, with at most 16 operations in flight per client.
+    /// Bytes of a value. With 8, keys and values are integers; otherwise they are byte strings, with at most 16 operations in flight per client, and take the same way with both backends.
     #[arg(long, value_name = "BYTES", default_value_t = 8)]
     pub(crate) value_size: usize,
     /// Share of operations on keys of the client's own node, 0 to 1; by default as the keys are distributed.
@@ -161,7 +161,8 @@ impl Arguments {
                 local_share: self.local_share,
                 seed: self.seed,
                 ..workload::Plan::default()
-            },
+            }
+            .with_entries_for(u64::from(self.clients) * u64::from(self.nodes.unwrap_or(1))),
             rate: self.open,
             runs: self.runs,
             duration,

@@ -4,6 +4,7 @@
 //! does the measuring.
 
 mod arguments;
+mod repeat;
 mod sweep;
 
 use std::ffi::OsStr;
@@ -36,7 +37,7 @@ const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
 const DEMO_NAME: &str = "crosstie-report";
 /// What the demo prints first.
 const DEMO_INTRODUCTION: &str = "\
-Key-value store benchmark: two nodes on this machine, alternating the Meta and Delegation backends. It takes about fifteen seconds.
+Key-value store benchmark: two nodes on this machine, alternating the Meta and Delegation backends. It takes about twenty seconds.
   Meta:        the client's daemon forwards a request for another node to the daemon that owns the connection to that node.
   Delegation:  the client writes such a request into the ring of one daemon, which owns the connections to all nodes.
 
@@ -107,7 +108,12 @@ fn measure(
         let what = if count == 1 { "kv".to_owned() } else { format!("kv {}/{count}", at + 1) };
         let outcome = match job.size() {
             1 => launch_locally(arguments, interrupt, &what),
-            _ => run_as_rank(job.as_mut(), launcher(), arguments, interrupt, &what),
+            _ => {
+                let mut bar = Progress::new(&what, STEPS, job.rank() == 0);
+                bar.show(0);
+                let progress = |share: f64| bar.show((share * STEPS as f64) as u64);
+                run_as_rank(job.as_mut(), launcher(), arguments, interrupt, progress)
+            }
         };
         match outcome {
             Ok(outcome) => {
@@ -144,19 +150,38 @@ fn launcher() -> &'static str {
 /// Starts the other ranks as processes and runs as rank 0.
 fn launch_locally(arguments: &Arguments, interrupt: &AtomicBool, what: &str) -> Result<Outcome, Error> {
     let round_trip = cache_line_round_trip()?;
-    let mut outcome = match arguments.nodes.unwrap_or(1) {
-        1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, what)?,
-        nodes => {
-            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
-            let outcome = run_as_rank(&mut job, "local", arguments, interrupt, what)?;
-            if outcome.error.is_none() {
-                job.finish()?;
-            }
-            outcome
-        }
+    let mut bar = Progress::new(what, STEPS, true);
+    bar.show(0);
+    let mut outcome = if arguments.check {
+        // One history, of one cluster.
+        launch_once(arguments, interrupt, |share| bar.show((share * STEPS as f64) as u64))?
+    } else {
+        repeat::run_independently(arguments, interrupt, |run, one| {
+            let done = |share: f64| (f64::from(run) + share) / f64::from(arguments.runs);
+            launch_once(one, interrupt, |share| bar.show((done(share) * STEPS as f64) as u64))
+        })?
     };
     outcome.figures.iter_mut().for_each(|figures| figures.limit_ns = round_trip);
     Ok(outcome)
+}
+
+/// Starts the other ranks, runs as rank 0, and ends them.
+fn launch_once(
+    arguments: &Arguments,
+    interrupt: &AtomicBool,
+    progress: impl FnMut(f64),
+) -> Result<Outcome, Error> {
+    match arguments.nodes.unwrap_or(1) {
+        1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, progress),
+        nodes => {
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
+            let outcome = run_as_rank(&mut job, "local", arguments, interrupt, progress)?;
+            if outcome.error.is_none() {
+                job.finish()?;
+            }
+            Ok(outcome)
+        }
+    }
 }
 
 fn run_as_rank(
@@ -164,7 +189,7 @@ fn run_as_rank(
     launcher: &str,
     arguments: &Arguments,
     interrupt: &AtomicBool,
-    what: &str,
+    progress: impl FnMut(f64),
 ) -> Result<Outcome, Error> {
     if let Some(nodes) = arguments.nodes
         && nodes != job.size()
@@ -173,9 +198,7 @@ fn run_as_rank(
         return Err(Error::Usage(format!("--nodes {nodes}, but this job has {size} ranks: leave it out")));
     }
     let plan = arguments.plan(launcher)?;
-    let mut bar = Progress::new(what, STEPS, job.rank() == 0);
-    bar.show(0);
-    Ok(bench::run(job, &plan, interrupt, |share| bar.show((share * STEPS as f64) as u64))?)
+    Ok(bench::run(job, &plan, interrupt, progress)?)
 }
 
 /// Prints the results and saves them under `name`, on the leading rank. With `several` the JSON is an array, even of one result.

@@ -314,4 +314,64 @@ mod tests {
         }
         assert!(matches!(session.heartbeat(), Some(Action::Disconnect(_))));
     }
+
+    /// Control messages of a node that knows the secret and sends anything, between the steps of this node's daemon. Commands come
+    /// once each and in their order: open, connect, enable.
+    ///
+    /// Input: `0, kind, length, payload`: a message; `1`: the daemon has opened its endpoint; `2`: it has connected it.
+    #[test]
+    fn fuzz_kv_control() {
+        use crate::fuzzing::{Steps, fuzz};
+
+        let address = [5; size_of::<EndpointAddress>()];
+        let message = |kind: u8, payload: &[u8]| [&[0, kind, payload.len() as u8][..], payload].concat();
+        let examples = [
+            [
+                &message(HELLO, hello(1).as_bytes())[..],
+                &[1],
+                &message(ADDRESS, &address),
+                &[2],
+                &message(READY, &[]),
+            ]
+            .concat(),
+            message(HEARTBEAT, &[]),
+            message(REJECT, b"why"),
+        ];
+        fuzz(env!("CARGO_MANIFEST_DIR"), "kv_control", examples, |input| {
+            let (mut session, mut steps) = (PeerSession::new(1, false), Steps(input));
+            let (mut open, mut connect, mut enable) = (0, 0, 0);
+            while !steps.is_empty() {
+                let action = match steps.byte() % 3 {
+                    0 => {
+                        let (kind, len) = (steps.byte(), usize::from(steps.byte()));
+                        session.handle_message(kind, steps.take(len), &hello(0))
+                    }
+                    // A daemon does what it was told, once.
+                    1 if open == 1 && session.local_address.is_none() => {
+                        session.endpoint_opened(EndpointAddress::read_from_bytes(&address).unwrap())
+                    }
+                    2 if connect == 1 && !session.is_connected => session.endpoint_connected(),
+                    _ => None,
+                };
+                match action {
+                    None => {}
+                    Some(Action::Disconnect(reason)) => {
+                        assert!(!reason.is_empty() || input.contains(&REJECT));
+                        return;
+                    }
+                    Some(Action::Command(ConnectionCommand::Open { rank: 1, .. })) => open += 1,
+                    Some(Action::Command(ConnectionCommand::Connect { rank: 1, .. })) => {
+                        assert_eq!(open, 1);
+                        connect += 1;
+                    }
+                    Some(Action::Command(ConnectionCommand::Enable { rank: 1, .. })) => {
+                        assert_eq!(connect, 1);
+                        enable += 1;
+                    }
+                    Some(Action::Command(_)) => panic!("a command for another rank"),
+                }
+                assert!(open <= 1 && connect <= 1 && enable <= 1);
+            }
+        });
+    }
 }

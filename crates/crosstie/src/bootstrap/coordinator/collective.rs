@@ -190,4 +190,54 @@ mod tests {
             Err(Error::TooLarge { bytes: 128, limit: 100, .. })
         ));
     }
+
+    /// Contributions of ranks that know the secret and send anything: a result for every rank, within the limits, or an error.
+    ///
+    /// Input: `operation, ranks`, then `rank, operation, length, payload` for each contribution.
+    #[cfg(not(loom))]
+    #[test]
+    fn fuzz_bootstrap_collectives() {
+        use crate::fuzzing::{Steps, fuzz};
+
+        let contribution = |rank: u8, operation: Operation, payload: &[u8]| {
+            [&[rank, operation as u8, payload.len() as u8][..], payload].concat()
+        };
+        let both = |operation: Operation, payload: &[u8]| {
+            let [first, second] = [0, 1].map(|rank| contribution(rank, operation, payload));
+            [&[operation as u8, 1][..], &first, &second].concat()
+        };
+        let examples = [
+            both(Operation::Barrier, &[]),
+            both(Operation::AllGather, b"blob"),
+            both(Operation::Exchange, &pack_blobs(&[&b"xy"[..], b"z"])),
+            both(Operation::Sum, &[255; 16]),
+            both(Operation::Sum, &[1; 16]),
+        ];
+        let limits = Limits { max_message: 200, ..Limits::default() };
+        fuzz(env!("CARGO_MANIFEST_DIR"), "bootstrap_collectives", examples, |input| {
+            let mut steps = Steps(input);
+            let Some(operation) = Operation::from_wire(steps.byte()) else { return };
+            let size = u32::from(steps.byte() % 5) + 1;
+            let mut collective = Collective::new(operation, 0, size);
+            let mut is_complete = false;
+            while !steps.is_empty() && !is_complete {
+                let rank = u32::from(steps.byte() % 8);
+                let Some(operation) = Operation::from_wire(steps.byte()) else { return };
+                let len = usize::from(steps.byte());
+                match collective.add(rank, operation, steps.take(len).to_vec(), &limits) {
+                    Ok(complete) => is_complete = complete,
+                    Err(_) => return,
+                }
+                assert_eq!(collective.missing_ranks().is_empty(), is_complete);
+            }
+            if is_complete && let Ok(results) = collective.into_results(&limits) {
+                assert_eq!(results.len(), size as usize);
+                for result in &results {
+                    assert!(result.len() <= limits.max_message, "{}", result.len());
+                    let blobs = matches!(operation, Operation::AllGather | Operation::Exchange);
+                    assert!(!blobs || unpack_blobs(result, size).is_ok());
+                }
+            }
+        });
+    }
 }

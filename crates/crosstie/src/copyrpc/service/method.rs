@@ -143,4 +143,16 @@ mod tests {
             );
         }
     }
+
+    /// Any bytes of a peer are a response or an error.
+    #[cfg(not(loom))]
+    #[test]
+    fn fuzz_copyrpc_typed_responses() {
+        let examples = (0u8..5).map(|status| vec![status, 0, 0, 0, 9, 0, 0, 0, 1]);
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "copyrpc_typed_responses", examples, |input| {
+            if let Ok(value) = decode_response::<Flip>(input) {
+                assert_eq!((input.len(), input[PREFIX_SIZE]), (PREFIX_SIZE + 1, u8::from(value)));
+            }
+        });
+    }
 }

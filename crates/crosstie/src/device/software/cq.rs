@@ -25,10 +25,20 @@ use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState,
 use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
+use crate::ring::stalled::StalledPositions;
 use crate::wait::{self, WaitStrategy};
 
 /// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
+
+/// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
+const POLLS_PER_HOLE_CHECK: u32 = 64;
+/// Empty polls between two looks whether entries are reserved at all: this takes the cache line of `head` from the producers.
+const POLLS_PER_HEAD_CHECK: u32 = 1024;
+/// The longest wait without such a look.
+const HOLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The same, while an entry is reserved and not published.
+const HOLE_CHECK_INTERVAL_IF_ANY: Duration = Duration::from_millis(5);
 
 /// The part of a completion queue that its queue pairs share with it.
 #[derive(Debug)]
@@ -182,6 +192,8 @@ impl Device {
             producers: Mutex::default(),
         };
         Ok(Cq {
+            stalled: StalledPositions::new(shared.ring.depth()),
+            empty_polls: 0,
             shared: Arc::new(shared),
             cursor: 0,
             qps: Vec::new(),
@@ -200,6 +212,9 @@ pub struct Cq {
     pub(super) shared: Arc<CqShared>,
     /// The next position to read.
     cursor: u64,
+    /// Entries of producers that do not move; they are read when they are published.
+    stalled: StalledPositions,
+    empty_polls: u32,
     /// Queue pairs by index.
     qps: Vec<Option<Arc<QpShared>>>,
     /// Queue pairs that are gone but may still have entries before a position.
@@ -229,6 +244,15 @@ impl Cq {
         while count < max {
             if !self.flushes.is_empty() {
                 count += self.complete_one_flush(&mut each);
+                continue;
+            }
+            if !self.stalled.is_empty()
+                && let Some((request, subject, result)) = self.take_late_entry()
+            {
+                if let Some(completion) = self.decode(request, subject, result) {
+                    each(&completion);
+                    count += 1;
+                }
                 continue;
             }
             let cqe = self.shared.ring.cqes.ring(self.cursor);
@@ -276,7 +300,66 @@ impl Cq {
         if self.shared.version.load(Acquire) != self.seen_version || !self.removed.is_empty() {
             self.apply_changes();
         }
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(POLLS_PER_HOLE_CHECK) {
+            let is_hole = self.shared.ring.is_published(self.cursor.wrapping_add(1));
+            if is_hole || !self.stalled.is_empty() || self.empty_polls.is_multiple_of(POLLS_PER_HEAD_CHECK) {
+                self.pass_stalled_producers();
+            }
+        }
         Ok(())
+    }
+
+    /// Takes an entry that was published after the poller had passed it.
+    #[cold]
+    fn take_late_entry(&mut self) -> Option<(RequestWord, SubjectWord, ResultWord)> {
+        let ring = &self.shared.ring;
+        let position = self.stalled.iter().find(|position| ring.is_published(*position))?;
+        let entry = ring.cqes.ring(position).load();
+        self.stalled.remove(position, &ring.header.stalled);
+        Some(entry)
+    }
+
+    /// Passes entries that were reserved and are not published: those of producers that do not move, and those that producers left
+    /// out. See [`stalled`](crate::ring::stalled). Returns whether there is something to poll.
+    #[cold]
+    fn pass_stalled_producers(&mut self) -> bool {
+        let (shared, begin) = (self.shared.clone(), self.cursor);
+        let (ring, device) = (&shared.ring, &shared.device);
+        // Usually the next entry is only being written.
+        let is_waiting = ring.header.head.word.load(Relaxed) != begin && !ring.is_published(begin);
+        if self.stalled.is_empty() && !(is_waiting && self.stalled.has_lasted(begin)) {
+            return false;
+        }
+        // Nobody else repairs this ring meanwhile.
+        let _one_at_a_time = locked(&device.service.cleanup);
+        let is_abandoned = |position: u64| device.is_abandoned(ring, shared.at(), position);
+        let gone: Vec<u64> = self.stalled.iter().filter(|position| is_abandoned(*position)).collect();
+        for position in gone {
+            self.stalled.remove(position, &ring.header.stalled);
+        }
+        // Acquire, partner: the Release reservation in `reservation::reserve`.
+        let reserved = ring.header.head.word.load(Acquire).wrapping_sub(self.cursor);
+        // More than the ring has: a peer has overwritten `head`.
+        let reserved = if reserved <= ring.depth() { reserved } else { 0 };
+        for _ in 0..reserved {
+            let may_pass = !ring.is_published(self.cursor)
+                && (is_abandoned(self.cursor) || self.stalled.try_pass(self.cursor, &ring.header.stalled));
+            if !may_pass {
+                break;
+            }
+            self.cursor = self.cursor.wrapping_add(1);
+        }
+        if self.cursor != begin {
+            // Release, partner: the Acquire load in `CqRing::reserve`. The stalled entries are listed.
+            ring.header.consumed.word.store(self.cursor, Release);
+        }
+        self.is_ready()
+    }
+
+    /// Whether an entry is reserved that is not published, or was not when it was passed.
+    fn has_unpublished(&self) -> bool {
+        !self.stalled.is_empty() || self.shared.ring.header.head.word.load(Relaxed) != self.cursor
     }
 
     /// Turns an entry into a completion. `None` for markers, void entries and entries of earlier connections.
@@ -407,7 +490,10 @@ impl Cq {
                 }
             }
         }
-        while self.removed.front().is_some_and(|(_, position)| self.cursor >= *position) {
+        // An entry that was passed may be one of a removed queue pair.
+        while self.stalled.is_empty()
+            && self.removed.front().is_some_and(|(_, position)| self.cursor >= *position)
+        {
             let Some((qp, _)) = self.removed.pop_front() else { break };
             if let RecvSource::Shared(queue) = &qp.recv
                 && Arc::ptr_eq(&qp.recv_cq, &self.shared)
@@ -488,15 +574,31 @@ impl Cq {
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
-        let deadline = Instant::now().checked_add(timeout);
-        let parker = &self.shared.ring.header.parker;
-        Ok(wait::wait_until(parker, WaitStrategy::Park, deadline, || self.is_ready()))
+        let header = self.shared.ring.header.clone();
+        let mut left = timeout;
+        loop {
+            let interval =
+                if self.has_unpublished() { HOLE_CHECK_INTERVAL_IF_ANY } else { HOLE_CHECK_INTERVAL };
+            let slice = left.min(interval);
+            let is_ready =
+                wait::wait_for(&header.parker, WaitStrategy::Park, Some(slice), || self.is_ready());
+            if is_ready || self.has_unpublished() && self.pass_stalled_producers() {
+                return Ok(true);
+            }
+            left = left.saturating_sub(slice);
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
     }
 
     /// Whether there is something to poll: a completion or an error.
     pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
-        !self.flushes.is_empty() || ring.is_published(self.cursor) || ring.header.overrun.load(Relaxed) != 0
+        !self.flushes.is_empty()
+            || ring.is_published(self.cursor)
+            || ring.header.overrun.load(Relaxed) != 0
+            || self.stalled.iter().any(|position| ring.is_published(position))
     }
 
     /// The parker that is notified of each completion.

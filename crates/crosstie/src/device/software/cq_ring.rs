@@ -61,7 +61,7 @@ impl CqRing {
         prefetch::for_write(self.cqes.ring(self.header.head.word.load(Relaxed)));
     }
 
-    /// Reserves a position. The caller must [`publish`](CqRing::publish) it at once: the consumer cannot pass it.
+    /// Reserves a position. The caller must [`publish`](CqRing::publish) it at once: the consumer waits for it before it passes it.
     #[inline(always)]
     pub(super) fn reserve(&self, claim: &AtomicU64) -> Result<u64, Overrun> {
         let has_room = |position: u64| {
@@ -72,7 +72,7 @@ impl CqRing {
                 reservation::has_room(position, consumed, self.depth)
             }
         };
-        match reservation::reserve(&self.header.head.word, &self.header.mode, claim, has_room) {
+        match self.reserve_usable(claim, has_room) {
             Some(position) => Ok(position),
             None => {
                 self.header.overrun.store(1, Relaxed);
@@ -80,6 +80,25 @@ impl CqRing {
                 Err(Overrun)
             }
         }
+    }
+
+    /// Reserves a position whose entry is not [stalled](crate::ring::stalled).
+    #[inline(always)]
+    fn reserve_usable(&self, claim: &AtomicU64, mut has_room: impl FnMut(u64) -> bool) -> Option<u64> {
+        let header = &*self.header;
+        // Ends: each round takes one position, and there is room for `depth` of them.
+        loop {
+            let position = reservation::reserve(&header.head.word, &header.mode, claim, &mut has_room)?;
+            if !header.stalled.contains(position, self.depth) {
+                return Some(position);
+            }
+            // The consumer skips the position: nobody claims it, and it is not published.
+            reservation::clear_claim(claim);
+        }
+    }
+
+    pub(super) fn depth(&self) -> u64 {
+        self.depth
     }
 
     /// Writes the entry at a reserved position and makes it visible to the consumer.
@@ -116,7 +135,7 @@ impl CqRing {
             // Acquire, partner: as in `reserve`.
             reservation::has_room(position, self.header.consumed.word.load(Acquire), self.depth)
         };
-        match reservation::reserve(&self.header.head.word, &self.header.mode, claim, has_room) {
+        match self.reserve_usable(claim, has_room) {
             Some(position) => {
                 self.publish(claim, position, new);
                 true

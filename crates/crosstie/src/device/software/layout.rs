@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Rela
 use crosstie_protocol::key::Key;
 
 use crate::memory::segment::Shared;
+use crate::ring::stalled::StalledSlots;
 use crate::wait::Parker;
 
 /// A region's lkey and rkey.
@@ -146,7 +147,8 @@ pub(super) struct CqHeader {
     pub(super) overrun: AtomicU32,
     /// Whether there is more than one producer, see [`crate::ring::reservation`]. Writer: the owner.
     pub(super) mode: AtomicU64,
-    pub(super) reserved: [AtomicU64; 6],
+    /// Entries that producers must leave out. Writer: the owner.
+    pub(super) stalled: StalledSlots,
     /// The owner parks here while it waits for completions. Writers: the owner and the peer that wakes it.
     pub(super) parker: Parker,
     pub(super) reserved2: [AtomicU32; 15],

@@ -53,6 +53,8 @@ mod deferred;
 mod error;
 #[cfg(test)]
 mod forged_data_tests;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 #[cfg(test)]
 mod invalid_input_tests;
 mod layout;

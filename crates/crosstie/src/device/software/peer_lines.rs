@@ -6,7 +6,7 @@
 //! queue pair that was reset or removed writes to its old line, never to the line of the new peer.
 //!
 //! A line is assigned again when its writer has closed it ([`OpenLine`] does that when it is dropped), or when the peer is
-//! gone. Until then it stays in the record, and whoever removes an object looks at it (`quiescence.rs`). A peer that never
+//! gone. Until then it stays in the record, and every removal of an object looks at it (`quiescence.rs`). A peer that never
 //! closes its lines uses up its own table and gets an error; other peers do not notice.
 //!
 //! Everything that the owner decides about lines it decides from the record here, which is private memory.

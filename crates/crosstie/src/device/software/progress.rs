@@ -22,7 +22,7 @@ use crate::ring::presence;
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
-    /// Odd during an attempt, as a peer line's `busy`: see [`crate::ring::presence`]. Whoever holds `one_attempt` writes it.
+    /// Odd during an attempt, as a peer line's `busy`: see [`crate::ring::presence`]. The thread that holds `one_attempt` writes it.
     attempt: AtomicU64,
     one_attempt: Mutex<()>,
 }

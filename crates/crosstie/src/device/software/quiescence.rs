@@ -227,33 +227,38 @@ impl DeviceShared {
         let head = header.head.word.load(Acquire);
         let is_complete = position == reservation::IDLE
             || position >= head
-            // Acquire, partner: the Release store in `Cq::poll`. It was read, so it had been published.
+            // Acquire, partner: the Release store in `Cq::poll`. It was published and read, or the poller has passed it and
+            // looks after it.
             || header.consumed.word.load(Acquire) > position
             || ring.is_published(position);
         if !is_complete {
-            let qps = self.all_qps();
-            let mut live: Vec<&AtomicU64> = vec![&self.service.claim];
-            live.extend(qps.iter().map(|qp| &qp.send_claim));
-            // Lines of connections that push elsewhere do not matter: a peer that is stopped there holds up nobody here.
-            let lines: Vec<AssignedLine> = locked(&self.peer_lines)
-                .all()
-                .filter(|line| match line.usage {
-                    LineUse::Connection { recv_cq, .. } => recv_cq == ring_at,
-                    LineUse::Datagrams { .. } => true,
-                })
-                .filter(|line| self.is_peer_connected(&line.gid))
-                .collect();
-            live.extend(lines.iter().map(|line| &line.line.claim));
-            // This includes claims of datagram senders and of our own posters in other rings. An equal position there only means one more attempt.
-            if !reservation::is_abandoned(&header.head.word, position, live.into_iter(), || {
-                ring.is_published(position)
-            }) {
+            if !self.is_abandoned(ring, ring_at, position) {
                 return false;
             }
             ring.publish_void(position);
         }
         dead.line.claim.store(reservation::IDLE, Relaxed);
         true
+    }
+
+    /// Whether no live producer can still publish `position` of `ring`. The caller holds the lock `cleanup`.
+    pub(super) fn is_abandoned(&self, ring: &CqRing, ring_at: u64, position: u64) -> bool {
+        let qps = self.all_qps();
+        let mut live: Vec<&AtomicU64> = vec![&self.service.claim];
+        live.extend(qps.iter().map(|qp| &qp.send_claim));
+        // Lines of connections that push elsewhere do not matter: a peer that is stopped there holds up nobody here.
+        let lines: Vec<AssignedLine> = locked(&self.peer_lines)
+            .all()
+            .filter(|line| match line.usage {
+                LineUse::Connection { recv_cq, .. } => recv_cq == ring_at,
+                LineUse::Datagrams { .. } => true,
+            })
+            .filter(|line| self.is_peer_connected(&line.gid))
+            .collect();
+        live.extend(lines.iter().map(|line| &line.line.claim));
+        // This includes claims of datagram senders and of our own posters in other rings. An equal position there only means one more attempt.
+        let published = || ring.is_published(position);
+        reservation::is_abandoned(&ring.header.head.word, position, live.into_iter(), published)
     }
 }
 

@@ -626,4 +626,32 @@ mod tests {
         assert_eq!(with ^ without, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0);
         assert_eq!(without, access_flags(Access::ALL.difference(Access::REMOTE_ATOMIC), true));
     }
+
+    /// The address that a peer sends: a path to it has an allowed MTU and somewhere to go, or there is an error.
+    #[cfg(not(loom))]
+    #[test]
+    fn fuzz_verbs_address() {
+        use zerocopy::{FromBytes, IntoBytes};
+        let ours = DeviceAddress {
+            provider: DeviceAddress::VERBS,
+            link_layer: 2,
+            mtu: 5,
+            reserved: 0,
+            lid: 0,
+            reserved2: 0,
+            gid: [1; 16],
+        };
+        let infiniband = DeviceAddress { link_layer: 1, lid: 7, ..ours };
+        let examples = [ours, infiniband].map(|address| address.as_bytes().to_vec());
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "verbs_address", examples, |input| {
+            let Ok(to) = DeviceAddress::read_from_bytes(input) else { return };
+            for from in [&ours, &infiniband] {
+                if let Ok(path) = address_vector(from, (1, 3), &to, (&ConnectConfig::default()).into()) {
+                    assert_eq!((to.provider, to.link_layer), (DeviceAddress::VERBS, from.link_layer));
+                    assert!((1..=5).contains(&to.mtu) && (path.is_global == 1 || path.dlid != 0));
+                    assert!(path.is_global == 0 || to.gid != [0; 16]);
+                }
+            }
+        });
+    }
 }

@@ -1,0 +1,148 @@
+//! A node that is stopped (SIGSTOP) at random instants under load. Requests for the keys of other nodes go on. Requests for its keys end
+//! with `NodeGone` when its heartbeats stay out, and are served again when it continues: with the values that it had.
+
+mod cluster;
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use cluster::process::{ChildProcess, ROLE, SECRET, serve, wait_until};
+use cluster::{BACKENDS, Random, TIMEOUT, fresh_name, seed};
+use crosstie::bootstrap::Secret;
+use crosstie_kv::client::Client;
+use crosstie_kv::node::{Membership, Node, NodeConfig};
+use crosstie_kv::sharding::ShardMap;
+use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Requests for the keys of the other nodes while one is stopped.
+const REQUESTS: u64 = 5000;
+const STOPPED: u32 = 2;
+
+/// Plays the role that a test below gave to its child process. Does nothing in an ordinary run.
+#[test]
+fn child_process_entry() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match &role.split(' ').collect::<Vec<_>>()[..] {
+        ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
+        _ => panic!("{role}"),
+    }
+}
+
+#[test]
+fn other_nodes_go_on_while_a_node_is_stopped() {
+    let mut random = Random(seed());
+    for backend in BACKENDS {
+        let name = fresh_name("stopped-node");
+        let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<SocketAddr> =
+            listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let mut listeners = listeners.into_iter();
+        let nodes: Vec<Node> = (0..2)
+            .map(|rank| {
+                let own = format!("{name}-{rank}");
+                let config = NodeConfig { daemons: 2, backend, ..NodeConfig::member(&own, rank, 3) };
+                let secret = Secret::new(SECRET).unwrap();
+                let listener = listeners.next().unwrap();
+                let membership = Membership { listener, addresses: addresses.clone(), secret };
+                Node::join(&config, membership).unwrap()
+            })
+            .collect();
+        // The child binds the address itself.
+        drop(listeners);
+        let mut child = ChildProcess::node(&name, STOPPED, backend, &addresses);
+        child.expect("serving");
+        nodes.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
+
+        let mut client = Client::<u64>::attach_pipelined(nodes[0].name()).unwrap();
+        let map = client.shard_map();
+        let (theirs, others) = keys(&map);
+        for round in 0..2u64 {
+            for key in &theirs {
+                assert_eq!(call(&mut client, put(*key, round)).status, Status::Done);
+            }
+            // Under load, so that it is stopped inside an operation.
+            let instant = 200 + random.below(2000);
+            let load = |client: &mut Client<u64>, count: u64| {
+                pipelined(client, count, |i| put(theirs[i as usize % theirs.len()], round));
+            };
+            load(&mut client, instant);
+            for (i, key) in theirs.iter().take(20).enumerate() {
+                // These may still be on their way when it stops.
+                if client.begin(put(*key, round), i as u64).is_err() {
+                    break;
+                }
+            }
+            signal(&child, Signal::STOP);
+            let mut ended = 0;
+            pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
+            wait_until("requests for the stopped node end", || {
+                client.wait(Some(Duration::from_millis(50)));
+                client.poll(|_, response| {
+                    assert!(matches!(response.status, Status::Done | Status::NodeGone), "{response:?}");
+                    ended += 1;
+                });
+                client.in_flight() == 0
+            });
+            let refused = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
+            assert_eq!(refused.status, Status::NodeGone, "after {ended} ended requests");
+            pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
+
+            signal(&child, Signal::CONT);
+            let mut value = refused;
+            wait_until("the continued node serves", || {
+                value = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
+                value.status != Status::NodeGone
+            });
+            assert_eq!((value.status, value.value), (Status::Done, round), "it has kept its values");
+            load(&mut client, 1000);
+        }
+        drop(client);
+        child.kill();
+        nodes.into_iter().for_each(|node| node.stop().unwrap());
+    }
+}
+
+/// Keys of the stopped node, and of the others.
+fn keys(map: &ShardMap) -> (Vec<u64>, Vec<u64>) {
+    (0..300).partition(|key| map.shard_of_word(*key).rank == STOPPED)
+}
+
+fn put(key: u64, value: u64) -> WordRequest {
+    WordRequest { value, ..WordRequest::new(Op::Put, 0, key) }
+}
+
+fn call(client: &mut Client<u64>, request: WordRequest) -> WordResponse {
+    let mut response = None;
+    let request = client.shard_map().route(request);
+    assert!(client.begin(request, 0).is_ok(), "nothing is in flight");
+    wait_until("a response", || {
+        client.wait(Some(Duration::from_millis(50)));
+        client.poll(|_, answer| response = Some(answer));
+        response.is_some()
+    });
+    response.unwrap()
+}
+
+/// Makes `count` requests, several at a time; all must be done. Requests that were in flight before may end, too.
+fn pipelined(client: &mut Client<u64>, count: u64, mut request: impl FnMut(u64) -> WordRequest) {
+    const MARK: u64 = 1 << 32;
+    let (mut begun, mut done) = (0, 0);
+    wait_until("requests go on", || {
+        while begun < count && client.begin(client.shard_map().route(request(begun)), MARK).is_ok() {
+            begun += 1;
+        }
+        client.poll(|token, response| {
+            if token == MARK {
+                assert_eq!(response.status, Status::Done);
+                done += 1;
+            }
+        });
+        done == count
+    });
+}
+
+fn signal(child: &ChildProcess, signal: Signal) {
+    let process = Pid::from_raw(child.child.id() as i32).unwrap();
+    kill_process(process, signal).unwrap();
+}

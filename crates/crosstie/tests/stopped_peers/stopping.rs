@@ -1,0 +1,152 @@
+//! Processes that are stopped at one instruction of one operation.
+
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use crate::killing::trace;
+use crate::rng::Random;
+use crate::{Fallible, TIMEOUT};
+
+/// Instructions of one operation at which a role is stopped. `CROSSTIE_STRESS_SECONDS`, set to any value, stops at every one.
+const STOPS_PER_SWEEP: u64 = 24;
+
+/// How a stopped process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Continue,
+    Kill,
+}
+
+/// A process of this program that plays a role. It prints `ready` before the operation in which it is stopped, and `done` when it has
+/// continued and all its checks have passed.
+pub(crate) struct Actor {
+    pub(crate) child: Child,
+    pub(crate) input: ChildStdin,
+    pub(crate) output: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    pub(crate) fn start(arguments: &[&str]) -> Fallible<Actor> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take().ok_or("no stdin")?;
+        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        Ok(Actor { child, input, output })
+    }
+
+    pub(crate) fn expect(&mut self, expected: &str) -> Fallible {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        check(line.trim() == expected, format!("the stopped process printed {line:?}, not {expected}"))
+    }
+
+    pub(crate) fn go(&mut self) -> Fallible {
+        Ok(self.input.write_all(b"go\n")?)
+    }
+
+    /// Lets it execute `steps` instructions after its [`stop_here`](trace::stop_here), and stops the whole process there. Returns how
+    /// many it executed: fewer if the operation has ended before.
+    pub(crate) fn stop_after(&mut self, steps: u64) -> Fallible<u64> {
+        let executed = trace::step(self.child.id(), steps)?;
+        trace::detach_stopped(self.child.id())?;
+        wait_for("the process to stop", || is_stopped(self.child.id()))?;
+        Ok(executed)
+    }
+
+    /// Lets it continue and waits until it is done, or kills it.
+    pub(crate) fn end(&mut self, end: End) -> Fallible {
+        match end {
+            End::Continue => {
+                self.signal(libc::SIGCONT)?;
+                self.expect("done")
+            }
+            End::Kill => {
+                self.child.kill()?;
+                self.child.wait()?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: i32) -> Fallible {
+        // SAFETY: a system call without memory arguments; the child is ours and not reaped.
+        match unsafe { libc::kill(self.child.id() as libc::pid_t, signal) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().into()),
+        }
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// What an actor does at the start: reports, and waits for [`Actor::go`].
+pub(crate) fn report_ready() -> Fallible {
+    println!("ready");
+    std::io::stdin().lock().read_line(&mut String::new())?;
+    Ok(())
+}
+
+/// The operation in which an actor is stopped. With `measure`, it ends with a second stop, which gives the number of its instructions.
+pub(crate) fn operation<R>(measure: bool, operation: impl FnOnce() -> R) -> R {
+    trace::stop_here();
+    let result = operation();
+    if measure {
+        trace::stop_here();
+    }
+    result
+}
+
+/// Stops an operation at instructions all over it; every second time the process is killed instead of continued. `run` gets the number
+/// of instructions and the end; with `u64::MAX` it stops at the operation's end. It returns the number of executed instructions.
+pub(crate) fn sweep(
+    what: &str,
+    random: &mut Random,
+    mut run: impl FnMut(u64, End) -> Fallible<u64>,
+) -> Fallible {
+    let total = run(u64::MAX, End::Kill).map_err(|e| format!("{what}: {e}"))?;
+    let all = std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some();
+    let stride = if all { 1 } else { total.div_ceil(STOPS_PER_SWEEP).max(1) };
+    let (mut at, mut count) = (1 + random.below(stride), 0);
+    while at < total {
+        let end = if count % 2 == 0 { End::Continue } else { End::Kill };
+        run(at, end).map_err(|e| format!("{what}, stopped at instruction {at} of {total}, {end:?}: {e}"))?;
+        (at, count) = (at + stride, count + 1);
+    }
+    println!("{what}: stopped at {count} of {total} instructions");
+    check(count > 1, "the operation has no instructions: the test shows nothing")
+}
+
+/// Whether every thread of a process is stopped: one that is inside a system call may stop later.
+pub(crate) fn is_stopped(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task"));
+    tasks.into_iter().flatten().flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
+}
+
+pub(crate) fn check(holds: bool, what: impl Debug) -> Fallible {
+    if holds { Ok(()) } else { Err(format!("{what:?}").into()) }
+}
+
+pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
+    let begun = Instant::now();
+    while !done() {
+        if begun.elapsed() > TIMEOUT {
+            return Err(format!("waited too long for {what}").into());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
