@@ -6,6 +6,7 @@
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
 //! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`group`] | process groups: locks with fencing tokens, barriers, messages |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
 //! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
 //! | [`flux`] | RPC between the threads of one process |
@@ -20,6 +21,7 @@ pub mod copyrpc;
 pub mod delegation;
 pub mod device;
 pub mod flux;
+pub mod group;
 pub mod ipc;
 mod local;
 mod local_rpc;
