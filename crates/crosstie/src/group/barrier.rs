@@ -51,11 +51,9 @@ impl Barrier {
         let id = self.id;
         match self.shared.wait(engine, None, |engine| engine.take_barrier(id))? {
             BarrierResult::Completed(round) => Ok(round),
-            BarrierResult::TimedOut(round) => Err(GroupError::BarrierTimedOut {
-                barrier: id,
-                round,
-                missing: self.find_missing(round),
-            }),
+            BarrierResult::TimedOut(round) => {
+                Err(GroupError::BarrierTimedOut { barrier: id, round, missing: self.find_missing(round) })
+            }
             other => Err(self.error(other)),
         }
     }
@@ -168,7 +166,9 @@ impl Engine {
                 Ok(None)
             }
             BarrierOutcome::Completed(round) => Ok(Some(round)),
-            BarrierOutcome::Failed { round, dead } => Err(GroupError::MembersDied { barrier: id, round, dead }),
+            BarrierOutcome::Failed { round, dead } => {
+                Err(GroupError::MembersDied { barrier: id, round, dead: Box::new(dead) })
+            }
         }
     }
 

@@ -299,8 +299,7 @@ impl Engine {
         let Wires { staging, links, .. } = &mut self.wires;
         staging.write(slot, 0, bytes)?;
         let at = usize::from(slot) * SLOT;
-        let sge =
-            staging.memory.sge(at..at + bytes.len()).map_err(|_| PostError::Invalid("staging slot"))?;
+        let sge = staging.memory.sge(at..at + bytes.len()).map_err(|_| PostError::Invalid("staging slot"))?;
         match (&mut self.datagrams, &mut links[to.index()]) {
             (Some(port), _) => port.post(to, Data::Regions(&[sge]), Some(slot)),
             (None, Some(link)) => link.post(Data::Regions(&[sge]), Some(slot)),

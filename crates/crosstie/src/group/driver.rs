@@ -179,19 +179,21 @@ impl Shared {
                 return Err(GroupError::TimedOut);
             }
             let contended = self.contenders.load(Relaxed) > 0;
-            if contended || (self.strategy == WaitStrategy::Adaptive && (SPIN_TIME..YIELD_TIME).contains(&waited)) {
+            if contended
+                || (self.strategy == WaitStrategy::Adaptive && (SPIN_TIME..YIELD_TIME).contains(&waited))
+            {
                 self.release(engine);
                 std::thread::yield_now();
                 engine = self.lock();
-            } else if self.strategy == WaitStrategy::Park || (self.strategy == WaitStrategy::Adaptive && waited >= SPIN_TIME)
+            } else if (self.strategy == WaitStrategy::Park
+                || (self.strategy == WaitStrategy::Adaptive && waited >= SPIN_TIME))
+                && engine.progress_before_park() == 0
             {
-                if engine.progress_before_park() == 0 {
-                    let limit = engine.time_to_next_deadline().min(left.unwrap_or(Duration::MAX));
-                    engine = self.park(engine, limit, &mut |engine| {
-                        found = found.take().or_else(|| check(engine));
-                        found.is_some()
-                    });
-                }
+                let limit = engine.time_to_next_deadline().min(left.unwrap_or(Duration::MAX));
+                engine = self.park(engine, limit, &mut |engine| {
+                    found = found.take().or_else(|| check(engine));
+                    found.is_some()
+                });
             }
         }
     }

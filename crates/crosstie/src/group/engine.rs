@@ -11,8 +11,8 @@
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::{
-    CONTROL_CHANNEL, Config, Control, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE, Header, MAX_CONTROL_SIZE,
-    MemberId, PacketKind,
+    CONTROL_CHANNEL, Config, Control, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE, Header,
+    MAX_CONTROL_SIZE, MemberId, PacketKind,
 };
 
 use super::channel::ChannelState;
@@ -190,7 +190,9 @@ impl Engine {
     pub(super) fn time_to_next_deadline(&mut self) -> Duration {
         let now = self.read_clock();
         let sends = self.open.iter().filter_map(|id| {
-            self.channels[usize::from(*id)].as_ref().and_then(|channel| channel.protocol.sender.next_deadline())
+            self.channels[usize::from(*id)]
+                .as_ref()
+                .and_then(|channel| channel.protocol.sender.next_deadline())
         });
         let next = sends.chain(self.machine.next_deadline()).chain([self.next_probe]).min();
         Duration::from_nanos(next.unwrap_or(u64::MAX).saturating_sub(now))
@@ -275,8 +277,7 @@ impl Engine {
             return;
         }
         let header = self.gate.check(&bytes[..read], self.machine.dead(), |channel| {
-            channel == CONTROL_CHANNEL
-                || self.channels.get(usize::from(channel)).is_some_and(Option::is_some)
+            channel == CONTROL_CHANNEL || self.channels.get(usize::from(channel)).is_some_and(Option::is_some)
         });
         match header {
             // A connection belongs to one member.
@@ -289,9 +290,8 @@ impl Engine {
                 } else if let Some(Some(link)) = self.wires.links.get(from.index()) {
                     let (memory, at) = (&link.receives, slot * SLOT + HEADER_SIZE);
                     let channel = self.channels[usize::from(header.channel)].as_mut();
-                    let taken = channel.map(|channel| {
-                        channel.on_packet(&header, memory, at, len - HEADER_SIZE, self.now)
-                    });
+                    let taken = channel
+                        .map(|channel| channel.on_packet(&header, memory, at, len - HEADER_SIZE, self.now));
                     if let Some(Err(_)) = taken {
                         self.gate.count_invalid();
                         self.lose_member(from);

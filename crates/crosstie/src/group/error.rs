@@ -33,7 +33,9 @@ pub enum JoinError {
     #[error("rank {0} did not send a valid address of a member: does it run another version?")]
     InvalidAddress(u32),
     /// A rank joins another group at the same time.
-    #[error("rank {rank} joins group {theirs:#x}, this rank {ours:#x}: all ranks join groups in the same order")]
+    #[error(
+        "rank {rank} joins group {theirs:#x}, this rank {ours:#x}: all ranks join groups in the same order"
+    )]
     OtherGroup {
         /// The rank.
         rank: u32,
@@ -43,7 +45,9 @@ pub enum JoinError {
         ours: u64,
     },
     /// A rank uses another configuration.
-    #[error("rank {0} uses another configuration of the group: members, locks, barriers, tree and transport must be equal")]
+    #[error(
+        "rank {0} uses another configuration of the group: members, locks, barriers, tree and transport must be equal"
+    )]
     OtherConfig(u32),
     /// A rank does not know the group's secret.
     #[error("rank {0} does not know the secret of the group")]
@@ -123,7 +127,7 @@ pub enum GroupError {
         /// The round.
         round: u64,
         /// The dead members.
-        dead: MemberSet,
+        dead: Box<MemberSet>,
     },
     /// The member that a message or an operation goes to is dead, or left the group.
     #[error("{0} is dead")]
@@ -141,7 +145,9 @@ pub enum GroupError {
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The message is longer than the channel allows.
-    #[error("a message of {len} bytes is longer than the channel's limit of {max}: raise max_message at all members")]
+    #[error(
+        "a message of {len} bytes is longer than the channel's limit of {max}: raise max_message at all members"
+    )]
     MessageTooLong {
         /// Its length.
         len: usize,

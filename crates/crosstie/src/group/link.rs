@@ -10,9 +10,7 @@ use std::collections::VecDeque;
 use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId};
 
 use super::config::limits::{CONTROL_RESERVE, SEND_QUEUE};
-use crate::device::{
-    Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr,
-};
+use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr};
 
 /// Bytes of a receive: a packet, rounded up to whole cache lines.
 pub(super) const SLOT: usize = (HEADER_SIZE + MAX_MTU).next_multiple_of(64);

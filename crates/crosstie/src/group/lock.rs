@@ -78,7 +78,11 @@ impl Lock {
     }
 
     #[inline]
-    fn acquire_until(&self, timeout: Option<Duration>, trying: bool) -> Result<Option<LockGuard>, GroupError> {
+    fn acquire_until(
+        &self,
+        timeout: Option<Duration>,
+        trying: bool,
+    ) -> Result<Option<LockGuard>, GroupError> {
         let mut engine = self.shared.engine();
         let deadline = timeout.and_then(|timeout| deadline_after(engine.read_clock(), Some(timeout)));
         let mut request = engine.request_lock(self.id, trying, deadline)?;
@@ -98,9 +102,12 @@ impl Lock {
             }
         };
         match result {
-            LockResult::Acquired(fence) => {
-                Ok(Some(LockGuard { shared: self.shared.clone(), id: self.id, waiter: request.waiter, fence }))
-            }
+            LockResult::Acquired(fence) => Ok(Some(LockGuard {
+                shared: self.shared.clone(),
+                id: self.id,
+                waiter: request.waiter,
+                fence,
+            })),
             ended => {
                 let mut engine = self.shared.engine();
                 engine.end_request(&request);
@@ -118,7 +125,12 @@ impl Lock {
 impl Engine {
     /// Queues a request behind those of other threads of this member.
     #[inline]
-    fn request_lock(&mut self, lock: u32, trying: bool, deadline: Option<u64>) -> Result<Request, GroupError> {
+    fn request_lock(
+        &mut self,
+        lock: u32,
+        trying: bool,
+        deadline: Option<u64>,
+    ) -> Result<Request, GroupError> {
         let waiter = self.next_waiter();
         let slot = self.wires.results.locks.get_mut(lock as usize).ok_or(LockError::Unknown(lock))?;
         slot.queue.push_back(waiter);

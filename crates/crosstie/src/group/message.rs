@@ -218,8 +218,7 @@ impl Engine {
         };
         let device = |error: crate::device::DeviceError| GroupError::Device(error.to_string());
         let memory = self.pd.allocate(options.send_buffer as usize, Access::LOCAL_WRITE).map_err(device)?;
-        let channel =
-            ChannelState::new(self.wires.id, id, self.me(), self.members, &options, memory)?;
+        let channel = ChannelState::new(self.wires.id, id, self.me(), self.members, &options, memory)?;
         self.channels[usize::from(id)] = Some(Box::new(channel));
         self.open.push(id);
         for dead in self.machine.dead().iter() {

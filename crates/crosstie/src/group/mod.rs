@@ -55,8 +55,8 @@ use std::thread::JoinHandle;
 
 pub use crosstie_protocol::group::message::{OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
-    BarrierError, DropCounters, FenceTable, LockCounters, LockError, LockState, MemberId, MemberSet, PacketKind,
-    StaleToken, Status, TreeOptions,
+    BarrierError, DropCounters, FenceTable, LockCounters, LockError, LockState, MemberId, MemberSet,
+    PacketKind, StaleToken, Status, TreeOptions,
 };
 
 pub use barrier::{Barrier, BarrierWait};

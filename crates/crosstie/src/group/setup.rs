@@ -77,7 +77,9 @@ pub(super) fn join(
     let me = ranks.iter().position(|rank| *rank == job.rank()).ok_or(JoinError::NotMember(job.rank()))?;
     let limit = crosstie_protocol::group::MAX_MEMBERS;
     if ranks.len() > limit {
-        return Err(DeviceError::Limit { what: "members", asked: ranks.len() as u64, limit: limit as u64 }.into());
+        return Err(
+            DeviceError::Limit { what: "members", asked: ranks.len() as u64, limit: limit as u64 }.into()
+        );
     }
     let me = MemberId::new(me);
     let peers: Vec<MemberId> = (0..ranks.len()).map(MemberId::new).filter(|peer| *peer != me).collect();
@@ -181,7 +183,19 @@ pub(super) fn join(
         // The software device knows who is dead. A network only knows who does not answer.
         needs_quorum: device.address().provider != DeviceAddress::SOFTWARE,
     };
-    Engine::new(id, &machine, pd, links, datagrams, recv_cq, send_cq, staging, target, mtu, config.receive_loss)
+    Engine::new(
+        id,
+        &machine,
+        pd,
+        links,
+        datagrams,
+        recv_cq,
+        send_cq,
+        staging,
+        target,
+        mtu,
+        config.receive_loss,
+    )
 }
 
 fn refused_receive(error: PostError) -> JoinError {
@@ -197,7 +211,11 @@ fn digest(seed: u64, bytes: &[u8]) -> u64 {
 fn config_digest(config: &GroupConfig, ranks: &[u32]) -> u64 {
     let GroupConfig { locks, barriers, tree, barrier_members, transport, .. } = config;
     let TreeOptions { fanout, hosts } = tree;
-    digest(0, format!("{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?}").as_bytes())
+    digest(
+        0,
+        format!("{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?}")
+            .as_bytes(),
+    )
 }
 
 fn hmac_of(secret: &Secret, hello: &Hello, rank: u32) -> crate::bootstrap::HmacSha256 {

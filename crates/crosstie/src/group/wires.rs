@@ -57,10 +57,10 @@ pub(super) enum LockResult {
 }
 
 /// How waiting in a barrier has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BarrierResult {
     Completed(u64),
-    Failed(u64, MemberSet),
+    Failed(u64, Box<MemberSet>),
     TimedOut(u64),
     Refused(BarrierError),
 }
@@ -179,7 +179,7 @@ impl Output for Wires {
                 results.end_barrier(barrier, BarrierResult::Completed(round));
             }
             Event::BarrierFailed { barrier, round, dead } => {
-                results.end_barrier(barrier, BarrierResult::Failed(round, dead));
+                results.end_barrier(barrier, BarrierResult::Failed(round, Box::new(dead)));
             }
             Event::BarrierTimedOut { barrier, round } => {
                 results.end_barrier(barrier, BarrierResult::TimedOut(round));

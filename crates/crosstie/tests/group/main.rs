@@ -12,11 +12,7 @@ use crosstie::device::Device;
 use crosstie::group::{Group, GroupConfig, PacketKind};
 
 /// Runs `body` in `members` threads, each of them a member of one group. Returns what they returned, in the order of members.
-fn run<T: Send>(
-    members: u32,
-    config: &GroupConfig,
-    body: impl Fn(&Group) -> T + Sync,
-) -> Vec<T> {
+fn run<T: Send>(members: u32, config: &GroupConfig, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
     let jobs = local::in_process(members, Limits::default()).expect("a job of threads");
     let results: Mutex<Vec<(usize, T)>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

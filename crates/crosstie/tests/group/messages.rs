@@ -6,7 +6,7 @@ use crate::{run, total};
 
 /// The bytes of message `number` of a sender: its length depends on the number, its contents on both.
 fn message(sender: usize, number: usize, max: usize) -> Vec<u8> {
-    let len = (number * 2654435761 >> 7) % max;
+    let len = ((number * 2654435761) >> 7) % max;
     let mut bytes = format!("{sender} {number} ").into_bytes();
     bytes.resize(bytes.len() + len, (sender * 31 + number) as u8);
     bytes
@@ -104,7 +104,10 @@ fn many_threads_of_one_member_send_long_messages_to_the_same_member() {
             for _ in 0..60 {
                 let message = channel.recv().unwrap();
                 assert_eq!(message.bytes.len(), 50_000);
-                assert!(message.bytes.iter().all(|byte| *byte == message.bytes[0]), "two messages were mixed");
+                assert!(
+                    message.bytes.iter().all(|byte| *byte == message.bytes[0]),
+                    "two messages were mixed"
+                );
                 counts[usize::from(message.bytes[0])] += 1;
             }
             assert_eq!(counts, [20; 3]);
