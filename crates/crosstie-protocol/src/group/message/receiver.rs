@@ -90,7 +90,7 @@ struct Source {
     joiner: Joiner,
 }
 
-/// Receive buffer and expected numbers of one channel. See the [module](self).
+/// Receive buffer and expected numbers of one channel..
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Receiver {
     max_message: u32,

@@ -123,7 +123,7 @@ struct Record {
     flags: u8,
 }
 
-/// Send buffer, send table and windows of one channel. See the [module](self).
+/// Send buffer, send table and windows of one channel..
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sender {
     options: Options,
