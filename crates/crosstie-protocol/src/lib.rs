@@ -4,6 +4,7 @@
 //! protocols on devices; tests and models run them without any device.
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
 //! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
@@ -16,6 +17,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod copyrpc;
+pub mod endpoint;
 pub mod group;
 pub mod key;
 pub mod lane;

@@ -107,7 +107,7 @@ mod error;
 mod flush_policy;
 mod operation;
 mod payload;
-mod poll_clock;
+pub(crate) mod poll_clock;
 mod qp_table;
 mod region_pool;
 pub mod service;

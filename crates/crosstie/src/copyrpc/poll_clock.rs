@@ -13,7 +13,7 @@ const MAX_POLLS: u32 = 64;
 /// Polls that took longer than this since the last reading are slow.
 const SLOW: Duration = Duration::from_micros(250);
 
-pub(super) struct PollClock {
+pub(crate) struct PollClock {
     /// Polls before the next reading.
     polls_left: Cell<u32>,
     /// Polls between the last two readings.
@@ -22,13 +22,13 @@ pub(super) struct PollClock {
 }
 
 impl PollClock {
-    pub(super) fn new() -> PollClock {
+    pub(crate) fn new() -> PollClock {
         PollClock { polls_left: Cell::new(1), interval: Cell::new(1), last: Cell::new(Instant::now()) }
     }
 
     /// Counts a poll. Returns whether the clock should be [read](PollClock::read) now.
     #[inline(always)]
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let left = self.polls_left.get();
         if left <= 1 {
             return true;
@@ -39,7 +39,7 @@ impl PollClock {
 
     /// Reads the clock, and decides when it is read again.
     #[cold]
-    pub(super) fn read(&self) -> Instant {
+    pub(crate) fn read(&self) -> Instant {
         let now = Instant::now();
         self.advance(now);
         now
@@ -53,7 +53,7 @@ impl PollClock {
     }
 
     /// Lets the next poll read the clock, because time has passed without polls.
-    pub(super) fn read_soon(&self) {
+    pub(crate) fn read_soon(&self) {
         self.polls_left.set(1);
     }
 }

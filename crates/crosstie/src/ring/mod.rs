@@ -8,6 +8,7 @@
 pub(crate) mod call_table;
 pub(crate) mod fence;
 pub(crate) mod lane;
+pub(crate) mod operation_table;
 pub(crate) mod presence;
 pub(crate) mod reservation;
 mod word;
