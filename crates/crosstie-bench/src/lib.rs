@@ -2,6 +2,7 @@
 //!
 //! - [`device`], [`node`] and [`copyrpc`] measure one device, RPC inside one node, and RPC between two nodes. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run.
+//! - [`group`] measures locks, barriers and messages of a process group.
 //! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
 //!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
 //!
@@ -15,6 +16,7 @@ pub mod cores;
 pub mod device;
 mod error;
 pub mod figures;
+pub mod group;
 pub mod history;
 pub mod kv;
 mod limits;

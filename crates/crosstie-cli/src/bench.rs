@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, node};
+use crosstie_bench::{copyrpc, device, group, node};
 
 use crate::error::Error;
 use crate::signals;
@@ -23,6 +23,12 @@ pub(crate) enum Command {
     Flux(node::Arguments),
     /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// Locks of a process group: a distributed queue with fencing tokens.
+    Lock(group::Arguments),
+    /// Barriers of a process group.
+    Barrier(group::Arguments),
+    /// Messages of a process group: SEND/RECEIVE over RC or UD queue pairs.
+    Message(group::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
@@ -44,6 +50,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         Command::Copyrpc(arguments) => {
             return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
         }
+        Command::Lock(arguments) => return run_group(group::Kind::Lock, arguments),
+        Command::Barrier(arguments) => return run_group(group::Kind::Barrier, arguments),
+        Command::Message(arguments) => return run_group(group::Kind::Message, arguments),
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
             // The first signal does not end a client: its node does, so that the last operations are counted.
@@ -55,6 +64,12 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         Command::Flux(arguments) => (node::Kind::Flux, arguments),
     };
     print_summary(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
+}
+
+fn run_group(kind: group::Kind, arguments: &group::Arguments) -> Result<(), Error> {
+    let Some(summary) = group::run(&group::Plan::new(kind, arguments)?)? else { return Ok(()) };
+    crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
+    if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
 }
 
 /// Prints the result, if this process is the leading rank.
