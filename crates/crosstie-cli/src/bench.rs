@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, group, node};
+use crosstie_bench::{copyrpc, device, endpoint, group, node};
 
 use crate::error::Error;
 use crate::signals;
@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Barrier(group::Arguments),
     /// Messages of a process group: SEND/RECEIVE over RC or UD queue pairs.
     Message(group::Arguments),
+    /// Operations of an endpoint, whose buffers and completions have one owner.
+    Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
@@ -53,6 +55,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         Command::Lock(arguments) => return run_group(group::Kind::Lock, arguments),
         Command::Barrier(arguments) => return run_group(group::Kind::Barrier, arguments),
         Command::Message(arguments) => return run_group(group::Kind::Message, arguments),
+        Command::Endpoint(arguments) => {
+            return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
+        }
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
             // The first signal does not end a client: its node does, so that the last operations are counted.

@@ -4,6 +4,7 @@
 //! protocols on devices; tests and models run them without any device.
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`rails`]: messages over several rails: immediates, splits, failover.
 //! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
 //! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
@@ -21,4 +22,5 @@ pub mod endpoint;
 pub mod group;
 pub mod key;
 pub mod lane;
+pub mod rails;
 pub mod region;

@@ -7,6 +7,7 @@
 //! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
 //! | [`group`] | process groups: locks with fencing tokens, barriers, messages |
+//! | [`rails`] | messages over several devices at once, with failover |
 //! | [`endpoint`] | operations on memory of a peer: read, write, send, receive, batches, with futures |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
 //! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
@@ -29,6 +30,7 @@ mod local;
 mod local_rpc;
 mod memory;
 mod message;
+pub mod rails;
 mod ring;
 #[cfg(test)]
 #[path = "../tests/rng/mod.rs"]
@@ -52,6 +54,8 @@ mod pages {
     struct Ipc;
     #[doc = include_str!("../../../docs/guide/copyrpc.md")]
     struct Copyrpc;
+    #[doc = include_str!("../../../docs/guide/endpoint.md")]
+    struct Endpoint;
     #[doc = include_str!("../../../docs/guide/tuning.md")]
     struct Tuning;
 }

@@ -13,6 +13,7 @@ const MAX_POLLS: u32 = 64;
 /// Polls that took longer than this since the last reading are slow.
 const SLOW: Duration = Duration::from_micros(250);
 
+#[derive(Debug)]
 pub(crate) struct PollClock {
     /// Polls before the next reading.
     polls_left: Cell<u32>,

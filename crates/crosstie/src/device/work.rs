@@ -42,6 +42,15 @@ pub struct Sge<'mr> {
     pub(crate) region: PhantomData<&'mr Mr>,
 }
 
+impl Sge<'static> {
+    /// An entry without its borrow, for [`RcQp::post_detached`](super::RcQp::post_detached), which checks the key again; or for
+    /// a region that the caller knows to be alive.
+    #[inline]
+    pub(crate) fn detached(addr: u64, len: u32, lkey: u32, pd: u32, access: Access) -> Sge<'static> {
+        Sge { addr, len, lkey, pd, access, region: PhantomData }
+    }
+}
+
 impl Sge<'_> {
     /// Length in bytes.
     #[inline]

@@ -1,10 +1,13 @@
 //! Buffers: registered memory that is lent to operations.
 
+use core::any::Any;
 use core::ops::{Bound, Range, RangeBounds};
+use core::time::Duration;
 use std::sync::Arc;
 
 use super::batch::Batch;
 use crate::device::{Mr, OutOfRegion, RemoteMemory};
+use crate::region::{CachedRegion, OwnedRegion};
 
 /// A buffer: a range of a registered region, which one owner has at a time. An operation takes it and gives it back with its result.
 ///
@@ -12,7 +15,7 @@ use crate::device::{Mr, OutOfRegion, RemoteMemory};
 /// bytes, as for [`Mr`]: a peer that knows its key may write to it at any time. [`Buffer::read`] and [`Buffer::write`] copy.
 #[derive(Debug)]
 pub struct Buffer {
-    region: Arc<Mr>,
+    region: Region,
     start: usize,
     len: usize,
 }
@@ -27,7 +30,43 @@ impl Buffer {
     /// must keep their uses apart.
     pub fn of_shared_region(region: Arc<Mr>) -> Buffer {
         let len = region.len();
-        Buffer { region, start: 0, len }
+        Buffer { region: Region::Allocated(region), start: 0, len }
+    }
+
+    /// Memory of the program, registered in place. See [`Endpoint::register`](super::Endpoint::register).
+    pub(super) fn in_place(region: OwnedRegion<Box<dyn Any + Send>>) -> Buffer {
+        let len = region.mr().len();
+        Buffer { region: Region::InPlace(Arc::new(region)), start: 0, len }
+    }
+
+    /// Gives the memory back that [`Endpoint::register`](super::Endpoint::register) has registered. From then on the peer's requests to
+    /// it fail.
+    ///
+    /// The error hands the buffer back: see [`NotGivenBack`].
+    pub fn into_memory<M: 'static>(self, timeout: Duration) -> Result<M, NotGivenBack> {
+        let Buffer { region, start, len } = self;
+        let kept = |region, cause| NotGivenBack { buffer: Buffer { region, start, len }, cause };
+        let region = match region {
+            Region::InPlace(region) => region,
+            other => return Err(kept(other, KeptBecause::OtherMemory)),
+        };
+        if !region.memory_is::<M>() {
+            return Err(kept(Region::InPlace(region), KeptBecause::OtherMemory));
+        }
+        let region = match Arc::try_unwrap(region) {
+            Ok(region) => region,
+            Err(region) => return Err(kept(Region::InPlace(region), KeptBecause::Divided)),
+        };
+        match region.into_memory(timeout) {
+            Ok(memory) => match memory.downcast() {
+                Ok(memory) => Ok(*memory),
+                Err(_) => unreachable!("the type was compared above"),
+            },
+            Err(in_use) => {
+                let cause = KeptBecause::PeerInside { process: in_use.process };
+                Err(kept(Region::InPlace(Arc::new(*in_use.region)), cause))
+            }
+        }
     }
 
     /// Length in bytes.
@@ -42,8 +81,9 @@ impl Buffer {
     }
 
     /// The region that it is a range of.
-    pub fn region(&self) -> &Arc<Mr> {
-        &self.region
+    #[inline]
+    pub fn region(&self) -> &Mr {
+        self.region.mr()
     }
 
     /// Where it begins in its region.
@@ -53,12 +93,12 @@ impl Buffer {
 
     /// Copies bytes in.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
-        self.region.write(self.place(offset, bytes.len())?.start, bytes)
+        self.region().write(self.place(offset, bytes.len())?.start, bytes)
     }
 
     /// Copies bytes out.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
-        self.region.read(self.place(offset, bytes.len())?.start, bytes)
+        self.region().read(self.place(offset, bytes.len())?.start, bytes)
     }
 
     /// Its bytes as a vector.
@@ -82,7 +122,7 @@ impl Buffer {
 
     /// What a peer needs to READ or WRITE its bytes.
     pub fn remote(&self) -> RemoteMemory {
-        let region = self.region.remote();
+        let region = self.region().remote();
         RemoteMemory { addr: region.addr + self.start as u64, len: self.len as u64, ..region }
     }
 
@@ -99,6 +139,65 @@ impl Buffer {
             _ => Err(OutOfRegion { offset, len, region: self.len }),
         }
     }
+}
+
+impl From<CachedRegion> for Buffer {
+    /// The range of memory that the cached region names. Several buffers of the same memory may exist: the program keeps their uses
+    /// apart.
+    fn from(region: CachedRegion) -> Buffer {
+        let (start, len) = (region.offset(), region.len());
+        Buffer { region: Region::Cached(region), start, len }
+    }
+}
+
+/// What keeps a buffer's memory registered.
+#[derive(Clone, Debug)]
+enum Region {
+    Allocated(Arc<Mr>),
+    InPlace(Arc<OwnedRegion<Box<dyn Any + Send>>>),
+    Cached(CachedRegion),
+}
+
+impl Region {
+    #[inline]
+    fn mr(&self) -> &Mr {
+        match self {
+            Region::Allocated(region) => region,
+            Region::InPlace(region) => region.mr(),
+            Region::Cached(region) => region.mr(),
+        }
+    }
+}
+
+/// The memory of a buffer was not given back, see [`Buffer::into_memory`].
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct NotGivenBack {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// Why.
+    pub cause: KeptBecause,
+}
+
+/// Why memory was not given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeptBecause {
+    /// The buffer is not memory of this type that `register` has registered.
+    #[error("the buffer is not memory of this type that was registered in place")]
+    OtherMemory,
+    /// Another part of the divided buffer exists.
+    #[error("another part of the buffer is in use: drop it first")]
+    Divided,
+    /// A peer is inside an operation on it. It can be tried again.
+    #[error(
+        "a peer{} is inside an operation and may still access the memory; it may be stopped: let it continue, or end it",
+        process.map_or(String::new(), |process| format!(" in process {process}"))
+    )]
+    PeerInside {
+        /// The peer's process, if it is known.
+        process: Option<u32>,
+    },
 }
 
 /// A buffer that several operations may use at the same time: a pool of pages whose owner keeps track of its pages. Clones are the

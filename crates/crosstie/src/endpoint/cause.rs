@@ -4,6 +4,7 @@ use core::fmt;
 
 use crosstie_protocol::endpoint::batch::BlockError;
 use crosstie_protocol::endpoint::message::Violation;
+use crosstie_protocol::region::Rights;
 
 use super::buffer::Lend;
 use super::config::PathPolicy;
@@ -234,6 +235,14 @@ pub enum NotStarted {
         /// Size of the region.
         region: u64,
     },
+    /// The description of a remote region does not come from the connected peer, or comes from before it was restarted.
+    #[error(
+        "the remote region belongs to another device than the connected peer's, or to the peer before it was restarted: get a new one"
+    )]
+    ForeignRegion,
+    /// The peer has not given these rights on its region.
+    #[error("the peer does not allow this on its region: {0:?}")]
+    MissingRights(Rights),
     /// The device cannot move so many bytes at once.
     #[error("{0} bytes are more than one operation of this kind can move")]
     TooLong(u64),

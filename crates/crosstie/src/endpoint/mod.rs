@@ -125,6 +125,7 @@ mod operation;
 mod path;
 mod read;
 mod recv;
+mod registration;
 mod send;
 mod shared;
 mod transfer;
@@ -133,7 +134,7 @@ mod write_imm;
 
 pub use address::EndpointAddress;
 pub use batch::{Batch, FailedBlocks, Local, Remote, Strided};
-pub use buffer::{Buffer, Lend, SharedBuffer};
+pub use buffer::{Buffer, KeptBecause, Lend, NotGivenBack, SharedBuffer};
 pub use cause::{BatchError, Cause, Completed, ConnectError, Failed, NotStarted, Peer, Refused};
 pub use config::{EndpointConfig, MAX_MESSAGES, MAX_OPERATIONS, MAX_RETIRED, PathPolicy, Progress};
 pub use counters::EndpointCounters;

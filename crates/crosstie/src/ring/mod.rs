@@ -5,6 +5,7 @@
 //! The code is generic over its atomic words ([`Word`]), so that loom checks the same code that ships. [`fence`] is the
 //! asymmetric memory barrier that the other modules use.
 
+pub(crate) mod biased_lock;
 pub(crate) mod call_table;
 pub(crate) mod fence;
 pub(crate) mod lane;

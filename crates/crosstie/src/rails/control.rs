@@ -1,0 +1,333 @@
+//! The control thread of a connection: it exchanges frames with the peer, builds rails again, and notices that the peer ends.
+//! It sleeps while nothing happens.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::rails::MAX_RAILS;
+use rustix::event::{PollFd, PollFlags};
+
+use super::connections::Core;
+use super::context::Context;
+use super::endpoint::{Agreement, Endpoint, EndpointAddress, PROBE, Role};
+use super::error::Cause;
+use super::frames::{Frame, HEADER};
+use super::mailbox::{Mail, Mailbox, Order};
+
+/// How long a frame may take to be sent, before the peer counts as gone.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the acknowledgement of a probe is looked for.
+const PROBE_POLL: Duration = Duration::from_millis(1);
+/// How often a port that is down is looked at.
+const PORT_POLL: Duration = Duration::from_millis(20);
+/// How long the receiver may take to accept an offered endpoint.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A rail that is built again.
+enum Rebuild {
+    Waiting { at: Instant },
+    Offered { endpoint: Box<Endpoint>, deadline: Instant },
+    Probing { endpoint: Box<Endpoint>, left: usize, deadline: Instant },
+}
+
+/// The state of the control thread.
+pub(super) struct Control {
+    context: Arc<Context>,
+    mailbox: Arc<Mailbox>,
+    stream: TcpStream,
+    role: Role,
+    agreed: Agreement,
+    received: Vec<u8>,
+    rebuilds: [Option<(Rebuild, u32, Duration)>; MAX_RAILS],
+    /// Receiver: endpoints that the sender has not confirmed yet.
+    accepted: [Option<Box<Endpoint>>; MAX_RAILS],
+}
+
+/// Why the thread ends.
+enum End {
+    Closed,
+    Cause(Cause),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> End {
+        End::Cause(Cause::PeerGone)
+    }
+}
+
+impl Control {
+    pub(super) fn new(
+        context: Arc<Context>,
+        mailbox: Arc<Mailbox>,
+        stream: TcpStream,
+        role: Role,
+        agreed: Agreement,
+    ) -> Control {
+        Control {
+            context,
+            mailbox,
+            stream,
+            role,
+            agreed,
+            received: Vec::new(),
+            rebuilds: Default::default(),
+            accepted: Default::default(),
+        }
+    }
+
+    /// Runs until the connection ends.
+    pub(super) fn run(mut self, core: &Core) {
+        match self.serve(core) {
+            Ok(never) => match never {},
+            Err(End::Closed) => {}
+            Err(End::Cause(cause)) => {
+                if let Cause::Violation(violation) = &cause {
+                    self.send(&Frame::Error(violation.to_string())).ok();
+                }
+                self.mailbox.put_mail(Mail::Ended(cause));
+                // Ends all requests, and frees what the connection holds, also if the program does not call any more.
+                core.attend();
+            }
+        }
+    }
+
+    fn serve(&mut self, core: &Core) -> Result<core::convert::Infallible, End> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+        keep_alive(&self.stream);
+        let mut needs_attention = false;
+        loop {
+            let mut timeout = self.advance_rebuilds(Instant::now())?;
+            if self.mailbox.has_mail() || needs_attention {
+                let again = core.attend();
+                needs_attention = again.is_some();
+                timeout = timeout.into_iter().chain(again).min();
+            }
+            let (is_readable, is_woken) = self.wait(timeout)?;
+            if is_woken {
+                for order in self.mailbox.take_orders() {
+                    self.obey(order)?;
+                }
+            }
+            if is_readable {
+                self.read()?;
+            }
+        }
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<(bool, bool), End> {
+        let timeout = timeout.map(|timeout| rustix::time::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.mailbox.wake_fd(), PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => Ok((false, false)),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+
+    fn send(&mut self, frame: &Frame) -> Result<(), End> {
+        Ok(self.stream.write_all(&frame.encode())?)
+    }
+
+    fn obey(&mut self, order: Order) -> Result<(), End> {
+        match order {
+            Order::Send(frame) => self.send(&frame),
+            Order::Rebuild { rail, epoch } => {
+                let pause = self.context.config.rebuild_pause.0;
+                self.rebuilds[rail] = Some((Rebuild::Waiting { at: Instant::now() + pause }, epoch, pause));
+                Ok(())
+            }
+            Order::Close(error) => {
+                // If the peer is gone, it needs no farewell.
+                self.send(&error.map_or(Frame::Close, Frame::Error)).ok();
+                Err(End::Closed)
+            }
+        }
+    }
+
+    /// Reads what has arrived, and handles all complete frames.
+    fn read(&mut self) -> Result<(), End> {
+        let mut buffer = [0; 4096];
+        let count = match self.stream.read(&mut buffer) {
+            Ok(0) => return Err(End::Cause(Cause::PeerGone)),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.received.extend_from_slice(&buffer[..count]);
+        let invalid = || End::Cause(Cause::PeerError("it sent an invalid frame".into()));
+        while let Some(header) = self.received.first_chunk::<HEADER>().copied() {
+            let len = Frame::body_len(&header).ok_or_else(invalid)?;
+            if self.received.len() < HEADER + len {
+                break;
+            }
+            let frame = Frame::decode(&header, &self.received[HEADER..HEADER + len]).ok_or_else(invalid)?;
+            self.received.drain(..HEADER + len);
+            self.handle(frame)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, frame: Frame) -> Result<(), End> {
+        let unexpected = || End::Cause(Cause::PeerError("it sent a frame that was not due".into()));
+        match (frame, self.role) {
+            (Frame::Close, _) => Err(End::Cause(Cause::PeerClosed)),
+            (Frame::Error(text), _) => Err(End::Cause(Cause::PeerError(text))),
+            (Frame::RailError { rail, epoch }, Role::Sender) => {
+                self.mailbox.put_mail(Mail::RailError { rail, epoch });
+                Ok(())
+            }
+            (Frame::Fence { rail, epoch, next, entries }, Role::Receiver) => {
+                self.mailbox.put_mail(Mail::Fence { rail, epoch, next, entries });
+                Ok(())
+            }
+            (Frame::Answer { rail, epoch, entries }, Role::Sender) => {
+                self.mailbox.put_mail(Mail::Answer { rail, epoch, entries });
+                Ok(())
+            }
+            (Frame::Offer { rail, epoch, endpoint }, Role::Receiver)
+                if rail < self.agreed.rails && endpoint.qps.len() == self.agreed.data_qps =>
+            {
+                let made = self.accept_offer(rail, epoch, &endpoint);
+                self.accepted[rail] = made;
+                let endpoint = self.accepted[rail].as_ref().map(|endpoint| endpoint.address());
+                self.send(&Frame::Accept { rail, epoch, endpoint })
+            }
+            (Frame::Accept { rail, epoch, endpoint }, Role::Sender) if rail < self.agreed.rails => {
+                self.continue_offer(rail, epoch, endpoint);
+                Ok(())
+            }
+            (Frame::Return { rail, epoch }, Role::Receiver) => {
+                if let Some(endpoint) = self.accepted[rail].take_if(|endpoint| endpoint.epoch == epoch) {
+                    self.mailbox.put_mail(Mail::Returned { rail, endpoint });
+                }
+                Ok(())
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Receiver: creates its end of a new endpoint and connects it. `None` if the rail does not work yet.
+    fn accept_offer(&self, rail: usize, epoch: u32, peer: &EndpointAddress) -> Option<Box<Endpoint>> {
+        if self.context.is_port_down(rail) {
+            return None;
+        }
+        let mut endpoint = Endpoint::create(&self.context, rail, self.role, &self.agreed, epoch).ok()?;
+        endpoint.connect(peer, &self.context).ok()?;
+        Some(Box::new(endpoint))
+    }
+
+    /// Sender: the receiver has accepted or refused an offered endpoint.
+    fn continue_offer(&mut self, rail: usize, epoch: u32, peer: Option<EndpointAddress>) {
+        let now = Instant::now();
+        let Some((rebuild, expected, pause)) = self.rebuilds[rail].take() else { return };
+        let (Rebuild::Offered { mut endpoint, .. }, true) = (rebuild, epoch == expected) else {
+            // An answer to an offer that was given up. The next offer has another epoch.
+            let waiting = Rebuild::Waiting { at: now + pause };
+            self.rebuilds[rail] = Some((waiting, expected.wrapping_add(1), pause));
+            return;
+        };
+        let count = self.agreed.data_qps;
+        let connected = peer.is_some_and(|peer| {
+            peer.qps.len() == count
+                && endpoint.connect(&peer, &self.context).is_ok()
+                && (0..count).all(|qp| endpoint.post_probe(qp).is_ok())
+        });
+        self.rebuilds[rail] = Some(if connected {
+            let deadline = now + self.context.config.probe_timeout;
+            (Rebuild::Probing { endpoint, left: count, deadline }, epoch, pause)
+        } else {
+            self.pause_rebuild(now, epoch, pause)
+        });
+    }
+
+    /// An attempt failed: wait longer before the next.
+    fn pause_rebuild(&self, now: Instant, epoch: u32, pause: Duration) -> (Rebuild, u32, Duration) {
+        let pause = (2 * pause).min(self.context.config.rebuild_pause.1);
+        (Rebuild::Waiting { at: now + pause }, epoch.wrapping_add(1), pause)
+    }
+
+    /// Does what is due for the rails that are built again. Returns when to do it again.
+    fn advance_rebuilds(&mut self, now: Instant) -> Result<Option<Duration>, End> {
+        let mut next: Option<Duration> = None;
+        let mut at_latest = |after: Duration| next = Some(next.map_or(after, |next| next.min(after)));
+        for rail in 0..MAX_RAILS {
+            let Some((rebuild, epoch, pause)) = self.rebuilds[rail].take() else { continue };
+            self.rebuilds[rail] = match rebuild {
+                Rebuild::Waiting { at } if at > now => {
+                    at_latest(at - now);
+                    Some((Rebuild::Waiting { at }, epoch, pause))
+                }
+                Rebuild::Waiting { .. } if self.context.is_port_down(rail) => {
+                    at_latest(PORT_POLL);
+                    Some((Rebuild::Waiting { at: now + PORT_POLL }, epoch, pause))
+                }
+                Rebuild::Waiting { .. } => {
+                    match Endpoint::create(&self.context, rail, self.role, &self.agreed, epoch) {
+                        Ok(endpoint) => {
+                            self.send(&Frame::Offer { rail, epoch, endpoint: endpoint.address() })?;
+                            at_latest(OFFER_TIMEOUT);
+                            let deadline = now + OFFER_TIMEOUT;
+                            Some((Rebuild::Offered { endpoint: Box::new(endpoint), deadline }, epoch, pause))
+                        }
+                        Err(_) => {
+                            let paused = self.pause_rebuild(now, epoch, pause);
+                            at_latest(paused.2);
+                            Some(paused)
+                        }
+                    }
+                }
+                Rebuild::Offered { endpoint, deadline } if deadline > now => {
+                    at_latest(deadline - now);
+                    Some((Rebuild::Offered { endpoint, deadline }, epoch, pause))
+                }
+                Rebuild::Probing { mut endpoint, mut left, deadline } => {
+                    let mut failed = false;
+                    let polled = endpoint.poll(|completion| {
+                        failed |= !completion.status.is_success();
+                        left -= usize::from(completion.wr_id == PROBE && left > 0);
+                    });
+                    if failed || polled.is_err() || (left > 0 && now >= deadline) {
+                        let paused = self.pause_rebuild(now, epoch, pause);
+                        at_latest(paused.2);
+                        Some(paused)
+                    } else if left == 0 {
+                        self.send(&Frame::Return { rail, epoch })?;
+                        self.mailbox.put_mail(Mail::Returned { rail, endpoint });
+                        None
+                    } else {
+                        at_latest(PROBE_POLL);
+                        Some((Rebuild::Probing { endpoint, left, deadline }, epoch, pause))
+                    }
+                }
+                Rebuild::Offered { .. } => {
+                    let paused = self.pause_rebuild(now, epoch, pause);
+                    at_latest(paused.2);
+                    Some(paused)
+                }
+            };
+        }
+        Ok(next)
+    }
+}
+
+/// Makes the kernel notice a peer whose host is gone. A socket without these options only notices it later.
+fn keep_alive(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true).ok();
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10)).ok();
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5)).ok();
+    sockopt::set_tcp_keepcnt(stream, 3).ok();
+    stream.set_nodelay(true).ok();
+}

@@ -1,0 +1,226 @@
+//! One end of one rail of a connection: its queues, and the memory that the peer writes.
+//!
+//! An endpoint lives as long as its rail works. When the rail has failed, a new endpoint is made.
+//!
+//! ```text
+//!  sender's endpoint                          receiver's endpoint
+//!    cts: slots x group lines of 64 bytes  <-- clear-to-send: WRITE on queue pair 0
+//!    queue pair 0..n ------------------------> WRITE, WRITE+IMM: takes a receive of the SRQ
+//!                                              records: slots x 72 bytes, for groups
+//!                                              staging: slots x staging bytes, for short messages
+//! ```
+
+use crosstie_protocol::rails::{CTS_LEN, MAX_SLOTS, RECORD_LEN};
+
+use super::context::Context;
+use crate::device::{
+    Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, QpAddress,
+    QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
+};
+
+/// Which end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Sender,
+    Receiver,
+}
+
+/// What both ends agreed on in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) rails: usize,
+    pub(super) slots: usize,
+    pub(super) max_group: usize,
+    pub(super) data_qps: usize,
+    pub(super) staging: u32,
+}
+
+/// What the peer needs to know about an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EndpointAddress {
+    /// Sender: the clear-to-sends. Receiver: the records.
+    pub(super) memory: RemoteMemory,
+    /// Receiver: the staging memory.
+    pub(super) staging: RemoteMemory,
+    pub(super) qps: Vec<QpAddress>,
+}
+
+/// One end of one rail.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) cq: Cq,
+    pub(super) qps: Vec<RcQp>,
+    /// The receiver's receives.
+    pub(super) srq: Option<Srq>,
+    /// Receives posted and not completed.
+    pub(super) posted: u32,
+    /// Sender: clear-to-sends. Receiver: records.
+    pub(super) memory: Mr,
+    /// Sender: records that the leader rail sends. Receiver: clear-to-sends of groups, and the source of staged messages.
+    pub(super) source: Mr,
+    /// Receiver: where staged messages arrive.
+    pub(super) staging: Option<Mr>,
+    /// The peer's `memory` and `staging`, once connected.
+    pub(super) peer: RemoteMemory,
+    pub(super) peer_staging: RemoteMemory,
+    next_qp: usize,
+    /// How often the rail was built before.
+    pub(super) epoch: u32,
+}
+
+/// `wr_id` of a probe.
+pub(super) const PROBE: u64 = u64::MAX;
+/// `wr_id` of clear-to-sends.
+pub(super) const CLEAR_TO_SEND: u64 = u64::MAX - 1;
+
+const EMPTY: RemoteMemory = RemoteMemory { addr: 0, len: 0, rkey: 0, reserved: 0 };
+
+impl Endpoint {
+    /// Creates the queues and the memory of an end of rail `rail`.
+    pub(super) fn create(
+        context: &Context,
+        rail: usize,
+        role: Role,
+        agreed: &Agreement,
+        epoch: u32,
+    ) -> Result<Endpoint, DeviceError> {
+        let (device, domain, config) = (&context.devices[rail], &context.domains[rail], &context.config);
+        let attr = device.attr();
+        let group = agreed.max_group as u32;
+        let sends = match role {
+            // A message is at most one WRITE per buffer and a WRITE+IMM; a lost part is sent again.
+            Role::Sender => MAX_SLOTS as u32 * (group + 1) + 64,
+            Role::Receiver => 4 * MAX_SLOTS as u32,
+        };
+        let sends = sends.min(attr.max_qp_wr);
+        let high_water = config.high_water.max(MAX_SLOTS as u32 + config.low_water).min(attr.max_srq_wr);
+        let depth = match role {
+            Role::Sender => 2 * MAX_SLOTS as u32 * agreed.data_qps as u32 + 64,
+            Role::Receiver => high_water + 4 * MAX_SLOTS as u32,
+        };
+        let cq = device.create_cq(&CqConfig { depth: depth.min(attr.max_cqe) })?;
+        let srq = match role {
+            Role::Sender => None,
+            Role::Receiver => Some(domain.create_srq(&SrqConfig { max_wr: high_water, max_sge: 1 })?),
+        };
+        let qp_config = QpConfig {
+            max_send_wr: sends,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: (CTS_LEN as u32).min(attr.max_inline),
+        };
+        let qps = (0..agreed.data_qps)
+            .map(|_| domain.create_rc(&qp_config, &cq, &cq, srq.as_ref()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let cts_len = agreed.slots * agreed.max_group * CTS_LEN;
+        let record_len = agreed.slots * RECORD_LEN;
+        let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let (memory, source) = match role {
+            Role::Sender => {
+                (domain.allocate(cts_len, written)?, domain.allocate(record_len, Access::LOCAL_WRITE)?)
+            }
+            Role::Receiver => {
+                (domain.allocate(record_len, written)?, domain.allocate(cts_len, Access::LOCAL_WRITE)?)
+            }
+        };
+        let staging_len = agreed.slots * agreed.staging as usize;
+        let staging = match role {
+            Role::Receiver if staging_len > 0 => Some(domain.allocate(staging_len, written)?),
+            _ => None,
+        };
+        let mut endpoint = Endpoint {
+            cq,
+            qps,
+            srq,
+            posted: 0,
+            memory,
+            source,
+            staging,
+            peer: EMPTY,
+            peer_staging: EMPTY,
+            next_qp: 0,
+            epoch,
+        };
+        // A peer may send as soon as it is connected; the counters of the connection begin with its first request.
+        endpoint
+            .refill(config.low_water.max(1), high_water)
+            .map_err(|error| DeviceError::Refused(format!("posting receives: {error}")))?;
+        Ok(endpoint)
+    }
+
+    pub(super) fn address(&self) -> EndpointAddress {
+        EndpointAddress {
+            memory: self.memory.remote(),
+            staging: self.staging.as_ref().map_or(EMPTY, Mr::remote),
+            qps: self.qps.iter().map(RcQp::address).collect(),
+        }
+    }
+
+    /// Connects the queue pairs with those of the peer.
+    pub(super) fn connect(&mut self, peer: &EndpointAddress, context: &Context) -> Result<(), DeviceError> {
+        let config = ConnectConfig {
+            access: Access::REMOTE_WRITE,
+            traffic_class: context.config.traffic_class,
+            service_level: context.config.service_level,
+            ..ConnectConfig::default()
+        };
+        for (qp, peer) in self.qps.iter_mut().zip(&peer.qps) {
+            qp.connect(peer, &config)?;
+        }
+        self.peer = peer.memory;
+        self.peer_staging = peer.staging;
+        Ok(())
+    }
+
+    /// The queue pair of the next message: each in turn.
+    #[inline]
+    pub(super) fn take_qp(&mut self) -> usize {
+        let qp = self.next_qp;
+        self.next_qp = if qp + 1 < self.qps.len() { qp + 1 } else { 0 };
+        qp
+    }
+
+    /// Posts receives up to `high` if fewer than `low` are left. Returns how many it posted.
+    #[inline]
+    pub(super) fn refill(&mut self, low: u32, high: u32) -> Result<u32, PostError> {
+        let Some(srq) = &mut self.srq else { return Ok(0) };
+        if self.posted >= low {
+            return Ok(0);
+        }
+        let (before, mut refused) = (self.posted, 0);
+        while self.posted < high {
+            match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
+                Ok(()) => self.posted += 1,
+                Err(PostError::Full) if self.posted >= low => break,
+                Err(error) if refused >= POST_RETRIES => return Err(error),
+                Err(_) => refused += 1,
+            }
+        }
+        Ok(self.posted - before)
+    }
+
+    /// Posts an empty WRITE, whose acknowledgement shows that the rail works.
+    pub(super) fn post_probe(&mut self, qp: usize) -> Result<(), PostError> {
+        let nowhere = SendOp::Write(RemoteAddr { addr: 0, rkey: 0 });
+        self.qps[qp].post(&SendWr::new(PROBE, nowhere, Data::Inline(&[])).signaled())
+    }
+
+    /// Polls the completion queue.
+    #[inline]
+    pub(super) fn poll(&mut self, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
+        self.cq.poll(POLL_BATCH, &mut each)
+    }
+
+    /// Moves all queue pairs to ERR. They are not used any more; an error changes nothing.
+    pub(super) fn fail(&mut self) {
+        for qp in &mut self.qps {
+            qp.fail().ok();
+        }
+    }
+}
+
+/// How often a post that a device refuses is tried again.
+pub(super) const POST_RETRIES: u64 = 16;
+/// The most completions per poll.
+pub(super) const POLL_BATCH: usize = 64;

@@ -1,0 +1,104 @@
+//! Events of the devices: ports that go down and up, queue pairs that fail. One thread per device waits for them.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crosstie_protocol::rails::Mask;
+
+use super::context::Context;
+use super::error::SetupError;
+use crate::device::{DeviceAddress, Event};
+
+/// How long a wait for an event lasts. A context that is dropped keeps its devices open for so long at most.
+const WAIT: Duration = Duration::from_millis(100);
+/// Events that are kept for connections that have not looked yet.
+const KEPT: usize = 256;
+
+/// The events of all devices of a context.
+#[derive(Debug, Default)]
+pub(super) struct PortEvents {
+    /// Events so far.
+    count: AtomicU64,
+    /// Rails whose port is down.
+    down: AtomicU32,
+    /// The last events: their rail, and the queue pair if only one is affected.
+    last: Mutex<VecDeque<(usize, Option<u32>)>>,
+}
+
+impl PortEvents {
+    pub(super) fn is_down(&self, rail: usize) -> bool {
+        self.down.load(Relaxed) & (1 << rail) != 0
+    }
+
+    fn add(&self, rail: usize, event: Event) {
+        let failed = match event {
+            Event::PortDown | Event::DeviceFatal => {
+                self.down.fetch_or(1 << rail, Relaxed);
+                None
+            }
+            Event::PortUp => {
+                self.down.fetch_and(!(1 << rail), Relaxed);
+                return;
+            }
+            Event::QpFatal(qp) | Event::QpAccess(qp) => Some(qp),
+            _ => return,
+        };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.len() == KEPT {
+            last.pop_front();
+        }
+        last.push_back((rail, failed));
+        // Release, partner: the Acquire load in `failed_since`.
+        self.count.fetch_add(1, Release);
+    }
+
+    /// The rails with an event since `seen` that fails them. `owns` says whether a queue pair belongs to the caller.
+    #[inline]
+    pub(super) fn failed_since(&self, seen: &mut u64, owns: impl Fn(usize, u32) -> bool) -> Mask {
+        // Acquire, partner: the Release addition in `add`.
+        let count = self.count.load(Acquire);
+        if count == *seen {
+            return 0;
+        }
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = (count - *seen).min(last.len() as u64) as usize;
+        *seen = count;
+        let failed = last.iter().rev().take(new).filter(|(rail, qp)| match qp {
+            // A port that is up again has not failed for a connection that has just been made.
+            None => self.is_down(*rail),
+            Some(qp) => owns(*rail, *qp),
+        });
+        failed.fold(0, |mask, (rail, _)| mask | 1 << rail)
+    }
+}
+
+/// Starts to wait for events. The software device has none of its own: a peer that is gone is noticed by the control connection.
+pub(super) fn watch(context: &Arc<Context>) -> Result<(), SetupError> {
+    for (rail, device) in context.devices.iter().enumerate() {
+        if device.address().provider == DeviceAddress::SOFTWARE && device.faults().is_none() {
+            continue;
+        }
+        let context = Arc::downgrade(context);
+        std::thread::Builder::new()
+            .name("crosstie-events".into())
+            .stack_size(128 << 10)
+            .spawn(move || {
+                while let Some(device) = context.upgrade().map(|context| context.devices[rail].clone()) {
+                    match device.wait_event(WAIT) {
+                        Ok(Some(event)) => {
+                            if let Some(context) = context.upgrade() {
+                                context.events().add(rail, event);
+                            }
+                        }
+                        Ok(None) => {}
+                        // A device that reports no events is watched by its completions.
+                        Err(_) => return,
+                    }
+                }
+            })
+            .map_err(|source| SetupError::Os { what: "starting the thread for device events", source })?;
+    }
+    Ok(())
+}

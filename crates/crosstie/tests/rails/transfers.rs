@@ -1,0 +1,181 @@
+//! Transfers without failures.
+
+use crosstie::rails::*;
+
+use super::pair::*;
+
+const SIZES: [usize; 14] =
+    [0, 1, 7, 127, 128, 129, 4096, 8192, 8193, 65_535, 65_536, 1 << 20, (1 << 20) + 77, 3 << 20];
+
+#[test]
+fn every_size_arrives_with_every_number_of_rails() {
+    for rails in 1..=4 {
+        let mut pair = Pair::plain(rails, Config { min_part: 4096, ..Config::default() });
+        let (from, to) = (pair.here.allocate(4 << 20).unwrap(), pair.there.allocate(4 << 20).unwrap());
+        for (round, len) in SIZES.iter().cycle().take(SIZES.len() * 2).enumerate() {
+            pair.transfer(&from, &to, *len, round as u64);
+        }
+        let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
+        assert_eq!(sent.messages, 2 * SIZES.len() as u64);
+        assert_eq!(received.messages, sent.messages);
+        assert_eq!(sent.masks, received.masks);
+    }
+}
+
+#[test]
+fn more_messages_than_slots_arrive_in_order() {
+    let mut pair = Pair::plain(2, Config { slots: 4, ..Config::default() });
+    let (from, to) = (pair.here.allocate(1 << 16).unwrap(), pair.there.allocate(1 << 16).unwrap());
+    for round in 0..1000 {
+        pair.transfer(&from, &to, (round * 37) % 20_000, round as u64);
+    }
+}
+
+#[test]
+fn a_single_message_over_two_rails_takes_two_work_requests_and_two_receives() {
+    let mut pair = Pair::plain(2, Config { split: Split::Fixed([1, 1, 0, 0]), ..Config::default() });
+    let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
+    for n in 1..=10u64 {
+        pair.transfer(&from, &to, 1 << 20, n);
+        let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
+        for rail in 0..2 {
+            assert_eq!(sent.rails[rail].work_requests, n, "rail {rail}");
+            assert_eq!(sent.rails[rail].payload_requests, n);
+            assert_eq!(sent.rails[rail].completions, n);
+            assert_eq!(sent.rails[rail].bytes, n << 19);
+            assert_eq!(received.rails[rail].receives, n);
+            assert_eq!(received.rails[rail].bytes, n << 19);
+        }
+        assert_eq!((sent.masks[3], received.masks[3]), (n, n));
+    }
+}
+
+#[test]
+fn a_rail_without_bytes_carries_nothing_at_all() {
+    for idle in 0..2 {
+        let mut weights = [1, 1, 0, 0];
+        weights[idle] = 0;
+        let mut pair = Pair::plain(2, Config { split: Split::Fixed(weights), ..Config::default() });
+        let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
+        for (n, len) in SIZES.iter().filter(|len| **len <= 1 << 20).enumerate() {
+            pair.transfer(&from, &to, *len, n as u64);
+        }
+        for counters in [pair.sender.counters(), pair.receiver.counters()] {
+            let rail = &counters.rails[idle];
+            assert_eq!((rail.work_requests, rail.completions, rail.receives, rail.bytes), (0, 0, 0, 0));
+            assert_eq!(counters.masks[1 << (1 - idle)], counters.messages);
+        }
+    }
+}
+
+#[test]
+fn a_changed_split_takes_effect_with_the_next_message() {
+    let mut pair = Pair::plain(2, Config::default());
+    let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
+    let mut before = [0, 0];
+    for (weights, bytes) in
+        [([3, 1, 0, 0], [3 << 18, 1 << 18]), ([0, 1, 0, 0], [0, 1 << 20]), ([1, 7, 0, 0], [1 << 17, 7 << 17])]
+    {
+        pair.sender.set_split(Split::Fixed(weights));
+        pair.transfer(&from, &to, 1 << 20, 5);
+        let now = [0, 1].map(|rail| pair.sender.counters().rails[rail].bytes);
+        assert_eq!([now[0] - before[0], now[1] - before[1]], bytes);
+        before = now;
+    }
+}
+
+#[test]
+fn groups_match_by_tag_and_report_every_size() {
+    for rails in [1, 2, 3] {
+        let mut pair = Pair::plain(rails, Config { min_part: 1024, ..Config::default() });
+        let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
+        for count in 1..=8usize {
+            for base in [0usize, 100, 5000, 100_000] {
+                let room = 120_000;
+                let bytes = pattern(1 << 20, (count * base) as u64);
+                from.write(0, &bytes).unwrap();
+                let buffers: Vec<_> = (0..count)
+                    .map(|i| RecvBuffer { memory: &to, range: i * room..(i + 1) * room, tag: 100 + i as u32 })
+                    .collect();
+                let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
+                // In reverse order; one tag that is not in the group is not accepted.
+                let mut sends = Vec::new();
+                let started = std::time::Instant::now();
+                for i in (0..count).rev() {
+                    let len = base / (i + 1);
+                    assert_eq!(pair.sender.isend(&from, 0..1, 99).unwrap(), None);
+                    let send = loop {
+                        if let Some(send) =
+                            pair.sender.isend(&from, i * room..i * room + len, 100 + i as u32).unwrap()
+                        {
+                            break send;
+                        }
+                        check_hang(started);
+                    };
+                    sends.push((send, len));
+                }
+                let mut received = None;
+                pair.progress_until(|pair| {
+                    received = pair.receiver.test(receive).unwrap();
+                    received.is_some()
+                });
+                let sizes: Vec<_> = (0..count).map(|i| base / (i + 1)).collect();
+                assert_eq!(received.unwrap().sizes(), sizes);
+                for (i, len) in sizes.iter().enumerate() {
+                    check(&to, i * room, &bytes[i * room..i * room + len]);
+                }
+                for (send, len) in sends {
+                    let mut sent = None;
+                    pair.progress_until(|pair| {
+                        sent = pair.sender.test(send).unwrap();
+                        sent.is_some()
+                    });
+                    assert_eq!(sent, Some(len));
+                    assert_eq!(pair.sender.test(send), Err(RequestError::NoSuchRequest));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_longer_than_the_buffer_is_refused_and_a_shorter_one_sent() {
+    let mut pair = Pair::plain(2, Config::default());
+    let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
+    let buffer = RecvBuffer { memory: &to, range: 0..1000, tag: 0 };
+    let receive = pair.receiver.irecv(&[buffer]).unwrap().unwrap();
+    let started = std::time::Instant::now();
+    loop {
+        match pair.sender.isend(&from, 0..1001, 0) {
+            Ok(None) => check_hang(started),
+            other => {
+                assert_eq!(other, Err(RequestError::TooLong { len: 1001, room: 1000 }));
+                break;
+            }
+        }
+    }
+    let send = pair.sender.isend(&from, 0..1000, 0).unwrap().unwrap();
+    pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
+    pair.progress_until(|pair| pair.sender.test(send).unwrap().is_some());
+}
+
+#[test]
+fn both_ends_learn_why_a_connection_ended() {
+    let mut pair = Pair::plain(2, Config::default());
+    let to = pair.there.allocate(4096).unwrap();
+    let buffer = RecvBuffer { memory: &to, range: 0..4096, tag: 0 };
+    let receive = pair.receiver.irecv(std::slice::from_ref(&buffer)).unwrap().unwrap();
+    let Pair { here, sender, mut receiver, .. } = pair;
+    drop(sender);
+    let started = std::time::Instant::now();
+    let error = loop {
+        match receiver.test(receive) {
+            Ok(None) => check_hang(started),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert_eq!(error, RequestError::Ended(Cause::PeerClosed));
+    assert_eq!(receiver.irecv(&[buffer]), Err(RequestError::Ended(Cause::PeerClosed)));
+    to.deregister(HANG).unwrap();
+    drop(here);
+}
