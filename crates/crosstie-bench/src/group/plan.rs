@@ -106,7 +106,7 @@ impl Plan {
 
     pub(super) fn config(&self, rank: usize) -> GroupConfig {
         let Arguments { loss, fanout, transport, .. } = self.arguments;
-        let config = GroupConfig::new(0x6265_6e63_68)
+        let config = GroupConfig::new(0x0062_656e_6368)
             .tree(crosstie::group::TreeOptions { fanout, ..Default::default() })
             .locks(self.arguments.members as usize + 1)
             .transport(match transport {

@@ -30,6 +30,10 @@ const SPIN_TIME: u64 = 5_000;
 const YIELD_TIME: u64 = 50_000;
 /// Longest park where a thread has to hold the engine while it parks: others wait for it.
 const DEVICE_WAIT: Duration = Duration::from_millis(1);
+/// How long a thread waits for the right to park: while the group's thread gives it back, and while another thread of the
+/// application has it.
+const RIGHT_WAIT: Duration = Duration::from_micros(100);
+const OTHER_DRIVER_WAIT: Duration = Duration::from_millis(5);
 
 /// What all handles of a group share.
 #[derive(Debug)]
@@ -50,6 +54,8 @@ pub(super) struct Shared {
     wake: Parker,
     /// Who has it may park at `parkers`.
     park_right: Mutex<()>,
+    /// The group's thread has the right, and gives it back when it is woken.
+    thread_has_right: AtomicBool,
     /// Notified when something has ended, for threads without the right.
     ended: Condvar,
     sleepers: AtomicU32,
@@ -69,6 +75,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             wake: Parker::default(),
             park_right: Mutex::new(()),
+            thread_has_right: AtomicBool::new(false),
             ended: Condvar::new(),
             sleepers: AtomicU32::new(0),
             strategy,
@@ -209,9 +216,14 @@ impl Shared {
             return engine;
         }
         let Ok(right) = self.park_right.try_lock() else {
-            // Another thread serves packets meanwhile.
+            // Another thread serves packets meanwhile: a thread of the application that waits, too, or for a moment still the
+            // group's.
             self.sleepers.fetch_add(1, Relaxed);
-            let limit = limit.min(Duration::from_millis(5));
+            let by_thread = self.thread_has_right.load(Relaxed);
+            if by_thread && !self.parkers.is_empty() {
+                self.wake.wake();
+            }
+            let limit = limit.min(if by_thread { RIGHT_WAIT } else { OTHER_DRIVER_WAIT });
             let (engine, _) = self.ended.wait_timeout(engine, limit).unwrap_or_else(PoisonError::into_inner);
             self.sleepers.fetch_sub(1, Relaxed);
             return engine;
@@ -279,7 +291,9 @@ impl Shared {
                 std::thread::park_timeout(TICK);
                 continue;
             };
+            self.thread_has_right.store(true, Relaxed);
             self.serve(uses);
+            self.thread_has_right.store(false, Relaxed);
             drop(right);
         }
     }

@@ -217,7 +217,7 @@ impl Engine {
             self.poll_sends();
             self.wires.post_waiting();
         }
-        if !self.wires.results.deaths.is_empty() {
+        if !self.wires.results.deaths.is_empty() || self.wires.results.ended.is_some() {
             self.close_dead_links();
         }
         count
@@ -481,6 +481,9 @@ impl Engine {
 
     #[cold]
     fn close_dead_links(&mut self) {
+        if let Some(error) = self.wires.results.ended.take() {
+            self.fail(error);
+        }
         while let Some(member) = self.wires.results.deaths.pop() {
             if let Some(mut link) = self.wires.links[member.index()].take() {
                 self.counters.links_closed += 1;
@@ -502,6 +505,11 @@ impl Engine {
     pub(super) fn fail(&mut self, error: GroupError) {
         self.wires.results.changed = true;
         self.failed.get_or_insert(error);
+    }
+
+    /// Whether no other member is alive.
+    pub(super) fn is_alone(&self) -> bool {
+        self.wires.links.iter().all(Option::is_none)
     }
 
     /// Declares a member dead.

@@ -154,6 +154,15 @@ pub enum GroupError {
         /// The limit.
         max: usize,
     },
+    /// All other members are dead: no message can come.
+    #[error("all other members are dead")]
+    NobodyLeft,
+    /// The group has declared this member dead, for example because it was stopped for long. Leave, and join a new group.
+    #[error("the group has declared this member dead: leave it, and join a new one")]
+    Expelled,
+    /// Too few members are alive: this may be the smaller part of a divided group.
+    #[error("too few members are alive: this may be the smaller part of a divided group")]
+    NoQuorum,
     /// Nothing came in time.
     #[error("timed out")]
     TimedOut,

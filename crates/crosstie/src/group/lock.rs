@@ -107,6 +107,7 @@ impl Lock {
                 id: self.id,
                 waiter: request.waiter,
                 fence,
+                released: false,
             })),
             ended => {
                 let mut engine = self.shared.engine();
@@ -200,6 +201,7 @@ pub struct LockGuard {
     id: u32,
     waiter: u64,
     fence: u64,
+    released: bool,
 }
 
 impl LockGuard {
@@ -215,10 +217,15 @@ impl LockGuard {
     }
 
     /// Releases the lock, and says whether this member still had it: the group may have declared it dead meanwhile.
-    pub fn release(self) -> Result<(), GroupError> {
-        let result = self.unlock();
-        core::mem::forget(self);
-        result
+    pub fn release(mut self) -> Result<(), GroupError> {
+        {
+            // A packet that says that this member was expelled may have come meanwhile.
+            let mut engine = self.shared.engine();
+            engine.progress();
+            self.shared.release(engine);
+        }
+        self.released = true;
+        self.unlock()
     }
 
     #[inline]
@@ -235,7 +242,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         // An error says that the lock was lost before: there is nothing to release.
-        if self.unlock().is_err() {}
+        if !self.released && self.unlock().is_err() {}
     }
 }
 
@@ -283,6 +290,7 @@ impl Future for LockFuture {
                 id: this.lock.id,
                 waiter: request.waiter,
                 fence,
+                released: false,
             }),
             LockResult::Failed(error) => Err(error.into()),
             LockResult::Busy | LockResult::TimedOut => Err(GroupError::TimedOut),

@@ -188,7 +188,12 @@ impl Channel {
     #[inline]
     fn recv_until(&self, deadline: Option<Instant>, bytes: &mut Vec<u8>) -> Result<MemberId, GroupError> {
         let (engine, id) = (self.shared.engine(), self.id);
-        self.shared.wait(engine, deadline, |engine| engine.take_message(id, bytes))
+        self.shared.wait(engine, deadline, |engine| match engine.take_message(id, bytes) {
+            Some(from) => Some(Ok(from)),
+            // One more pass may find packets that came before the last death was noticed.
+            None if engine.is_alone() && engine.progress() == 0 => Some(Err(GroupError::NobodyLeft)),
+            None => None,
+        })?
     }
 }
 
@@ -234,7 +239,10 @@ impl Engine {
         if to.index() >= self.members || to == self.wires.me {
             return Err(GroupError::NoSuchPeer(to));
         }
-        Ok(())
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Sends as many parts as there is room for. Returns how it has ended, once it has.

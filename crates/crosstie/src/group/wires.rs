@@ -9,6 +9,7 @@ use crosstie_protocol::group::{
 };
 
 use super::config::limits::STAGING_SLOTS;
+use super::error::GroupError;
 use super::link::{Link, SLOT};
 use crate::device::{Data, Mr, PostError};
 
@@ -92,6 +93,8 @@ pub(super) struct Results {
     pub(super) statuses: Vec<(MemberId, Object, Status)>,
     /// Members whose links are to be closed.
     pub(super) deaths: Vec<MemberId>,
+    /// This member is no member any more, or too few are alive.
+    pub(super) ended: Option<GroupError>,
     /// Something has ended that a parked thread may wait for.
     pub(super) changed: bool,
 }
@@ -198,7 +201,8 @@ impl Output for Wires {
                 results.statuses.retain(|(member, asked, _)| (*member, *asked) != (from, object));
                 results.statuses.push((from, object, status));
             }
-            // Everything that waits has ended by events of its own.
+            Event::Expelled => results.ended = Some(GroupError::Expelled),
+            Event::QuorumLost => results.ended = Some(GroupError::NoQuorum),
             _ => {}
         }
     }
@@ -211,6 +215,7 @@ impl Results {
             barriers: (0..barriers).map(|_| BarrierSlot::default()).collect(),
             statuses: Vec::new(),
             deaths: Vec::new(),
+            ended: None,
             changed: false,
         }
     }
