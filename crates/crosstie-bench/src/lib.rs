@@ -3,6 +3,7 @@
 //! - [`device`], [`node`], [`copyrpc`] and [`endpoint`] measure one device, RPC inside one node, RPC between two nodes, and endpoints. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run.
 //! - [`rails`] measures messages over several devices, and what a failed one costs.
+//! - [`group`] measures locks, barriers and messages of a process group.
 //! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
 //!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
 //!
@@ -17,6 +18,7 @@ pub mod device;
 pub mod endpoint;
 mod error;
 pub mod figures;
+pub mod group;
 pub mod history;
 pub mod kv;
 mod limits;

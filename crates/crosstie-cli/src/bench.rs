@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, endpoint, node, rails};
+use crosstie_bench::{copyrpc, device, endpoint, group, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -25,6 +25,12 @@ pub(crate) enum Command {
     Copyrpc(copyrpc::Arguments),
     /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
     Rails(rails::Arguments),
+    /// Locks of a process group: a distributed queue with fencing tokens.
+    Lock(group::Arguments),
+    /// Barriers of a process group.
+    Barrier(group::Arguments),
+    /// Messages of a process group: SEND/RECEIVE over RC or UD queue pairs.
+    Message(group::Arguments),
     /// Operations of an endpoint, whose buffers and completions have one owner.
     Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
@@ -56,6 +62,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
                 errors => Err(crosstie_bench::Error::WrongData(errors).into()),
             };
         }
+        Command::Lock(arguments) => return run_group(group::Kind::Lock, arguments),
+        Command::Barrier(arguments) => return run_group(group::Kind::Barrier, arguments),
+        Command::Message(arguments) => return run_group(group::Kind::Message, arguments),
         Command::Endpoint(arguments) => {
             return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
         }
@@ -70,6 +79,12 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         Command::Flux(arguments) => (node::Kind::Flux, arguments),
     };
     print_summary(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
+}
+
+fn run_group(kind: group::Kind, arguments: &group::Arguments) -> Result<(), Error> {
+    let Some(summary) = group::run(&group::Plan::new(kind, arguments)?)? else { return Ok(()) };
+    crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
+    if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
 }
 
 /// Prints the result, if this process is the leading rank.

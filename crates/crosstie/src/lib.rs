@@ -6,6 +6,7 @@
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
 //! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`group`] | process groups: locks with fencing tokens, barriers, messages |
 //! | [`rails`] | messages over several devices at once, with failover |
 //! | [`endpoint`] | operations on memory of a peer: read, write, send, receive, batches, with futures |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
@@ -26,6 +27,7 @@ pub mod flux;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/fuzzing/mod.rs"]
 mod fuzzing;
+pub mod group;
 pub mod ipc;
 mod local;
 mod local_rpc;

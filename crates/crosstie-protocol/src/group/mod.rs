@@ -38,6 +38,7 @@ pub mod message;
 mod barrier;
 mod control;
 mod fence;
+mod immediate;
 mod lock;
 mod member;
 mod packet;

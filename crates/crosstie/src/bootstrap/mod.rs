@@ -72,6 +72,7 @@ pub use job::Bootstrap;
 pub use limits::Limits;
 pub use member::Member;
 pub use random::random_bytes;
+pub(crate) use secret::HmacSha256;
 pub use secret::{MAX_SECRET, MIN_SECRET, Secret};
 pub use single_rank::SingleRank;
 

@@ -125,7 +125,7 @@ impl Secret {
     }
 
     /// Starts an HMAC under the secret with a label, so that a proof for one label is not valid for another.
-    pub(super) fn hmac(&self, label: &str) -> HmacSha256 {
+    pub(crate) fn hmac(&self, label: &str) -> HmacSha256 {
         let mut hmac = HmacSha256::new(&self.0);
         hmac.update(label.as_bytes());
         hmac.update(&[0]);
@@ -140,27 +140,27 @@ impl fmt::Debug for Secret {
 }
 
 /// The length of every proof and tag, in bytes.
-pub(super) const TAG_BYTES: usize = 32;
+pub(crate) const TAG_BYTES: usize = 32;
 
 /// An HMAC-SHA256 computation under one key.
 #[derive(Clone)]
-pub(super) struct HmacSha256(Hmac<Sha256>);
+pub(crate) struct HmacSha256(Hmac<Sha256>);
 
 impl HmacSha256 {
-    pub(super) fn new(key: &[u8]) -> Self {
+    pub(crate) fn new(key: &[u8]) -> Self {
         HmacSha256(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
     }
 
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(super) fn finish(self) -> [u8; TAG_BYTES] {
+    pub(crate) fn finish(self) -> [u8; TAG_BYTES] {
         self.0.finalize().into_bytes().into()
     }
 
     /// Compares with `tag` in constant time.
-    pub(super) fn verify(self, tag: &[u8; TAG_BYTES]) -> bool {
+    pub(crate) fn verify(self, tag: &[u8; TAG_BYTES]) -> bool {
         self.0.verify_slice(tag).is_ok()
     }
 }

@@ -1,0 +1,398 @@
+//! The engine's part of a channel: send buffer, receive buffer, and messages that wait for the application.
+//!
+//! ```text
+//!   send buffer (registered)     | header, body | header, body | ...     freed by acknowledgements
+//!   receive buffer (private)     | body | body | ...                     freed when the application has taken the message
+//!   ready                        messages in the order in which they became complete
+//! ```
+//!
+//! Packets are copied out of their receive before anybody looks at them, so that a peer cannot change them afterwards. Messages
+//! of several packets are joined in memory that grows with the packets, not with the length that the sender announces.
+
+use core::task::Waker;
+use std::collections::VecDeque;
+
+use crosstie_protocol::group::message::{
+    Channel, Options, OptionsError, Outgoing, Received, SendRefusal, Verdict, Violation, part_at,
+};
+use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, PacketKind, flags};
+
+use super::engine::Engine;
+use super::link::SLOT;
+use super::wires::Wires;
+use crate::device::{Data, Mr, PostError};
+
+/// The longest packet that is copied into the send queue.
+const INLINE: usize = 256;
+
+/// The bytes of a message.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// In the receive buffer.
+    Ring { entry: u64, offset: u32, len: u32 },
+    /// Joined from several packets.
+    Joined(Vec<u8>),
+}
+
+/// A complete message.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) from: MemberId,
+    pub(super) flags: u8,
+    pub(super) body: Body,
+}
+
+/// One open channel.
+#[derive(Debug)]
+pub(super) struct ChannelState {
+    pub(super) protocol: Channel,
+    pub(super) options: Options,
+    send_memory: Mr,
+    pub(super) receive_memory: Box<[u8]>,
+    pub(super) ready: VecDeque<Ready>,
+    joining: Box<[Vec<u8>]>,
+    /// Bytes of joined messages that nobody has taken.
+    joined: usize,
+    /// The thread or future that is sending a message of several packets to this member.
+    pub(super) long_send: Box<[Option<u64>]>,
+    pub(super) wakers: Vec<Waker>,
+    pub(super) delivered: u64,
+    pub(super) changed: bool,
+}
+
+impl ChannelState {
+    pub(super) fn new(
+        id: GroupId,
+        channel: u16,
+        me: MemberId,
+        members: usize,
+        options: &Options,
+        send_memory: Mr,
+    ) -> Result<ChannelState, OptionsError> {
+        Ok(ChannelState {
+            protocol: Channel::new(id, channel, me, members, options)?,
+            options: *options,
+            send_memory,
+            receive_memory: vec![0; options.receive_buffer as usize].into_boxed_slice(),
+            ready: VecDeque::with_capacity(options.receive_table as usize),
+            joining: (0..members).map(|_| Vec::new()).collect(),
+            joined: 0,
+            long_send: vec![None; members].into_boxed_slice(),
+            wakers: Vec::new(),
+            delivered: 0,
+            changed: false,
+        })
+    }
+
+    /// Handles a packet whose body is `len` bytes at `at` of `memory`.
+    #[inline]
+    pub(super) fn on_packet(
+        &mut self,
+        header: &Header,
+        memory: &Mr,
+        at: usize,
+        len: usize,
+        now: u64,
+    ) -> Result<(), Violation> {
+        // Joined messages that nobody takes count as a full buffer.
+        let is_full = self.joined > self.options.max_message as usize;
+        let space = if is_full { u32::MAX } else { (len as u32).max(1) };
+        let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, space, now)? else {
+            self.changed = true;
+            return Ok(());
+        };
+        let Verdict::Accepted { entry, .. } = verdict else { return Ok(()) };
+        let whole = header.flags & Channel::WHOLE == Channel::WHOLE;
+        let from = header.sender;
+        if whole {
+            let start = entry.offset as usize;
+            let copied = self.receive_memory.get_mut(start..start + len);
+            if copied.is_none_or(|bytes| memory.read(at, bytes).is_err()) {
+                return Err(Violation::InvalidData { len: len as u32, flags: header.flags });
+            }
+            let body = Body::Ring { entry: entry.number, offset: entry.offset, len: len as u32 };
+            self.complete(from, header.flags, body);
+            return Ok(());
+        }
+        let message = &mut self.joining[from.index()];
+        let start = message.len();
+        message.resize(start + len, 0);
+        let read = memory.read(at, &mut message[start..]);
+        self.protocol.receiver.release(entry.number);
+        if read.is_err() {
+            return Err(Violation::InvalidData { len: len as u32, flags: header.flags });
+        }
+        if header.flags & flags::LAST != 0 {
+            let message = core::mem::take(&mut self.joining[from.index()]);
+            self.joined += message.len();
+            self.complete(from, header.flags, Body::Joined(message));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn complete(&mut self, from: MemberId, flags: u8, body: Body) {
+        self.ready.push_back(Ready { from, flags, body });
+        self.changed = true;
+    }
+
+    /// The bytes of a message.
+    #[inline]
+    pub(super) fn bytes<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        match body {
+            Body::Ring { offset, len, .. } => {
+                let start = *offset as usize;
+                self.receive_memory.get(start..start + *len as usize).unwrap_or(&[])
+            }
+            Body::Joined(bytes) => bytes,
+        }
+    }
+
+    /// The application has taken the message: its place is free.
+    #[inline]
+    pub(super) fn release(&mut self, body: &Body) {
+        match body {
+            Body::Ring { entry, .. } => _ = self.protocol.receiver.release(*entry),
+            Body::Joined(bytes) => self.joined -= bytes.len(),
+        }
+        self.delivered += 1;
+    }
+
+    pub(super) fn drop_peer(&mut self, member: MemberId) {
+        self.protocol.drop_peer(member);
+        self.joining[member.index()] = Vec::new();
+        self.changed = true;
+    }
+
+    pub(super) fn wake(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    /// Packets of a kind that this channel has sent.
+    pub(super) fn packets_sent(&self, kind: PacketKind) -> u64 {
+        let (sender, receiver) = (self.protocol.sender.counters(), self.protocol.receiver.counters());
+        match kind {
+            PacketKind::Data => sender.packets + sender.resent,
+            PacketKind::Ack => receiver.acks,
+            PacketKind::Nack => receiver.nacks,
+            PacketKind::Resume => receiver.resumes,
+            _ => 0,
+        }
+    }
+}
+
+/// A message that is being sent: `prefix` and `body`, in parts of at most an MTU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parts<'a> {
+    pub(super) flags: u8,
+    pub(super) prefix: &'a [u8],
+    pub(super) body: &'a [u8],
+}
+
+impl Parts<'_> {
+    pub(super) fn len(&self) -> usize {
+        self.prefix.len() + self.body.len()
+    }
+
+    /// The two pieces of the message that lie in `offset..offset + len`.
+    fn pieces(&self, offset: usize, len: usize) -> [&[u8]; 2] {
+        let split = self.prefix.len();
+        let (start, end) = (offset.min(split), (offset + len).min(split));
+        let (body_start, body_end) = (offset.max(split) - split, (offset + len).max(split) - split);
+        [&self.prefix[start..end], &self.body[body_start..body_end]]
+    }
+}
+
+impl Engine {
+    /// Sends the part of a message that starts at `offset`. Returns the offset of the next part, and the number of the packet.
+    #[inline]
+    pub(super) fn send_part(
+        &mut self,
+        id: u16,
+        to: MemberId,
+        parts: &Parts<'_>,
+        offset: usize,
+    ) -> Result<(usize, u32), SendRefusal> {
+        if !self.has_room(to) {
+            self.poll_sends();
+            if !self.has_room(to) {
+                return Err(SendRefusal::BufferFull);
+            }
+        }
+        let now = self.now();
+        let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
+        let part = part_at(parts.len() as u32, offset as u32, channel.options.mtu);
+        let len = part.len as usize;
+        let extra = if part.flags & flags::FIRST != 0 { parts.flags } else { 0 };
+        let (packet, transmit) = channel.protocol.sender.send(
+            to,
+            (HEADER_SIZE + len) as u32,
+            part.flags | extra,
+            part.aux,
+            now,
+        )?;
+        let [first, second] = parts.pieces(offset, len);
+        let at = packet.offset as usize + HEADER_SIZE;
+        // The places are inside the send buffer: its size is that of the protocol's ring.
+        if channel.send_memory.write(at, first).is_err()
+            || channel.send_memory.write(at + first.len(), second).is_err()
+        {
+            self.counters.unsent += 1;
+        } else if transmit {
+            let header = channel.protocol.data_header(&packet).encode();
+            let posted = if HEADER_SIZE + len <= INLINE {
+                let mut bytes = [0; INLINE];
+                bytes[..HEADER_SIZE].copy_from_slice(&header);
+                bytes[HEADER_SIZE..HEADER_SIZE + first.len()].copy_from_slice(first);
+                bytes[HEADER_SIZE + first.len()..HEADER_SIZE + len].copy_from_slice(second);
+                self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len])
+            } else {
+                self.post_from_buffer(id, &packet, &header)
+            };
+            if posted.is_err() {
+                // The resend timer repairs it.
+                self.counters.unsent += 1;
+            }
+        }
+        Ok((offset + len, packet.seq))
+    }
+
+    /// Whether a packet to this member can be posted. Polls for completions of earlier ones when few are left.
+    #[inline]
+    fn has_room(&mut self, to: MemberId) -> bool {
+        match (&self.datagrams, &self.wires.links[to.index()]) {
+            (Some(port), _) => !port.queue.is_half_full(),
+            (None, Some(link)) => !link.queue.is_half_full() && link.has_room_for_data(),
+            // The refusal that follows says why.
+            (None, None) => true,
+        }
+    }
+
+    #[inline]
+    fn post_bytes(&mut self, to: MemberId, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+        match (&mut self.datagrams, &mut self.wires.links[to.index()]) {
+            (Some(port), _) => port.post(to, data, slot),
+            (None, Some(link)) => link.post(data, slot),
+            (None, None) => Err(PostError::Invalid("the member is dead")),
+        }
+    }
+
+    #[inline]
+    fn post_inline_or_staged(&mut self, to: MemberId, bytes: &[u8]) -> Result<(), PostError> {
+        let max_inline = match (&self.datagrams, &self.wires.links[to.index()]) {
+            (Some(port), _) => port.max_inline,
+            (None, Some(link)) => link.max_inline,
+            (None, None) => return Err(PostError::Invalid("the member is dead")),
+        };
+        if bytes.len() <= max_inline {
+            return self.post_bytes(to, Data::Inline(bytes), None);
+        }
+        let slot = self.wires.staging.take().ok_or(PostError::Full)?;
+        let posted = self.post_staged(to, slot, bytes);
+        if posted.is_err() {
+            self.wires.staging.give_back(slot);
+        }
+        posted
+    }
+
+    fn post_staged(&mut self, to: MemberId, slot: u16, bytes: &[u8]) -> Result<(), PostError> {
+        let Wires { staging, links, .. } = &mut self.wires;
+        staging.write(slot, 0, bytes)?;
+        let at = usize::from(slot) * SLOT;
+        let sge = staging.memory.sge(at..at + bytes.len()).map_err(|_| PostError::Invalid("staging slot"))?;
+        match (&mut self.datagrams, &mut links[to.index()]) {
+            (Some(port), _) => port.post(to, Data::Regions(&[sge]), Some(slot)),
+            (None, Some(link)) => link.post(Data::Regions(&[sge]), Some(slot)),
+            (None, None) => Err(PostError::Invalid("the member is dead")),
+        }
+    }
+
+    /// Posts a packet for the first time, from the send buffer. Its place is reused only after the receiver has acknowledged it, so
+    /// after the device has read it.
+    fn post_from_buffer(
+        &mut self,
+        id: u16,
+        packet: &Outgoing,
+        header: &[u8; HEADER_SIZE],
+    ) -> Result<(), PostError> {
+        let Some(channel) = &self.channels[usize::from(id)] else {
+            return Err(PostError::Invalid("the channel is closed"));
+        };
+        let (at, len) = (packet.offset as usize, packet.len as usize);
+        let outside = |_| PostError::Invalid("outside of the send buffer");
+        channel.send_memory.write(at, header).map_err(outside)?;
+        let sge = channel.send_memory.sge(at..at + len).map_err(outside)?;
+        match (&mut self.datagrams, &mut self.wires.links[packet.to.index()]) {
+            (Some(port), _) => port.post(packet.to, Data::Regions(&[sge]), None),
+            (None, Some(link)) => link.post(Data::Regions(&[sge]), None),
+            (None, None) => Err(PostError::Invalid("the member is dead")),
+        }
+    }
+
+    /// Sends a packet again. From a copy: an earlier request for it may still be in the send queue when its place is reused.
+    #[cold]
+    fn post_again(&mut self, id: u16, packet: &Outgoing) -> Result<(), PostError> {
+        let Some(channel) = &mut self.channels[usize::from(id)] else {
+            return Err(PostError::Invalid("the channel is closed"));
+        };
+        let (at, len) = (packet.offset as usize, packet.len as usize);
+        let mut bytes = [0; SLOT];
+        bytes[..HEADER_SIZE].copy_from_slice(&channel.protocol.data_header(packet).encode());
+        let read = channel.send_memory.read(at + HEADER_SIZE, &mut bytes[HEADER_SIZE..len]);
+        read.map_err(|_| PostError::Invalid("outside of the send buffer"))?;
+        self.post_inline_or_staged(packet.to, &bytes[..len])
+    }
+
+    /// Sends again what is due, and answers senders. `idle`: also acknowledgements that could wait.
+    #[inline]
+    pub(super) fn serve_channels(&mut self, idle: bool) {
+        for index in 0..self.open.len() {
+            let id = self.open[index];
+            let now = self.now();
+            let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
+            if channel.protocol.sender.has_work(now) {
+                self.resend(id);
+            }
+            let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
+            while let Some(answer) = channel.protocol.receiver.next_answer(idle) {
+                let header = channel.protocol.answer_header(&answer).encode();
+                let posted = match (&mut self.datagrams, &mut self.wires.links[answer.to.index()]) {
+                    (Some(port), _) => port.post(answer.to, Data::Inline(&header), None),
+                    (None, Some(link)) => link.post(Data::Inline(&header), None),
+                    (None, None) => Ok(()),
+                };
+                if posted.is_err() {
+                    // The sender sends again after a time, and gets another answer.
+                    self.counters.unsent += 1;
+                }
+            }
+            if channel.changed {
+                channel.changed = false;
+                channel.wake();
+                self.wires.results.changed = true;
+            }
+        }
+    }
+
+    #[cold]
+    fn resend(&mut self, id: u16) {
+        self.poll_sends();
+        let now = self.now();
+        loop {
+            let Some(channel) = &mut self.channels[usize::from(id)] else { return };
+            channel.protocol.sender.expire(now);
+            let has_room = match &self.datagrams {
+                Some(port) => port.queue.room() > 1,
+                None => self.wires.links.iter().flatten().all(super::link::Link::has_room_for_data),
+            };
+            if !has_room || !self.wires.staging.has_free() {
+                return;
+            }
+            let Some(packet) = channel.protocol.sender.next_outgoing() else { return };
+            if self.post_again(id, &packet).is_err() {
+                self.counters.unsent += 1;
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! The progress engine of one member: queue pairs, protocol state machines, and the pass that serves packets.
+//!
+//! RHiNET runs this on the processor of the NIC. Here a thread runs it: the application's while it waits, else the group's own
+//! (`driver.rs`). One thread at a time has the engine.
+//!
+//! ```text
+//!   recv CQ ── packet ──> Gate ──> Group (locks, barriers) ──> Wires: links, results
+//!                              └─> ChannelState (messages)
+//! ```
+
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::group::{
+    CONTROL_CHANNEL, Config, Control, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE, Header,
+    MAX_CONTROL_SIZE, MemberId, PacketKind,
+};
+
+use super::channel::ChannelState;
+use super::config::limits::{CHECK_INTERVAL, MAX_CHANNELS, PROBE_INTERVAL};
+use super::counters::{Counters, GroupCounters};
+use super::datagram::{DATAGRAM_SLOT, DatagramPort};
+use super::error::{GroupError, JoinError};
+use super::link::{Link, SLOT, SendKey};
+use super::wires::{Results, Staging, Wires};
+use crate::device::software::CqParker;
+use crate::device::{Completion, Cq, CqError, Data, Mr, Opcode, Pd, Status, UdQp};
+
+/// Completions of one pass.
+const BATCH: usize = 32;
+/// Passes between two readings of the clock.
+const PASSES_PER_CLOCK_READING: u32 = 32;
+/// Passes without any packet after which delayed acknowledgements are sent.
+const IDLE_PASSES: u32 = 16;
+
+/// One member's engine.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) machine: Machine,
+    pub(super) wires: Wires,
+    gate: Gate,
+    pub(super) channels: Box<[Option<Box<ChannelState>>]>,
+    /// Numbers of the open channels.
+    pub(super) open: Vec<u16>,
+    pub(super) datagrams: Option<DatagramPort>,
+    recv_cq: Cq,
+    send_cq: Cq,
+    pub(super) pd: Pd,
+    #[expect(dead_code, reason = "peers write zero bytes to it")]
+    target: Mr,
+    pub(super) mtu: usize,
+    pub(super) members: usize,
+    start: Instant,
+    now: u64,
+    passes: u32,
+    idle_passes: u32,
+    next_check: u64,
+    next_probe: u64,
+    loss: Option<Loss>,
+    pub(super) counters: GroupCounters,
+    /// A queue or the device failed: nothing works any more.
+    pub(super) failed: Option<GroupError>,
+    next_waiter: u64,
+    /// Tokens that messages brought.
+    pub(super) fences: FenceTable,
+}
+
+/// Drops received packets, for tests and measurements.
+#[derive(Debug)]
+struct Loss {
+    /// Of 2^32.
+    share: u64,
+    state: u64,
+}
+
+impl Loss {
+    fn hits(&mut self) -> bool {
+        // xorshift64*
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        (self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) < self.share
+    }
+}
+
+impl Engine {
+    #[expect(clippy::too_many_arguments, reason = "called once, by `setup`")]
+    pub(super) fn new(
+        id: GroupId,
+        config: &Config,
+        pd: Pd,
+        links: Vec<Option<Link>>,
+        datagrams: Option<DatagramPort>,
+        recv_cq: Cq,
+        send_cq: Cq,
+        staging: Mr,
+        target: Mr,
+        mtu: usize,
+        loss: Option<(f64, u64)>,
+    ) -> Result<Engine, JoinError> {
+        let machine = Machine::new(config)?;
+        Ok(Engine {
+            machine,
+            gate: Gate::new(id.group, id.epoch, config.me, config.members),
+            wires: Wires {
+                id,
+                me: config.me,
+                links: links.into_boxed_slice(),
+                staging: Staging::new(staging),
+                results: Results::new(config.locks, config.barriers),
+                has_waiting: false,
+            },
+            channels: (0..MAX_CHANNELS).map(|_| None).collect(),
+            open: Vec::new(),
+            datagrams,
+            recv_cq,
+            send_cq,
+            pd,
+            target,
+            mtu,
+            members: config.members,
+            start: Instant::now(),
+            now: 0,
+            passes: 0,
+            idle_passes: 0,
+            next_check: 0,
+            next_probe: PROBE_INTERVAL,
+            loss: loss.map(|(share, seed)| Loss {
+                share: (share.clamp(0.0, 1.0) * (1u64 << 32) as f64) as u64,
+                state: seed | 1,
+            }),
+            counters: GroupCounters::default(),
+            failed: None,
+            next_waiter: 0,
+            fences: FenceTable::new(config.locks),
+        })
+    }
+
+    pub(super) fn me(&self) -> MemberId {
+        self.wires.me
+    }
+
+    /// Where a thread parks until a packet comes. Empty if the device has no such place.
+    pub(super) fn parkers(&self) -> Vec<CqParker> {
+        let queues = self.datagrams.iter().map(|port| &port.recv_cq).chain([&self.recv_cq]);
+        queues.map(Cq::parker).collect::<Option<Vec<_>>>().unwrap_or_default()
+    }
+
+    /// A number that no other waiter has.
+    pub(super) fn next_waiter(&mut self) -> u64 {
+        self.next_waiter += 1;
+        self.next_waiter
+    }
+
+    /// The time of the last reading of the clock.
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    pub(super) fn read_clock(&mut self) -> u64 {
+        self.now = self.start.elapsed().as_nanos() as u64;
+        self.now
+    }
+
+    /// Whether a pass would find packets.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.failed.is_some()
+            || self.recv_cq.is_ready()
+            || self.datagrams.as_mut().is_some_and(|port| port.recv_cq.is_ready())
+    }
+
+    /// Blocks in the device until there is a packet, where a thread cannot park outside the engine.
+    pub(super) fn wait_in_device(&mut self, timeout: Duration) {
+        let waited = match &mut self.datagrams {
+            // Two queues: a short sleep at one of them.
+            Some(port) => {
+                if !self.recv_cq.is_ready() {
+                    port.recv_cq.wait(timeout.min(Duration::from_micros(500)))
+                } else {
+                    Ok(true)
+                }
+            }
+            None => self.recv_cq.wait(timeout),
+        };
+        if let Err(error) = waited {
+            self.fail(GroupError::Queue(error));
+        }
+    }
+
+    /// How long a thread may park at most before a pass has something to do by time.
+    pub(super) fn time_to_next_deadline(&mut self) -> Duration {
+        let now = self.read_clock();
+        let sends = self.open.iter().filter_map(|id| {
+            self.channels[usize::from(*id)]
+                .as_ref()
+                .and_then(|channel| channel.protocol.sender.next_deadline())
+        });
+        let next = sends.chain(self.machine.next_deadline()).chain([self.next_probe]).min();
+        Duration::from_nanos(next.unwrap_or(u64::MAX).saturating_sub(now))
+    }
+
+    /// One pass: takes packets, and does what is due. Returns how many packets there were.
+    #[inline]
+    pub(super) fn progress(&mut self) -> usize {
+        let mut count = self.poll_links();
+        if self.datagrams.is_some() {
+            count += self.poll_datagrams();
+        }
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes.is_multiple_of(PASSES_PER_CLOCK_READING) {
+            self.check_time(count == 0);
+        }
+        self.idle_passes = if count == 0 { self.idle_passes.saturating_add(1) } else { 0 };
+        if !self.open.is_empty() {
+            self.serve_channels(self.idle_passes >= IDLE_PASSES);
+        }
+        if self.wires.has_waiting {
+            self.poll_sends();
+            self.wires.post_waiting();
+        }
+        if !self.wires.results.deaths.is_empty() || self.wires.results.ended.is_some() {
+            self.close_dead_links();
+        }
+        count
+    }
+
+    /// The last pass before a thread parks: everything that could wait goes out now.
+    pub(super) fn progress_before_park(&mut self) -> usize {
+        let count = self.progress();
+        self.check_time(count == 0);
+        if count == 0 && !self.open.is_empty() {
+            self.serve_channels(true);
+        }
+        count
+    }
+
+    fn poll_links(&mut self) -> usize {
+        let mut batch: [Option<Completion>; BATCH] = [None; BATCH];
+        let mut count = 0;
+        let polled = self.recv_cq.poll(BATCH, |completion| {
+            batch[count] = Some(*completion);
+            count += 1;
+        });
+        if let Err(error) = polled {
+            self.fail(GroupError::Queue(error));
+        }
+        for completion in batch.iter().take(count).flatten() {
+            self.on_receive(completion);
+        }
+        count
+    }
+
+    #[inline]
+    fn on_receive(&mut self, completion: &Completion) {
+        let from = (completion.wr_id >> 32) as usize;
+        let slot = completion.wr_id as u32 as usize;
+        let Some(Some(link)) = self.wires.links.get_mut(from) else { return };
+        let from = link.peer;
+        if !completion.status.is_success() {
+            self.lose_member(from);
+            return;
+        }
+        if completion.opcode == Opcode::RecvWriteImm {
+            let posted = link.post_receive(slot);
+            if let Some(immediate) = completion.imm {
+                self.on_immediate(from, immediate);
+            }
+            if posted.is_err() {
+                self.lose_member(from);
+            }
+            return;
+        }
+        let len = completion.byte_len as usize;
+        let mut bytes = [0; HEADER_SIZE];
+        let read = len.min(HEADER_SIZE);
+        if len > SLOT || link.receives.read(slot * SLOT, &mut bytes[..read]).is_err() {
+            self.lose_member(from);
+            return;
+        }
+        let header = self.gate.check(&bytes[..read], self.machine.dead(), |channel| {
+            channel == CONTROL_CHANNEL || self.channels.get(usize::from(channel)).is_some_and(Option::is_some)
+        });
+        match header {
+            // A connection belongs to one member.
+            Ok(header) if header.sender != from => self.gate.count_invalid(),
+            Ok(header) if header.channel == CONTROL_CHANNEL => self.on_control(&header, slot, len),
+            Ok(header) => {
+                let lost = self.loss.as_mut().is_some_and(Loss::hits);
+                if lost {
+                    self.counters.injected_losses += 1;
+                } else if let Some(Some(link)) = self.wires.links.get(from.index()) {
+                    let (memory, at) = (&link.receives, slot * SLOT + HEADER_SIZE);
+                    let channel = self.channels[usize::from(header.channel)].as_mut();
+                    let taken = channel
+                        .map(|channel| channel.on_packet(&header, memory, at, len - HEADER_SIZE, self.now));
+                    if let Some(Err(_)) = taken {
+                        self.gate.count_invalid();
+                        self.lose_member(from);
+                        return;
+                    }
+                }
+            }
+            Err(_) => {}
+        }
+        if let Some(Some(link)) = self.wires.links.get_mut(from.index())
+            && link.post_receive(slot).is_err()
+        {
+            self.lose_member(from);
+        }
+    }
+
+    fn poll_datagrams(&mut self) -> usize {
+        let Some(port) = &mut self.datagrams else { return 0 };
+        let mut batch: [Option<Completion>; BATCH] = [None; BATCH];
+        let mut count = 0;
+        let polled = port.recv_cq.poll(BATCH, |completion| {
+            batch[count] = Some(*completion);
+            count += 1;
+        });
+        if let Err(error) = polled {
+            self.fail(GroupError::Queue(error));
+        }
+        for completion in batch.iter().take(count).flatten() {
+            self.on_datagram(completion);
+        }
+        count
+    }
+
+    fn on_datagram(&mut self, completion: &Completion) {
+        let Some(port) = &mut self.datagrams else { return };
+        let slot = completion.wr_id as usize;
+        // Without a receive the datagram would only be lost; a flush means that the port is closing.
+        let prefix = UdQp::GRH + HEADER_SIZE;
+        let len = completion.byte_len as usize;
+        let mut bytes = [0; HEADER_SIZE];
+        if completion.status.is_success()
+            && (prefix..=DATAGRAM_SLOT).contains(&len)
+            && port.receives.read(slot * DATAGRAM_SLOT + UdQp::GRH, &mut bytes).is_ok()
+        {
+            let header = self.gate.check(&bytes, self.machine.dead(), |channel| {
+                self.channels.get(usize::from(channel)).is_some_and(Option::is_some)
+            });
+            match header {
+                Ok(header) if !port.is_from(completion, header.sender) => self.gate.count_invalid(),
+                Ok(_) if self.loss.as_mut().is_some_and(Loss::hits) => self.counters.injected_losses += 1,
+                Ok(header) => {
+                    let (memory, at) = (&port.receives, slot * DATAGRAM_SLOT + prefix);
+                    if let Some(channel) = &mut self.channels[usize::from(header.channel)]
+                        && channel.on_packet(&header, memory, at, len - prefix, self.now).is_err()
+                    {
+                        self.gate.count_invalid();
+                        // The address of a datagram proves little: only the packet is dropped.
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        if completion.status != Status::Flushed
+            && let Some(port) = &mut self.datagrams
+            && port.post_receive(slot).is_err()
+        {
+            self.counters.lost_receives += 1;
+        }
+    }
+
+    #[inline]
+    fn on_immediate(&mut self, from: MemberId, immediate: u32) {
+        let machine = &self.machine;
+        match Control::from_immediate(immediate, |barrier| machine.barrier_rounds(barrier)) {
+            Some(packet) => self.handle_control(from, &packet),
+            None => self.gate.count_invalid(),
+        }
+    }
+
+    fn on_control(&mut self, header: &Header, slot: usize, len: usize) {
+        let Some(Some(link)) = self.wires.links.get(header.sender.index()) else { return };
+        let mut body = [0; MAX_CONTROL_SIZE];
+        let body_len = len - HEADER_SIZE;
+        if body_len > body.len()
+            || link.receives.read(slot * SLOT + HEADER_SIZE, &mut body[..body_len]).is_err()
+        {
+            self.gate.count_invalid();
+            return;
+        }
+        match Control::decode(header, &body[..body_len], self.members) {
+            Ok(packet) => self.handle_control(header.sender, &packet),
+            Err(_) => self.gate.count_invalid(),
+        }
+    }
+
+    #[inline]
+    fn handle_control(&mut self, from: MemberId, packet: &Control) {
+        if self.machine.on_packet(from, packet, &mut self.wires).is_err() {
+            self.counters.violations += 1;
+        }
+    }
+
+    /// Takes completions of sends, which frees room in the send queues.
+    pub(super) fn poll_sends(&mut self) {
+        let Wires { links, staging, .. } = &mut self.wires;
+        let mut broken: Option<MemberId> = None;
+        loop {
+            let polled = self.send_cq.poll(BATCH, |completion| {
+                let key = SendKey::decode(completion.wr_id);
+                if key.slot != 0 {
+                    staging.give_back(key.slot - 1);
+                }
+                if let Some(Some(link)) = links.get_mut(usize::from(key.member)) {
+                    link.queue.complete(key.posted);
+                    if !completion.status.is_success() {
+                        broken = Some(link.peer);
+                    }
+                }
+            });
+            match polled {
+                Ok(BATCH) => {}
+                Ok(_) => break,
+                Err(error) => {
+                    self.fail(GroupError::Queue(error));
+                    break;
+                }
+            }
+        }
+        if let Some(port) = &mut self.datagrams {
+            let staging = &mut self.wires.staging;
+            let polled: Result<(), CqError> = port.poll_sends(|slot| staging.give_back(slot));
+            if let Err(error) = polled {
+                self.fail(GroupError::Queue(error));
+            }
+        }
+        if let Some(member) = broken {
+            self.lose_member(member);
+        }
+    }
+
+    /// Does what is due by time. `drained`: the last poll found nothing.
+    #[cold]
+    fn check_time(&mut self, drained: bool) {
+        let now = self.read_clock();
+        if self.machine.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.machine.expire(now, &mut self.wires);
+        }
+        for index in 0..self.open.len() {
+            let id = self.open[index];
+            let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
+            channel.protocol.sender.expire(now);
+            if let Some(member) = channel.protocol.sender.next_unreachable() {
+                self.lose_member(member);
+            }
+        }
+        // Only after all packets were handled: a packet may say that this member was expelled.
+        if now < self.next_check || !drained {
+            return;
+        }
+        self.next_check = now + CHECK_INTERVAL;
+        self.poll_sends();
+        let probe = now >= self.next_probe;
+        if probe {
+            self.next_probe = now + PROBE_INTERVAL;
+        }
+        for index in 0..self.wires.links.len() {
+            let Some(link) = &mut self.wires.links[index] else { continue };
+            if link.is_broken() || (probe && link.probe().is_err()) {
+                let member = link.peer;
+                self.lose_member(member);
+            }
+        }
+        if !self.wires.results.deaths.is_empty() {
+            self.close_dead_links();
+        }
+    }
+
+    /// A member is dead, or counts as dead from now on.
+    #[cold]
+    pub(super) fn lose_member(&mut self, member: MemberId) {
+        self.machine.member_died(member, &mut self.wires);
+        // The group may have known it before: then the link is still to be closed.
+        if self.wires.links[member.index()].is_some() {
+            self.wires.results.deaths.push(member);
+        }
+    }
+
+    #[cold]
+    fn close_dead_links(&mut self) {
+        if let Some(error) = self.wires.results.ended.take() {
+            self.fail(error);
+        }
+        while let Some(member) = self.wires.results.deaths.pop() {
+            if let Some(mut link) = self.wires.links[member.index()].take() {
+                self.counters.links_closed += 1;
+                // It may be alive and only have been stopped: it must know that it is no member any more.
+                if post_expelled(&mut link, &self.wires.id, self.wires.me) {
+                    self.counters.expelled_sent += 1;
+                }
+            }
+            for id in &self.open {
+                if let Some(channel) = &mut self.channels[usize::from(*id)] {
+                    channel.drop_peer(member);
+                }
+            }
+            self.wires.results.changed = true;
+        }
+    }
+
+    #[cold]
+    pub(super) fn fail(&mut self, error: GroupError) {
+        self.wires.results.changed = true;
+        self.failed.get_or_insert(error);
+    }
+
+    /// Whether no other member is alive.
+    pub(super) fn is_alone(&self) -> bool {
+        self.wires.links.iter().all(Option::is_none)
+    }
+
+    /// Declares a member dead.
+    pub(super) fn expel(&mut self, member: MemberId) {
+        if let Some(link) = &mut self.wires.links[member.index()] {
+            // Before anything else: the other members will close their links to it.
+            post_expelled(link, &self.wires.id, self.wires.me);
+        }
+        self.lose_member(member);
+        self.close_dead_links();
+    }
+
+    /// What this member has done so far.
+    pub(super) fn snapshot(&self) -> Counters {
+        let channels = || self.open.iter().filter_map(|id| self.channels[usize::from(*id)].as_ref());
+        let packets = |kind: PacketKind| {
+            if kind.is_message() {
+                channels().map(|channel| channel.packets_sent(kind)).sum()
+            } else {
+                self.machine.packets_sent(kind)
+            }
+        };
+        let received = || channels().map(|channel| channel.protocol.receiver.counters());
+        Counters {
+            packets: PacketKind::ALL.iter().map(|kind| (*kind, packets(*kind))).collect(),
+            locks: *self.machine.lock_counters(),
+            dropped: *self.gate.dropped(),
+            delivered: channels().map(|channel| channel.delivered).sum(),
+            resent: channels().map(|channel| channel.protocol.sender.counters().resent).sum(),
+            discarded: received().map(|counters| counters.discarded + counters.duplicates).sum(),
+            refused: received().map(|counters| counters.refused).sum(),
+            stale_tokens: self.counters.stale_tokens,
+            violations: self.counters.violations,
+            injected_losses: self.counters.injected_losses,
+            links_closed: self.counters.links_closed,
+        }
+    }
+}
+
+/// Tells a member that the group goes on without it. If it is really dead, this has no effect.
+fn post_expelled(link: &mut Link, id: &GroupId, me: MemberId) -> bool {
+    let mut bytes = [0; MAX_CONTROL_SIZE];
+    let len = Control::Expelled.encode(*id, me, &mut bytes);
+    link.post(Data::Inline(&bytes[..len]), None).is_ok()
+}

@@ -1,0 +1,179 @@
+//! The connection to one other member: an RC queue pair, its receives, and what waits for room in its send queue.
+//!
+//! ```text
+//!   receives: slots of SLOT bytes      | header 32 | body up to 2048 |     SEND
+//!   immediates without bytes           barrier arrive and release          WRITE with immediate, zero bytes
+//! ```
+
+use std::collections::VecDeque;
+
+use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId};
+
+use super::config::limits::{CONTROL_RESERVE, SEND_QUEUE};
+use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr};
+
+/// Bytes of a receive: a packet, rounded up to whole cache lines.
+pub(super) const SLOT: usize = (HEADER_SIZE + MAX_MTU).next_multiple_of(64);
+/// One request in this many is signaled, so that the send queue becomes free.
+const SIGNAL_EVERY: u32 = 32;
+
+/// Which requests a completion of the send queue stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SendKey {
+    /// The member, or [`SendKey::DATAGRAM`].
+    pub(super) member: u16,
+    /// The staging slot that becomes free, plus one; or 0.
+    pub(super) slot: u16,
+    /// How many requests were posted up to this one.
+    pub(super) posted: u32,
+}
+
+impl SendKey {
+    pub(super) const DATAGRAM: u16 = u16::MAX;
+
+    pub(super) fn encode(self) -> u64 {
+        u64::from(self.member) << 48 | u64::from(self.slot) << 32 | u64::from(self.posted)
+    }
+
+    pub(super) fn decode(wr_id: u64) -> SendKey {
+        SendKey { member: (wr_id >> 48) as u16, slot: (wr_id >> 32) as u16, posted: wr_id as u32 }
+    }
+}
+
+/// Counts the requests of a send queue.
+#[derive(Debug, Default)]
+pub(super) struct SendQueue {
+    posted: u32,
+    done: u32,
+}
+
+impl SendQueue {
+    /// Requests that can be posted.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        SEND_QUEUE - self.posted.wrapping_sub(self.done)
+    }
+
+    /// Whether the completion queue should be polled to find out what is done.
+    #[inline]
+    pub(super) fn is_half_full(&self) -> bool {
+        self.room() < SEND_QUEUE / 2
+    }
+
+    /// The key of the next request, and whether it is signaled.
+    #[inline]
+    pub(super) fn next(&self, member: u16, slot: Option<u16>) -> (SendKey, bool) {
+        let posted = self.posted.wrapping_add(1);
+        let key = SendKey { member, slot: slot.map_or(0, |slot| slot + 1), posted };
+        (key, slot.is_some() || posted.is_multiple_of(SIGNAL_EVERY))
+    }
+
+    #[inline]
+    pub(super) fn count_post(&mut self) {
+        self.posted = self.posted.wrapping_add(1);
+    }
+
+    pub(super) fn complete(&mut self, posted: u32) {
+        // Completions of one queue pair come in order.
+        if posted.wrapping_sub(self.done) <= self.posted.wrapping_sub(self.done) {
+            self.done = posted;
+        }
+    }
+}
+
+/// The connection to one other member.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) qp: RcQp,
+    pub(super) peer: MemberId,
+    /// Receives, [`SLOT`] bytes each.
+    pub(super) receives: Mr,
+    /// Memory of the peer, for writes without bytes.
+    target: RemoteMemory,
+    pub(super) queue: SendQueue,
+    pub(super) max_inline: usize,
+    /// Lock and barrier packets that wait for room.
+    pub(super) waiting: VecDeque<Control>,
+    /// Whether something was posted since the last probe.
+    active: bool,
+}
+
+impl Link {
+    pub(super) fn new(
+        qp: RcQp,
+        peer: MemberId,
+        receives: Mr,
+        target: RemoteMemory,
+        max_inline: usize,
+    ) -> Result<Link, PostError> {
+        let mut link = Link {
+            qp,
+            peer,
+            receives,
+            target,
+            queue: SendQueue::default(),
+            max_inline,
+            waiting: VecDeque::new(),
+            active: false,
+        };
+        for slot in 0..link.receives.len() / SLOT {
+            link.post_receive(slot)?;
+        }
+        Ok(link)
+    }
+
+    /// Posts the receive of a slot, again or for the first time.
+    #[inline]
+    pub(super) fn post_receive(&mut self, slot: usize) -> Result<(), PostError> {
+        let wr_id = u64::from(self.peer.bits()) << 32 | slot as u64;
+        let sge = self.receives.sge(slot * SLOT..(slot + 1) * SLOT);
+        let sge = sge.map_err(|OutOfRegion { .. }| PostError::Invalid("no such receive slot"))?;
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[sge] })
+    }
+
+    /// Whether there is room for a message packet. A part of the send queue is kept for locks and barriers.
+    #[inline]
+    pub(super) fn has_room_for_data(&self) -> bool {
+        self.queue.room() > CONTROL_RESERVE
+    }
+
+    /// Posts a packet. `slot`: the staging slot that holds its bytes.
+    #[inline]
+    pub(super) fn post(&mut self, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+        self.post_request(SendOp::Send, data, slot)
+    }
+
+    /// Posts a packet that is an immediate.
+    #[inline]
+    pub(super) fn post_immediate(&mut self, immediate: u32) -> Result<(), PostError> {
+        self.post_request(SendOp::WriteImm(self.target.at(0), immediate), Data::Inline(&[]), None)
+    }
+
+    #[inline]
+    fn post_request(&mut self, op: SendOp, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+        if self.queue.room() == 0 {
+            return Err(PostError::Full);
+        }
+        let (key, signaled) = self.queue.next(self.peer.bits(), slot);
+        let mut wr = SendWr::new(key.encode(), op, data);
+        wr.signaled = signaled;
+        self.qp.post(&wr)?;
+        self.queue.count_post();
+        self.active = true;
+        Ok(())
+    }
+
+    /// Whether the queue pair has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.qp.state() == QpState::Error
+    }
+
+    /// Writes nothing to a peer to which nothing was sent since the last probe: on a network this finds out that it is dead.
+    pub(super) fn probe(&mut self) -> Result<(), PostError> {
+        if !core::mem::take(&mut self.active) && self.has_room_for_data() {
+            self.post_request(SendOp::Write(self.target.at(0)), Data::Inline(&[]), None)?;
+            self.active = false;
+        }
+        Ok(())
+    }
+}

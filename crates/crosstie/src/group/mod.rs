@@ -1,0 +1,164 @@
+//! Process groups: locks, barriers and messages between their members.
+//!
+//! A group has an id, a secret and a member list. Only members reach each other: packets of other groups, earlier creations of the group
+//! and unopened channels are dropped and counted ([`Counters::dropped`]).
+//!
+//! | call | what it does | messages |
+//! | --- | --- | --- |
+//! | [`Group::lock`] | distributed queue, first come, first served; fencing tokens; `try`, time-out, cancellation | 0 if this member had it last, else at most 3 |
+//! | [`Group::barrier`] | tree over all members; time-out, future, changing membership | 2(N-1) |
+//! | [`Group::open_channel`] | SEND/RECEIVE: order per sender, messages of any length, over RC or UD | 1 per packet of 2 KiB, and acknowledgements |
+//!
+//! Promises:
+//! - Everything ends. When a member dies, locks that it held pass on, barriers end with an error that names it, and sends to it fail.
+//! - Nobody but the members named in a packet can send it: queue pairs are connected by the members themselves, through the job.
+//! - Packets are served while the application does something else: by a thread of the group, which parks when nothing comes.
+//! - A message costs no allocation and no system call in the steady state.
+//!
+//! ```
+//! use crosstie::bootstrap::{Limits, local};
+//! use crosstie::device::Device;
+//! use crosstie::group::{Group, GroupConfig};
+//!
+//! let members = local::in_process(2, Limits::default())?;
+//! std::thread::scope(|scope| {
+//!     for mut job in members {
+//!         scope.spawn(move || {
+//!             let device = Device::open(&"software".parse().unwrap()).unwrap();
+//!             let group = Group::join(&mut job, &device, &GroupConfig::new(7)).unwrap();
+//!             let guard = group.lock(0).acquire().unwrap();
+//!             println!("member {} has the lock, token {}", group.member(), guard.fence());
+//!             drop(guard);
+//!             group.barrier(0).wait().unwrap();
+//!         });
+//!     }
+//! });
+//! # Ok::<(), crosstie::bootstrap::Error>(())
+//! ```
+
+mod barrier;
+mod channel;
+mod config;
+mod counters;
+mod datagram;
+mod driver;
+mod engine;
+mod error;
+mod link;
+mod lock;
+mod message;
+mod setup;
+mod wires;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub use crosstie_protocol::group::message::{OnRefusal, Options as ChannelOptions};
+pub use crosstie_protocol::group::{
+    BarrierError, DropCounters, FenceTable, LockCounters, LockError, LockState, MemberId, MemberSet,
+    PacketKind, StaleToken, Status, TreeOptions,
+};
+
+pub use barrier::{Barrier, BarrierWait};
+pub use config::{GroupConfig, ProgressMode, Transport};
+pub use counters::Counters;
+pub use error::{GroupError, JoinError, MemberReport};
+pub use lock::{Lock, LockFuture, LockGuard};
+pub use message::{Channel, Message};
+
+use crate::bootstrap::Bootstrap;
+use crate::device::Device;
+use driver::Shared;
+
+/// One member's handle of a process group.
+///
+/// Dropping it leaves the group: the other members then see this one as dead. Programs that end together call a barrier, or
+/// [`Bootstrap::finish`], before.
+#[derive(Debug)]
+pub struct Group {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    member: MemberId,
+    members: usize,
+}
+
+impl Group {
+    /// Joins a group. All ranks of the job call this at the same time, or [`Group::skip`].
+    pub fn join(job: &mut dyn Bootstrap, device: &Device, config: &GroupConfig) -> Result<Group, JoinError> {
+        let engine = setup::join(job, device, config)?;
+        let (member, members) = (engine.me(), engine.members);
+        let shared = Arc::new(Shared::new(engine, config.wait));
+        let thread = match config.progress {
+            ProgressMode::Thread => Some(shared.start_thread().map_err(JoinError::Thread)?),
+            ProgressMode::Manual => None,
+        };
+        Ok(Group { shared, thread, member, members })
+    }
+
+    /// Lets the other ranks of the job make a group without this one.
+    pub fn skip(job: &mut dyn Bootstrap) -> Result<(), JoinError> {
+        setup::skip(job)
+    }
+
+    /// This member.
+    pub fn member(&self) -> MemberId {
+        self.member
+    }
+
+    /// Number of members, dead ones included.
+    pub fn members(&self) -> usize {
+        self.members
+    }
+
+    /// The members that are known to be dead.
+    pub fn dead(&self) -> MemberSet {
+        *self.shared.engine().machine.dead()
+    }
+
+    /// Lock number `id`.
+    pub fn lock(&self, id: u32) -> Lock {
+        Lock { shared: self.shared.clone(), id }
+    }
+
+    /// Barrier number `id`.
+    pub fn barrier(&self, id: u32) -> Barrier {
+        Barrier { shared: self.shared.clone(), id }
+    }
+
+    /// Serves packets once, without waiting. Returns how many there were. Needed with [`ProgressMode::Manual`] only.
+    pub fn progress(&self) -> usize {
+        let mut engine = self.shared.engine();
+        let count = engine.progress_before_park();
+        self.shared.release(engine);
+        count
+    }
+
+    /// Declares a member dead, for example one that is stopped while it holds a lock. Its tokens are void, and it learns that it is no
+    /// member any more when it runs again.
+    pub fn expel(&self, member: MemberId) -> Result<(), GroupError> {
+        if member.index() >= self.members || member == self.member {
+            return Err(GroupError::NoSuchPeer(member));
+        }
+        let mut engine = self.shared.engine();
+        engine.expel(member);
+        self.shared.release(engine);
+        Ok(())
+    }
+
+    /// What this member has done so far.
+    pub fn counters(&self) -> Counters {
+        let engine = self.shared.engine();
+        engine.snapshot()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.shared.stop_thread();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            // The panic was printed; the group ends in any case.
+        }
+    }
+}

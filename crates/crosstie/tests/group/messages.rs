@@ -1,0 +1,143 @@
+use std::time::Duration;
+
+use crosstie::group::{ChannelOptions, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, Transport};
+
+use crate::{run, total};
+
+/// The bytes of message `number` of a sender: its length depends on the number, its contents on both.
+fn message(sender: usize, number: usize, max: usize) -> Vec<u8> {
+    let len = ((number * 2654435761) >> 7) % max;
+    let mut bytes = format!("{sender} {number} ").into_bytes();
+    bytes.resize(bytes.len() + len, (sender * 31 + number) as u8);
+    bytes
+}
+
+/// Every member sends to every other one and receives from all: each message once, in order for each sender, unchanged.
+fn all_to_all(config: &GroupConfig, change: impl Fn(&mut ChannelOptions) + Sync, count: usize, max: usize) {
+    const MEMBERS: usize = 3;
+    let counters = run(MEMBERS as u32, config, |group| {
+        let mut options = group.channel_options();
+        change(&mut options);
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        let me = group.member().index();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..count {
+                    for to in (0..MEMBERS).filter(|to| *to != me) {
+                        channel.send(MemberId::new(to), &message(me, number, max)).unwrap();
+                    }
+                }
+            });
+            let (mut next, mut bytes) = ([0; MEMBERS], Vec::new());
+            for _ in 0..count * (MEMBERS - 1) {
+                let from = channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap().index();
+                assert_eq!(bytes, message(from, next[from], max), "message {} of {from}", next[from]);
+                next[from] += 1;
+            }
+        });
+        channel.flush().unwrap();
+        group.barrier(0).wait().unwrap();
+        group.counters()
+    });
+    let delivered: u64 = counters.iter().map(|counters| counters.delivered).sum();
+    assert_eq!(delivered, (count * MEMBERS * (MEMBERS - 1)) as u64);
+    if config_has_no_loss(config) {
+        assert_eq!(counters.iter().map(|counters| counters.dropped.invalid).sum::<u64>(), 0);
+    }
+    assert!(total(&counters, PacketKind::Data) >= delivered);
+}
+
+fn config_has_no_loss(config: &GroupConfig) -> bool {
+    !format!("{config:?}").contains("receive_loss: Some")
+}
+
+#[test]
+fn messages_arrive_once_and_in_order_over_rc_and_ud() {
+    for transport in [Transport::Rc, Transport::Ud] {
+        let config = GroupConfig::new(1).transport(transport);
+        all_to_all(&config, |_| {}, 300, 100);
+        all_to_all(&config, |_| {}, 60, 30_000);
+    }
+}
+
+#[test]
+fn full_receiver_refuses_and_asks_again() {
+    for transport in [Transport::Rc, Transport::Ud] {
+        for on_refusal in [OnRefusal::WaitForRequest, OnRefusal::Retry] {
+            let small = |options: &mut ChannelOptions| {
+                (options.receive_buffer, options.receive_table) = (4096, 4);
+                options.on_refusal = on_refusal;
+            };
+            all_to_all(&GroupConfig::new(1).transport(transport), small, 200, 1500);
+        }
+    }
+}
+
+#[test]
+fn lost_packets_are_sent_again() {
+    for transport in [Transport::Rc, Transport::Ud] {
+        let config = GroupConfig::new(1).transport(transport).receive_loss(0.05, 17);
+        let fast = |options: &mut ChannelOptions| options.resend_after = 2_000_000;
+        all_to_all(&config, fast, 300, 3000);
+    }
+}
+
+#[test]
+fn many_threads_of_one_member_send_long_messages_to_the_same_member() {
+    run(2, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(0, &group.channel_options()).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            std::thread::scope(|scope| {
+                for thread in 0..3u8 {
+                    let channel = &channel;
+                    scope.spawn(move || {
+                        for _ in 0..20 {
+                            channel.send(MemberId::new(1), &vec![thread; 50_000]).unwrap();
+                        }
+                    });
+                }
+            });
+        } else {
+            let mut counts = [0; 3];
+            for _ in 0..60 {
+                let message = channel.recv().unwrap();
+                assert_eq!(message.bytes.len(), 50_000);
+                assert!(
+                    message.bytes.iter().all(|byte| *byte == message.bytes[0]),
+                    "two messages were mixed"
+                );
+                counts[usize::from(message.bytes[0])] += 1;
+            }
+            assert_eq!(counts, [20; 3]);
+        }
+        group.barrier(0).wait().unwrap();
+    });
+}
+
+#[test]
+fn future_receives_and_sends_to_the_dead_fail() {
+    run(3, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(2, &group.channel_options()).unwrap();
+        let barrier = group.barrier(0);
+        barrier.wait().unwrap();
+        let (left, right) = (MemberId::new(0), MemberId::new(1));
+        if group.member() == left {
+            std::thread::sleep(Duration::from_millis(20));
+            channel.send(right, b"to a future").unwrap();
+        } else if group.member() == right {
+            assert_eq!(futures::executor::block_on(channel.recv_async()).unwrap().bytes, b"to a future");
+            let mut bytes = Vec::new();
+            let late = channel.recv_timeout(Duration::from_millis(5), &mut bytes);
+            assert_eq!(late, Err(GroupError::TimedOut));
+        }
+        barrier.wait().unwrap();
+        if group.member() == left {
+            group.expel(MemberId::new(2)).unwrap();
+            let gone = MemberId::new(2);
+            assert_eq!(channel.send(gone, b"too late"), Err(GroupError::PeerDead(gone)));
+        }
+        assert!(matches!(channel.send(MemberId::new(9), b""), Err(GroupError::NoSuchPeer(_))));
+    });
+}

@@ -1,0 +1,279 @@
+//! Groups of four processes, one of which is killed or stopped: while it holds a lock, while it waits for one, inside a barrier,
+//! and at random instants. The last line is `N passed, N failed`.
+//!
+//! The test is rank 0 of each job; the other ranks are this same program. `CROSSTIE_SEED` chooses the random instants.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crosstie::bootstrap::{Bootstrap, Limits, local};
+use crosstie::device::Device;
+use crosstie::group::{Channel, Group, GroupConfig, GroupError, MemberId};
+
+const MEMBERS: u32 = 4;
+const VICTIM: MemberId = MemberId::new(2);
+/// A process that runs longer than this hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What one member of a scenario has.
+struct Member {
+    group: Group,
+    channel: Channel,
+    seed: u64,
+}
+
+const SCENARIOS: [(&str, fn(&Member)); 5] = [
+    ("holder_dies", holder_dies),
+    ("queued_member_dies", queued_member_dies),
+    ("member_dies_in_a_barrier", member_dies_in_a_barrier),
+    ("member_dies_at_a_random_instant", member_dies_at_a_random_instant),
+    ("stopped_holder_is_expelled_and_its_late_message_refused", stopped_holder_is_expelled),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(mut job) = local::join_spawned(Limits::default()).unwrap() {
+        let scenario = SCENARIOS.iter().find(|(name, _)| *name == arguments[0]).unwrap();
+        run_member(&mut job, scenario.1, arguments[1].parse().unwrap());
+        return ExitCode::SUCCESS;
+    }
+    // Some test runners ask for a list.
+    if arguments.iter().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    let seed: u64 =
+        std::env::var("CROSSTIE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_261_116);
+    println!("CROSSTIE_SEED={seed}");
+    let (mut passed, mut failed) = (0, 0);
+    for (name, scenario) in SCENARIOS {
+        let repeats = if name.contains("random") { 5 } else { 1 };
+        for repeat in 0..repeats {
+            let seed = seed + repeat;
+            let result = std::panic::catch_unwind(|| {
+                let mut job =
+                    local::JobBuilder::new(MEMBERS).arguments([name, &seed.to_string()]).start().unwrap();
+                run_member(&mut job, scenario, seed);
+            });
+            println!("{name} (seed {seed}): {}", if result.is_ok() { "ok" } else { "FAILED" });
+            if result.is_ok() { passed += 1 } else { failed += 1 }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Joins the group and plays one member. At the end every survivor tells member 0 that it has succeeded.
+fn run_member(job: &mut dyn Bootstrap, scenario: fn(&Member), seed: u64) {
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if is_done.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            println!("a member hangs");
+            std::process::abort();
+        }
+    });
+    let device = Device::open(&"software".parse().unwrap()).unwrap();
+    let group = Group::join(job, &device, &GroupConfig::new(42)).unwrap();
+    let channel = group.open_channel(0, &group.channel_options()).unwrap();
+    group.barrier(0).wait().unwrap();
+    let member = Member { group, channel, seed };
+    scenario(&member);
+    let me = member.group.member();
+    if me == MemberId::new(0) {
+        let mut succeeded = Vec::new();
+        while succeeded.len() < 2 {
+            let message = member.channel.recv().unwrap();
+            if message.bytes == b"succeeded" {
+                succeeded.push(message.from);
+            }
+        }
+        assert!(!succeeded.contains(&VICTIM));
+    } else if me != VICTIM {
+        member.channel.send(MemberId::new(0), b"succeeded").unwrap();
+        member.channel.flush().unwrap();
+        // Rank 0 ends the others.
+        std::thread::sleep(TIMEOUT);
+    }
+    drop(done);
+}
+
+fn die() -> ! {
+    // SAFETY: the process ends here.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("killed")
+}
+
+/// Waits in the barrier until the round has ended, with or without the victim.
+fn wait_for_survivors(group: &Group) {
+    loop {
+        match group.barrier(0).wait() {
+            Err(GroupError::MembersDied { dead, .. }) => assert_eq!(*dead, [VICTIM].into_iter().collect()),
+            Ok(_) if group.dead().contains(VICTIM) => return,
+            Ok(_) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn holder_dies(member: &Member) {
+    let lock = member.group.lock(0);
+    if member.group.member() == VICTIM {
+        let guard = lock.acquire().unwrap();
+        assert_eq!(guard.fence(), 1);
+        member.group.barrier(0).wait().unwrap();
+        die();
+    }
+    member.group.barrier(0).wait().unwrap();
+    for _ in 0..10 {
+        let guard = lock.acquire().unwrap();
+        assert!(guard.fence() > 1, "the token of the dead holder is void");
+    }
+    wait_for_survivors(&member.group);
+}
+
+fn queued_member_dies(member: &Member) {
+    let (group, lock) = (&member.group, member.group.lock(0));
+    let first = (group.member() == MemberId::new(0)).then(|| lock.acquire().unwrap());
+    group.barrier(0).wait().unwrap();
+    if group.member() == VICTIM {
+        let lock = lock.clone();
+        std::thread::spawn(move || {
+            let _guard = lock.acquire();
+            panic!("member 0 has the lock");
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        die();
+    }
+    if let Some(first) = first {
+        // Until the victim is dead, and the others wait behind it.
+        let begin = Instant::now();
+        while !group.dead().contains(VICTIM) {
+            assert!(begin.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(first);
+    } else {
+        std::thread::sleep(Duration::from_millis(50));
+        drop(lock.acquire().unwrap());
+    }
+    drop(lock.acquire().unwrap());
+    wait_for_survivors(group);
+}
+
+fn member_dies_in_a_barrier(member: &Member) {
+    let group = &member.group;
+    for _ in 0..20 {
+        group.barrier(0).wait().unwrap();
+    }
+    if group.member() == VICTIM {
+        // It waits for member 0, which waits for its death.
+        let _entered = group.barrier(0).enter().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        die();
+    }
+    if group.member() == MemberId::new(0) {
+        let begin = Instant::now();
+        while !group.dead().contains(VICTIM) {
+            assert!(begin.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    wait_for_survivors(group);
+    for _ in 0..20 {
+        group.barrier(0).wait().unwrap();
+    }
+}
+
+/// Everybody takes locks and waits in barriers; member 0 kills the victim after a random time.
+fn member_dies_at_a_random_instant(member: &Member) {
+    let group = &member.group;
+    let mut victim = None;
+    if group.member() == VICTIM {
+        member.channel.send(MemberId::new(0), &std::process::id().to_le_bytes()).unwrap();
+    }
+    if group.member() == MemberId::new(0) {
+        let message = member.channel.recv().unwrap();
+        victim = Some(u32::from_le_bytes(message.bytes.try_into().unwrap()));
+    }
+    let delay = Duration::from_micros(member.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 100_000);
+    let begin = Instant::now();
+    let mut fences = [0; 2];
+    let mut rounds_after = 0;
+    while rounds_after < 30 {
+        if begin.elapsed() >= delay
+            && let Some(victim) = victim.take()
+        {
+            // SAFETY: plain system call.
+            unsafe { libc::kill(victim as i32, libc::SIGKILL) };
+        }
+        for (lock, last) in fences.iter_mut().enumerate() {
+            let guard = group.lock(lock as u32).acquire().unwrap();
+            assert!(guard.fence() > *last, "tokens rise");
+            *last = guard.fence();
+        }
+        match group.barrier(0).wait() {
+            Ok(_) => {}
+            Err(GroupError::MembersDied { dead, .. }) => assert_eq!(*dead, [VICTIM].into_iter().collect()),
+            Err(error) => panic!("{error}"),
+        }
+        // All survivors see the same rounds fail, so all leave together once the failed round is behind them.
+        if group.barrier(0).members().len() < MEMBERS as usize {
+            rounds_after += 1;
+        }
+    }
+}
+
+fn stopped_holder_is_expelled(member: &Member) {
+    let (group, lock, channel) = (&member.group, member.group.lock(0), &member.channel);
+    let receiver = MemberId::new(1);
+    match group.member().index() {
+        2 => {
+            let guard = lock.acquire().unwrap();
+            channel.send(MemberId::new(0), &std::process::id().to_le_bytes()).unwrap();
+            channel.send_fenced(receiver, &guard, b"first").unwrap();
+            channel.flush().unwrap();
+            // SAFETY: stops this process until member 0 continues it.
+            unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+            // Whatever becomes of it here, nobody may see it.
+            let sent = channel.send_fenced(receiver, &guard, b"late");
+            let released = guard.release();
+            assert!(sent.is_err() || released.is_err(), "it must learn that it has lost the lock");
+        }
+        0 => {
+            let pid = u32::from_le_bytes(channel.recv().unwrap().bytes.try_into().unwrap());
+            let begin = Instant::now();
+            while !is_stopped(pid) {
+                assert!(begin.elapsed() < TIMEOUT);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match lock.acquire_timeout(Duration::from_millis(50)) {
+                Err(GroupError::LockTimedOut { members, .. }) => {
+                    let text = members.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                    assert!(text.contains("member 2 does not answer"), "{text}");
+                }
+                other => panic!("{other:?}"),
+            }
+            group.expel(VICTIM).unwrap();
+            let guard = lock.acquire().unwrap();
+            channel.send_fenced(receiver, &guard, b"new").unwrap();
+            channel.flush().unwrap();
+            // SAFETY: plain system call.
+            unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+            std::thread::sleep(Duration::from_millis(300));
+            channel.send_fenced(receiver, &guard, b"last").unwrap();
+        }
+        1 => {
+            let mut received = Vec::new();
+            while received.last().is_none_or(|last| last != "last") {
+                received.push(String::from_utf8(channel.recv().unwrap().bytes).unwrap());
+            }
+            assert_eq!(received, ["first", "new", "last"]);
+        }
+        _ => {}
+    }
+}
+
+/// Whether a process is stopped: the third field of its `stat`.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+}
