@@ -18,7 +18,7 @@ use crate::key::{Key, Kind};
 use crate::log::{info, trace};
 use crate::network::{self, MAX_COMMS, NetDevice};
 use crate::request::{Flusher, RecvEntry, Requests, SendEntry};
-use crate::table::Table;
+use crate::table::{Table, table};
 
 const KEY_AT: usize = Handle::LEN;
 const _: () = assert!(KEY_AT + 8 <= HANDLE_LEN);
@@ -57,10 +57,10 @@ pub(crate) struct RecvComm {
     pub(crate) flusher: Option<Flusher>,
 }
 
-static LISTENS: Table<ListenComm, MAX_COMMS> = Table::new(Kind::Listen);
-static CONNECTING: Table<ConnectAttempt, MAX_CONNECTING> = Table::new(Kind::Connecting);
-pub(crate) static SENDS: Table<SendComm, MAX_COMMS> = Table::new(Kind::Send);
-pub(crate) static RECVS: Table<RecvComm, MAX_COMMS> = Table::new(Kind::Recv);
+static LISTENS: Table<ListenComm> = table!(ListenComm, MAX_COMMS, Kind::Listen);
+static CONNECTING: Table<ConnectAttempt> = table!(ConnectAttempt, MAX_CONNECTING, Kind::Connecting);
+pub(crate) static SENDS: Table<SendComm> = table!(SendComm, MAX_COMMS, Kind::Send);
+pub(crate) static RECVS: Table<RecvComm> = table!(RecvComm, MAX_COMMS, Kind::Recv);
 
 /// `listen`: the comm, and the bytes that the sender needs.
 pub(crate) fn listen(device: c_int, traffic_class: u8) -> Result<(Key, [u8; HANDLE_LEN]), Fault> {

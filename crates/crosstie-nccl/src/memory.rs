@@ -13,7 +13,7 @@ use crate::comm::{RECVS, SENDS};
 use crate::key::{Key, Kind};
 use crate::log::{trace, warning};
 use crate::network::NetDevice;
-use crate::table::Table;
+use crate::table::{Table, table};
 
 /// Registrations at a time.
 const MAX_MEMORY: usize = 1 << 20;
@@ -30,7 +30,7 @@ pub(crate) struct Registered {
     pub(crate) is_gpu: bool,
 }
 
-pub(crate) static MEMORY: Table<Registered, MAX_MEMORY> = Table::new(Kind::Memory);
+pub(crate) static MEMORY: Table<Registered> = table!(Registered, MAX_MEMORY, Kind::Memory);
 
 impl Registered {
     /// The memory and the range of it that a buffer names.

@@ -15,7 +15,7 @@ use crate::abi::{CommConfig, Fault, PTR_DMABUF, PTR_HOST, TRAFFIC_CLASS_UNDEFINE
 use crate::key::{Key, Kind};
 use crate::log::{self, Logger, info, warning};
 use crate::settings::{MAX_DEVICES, Settings};
-use crate::table::Table;
+use crate::table::{Table, table};
 
 /// Comms of each direction.
 pub(crate) const MAX_COMMS: usize = 1 << 16;
@@ -60,7 +60,7 @@ struct Context {
     traffic_class: Option<u8>,
 }
 
-static CONTEXTS: Table<Context, MAX_CONTEXTS> = Table::new(Kind::Context);
+static CONTEXTS: Table<Context> = table!(Context, MAX_CONTEXTS, Kind::Context);
 static CONTEXT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -163,7 +163,11 @@ pub(crate) fn make_virtual_device(members: &[c_int]) -> Result<c_int, Fault> {
         if members[..at].contains(member) {
             return Err(Fault::Argument("a device is named twice"));
         }
-        rails.extend(device(*member)?.specs.iter().cloned());
+        let device = device(*member)?;
+        if device.members != [*member] {
+            return Err(Fault::Argument("a virtual device consists of devices that are not virtual"));
+        }
+        rails.extend(device.specs.iter().cloned());
     }
     if !(1..=MAX_RAILS).contains(&rails.len()) {
         return Err(Fault::Argument("a virtual device has one to four rails"));
@@ -310,7 +314,7 @@ fn find_devices() -> Vec<Vec<DeviceSpec>> {
         }
         Err(error) => warning!("{error}"),
     }
-    warning!("no RDMA device: using the software device, which reaches processes of this machine only");
+    info!("no RDMA device: using the software device, which reaches processes of this machine only");
     vec![vec![DeviceSpec::Software]]
 }
 

@@ -9,10 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::abi::Fault;
 use crate::key::{Key, Kind};
 
-/// Up to `N` objects of one kind.
-pub(crate) struct Table<T: 'static, const N: usize> {
+/// Objects of one kind, as many as it has slots.
+pub(crate) struct Table<T: 'static> {
     kind: Kind,
-    slots: [AtomicPtr<Slot<T>>; N],
+    slots: &'static [AtomicPtr<Slot<T>>],
     free: Mutex<Free>,
 }
 
@@ -21,7 +21,8 @@ struct Free {
     used: u32,
 }
 
-struct Slot<T> {
+/// A place for an object.
+pub(crate) struct Slot<T> {
     entry: Mutex<Entry<T>>,
 }
 
@@ -29,6 +30,16 @@ struct Entry<T> {
     generation: u32,
     value: Option<T>,
 }
+
+/// A table of `$limit` objects. Its slots are in a static of their own, which is zero and so takes no space in the library.
+macro_rules! table {
+    ($kind_of:ty, $limit:expr, $kind:expr) => {{
+        static SLOTS: [core::sync::atomic::AtomicPtr<$crate::table::Slot<$kind_of>>; $limit] =
+            [const { core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()) }; $limit];
+        $crate::table::Table::new($kind, &SLOTS)
+    }};
+}
+pub(crate) use table;
 
 /// Exclusive access to an object.
 pub(crate) struct Guard<T: 'static> {
@@ -52,13 +63,9 @@ impl<T> core::ops::DerefMut for Guard<T> {
     }
 }
 
-impl<T, const N: usize> Table<T, N> {
-    pub(crate) const fn new(kind: Kind) -> Table<T, N> {
-        Table {
-            kind,
-            slots: [const { AtomicPtr::new(core::ptr::null_mut()) }; N],
-            free: Mutex::new(Free { removed: Vec::new(), used: 0 }),
-        }
+impl<T> Table<T> {
+    pub(crate) const fn new(kind: Kind, slots: &'static [AtomicPtr<Slot<T>>]) -> Table<T> {
+        Table { kind, slots, free: Mutex::new(Free { removed: Vec::new(), used: 0 }) }
     }
 
     /// Adds an object.
@@ -71,14 +78,14 @@ impl<T, const N: usize> Table<T, N> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let index = match free.removed.pop() {
             Some(index) => index,
-            None if (free.used as usize) < N => {
+            None if (free.used as usize) < self.slots.len() => {
                 let slot = Box::new(Slot { entry: Mutex::new(Entry { generation: 0, value: None }) });
                 // Release, partner: the Acquire load in `slot`.
                 self.slots[free.used as usize].store(Box::into_raw(slot), Release);
                 free.used += 1;
                 free.used - 1
             }
-            None => return Err(Fault::TooMany { what: self.kind, limit: N }),
+            None => return Err(Fault::TooMany { what: self.kind, limit: self.slots.len() }),
         };
         drop(free);
         let slot = self.slot(index).ok_or(Fault::InvalidKey(self.kind))?;
@@ -161,7 +168,7 @@ impl<T, const N: usize> Table<T, N> {
 mod tests {
     use super::*;
 
-    static TABLE: Table<String, 3> = Table::new(Kind::Send);
+    static TABLE: Table<String> = table!(String, 3, Kind::Send);
 
     #[test]
     fn old_and_forged_keys_are_refused_and_slots_are_used_again() {

@@ -75,6 +75,7 @@ const TEST: usize = 13;
 const CLOSE_SEND: usize = 14;
 const CLOSE_RECV: usize = 15;
 const CLOSE_LISTEN: usize = 16;
+const IRECV_CONSUMED: usize = 18;
 const MAKE_VDEVICE: usize = 19;
 const FINALIZE: usize = 20;
 const SET_NET_ATTR: usize = 21;
@@ -343,6 +344,11 @@ impl Net {
 
     pub(crate) fn test(&self, request: Ptr, done: *mut c_int, sizes: *mut c_int) -> c_int {
         call!(self, TEST, (Ptr, *mut c_int, *mut c_int), request, done, sizes)
+    }
+
+    /// NCCL calls this after each receive.
+    pub(crate) fn irecv_consumed(&self, comm: Ptr, count: usize, request: Ptr) -> c_int {
+        call!(self, IRECV_CONSUMED, (Ptr, c_int, Ptr), comm, count as c_int, request)
     }
 
     pub(crate) fn close_send(&self, comm: Ptr) -> c_int {

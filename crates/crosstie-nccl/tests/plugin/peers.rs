@@ -236,6 +236,7 @@ impl<'a> Ring<'a> {
             ok(net.test(request, &raw mut done, sizes.as_mut_ptr()))?;
             if done == 1 {
                 self.receives.pop_front();
+                assert_eq!(net.irecv_consumed(self.recv, n, request), 0);
                 let wanted = sizes_of(self.seed ^ 1, self.received);
                 let at = self.received % DEPTH * 8 * ROOM;
                 for (i, size) in wanted.iter().enumerate() {

@@ -3,8 +3,8 @@
 use std::io::Read;
 
 use crate::Case;
-use crate::net::{INVALID_ARGUMENT, INVALID_USAGE, Net, log};
-use crate::pair::{Buffer, Pair, check, fill, receive, send};
+use crate::net::{INVALID_ARGUMENT, INVALID_USAGE, Net, log, wait_for};
+use crate::pair::{Buffer, Pair, check, fill, receive, try_send, try_test};
 use crate::peers::Peer;
 
 pub(crate) const CASES: &[Case] = &[
@@ -54,15 +54,16 @@ fn messages(pair: &Pair<'_>, count: usize, longest: usize) {
         fill(&mut from.bytes[..len], number);
         to.bytes.fill(0);
         let received = receive(net, pair.recv, &mut to, &[(0, longest, 0)]);
-        let sent = send(net, pair.send, &mut from, 0, len, 0);
         // Both ends take part in the repair of a rail.
-        let (mut sent_sizes, mut received_sizes) = (None, None);
-        crate::net::wait_for("a message", || {
-            if sent_sizes.is_none() {
-                sent_sizes = crate::pair::try_test(net, sent, 1);
+        let (mut sent, mut sent_sizes, mut received_sizes) = (None, None, None);
+        wait_for("a message", || {
+            match sent {
+                None => sent = try_send(net, pair.send, &mut from, 0, len, 0),
+                Some(request) if sent_sizes.is_none() => sent_sizes = try_test(net, request, 1),
+                Some(_) => {}
             }
             if received_sizes.is_none() {
-                received_sizes = crate::pair::try_test(net, received, 1);
+                received_sizes = try_test(net, received, 1);
             }
             (sent_sizes.is_some() && received_sizes.is_some()).then_some(())
         });
@@ -99,10 +100,12 @@ fn two_rails_share_the_bytes() {
     let lines = run(&["messages", "20", "400000"], &variables);
     let (first, second) =
         (number(&lines, "rail 0 software", " bytes"), number(&lines, "rail 1 software", " bytes"));
-    assert_eq!(first.div_ceil(1000), (3 * second).div_ceil(1000).max(first.div_ceil(1000) - 4), "{lines:?}");
-    assert!(second > 0 && first > 2 * second, "{lines:?}");
-    assert_eq!(number(&lines, "rail 0 software", " work requests"), 20);
-    assert_eq!(number(&lines, "rail 1 software", " work requests"), 20);
+    // Parts are multiples of 128 bytes: each message may differ by that much from three to one.
+    assert!(second > 0 && first.abs_diff(3 * second) <= 20 * 4 * 128, "{lines:?}");
+    for rail in 0..2 {
+        let rail = format!("rail {rail} software");
+        assert_eq!(number(&lines, &rail, " work requests"), 20, "one for each message: {lines:?}");
+    }
 }
 
 fn a_rail_without_weight_sends_nothing() {
