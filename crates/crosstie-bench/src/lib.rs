@@ -1,6 +1,6 @@
 //! Benchmarks of crosstie, with their workloads, a linearizability checker, result files and reports.
 //!
-//! - [`device`], [`node`] and [`copyrpc`] measure one device, RPC inside one node, and RPC between two nodes. Each compares its result
+//! - [`device`], [`node`], [`copyrpc`] and [`endpoint`] measure one device, RPC inside one node, RPC between two nodes, and endpoints. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run.
 //! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
 //!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
@@ -13,6 +13,7 @@ mod collective;
 pub mod copyrpc;
 pub mod cores;
 pub mod device;
+pub mod endpoint;
 mod error;
 pub mod figures;
 pub mod history;

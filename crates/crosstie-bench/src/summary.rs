@@ -22,7 +22,13 @@ pub(crate) struct Setup {
     /// Bytes of a response, if they differ from those of a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) response: Option<usize>,
+    /// Blocks of one operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<usize>,
     pub(crate) queue_depth: usize,
+    /// Queue pairs of a connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) qps: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clients: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,8 +70,11 @@ impl Setup {
             Some(1) => ", one endpoint".into(),
             Some(endpoints) => format!(", {endpoints} endpoints"),
         };
+        let batch = self.batch.filter(|batch| *batch > 1);
+        let batch = batch.map_or_else(String::new, |batch| format!(" in batches of {batch}"));
+        let qps = self.qps.map_or_else(String::new, |qps| format!(", queue pairs {qps}"));
         format!(
-            "{} of {} B{response}, queue depth {}{endpoints}, {participants}, device {}{waiting}{registration}",
+            "{} of {} B{batch}{response}, queue depth {}{qps}{endpoints}, {participants}, device {}{waiting}{registration}",
             self.op.unwrap_or(self.bench),
             self.payload,
             self.queue_depth,
@@ -84,7 +93,18 @@ pub(crate) struct Measurements<'a> {
     pub(crate) counters: BTreeMap<String, u64>,
     /// Throughput of the same RPCs with one SEND per message, if it was measured.
     pub(crate) sends_ops_per_s: Option<f64>,
+    /// The same operations without an endpoint, if that was measured.
+    pub(crate) beside_device: Option<Beside>,
+    /// How long it takes to start an operation, if that was measured.
+    pub(crate) issue_p50_ns: Option<u64>,
     pub(crate) limits: Limits,
+}
+
+/// Another way to do the same, measured in the same run.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside {
+    pub(crate) ops_per_s: f64,
+    pub(crate) p50_ns: u64,
 }
 
 /// What the machine allows; a limit that was not measured is `None`.
@@ -122,6 +142,16 @@ pub struct Summary {
     sends_ops_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     batching_gain: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    issue_p50_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_ops_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_p50_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_device: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_to_device: Option<f64>,
     counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
@@ -143,8 +173,18 @@ pub struct Summary {
 
 impl Summary {
     pub(crate) fn new(setup: Setup, measurements: &Measurements<'_>) -> Summary {
-        let Measurements { ops, seconds, ops_per_s, latency, errors, ref counters, sends_ops_per_s, limits } =
-            *measurements;
+        let Measurements {
+            ops,
+            seconds,
+            ops_per_s,
+            latency,
+            errors,
+            ref counters,
+            sends_ops_per_s,
+            beside_device,
+            issue_p50_ns,
+            limits,
+        } = *measurements;
         let quantile = |q| latency.quantile(q).unwrap_or(0);
         let p50_ns = quantile(0.5);
         let bytes = |ops: f64| Some(ops * setup.payload as f64).filter(|_| setup.payload >= LARGE);
@@ -167,6 +207,13 @@ impl Summary {
             messages_per_batch: messages_per_batch(counters),
             sends_ops_per_s: sends_ops_per_s.map(f64::round),
             batching_gain: sends_ops_per_s.map(|sends| round(ops_per_s / sends, 100.0)),
+            issue_p50_ns,
+            device_ops_per_s: beside_device.map(|device| device.ops_per_s.round()),
+            device_p50_ns: beside_device.map(|device| device.p50_ns),
+            ratio_to_device: beside_device.map(|device| round(ops_per_s / device.ops_per_s, 1e4)),
+            latency_to_device: beside_device
+                .filter(|device| device.p50_ns > 0)
+                .map(|device| round(p50_ns as f64 / device.p50_ns as f64, 1e4)),
             counters: counters.clone(),
             limit_ns: limits.cache_line_ns.map(|ns| round(ns, 10.0)),
             limit_ops_per_s: limits.ops_per_s.map(f64::round),
@@ -211,6 +258,18 @@ impl Summary {
         if let (Some(sends), Some(gain)) = (self.sends_ops_per_s, self.batching_gain) {
             rows.push(["one SEND per message".into(), scaled(sends), "-".into(), "-".into()]);
             rows.push(["batching gain".into(), format!("{gain:.1} x"), "-".into(), "-".into()]);
+        }
+        if let Some(ns) = self.issue_p50_ns {
+            rows.push(["starting a batch, p50".into(), format!("{ns} ns"), "-".into(), "-".into()]);
+        }
+        if let (Some(device), Some(ns)) = (self.device_ops_per_s, self.device_p50_ns) {
+            rows.push(["device alone".into(), "-".into(), scaled(device), ratio(self.ratio_to_device)]);
+            rows.push([
+                "device alone, p50".into(),
+                "-".into(),
+                format!("{ns} ns"),
+                ratio(self.latency_to_device),
+            ]);
         }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, node};
+use crosstie_bench::{copyrpc, device, endpoint, node};
 
 use crate::error::Error;
 use crate::signals;
@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Flux(node::Arguments),
     /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// Operations of an endpoint, whose buffers and completions have one owner.
+    Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
@@ -43,6 +45,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         }
         Command::Copyrpc(arguments) => {
             return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
+        }
+        Command::Endpoint(arguments) => {
+            return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
         }
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {

@@ -248,9 +248,68 @@ fn bench_copyrpc_compares_with_one_send_per_message() {
     assert!(table.contains("one SEND per message") && table.contains("batching gain"), "{table}");
 }
 
+/// `bench endpoint` on the software device.
+#[test]
+fn bench_endpoint_measures_all_operations() {
+    for op in ["write", "read", "write-imm", "send"] {
+        for options in [
+            &["--queue-depth", "1"][..],
+            &["--queue-depth", "8", "--qps", "2"],
+            &["--queue-depth", "1", "--processes"],
+            &["--queue-depth", "8", "--processes", "--progress-thread"],
+            &["--queue-depth", "2", "--payload", "65536", "--beside-device"],
+            &["--queue-depth", "2", "--batch", "100"],
+        ] {
+            if op == "send" && options.contains(&"--batch") {
+                continue;
+            }
+            let found =
+                json(&[&["bench", "endpoint", "--json", "--duration", "0.02", "--op", op], options].concat());
+            let context = format!("{op} {options:?}: {found}");
+            assert_eq!((&found["bench"], &found["errors"]), (&"endpoint".into(), &0.into()), "{context}");
+            let (ops, counters) = (found["ops"].as_u64().expect(&context), &found["counters"]);
+            let batch = if options.contains(&"--batch") { 100 } else { 1 };
+            let moved = counters["messages"].as_u64().expect(&context) * batch;
+            // Round trips have two messages each.
+            let ping_pong = options[1] == "1" && ["write-imm", "send"].contains(&op);
+            assert_eq!(moved, if ping_pong { 2 * ops } else { ops }, "{context}");
+            for name in ["work_requests", "completions", "bytes", "batches"] {
+                assert!(counters[name].is_u64(), "{name} of {context}");
+            }
+            assert_eq!(
+                (&counters["stale_completions"], &counters["empty_receive_queues"]),
+                (&0.into(), &0.into()),
+                "{context}"
+            );
+            for name in
+                ["ops_per_s", "p50_ns", "p99_ns", "p999_ns", "limit_ns", "limit_ops_per_s", "ratio_to_limit"]
+            {
+                assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+            }
+            if options.contains(&"--beside-device") {
+                for name in [
+                    "bytes_per_s",
+                    "limit_bytes_per_s",
+                    "device_p50_ns",
+                    "ratio_to_device",
+                    "latency_to_device",
+                ] {
+                    assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn invalid_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 30] = [
+    let wrong: [&[&str]; 36] = [
+        &["bench", "endpoint", "--op", "fly"],
+        &["bench", "endpoint", "--payload", "7"],
+        &["bench", "endpoint", "--batch", "0"],
+        &["bench", "endpoint", "--qps", "9"],
+        &["bench", "endpoint", "--op", "send", "--batch", "2"],
+        &["bench", "endpoint", "--payload", "1000000", "--queue-depth", "4096"],
         &["bench"],
         &["kv"],
         &["bench", "nothing"],
@@ -295,7 +354,7 @@ fn invalid_command_line_is_one_line_and_status_2() {
 
 #[test]
 fn missing_device_is_one_line_and_status_1() {
-    for name in ["device", "copyrpc"] {
+    for name in ["device", "copyrpc", "endpoint"] {
         for options in [&[][..], &["--processes"]] {
             let output = crosstie(&[&["bench", name, "--device", "verbs:no_such_device"], options].concat());
             let errors = String::from_utf8_lossy(&output.stderr);

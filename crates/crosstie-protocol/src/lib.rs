@@ -5,6 +5,8 @@
 //!
 //! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
 //! - [`rails`]: messages over several rails: immediates, splits, failover.
+//! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
+//! - [`group`]: locks, barriers and messages of process groups.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
 //! - [`region`]: descriptors of registered regions.
@@ -16,6 +18,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod copyrpc;
+pub mod endpoint;
+pub mod group;
 pub mod key;
 pub mod lane;
 pub mod rails;

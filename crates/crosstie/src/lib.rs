@@ -7,6 +7,7 @@
 //! | [`region`] | registered memory with an owner: in place, cached, described to peers |
 //! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
 //! | [`rails`] | messages over several devices at once, with failover |
+//! | [`endpoint`] | operations on memory of a peer: read, write, send, receive, batches, with futures |
 //! | [`ipc`] | RPC between processes of one machine, with an SPSC lane for each client |
 //! | [`delegation`] | RPC between processes of one machine, with one MPSC ring that all clients share |
 //! | [`flux`] | RPC between the threads of one process |
@@ -20,6 +21,7 @@ pub mod bootstrap;
 pub mod copyrpc;
 pub mod delegation;
 pub mod device;
+pub mod endpoint;
 pub mod flux;
 pub mod ipc;
 mod local;
@@ -50,6 +52,8 @@ mod pages {
     struct Ipc;
     #[doc = include_str!("../../../docs/guide/copyrpc.md")]
     struct Copyrpc;
+    #[doc = include_str!("../../../docs/guide/endpoint.md")]
+    struct Endpoint;
     #[doc = include_str!("../../../docs/guide/tuning.md")]
     struct Tuning;
 }

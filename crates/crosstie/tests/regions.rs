@@ -202,6 +202,8 @@ fn memory_shared_for_reading_is_never_registered_for_writing() {
     let bytes = pd.allocate(8, Access::ALL).unwrap();
     assert_eq!(access((&device, &pd), |r| SendOp::Write(r.into()), &remote, &bytes), Status::RemoteAccess);
     assert_eq!(access((&device, &pd), |r| SendOp::Read(r.into()), &remote, &bytes), Status::Success);
+    // The program cannot write it through the region either.
+    assert!(region.mr().write(0, &[1; 4]).is_err());
     assert_eq!(weights[0], 0.5);
 }
 

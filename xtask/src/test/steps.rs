@@ -153,7 +153,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance and copyrpc pass on kernel Soft-RoCE in one guest and between two, and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and the store between two",
         packages: VERBS,
         timeout: 360,
         work: &[
@@ -173,6 +173,16 @@ pub(super) const STEPS: &[Step] = &[
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
             Guest { test: "copyrpc", hosts: 2, arguments: &["--device", "verbs:r0", "--mode", "hosts"] },
+            Guest {
+                test: "endpoint_peers",
+                hosts: 1,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
+            },
+            Guest {
+                test: "endpoint_peers",
+                hosts: 2,
+                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+            },
             Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
         ],
     },

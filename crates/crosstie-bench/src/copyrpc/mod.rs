@@ -218,6 +218,8 @@ fn summarize(
         device: plan.devices.to_string(),
         op: None,
         payload: plan.payload,
+        batch: None,
+        qps: None,
         queue_depth: plan.depth,
         clients: None,
         response: Some(plan.response).filter(|response| *response != plan.payload),
@@ -235,6 +237,8 @@ fn summarize(
         errors,
         counters,
         sends_ops_per_s: per_second(sends),
+        beside_device: None,
+        issue_p50_ns: None,
         limits: summary::Limits {
             cache_line_ns: CacheLinePingPong::median(cache_line_times),
             ops_per_s: limit,

@@ -4,6 +4,7 @@
 //! the operations of the device, round trips of one cache line, minimal code for the same exchange, and memcpy. All of them run under
 //! the same load of the machine, so the medians over the slices can be compared.
 
+mod baseline;
 mod connection;
 mod plan;
 mod sender;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use crosstie::telemetry::{Counters, Histogram};
 use zerocopy::IntoBytes;
 
+pub(crate) use baseline::DeviceBaseline;
 use connection::Connection;
 pub use plan::{Arguments, Op, Plan};
 use traffic::Traffic;
@@ -117,14 +119,8 @@ fn run_slices(
     let Measured { latency, device, cache_line_times, plain: plain_throughputs, memcpy: memcpy_throughputs } =
         measured;
     let leads = collective.is_leader();
-    let outcome = match (leads, plan.op.is_received(), plan.is_ping_pong()) {
-        (true, _, true) => traffic.lead_ping_pong(slice, latency).map(|throughput| device.push(throughput)),
-        (true, true, false) => traffic.lead_stream(slice, latency).map(|throughput| device.push(throughput)),
-        (true, false, _) => traffic.lead_one_sided(slice, latency).map(|throughput| device.push(throughput)),
-        (false, _, true) => traffic.follow_ping_pong(),
-        (false, true, false) => traffic.follow_stream(),
-        (false, false, _) => Ok(()),
-    };
+    let outcome =
+        run_device_slice(plan, slice, leads, traffic, latency).map(|throughput| device.extend(throughput));
     collective.barrier(outcome)?;
     let Some((cache_line, plain)) = plain else { return Ok(()) };
     let outcome = if leads { cache_line.lead(slice / 3, cache_line_times) } else { cache_line.follow() };
@@ -150,6 +146,24 @@ fn run_slices(
     collective.barrier(Ok(()))
 }
 
+/// Runs one slice of the device. The leading side returns its throughput.
+fn run_device_slice(
+    plan: &Plan,
+    slice: Duration,
+    leads: bool,
+    traffic: &mut Traffic,
+    latency: &mut Histogram,
+) -> Result<Option<Throughput>, Error> {
+    match (leads, plan.op.is_received(), plan.is_ping_pong()) {
+        (true, _, true) => traffic.lead_ping_pong(slice, latency).map(Some),
+        (true, true, false) => traffic.lead_stream(slice, latency).map(Some),
+        (true, false, _) => traffic.lead_one_sided(slice, latency).map(Some),
+        (false, _, true) => traffic.follow_ping_pong().map(|()| None),
+        (false, true, false) => traffic.follow_stream().map(|()| None),
+        (false, false, _) => Ok(None),
+    }
+}
+
 fn summarize(
     plan: &Plan,
     processes: bool,
@@ -165,6 +179,8 @@ fn summarize(
         device: plan.devices.to_string(),
         op: Some(plan.op.name()),
         payload: plan.payload,
+        batch: None,
+        qps: None,
         queue_depth: plan.depth,
         clients: None,
         response: None,
@@ -182,6 +198,8 @@ fn summarize(
         errors,
         counters: Counters::NAMES.map(str::to_owned).into_iter().zip(counters.to_words()).collect(),
         sends_ops_per_s: None,
+        beside_device: None,
+        issue_p50_ns: None,
         limits: summary::Limits {
             cache_line_ns: CacheLinePingPong::median(cache_line_times),
             ops_per_s: per_second(plain),

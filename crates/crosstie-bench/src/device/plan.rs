@@ -122,6 +122,11 @@ impl Plan {
         })
     }
 
+    /// The plan of another benchmark that measures the device in its run as well.
+    pub(crate) fn of(op: Op, payload: usize, depth: usize, devices: Devices, time: MeasureTime) -> Plan {
+        Plan { op, payload, depth, processes: false, in_place: false, devices, time }
+    }
+
     /// Checks that the device supports the options.
     pub(crate) fn check(&self, device: &Device) -> Result<(), Error> {
         let attr = device.attr();

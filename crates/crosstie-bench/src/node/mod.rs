@@ -384,6 +384,8 @@ fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, report
         errors: sum(|report| report.errors) + requests.abs_diff(responses),
         counters,
         sends_ops_per_s: None,
+        beside_device: None,
+        issue_p50_ns: None,
         limits: summary::Limits {
             cache_line_ns: CacheLinePingPong::median(cache_line_times),
             ops_per_s: limit,
@@ -397,6 +399,8 @@ fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, report
         device: plan.kind.device().into(),
         op: None,
         payload: plan.payload,
+        batch: None,
+        qps: None,
         queue_depth: plan.depth,
         clients: Some(plan.clients),
         response: None,

@@ -119,7 +119,7 @@ fn a_rail_without_weight_sends_nothing() {
 
 fn a_rail_that_fails_loses_no_message() {
     let mut failures = 0;
-    for seed in ["1", "2", "3", "4"] {
+    for seed in ["2", "3", "5"] {
         let devices = format!("fault:{seed}:software+software");
         let lines = run(&["messages", "300", "300000"], &[("CROSSTIE_NCCL_DEVICES", &devices)]);
         failures += number(&lines, &format!("rail 0 fault:{seed}:software"), " failures");

@@ -38,6 +38,8 @@ pub enum PartState {
     Done,
     /// It is lost, and must be sent again.
     Lost,
+    /// It was lost, and a later attempt carries its bytes.
+    Replaced,
 }
 
 impl Part {
@@ -205,22 +207,25 @@ impl Sender {
         !slot.is_open
     }
 
-    /// The rail failed and is not used any more. Calls `each` with what to ask the receiver.
+    /// The rail failed and is not used any more. Calls `each` with what to ask the receiver: an entry for each message that is
+    /// not done, with its parts on this rail. Parts that were acknowledged are asked for, too: a device can fail after the
+    /// acknowledgement and before the receiver's completion.
     pub fn fail_rail(&mut self, rail: usize, mut each: impl FnMut(FenceEntry)) {
         let slots = self.slots.len();
         for (index, slot) in self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_open) {
-            let (mut attempts, mut masks) = (0u16, 0u64);
+            let (mut attempts, mut masks, mut reopened) = (0u16, 0u64, 0);
             for part in slot.parts() {
                 masks |= 1 << (4 * part.attempt + part.rail);
-                if usize::from(part.rail) == rail && part.state == PartState::Posted {
+                let is_asked = matches!(part.state, PartState::Posted | PartState::Done);
+                if usize::from(part.rail) == rail && is_asked {
+                    reopened += u16::from(part.state == PartState::Done);
                     part.state = PartState::Fenced;
                     attempts |= 1 << part.attempt;
                 }
             }
-            if attempts != 0 {
-                let generation = Immediate::generation_of(slot.message, slots);
-                each(FenceEntry { slot: index as u8, generation, attempts, masks });
-            }
+            slot.pending += reopened;
+            let generation = Immediate::generation_of(slot.message, slots);
+            each(FenceEntry { slot: index as u8, generation, attempts, masks });
         }
     }
 
@@ -289,7 +294,7 @@ impl Sender {
         let Some(part) = slot.parts().find(|part| part.state == PartState::Lost) else {
             return Err(SendError::SlotInUse(message));
         };
-        part.state = PartState::Done;
+        part.state = PartState::Replaced;
         let from = part.chunks;
         let mut mask: Mask = 0;
         for rail in 0..MAX_RAILS {

@@ -1,4 +1,5 @@
 //! A job of two processes that exchange the addresses of their endpoints.
+#![allow(dead_code, reason = "each example uses a part")]
 
 use std::error::Error;
 
@@ -13,6 +14,12 @@ pub(crate) fn join() -> Result<Box<dyn Bootstrap>, Box<dyn Error>> {
         return Err("this example needs exactly two processes: start two ranks, or none".into());
     }
     Ok(job)
+}
+
+/// Sends bytes to the other process, and returns the bytes that it sends.
+pub(crate) fn exchange(job: &mut Box<dyn Bootstrap>, mine: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    let other = 1 - job.rank() as usize;
+    Ok(job.all_gather(mine)?.swap_remove(other))
 }
 
 /// Sends our address to the other process, and returns its address.

@@ -33,6 +33,8 @@ pub struct Mr {
     rkey: u32,
     pd: u32,
     access: Access,
+    /// False if the memory was registered in place without a right to write.
+    is_writable: bool,
     provider: Provider,
 }
 
@@ -44,13 +46,15 @@ pub(crate) enum Provider {
 }
 
 impl Mr {
-    pub(super) fn new(pd: u32, access: Access, provider: Provider) -> Mr {
-        let (addr, start, len, lkey, rkey) = match &provider {
-            Provider::Software(x) => (x.addr(), x.pointer().addr(), x.len(), x.lkey(), x.rkey()),
+    /// `is_ours`: the memory was allocated by the device.
+    pub(super) fn new(pd: u32, access: Access, len: usize, is_ours: bool, provider: Provider) -> Mr {
+        let (addr, start, lkey, rkey) = match &provider {
+            Provider::Software(x) => (x.addr(), x.pointer().addr(), x.lkey(), x.rkey()),
             #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.len(), x.lkey(), x.rkey()),
+            Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.lkey(), x.rkey()),
         };
-        Mr { addr, start, len, lkey, rkey, pd, access, provider }
+        let is_writable = is_ours || access.contains(Access::LOCAL_WRITE);
+        Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider }
     }
 
     /// A region whose address is not one of this process.
@@ -66,10 +70,20 @@ impl Mr {
     ///
     /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
-        let Mr { addr, start, len, lkey, rkey, pd, access, provider } = self;
+        let Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider } = self;
         match provider {
             Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
-                region: Mr { addr, start, len, lkey, rkey, pd, access, provider: Provider::Software(x) },
+                region: Mr {
+                    addr,
+                    start,
+                    len,
+                    lkey,
+                    rkey,
+                    pd,
+                    access,
+                    is_writable,
+                    provider: Provider::Software(x),
+                },
                 process,
             }),
             #[cfg(feature = "verbs")]
@@ -134,9 +148,11 @@ impl Mr {
 
     /// Copies bytes into the region. Peers and requests that access the same bytes at the same time may see any mixture of
     /// old and new bytes.
+    ///
+    /// Memory that was registered in place without [`Access::LOCAL_WRITE`] cannot be written.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, bytes.len())?;
+        let to = self.checked(offset, bytes.len(), self.writable_len())?;
         // SAFETY: `to..to + len` is inside the registered region, which is valid for writes until `self` is dropped;
         // `bytes` could overlap it only through references that the caller of `Pd::register` promised not to use.
         unsafe { copy::copy(bytes.as_ptr(), to, bytes.len()) };
@@ -147,7 +163,7 @@ impl Mr {
     /// mixture of old and new bytes.
     #[inline]
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
-        let from = self.checked(offset, bytes.len())?;
+        let from = self.checked(offset, bytes.len(), self.len)?;
         // SAFETY: as in `write`, in the other direction.
         unsafe { copy::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -172,7 +188,7 @@ impl Mr {
     /// As [`write`](Mr::write), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, N)?;
+        let to = self.checked(offset, N, self.writable_len())?;
         assert!(to.cast::<u64>().is_aligned());
         // SAFETY: inside the region, to which there are no references, and aligned.
         unsafe { copy::store(bytes, to) };
@@ -182,18 +198,30 @@ impl Mr {
     /// As [`read`](Mr::read), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
-        let from = self.checked(offset, N)?;
+        let from = self.checked(offset, N, self.len)?;
         assert!(from.cast::<u64>().is_aligned());
         // SAFETY: as in `store`.
         Ok(unsafe { copy::load(from) })
     }
 
+    /// How many bytes the program may write.
     #[inline]
-    fn checked(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfRegion> {
+    fn writable_len(&self) -> usize {
+        if self.is_writable { self.len } else { 0 }
+    }
+
+    #[inline]
+    fn checked(&self, offset: usize, len: usize, limit: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
+<<<<<<< HEAD
             // SAFETY: `offset <= self.len`, so the result is inside the region or one past its end.
             Some(end) if end <= self.len && self.start != 0 => Ok(unsafe { self.as_ptr().add(offset) }),
             _ => Err(OutOfRegion { offset, len, region: self.len }),
+=======
+            // SAFETY: `offset <= limit <= self.len`, so the result is inside the region or one past its end.
+            Some(end) if end <= limit => Ok(unsafe { self.as_ptr().add(offset) }),
+            _ => Err(OutOfRegion { offset, len, region: limit }),
+>>>>>>> main
         }
     }
 }

@@ -41,6 +41,8 @@ impl Pd {
         Ok(Mr::new(
             self.id,
             access,
+            len,
+            true,
             match &self.provider {
                 Provider::Software(x) => mr::Provider::Software(x.allocate(self.id, len, access)?),
                 #[cfg(feature = "verbs")]
@@ -64,6 +66,8 @@ impl Pd {
             Ok(Mr::new(
                 self.id,
                 access,
+                len,
+                false,
                 match &self.provider {
                     Provider::Software(x) => mr::Provider::Software(x.register(self.id, start, len, access)?),
                     #[cfg(feature = "verbs")]

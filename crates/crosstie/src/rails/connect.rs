@@ -8,14 +8,15 @@ use std::sync::mpsc::{Receiver as Channel, SyncSender, TryRecvError, sync_channe
 use crosstie_protocol::rails::Mask;
 
 use super::config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, Split};
+use super::connections::{Core, RecvConnection, SendConnection};
 use super::context::Context;
 use super::control::Control;
 use super::endpoint::{Agreement, Endpoint, EndpointAddress, Role};
 use super::error::SetupError;
 use super::frames::{Frame, HEADER, MAGIC};
 use super::mailbox::Mailbox;
-use super::receiver::RecvConnection;
-use super::sender::SendConnection;
+use super::receiver::RecvCore;
+use super::sender::SendCore;
 
 /// The address of a listener and its secret, for the sender that will connect. Pass it over a channel that others cannot read:
 /// who has it can connect.
@@ -82,19 +83,19 @@ pub(super) struct Parts {
     pub(super) first_mask: Mask,
 }
 
-type Outcome = Result<Parts, SetupError>;
+type Outcome<T> = Result<T, SetupError>;
 
 /// A connection to a listener that is being set up.
 #[derive(Debug)]
 pub struct Connecting {
-    outcome: Channel<Outcome>,
+    outcome: Channel<Outcome<SendConnection>>,
 }
 
 impl Connecting {
     pub(super) fn start(context: Arc<Context>, handle: &Handle) -> Result<Connecting, SetupError> {
         let handle = *handle;
         let outcome = spawn(move |outcome| match connect(&context, &handle) {
-            Ok((parts, control)) => publish(&outcome, parts, control),
+            Ok((parts, control)) => publish(&outcome, SendConnection::new(SendCore::new(parts)), control),
             Err(error) => {
                 // If nobody waits any more, nobody wants to know.
                 outcome.send(Err(error)).ok();
@@ -106,7 +107,7 @@ impl Connecting {
     /// The connection, when it is ready; `None` means: ask again. Never blocks. After the connection or an error was returned,
     /// it must not be called any more.
     pub fn poll(&mut self) -> Result<Option<SendConnection>, SetupError> {
-        Ok(poll(&self.outcome)?.map(SendConnection::new))
+        poll(&self.outcome)
     }
 }
 
@@ -116,7 +117,7 @@ pub struct Listener {
     context: Arc<Context>,
     socket: TcpListener,
     handle: Handle,
-    handshakes: Vec<Channel<Outcome>>,
+    handshakes: Vec<Channel<Outcome<RecvConnection>>>,
 }
 
 impl Listener {
@@ -139,7 +140,9 @@ impl Listener {
                 Ok((stream, _)) => {
                     let (context, secret) = (self.context.clone(), self.handle.secret());
                     self.handshakes.push(spawn(move |outcome| match accept(&context, stream, &secret) {
-                        Ok((parts, control)) => publish(&outcome, parts, control),
+                        Ok((parts, control)) => {
+                            publish(&outcome, RecvConnection::new(RecvCore::new(parts)), control)
+                        }
                         Err(error) => {
                             outcome.send(Err(error)).ok();
                         }
@@ -160,17 +163,17 @@ impl Listener {
                 Ok(None) => true,
                 // A peer that fails its handshake is not our error.
                 Err(_) => false,
-                Ok(Some(parts)) => {
-                    ready = Some(parts);
+                Ok(Some(connection)) => {
+                    ready = Some(connection);
                     false
                 }
             }
         });
-        Ok(ready.map(RecvConnection::new))
+        Ok(ready)
     }
 }
 
-fn poll(outcome: &Channel<Outcome>) -> Result<Option<Parts>, SetupError> {
+fn poll<T>(outcome: &Channel<Outcome<T>>) -> Result<Option<T>, SetupError> {
     match outcome.try_recv() {
         Ok(outcome) => outcome.map(Some),
         Err(TryRecvError::Empty) => Ok(None),
@@ -180,7 +183,9 @@ fn poll(outcome: &Channel<Outcome>) -> Result<Option<Parts>, SetupError> {
     }
 }
 
-fn spawn(run: impl FnOnce(SyncSender<Outcome>) + Send + 'static) -> Result<Channel<Outcome>, SetupError> {
+fn spawn<T: Send + 'static>(
+    run: impl FnOnce(SyncSender<Outcome<T>>) + Send + 'static,
+) -> Result<Channel<Outcome<T>>, SetupError> {
     let (sender, outcome) = sync_channel(1);
     std::thread::Builder::new()
         .name("crosstie-rails".into())
@@ -191,9 +196,9 @@ fn spawn(run: impl FnOnce(SyncSender<Outcome>) + Send + 'static) -> Result<Chann
 }
 
 /// Hands out the connection, and serves it until it ends.
-fn publish(outcome: &SyncSender<Outcome>, parts: Parts, control: Control) {
-    if outcome.send(Ok(parts)).is_ok() {
-        control.run();
+fn publish<T>(outcome: &SyncSender<Outcome<T>>, (connection, core): (T, Core), control: Control) {
+    if outcome.send(Ok(connection)).is_ok() {
+        control.run(&core);
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::rails::MAX_RAILS;
 use rustix::event::{PollFd, PollFlags};
 
+use super::connections::Core;
 use super::context::Context;
 use super::endpoint::{Agreement, Endpoint, EndpointAddress, PROBE, Role};
 use super::error::Cause;
@@ -78,8 +79,8 @@ impl Control {
     }
 
     /// Runs until the connection ends.
-    pub(super) fn run(mut self) {
-        match self.serve() {
+    pub(super) fn run(mut self, core: &Core) {
+        match self.serve(core) {
             Ok(never) => match never {},
             Err(End::Closed) => {}
             Err(End::Cause(cause)) => {
@@ -87,16 +88,24 @@ impl Control {
                     self.send(&Frame::Error(violation.to_string())).ok();
                 }
                 self.mailbox.put_mail(Mail::Ended(cause));
+                // Ends all requests, and frees what the connection holds, also if the program does not call any more.
+                core.attend();
             }
         }
     }
 
-    fn serve(&mut self) -> Result<core::convert::Infallible, End> {
+    fn serve(&mut self, core: &Core) -> Result<core::convert::Infallible, End> {
         self.stream.set_read_timeout(None)?;
         self.stream.set_write_timeout(Some(SEND_TIMEOUT))?;
         keep_alive(&self.stream);
+        let mut needs_attention = false;
         loop {
-            let timeout = self.advance_rebuilds(Instant::now())?;
+            let mut timeout = self.advance_rebuilds(Instant::now())?;
+            if self.mailbox.has_mail() || needs_attention {
+                let again = core.attend();
+                needs_attention = again.is_some();
+                timeout = timeout.into_iter().chain(again).min();
+            }
             let (is_readable, is_woken) = self.wait(timeout)?;
             if is_woken {
                 for order in self.mailbox.take_orders() {
@@ -179,8 +188,8 @@ impl Control {
                 self.mailbox.put_mail(Mail::RailError { rail, epoch });
                 Ok(())
             }
-            (Frame::Fence { rail, epoch, entries }, Role::Receiver) => {
-                self.mailbox.put_mail(Mail::Fence { rail, epoch, entries });
+            (Frame::Fence { rail, epoch, next, entries }, Role::Receiver) => {
+                self.mailbox.put_mail(Mail::Fence { rail, epoch, next, entries });
                 Ok(())
             }
             (Frame::Answer { rail, epoch, entries }, Role::Sender) => {

@@ -188,12 +188,13 @@ impl Endpoint {
         if self.posted >= low {
             return Ok(0);
         }
-        let before = self.posted;
+        let (before, mut refused) = (self.posted, 0);
         while self.posted < high {
             match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
                 Ok(()) => self.posted += 1,
                 Err(PostError::Full) if self.posted >= low => break,
-                Err(error) => return Err(error),
+                Err(error) if refused >= POST_RETRIES => return Err(error),
+                Err(_) => refused += 1,
             }
         }
         Ok(self.posted - before)
@@ -219,5 +220,7 @@ impl Endpoint {
     }
 }
 
+/// How often a post that a device refuses is tried again.
+pub(super) const POST_RETRIES: u64 = 16;
 /// The most completions per poll.
 pub(super) const POLL_BATCH: usize = 64;

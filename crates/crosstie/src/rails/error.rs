@@ -42,6 +42,9 @@ pub enum SetupError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
+    /// The program closed the connection. No request is left that could end with it.
+    #[error("the connection was closed here")]
+    Closed,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     PeerClosed,
@@ -57,6 +60,12 @@ pub enum Cause {
     /// All rails were down for longer than [`Config::give_up`](super::Config::give_up).
     #[error("all rails have been down for too long: check the links, then connect again")]
     AllRailsDown,
+    /// A device of the receiver failed after it had acknowledged a message to the sender, and before it reported the message.
+    /// The sender has no copy any more.
+    #[error(
+        "a device failed between the acknowledgement and the completion of a message: the message is lost"
+    )]
+    LostCompletion,
     /// The program aborted the connection.
     #[error("the connection was aborted here")]
     Aborted,

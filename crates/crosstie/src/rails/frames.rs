@@ -37,8 +37,8 @@ pub(super) enum Frame {
     Ready,
     /// Receiver: the rail does not work.
     RailError { rail: usize, epoch: u32 },
-    /// Sender: it has stopped using the rail; these parts were under way.
-    Fence { rail: usize, epoch: u32, entries: Vec<FenceEntry> },
+    /// Sender: it has stopped using the rail. It has sent the messages before `next`; `entries` are those that are not done.
+    Fence { rail: usize, epoch: u32, next: u64, entries: Vec<FenceEntry> },
     /// Receiver: the rail is closed; which of the parts have arrived.
     Answer { rail: usize, epoch: u32, entries: Vec<FenceEntry> },
     /// Sender: a new endpoint of a rail.
@@ -75,10 +75,16 @@ impl Frame {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 (5, *rail)
             }
-            Frame::Fence { rail, epoch, entries } | Frame::Answer { rail, epoch, entries } => {
+            Frame::Fence { rail, epoch, next, entries } => {
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(&next.to_le_bytes());
+                entries.iter().for_each(|entry| out.extend_from_slice(&entry.encode()));
+                (6, *rail)
+            }
+            Frame::Answer { rail, epoch, entries } => {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 entries.iter().for_each(|entry| out.extend_from_slice(&entry.encode()));
-                (if matches!(self, Frame::Fence { .. }) { 6 } else { 7 }, *rail)
+                (7, *rail)
             }
             Frame::Offer { rail, epoch, endpoint } => {
                 out.extend_from_slice(&epoch.to_le_bytes());
@@ -130,6 +136,7 @@ impl Frame {
             4 => Frame::Ready,
             kind @ (6 | 7) => {
                 let epoch = u32::from_le_bytes(take(&mut body)?);
+                let next = if kind == 6 { u64::from_le_bytes(take(&mut body)?) } else { 0 };
                 let (chunks, rest) = body.as_chunks::<{ FenceEntry::LEN }>();
                 if !rest.is_empty() || chunks.len() > MAX_SLOTS {
                     return None;
@@ -137,7 +144,7 @@ impl Frame {
                 let entries = chunks.iter().map(FenceEntry::decode).collect();
                 body = &[];
                 if kind == 6 {
-                    Frame::Fence { rail, epoch, entries }
+                    Frame::Fence { rail, epoch, next, entries }
                 } else {
                     Frame::Answer { rail, epoch, entries }
                 }
@@ -235,7 +242,7 @@ mod tests {
             Frame::Error("no".into()),
             Frame::Ready,
             Frame::RailError { rail: 1, epoch: 7 },
-            Frame::Fence { rail: 3, epoch: u32::MAX, entries: entries.clone() },
+            Frame::Fence { rail: 3, epoch: u32::MAX, next: 1 << 40, entries: entries.clone() },
             Frame::Answer { rail: 3, epoch: 1, entries },
             Frame::Offer { rail: 0, epoch: 2, endpoint: endpoint.clone() },
             Frame::Accept { rail: 0, epoch: 2, endpoint: Some(endpoint) },

@@ -21,6 +21,7 @@ pub(super) enum Mail {
     Fence {
         rail: usize,
         epoch: u32,
+        next: u64,
         entries: Vec<FenceEntry>,
     },
     Answer {

@@ -69,6 +69,7 @@
 
 mod config;
 mod connect;
+mod connections;
 mod context;
 mod control;
 mod counters;
@@ -85,6 +86,7 @@ mod sender;
 
 pub use config::{Config, HANDSHAKE_TIMEOUT, MAX_DATA_QPS, MAX_HANDSHAKES, Split};
 pub use connect::{Connecting, Handle, Listener};
+pub use connections::{RecvConnection, SendConnection};
 pub use context::Rails;
 pub use counters::{Counters, RailCounters};
 pub use crosstie_protocol::rails::{MAX_GROUP, MAX_RAILS, Mask, Violation};
@@ -92,5 +94,5 @@ pub use error::{Cause, RequestError, SetupError};
 pub use hint::Hint;
 pub use memory::{DeregisterError, Memory};
 pub use metrics::MetricsServer;
-pub use receiver::{Received, RecvBuffer, RecvConnection, RecvRequest};
-pub use sender::{SendConnection, SendRequest};
+pub use receiver::{Received, RecvBuffer, RecvRequest};
+pub use sender::SendRequest;

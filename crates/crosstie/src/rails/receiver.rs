@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +13,8 @@ use crosstie_protocol::rails::{
 
 use super::connect::Parts;
 use super::context::Context;
-use super::counters::{ConnectionCounters, Counters};
-use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
+use super::counters::ConnectionCounters;
+use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};
@@ -21,7 +22,7 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, Data, MultiRegion, Opcode, PostError, SendOp, SendWr};
 
-/// A receive that was accepted. [`RecvConnection::test`] says when it is done.
+/// A receive that was accepted. [`RecvCore::test`] says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecvRequest(u64);
 
@@ -61,6 +62,8 @@ struct Request {
     sizes: [usize; MAX_GROUP],
     has_record: bool,
     mask: Mask,
+    /// The rail of its clear-to-send.
+    clear_rail: u8,
     /// The buffer of a receive whose message may be staged: memory and offset.
     staged_into: Option<(Arc<MultiRegion>, usize)>,
 }
@@ -69,7 +72,9 @@ struct Request {
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
-    /// Clear-to-sends were posted and nothing has shown since that the rail works.
+    /// The last clear-to-send that was posted here, and since when nothing has shown that it arrived. Data that arrive on the
+    /// rail do not show it: only one direction may work.
+    last_clear: u64,
     unconfirmed_since: Option<u64>,
     probed_at: Option<u64>,
 }
@@ -79,24 +84,27 @@ struct Rail {
 struct Fence {
     rail: usize,
     epoch: u32,
+    next: u64,
     entries: Vec<FenceEntry>,
 }
 
 /// The receiving end of a connection. One thread at a time uses it.
 ///
-/// All work is done inside the calls of [`irecv`](RecvConnection::irecv) and [`test`](RecvConnection::test): call one of them
+/// All work is done inside the calls of [`irecv`](RecvCore::irecv) and [`test`](RecvCore::test): call one of them
 /// while receives are outstanding.
 #[derive(Debug)]
-pub struct RecvConnection {
+pub(super) struct RecvCore {
     context: Arc<Context>,
     mailbox: Arc<Mailbox>,
     agreed: Agreement,
-    counters: Arc<ConnectionCounters>,
+    pub(super) counters: Arc<ConnectionCounters>,
     rails: [Rail; MAX_RAILS],
     up: Mask,
     protocol: Receiver,
     requests: Box<[Request]>,
     fences: Vec<Fence>,
+    /// Requests that are done for the sender and not for us, and when they have failed.
+    suspects: Vec<(u64, u64)>,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
     ended: Option<Cause>,
@@ -106,8 +114,8 @@ pub struct RecvConnection {
     events_seen: u64,
 }
 
-impl RecvConnection {
-    pub(super) fn new(parts: Parts) -> RecvConnection {
+impl RecvCore {
+    pub(super) fn new(parts: Parts) -> RecvCore {
         let Parts { context, mailbox, agreed, endpoints, first_mask } = parts;
         let counters = ConnectionCounters::new(Role::Receiver, context.next_connection(), agreed.rails);
         context.add_counters(&counters);
@@ -115,13 +123,14 @@ impl RecvConnection {
         let all: Mask = (1 << agreed.rails) - 1;
         protocol.set_recent_mask(if first_mask & all != 0 { first_mask & all } else { all });
         let mut endpoints = endpoints.into_iter();
-        RecvConnection {
+        RecvCore {
             mailbox,
             agreed,
             counters,
             rails: core::array::from_fn(|_| Rail {
                 endpoint: endpoints.next().map(Box::new),
                 epoch: 0,
+                last_clear: 0,
                 unconfirmed_since: None,
                 probed_at: None,
             }),
@@ -129,6 +138,7 @@ impl RecvConnection {
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
             fences: Vec::new(),
+            suspects: Vec::new(),
             has_unsent: false,
             ended: None,
             start: Instant::now(),
@@ -140,24 +150,19 @@ impl RecvConnection {
     }
 
     /// Why the connection has ended, if it has.
-    pub fn cause(&self) -> Option<&Cause> {
+    pub(super) fn cause(&self) -> Option<&Cause> {
         self.ended.as_ref()
     }
 
     /// The rails that are in use: bit `r` is rail `r`.
-    pub fn rails_up(&self) -> Mask {
+    pub(super) fn rails_up(&self) -> Mask {
         self.up
     }
 
-    /// What the connection has done so far.
-    pub fn counters(&self) -> Counters {
-        self.counters.snapshot()
-    }
-
     /// Starts to receive into one buffer, or into a group of buffers: each takes one send, chosen by its tag. `None` if too many
-    /// receives are outstanding: test them first. The memory must not be used before [`test`](RecvConnection::test) says that
+    /// receives are outstanding: test them first. The memory must not be used before [`test`](RecvCore::test) says that
     /// the receive is done.
-    pub fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
+    pub(super) fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
         if self.mailbox.has_mail() || self.ended.is_some() {
             self.read_mail();
             if let Some(cause) = &self.ended {
@@ -209,6 +214,7 @@ impl RecvConnection {
             sizes: [0; MAX_GROUP],
             has_record: false,
             mask: 0,
+            clear_rail: 0,
             staged_into,
         };
         self.refill();
@@ -218,7 +224,7 @@ impl RecvConnection {
 
     /// Whether a receive is done, and how many bytes arrived in each buffer. After that the request is over.
     #[inline]
-    pub fn test(&mut self, request: RecvRequest) -> Result<Option<Received>, RequestError> {
+    pub(super) fn test(&mut self, request: RecvRequest) -> Result<Option<Received>, RequestError> {
         let slot = request.0 as usize & (self.agreed.slots - 1);
         if let Some(received) = self.take_result(slot, request.0)? {
             return Ok(Some(received));
@@ -246,11 +252,13 @@ impl RecvConnection {
         Ok(Some(Received { count: request.count.into(), sizes: request.sizes }))
     }
 
-    /// Makes received bytes visible to every observer of the memory. For memory of the host there is nothing to do.
-    pub fn flush(&mut self) {}
+    /// Whether something is under way that must not wait for the program's next call.
+    pub(super) fn needs_attention(&self) -> bool {
+        self.ended.is_none() && (!self.fences.is_empty() || !self.suspects.is_empty())
+    }
 
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
-    pub fn progress(&mut self) {
+    pub(super) fn progress(&mut self) {
         if self.mailbox.has_mail() {
             self.read_mail();
         }
@@ -306,6 +314,8 @@ impl RecvConnection {
             let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
             if let Ok(retries) = posted {
                 state.unconfirmed_since.get_or_insert(now);
+                state.last_clear = number;
+                self.requests[slot].clear_rail = rail as u8;
                 let cells = &self.counters.rails[rail];
                 cells.work_requests.add(1);
                 cells.retries.add(retries);
@@ -363,9 +373,9 @@ impl RecvConnection {
         if !completion.status.is_success() {
             return Ok(false);
         }
-        self.rails[rail].unconfirmed_since = None;
-        self.rails[rail].probed_at = None;
         if matches!(completion.wr_id, CLEAR_TO_SEND | PROBE) && completion.opcode == Opcode::Write {
+            let state = &mut self.rails[rail];
+            (state.unconfirmed_since, state.probed_at) = (None, None);
             return Ok(true);
         }
         *consumed += 1;
@@ -382,6 +392,11 @@ impl RecvConnection {
         let request = &mut self.requests[slot];
         if imm.attempt == 0 {
             request.mask = imm.mask;
+            // The sender had the clear-to-send, and all earlier ones of the same queue pair.
+            let state = &mut self.rails[usize::from(request.clear_rail)];
+            if state.last_clear == request.message {
+                (state.unconfirmed_since, state.probed_at) = (None, None);
+            }
         }
         if count > 1 && leader(imm.mask) == Some(rail) {
             read_record(request, slot, records)?;
@@ -417,6 +432,9 @@ impl RecvConnection {
     }
 }
 
+/// How long the completion of a message that was acknowledged may take.
+const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Reads the sizes of a group that the leader rail has written.
 fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) -> Result<(), Violation> {
     let bad = Violation::BadRecord { slot: slot as u8 };
@@ -431,9 +449,6 @@ fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) 
     request.has_record = true;
     Ok(())
 }
-
-/// How often a full queue is tried again.
-const POST_RETRIES: u64 = 16;
 
 /// Writes the clear-to-sends of a request into the sender's memory. Returns how often the queue was full.
 ///
@@ -479,14 +494,14 @@ fn post_clear(
 }
 
 // Failures and their repair.
-impl RecvConnection {
+impl RecvCore {
     #[cold]
     fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
             match mail {
-                Mail::Fence { rail, epoch, entries } => {
+                Mail::Fence { rail, epoch, next, entries } => {
                     if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
-                        self.fences.push(Fence { rail, epoch, entries });
+                        self.fences.push(Fence { rail, epoch, next, entries });
                     }
                 }
                 Mail::Returned { rail, endpoint } => {
@@ -559,7 +574,8 @@ impl RecvConnection {
                 continue;
             }
             self.rails[rail].endpoint = None;
-            let Fence { rail, epoch, entries } = self.fences.swap_remove(at);
+            let Fence { rail, epoch, next, entries } = self.fences.swap_remove(at);
+            self.find_suspects(next, &entries);
             let answers = entries.iter().map(|entry| self.protocol.fence(rail, *entry)).collect();
             match answers {
                 Ok(entries) => self.mailbox.put_order(Order::Send(Frame::Answer { rail, epoch, entries })),
@@ -569,6 +585,21 @@ impl RecvConnection {
                 self.resend_clears();
             }
         }
+    }
+
+    /// Notes the requests that the sender takes for done. Their completions are under way, or a device has failed after it
+    /// acknowledged and before it completed.
+    fn find_suspects(&mut self, next: u64, entries: &[FenceEntry]) {
+        let deadline = self.now() + SUSPECT_TIMEOUT.as_nanos() as u64;
+        let slots = self.agreed.slots;
+        let is_listed = |number: u64| {
+            let generation = Immediate::generation_of(number, slots);
+            entries
+                .iter()
+                .any(|e| usize::from(e.slot) == number as usize % slots && e.generation == generation)
+        };
+        let open = self.protocol.open_messages().take_while(|number| *number < next);
+        self.suspects = open.filter(|number| !is_listed(*number)).map(|number| (number, deadline)).collect();
     }
 
     fn drain(&mut self, rail: usize) {
@@ -589,6 +620,11 @@ impl RecvConnection {
         let give_up = config.give_up.as_nanos() as u64;
         if self.all_down_since.is_some_and(|since| now.saturating_sub(since) > give_up) {
             return self.end(Cause::AllRailsDown);
+        }
+        let protocol = &self.protocol;
+        self.suspects.retain(|(number, _)| protocol.is_open(*number));
+        if self.suspects.iter().any(|(_, deadline)| now > *deadline) {
+            return self.end(Cause::LostCompletion);
         }
         let failed = self.context.failed_rails(&mut self.events_seen, |rail, qp_num| {
             self.rails[rail].endpoint.as_ref().is_some_and(|e| e.qps.iter().any(|qp| qp.qp_num() == qp_num))
@@ -622,7 +658,7 @@ impl RecvConnection {
             self.counters.violations[violation.kind()].add(1);
         }
         let told = match &cause {
-            Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
+            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
             cause => Some(cause.to_string()),
         };
         self.mailbox.put_order(Order::Close(told));
@@ -638,16 +674,13 @@ impl RecvConnection {
         self.ended = Some(cause);
     }
 
-    /// Ends the connection at once: requests that are not done end with [`Cause::Aborted`].
-    pub fn abort(&mut self) {
-        self.end(Cause::Aborted);
+    /// The program has dropped the connection.
+    pub(super) fn close(&mut self) {
+        self.end(Cause::Closed);
     }
-}
 
-impl Drop for RecvConnection {
-    fn drop(&mut self) {
-        if self.ended.is_none() {
-            self.mailbox.put_order(Order::Close(None));
-        }
+    /// Ends the connection at once.
+    pub(super) fn abort(&mut self) {
+        self.end(Cause::Aborted);
     }
 }

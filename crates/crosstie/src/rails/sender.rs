@@ -12,8 +12,8 @@ use crosstie_protocol::rails::{
 use super::config::Split;
 use super::connect::Parts;
 use super::context::Context;
-use super::counters::{ConnectionCounters, Counters};
-use super::endpoint::{Agreement, Endpoint, PROBE, Role};
+use super::counters::ConnectionCounters;
+use super::endpoint::{Agreement, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};
@@ -22,7 +22,7 @@ use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Access, Completion, Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A send that was accepted. [`SendConnection::test`] says when it is done.
+/// A send that was accepted. [`SendCore::test`] says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
 
@@ -91,14 +91,14 @@ struct Rail {
 /// The sending end of a connection. One thread at a time uses it.
 ///
 /// A message is sent when the receiver has posted a buffer for it. Sends and receives match in order; inside a group, the tag
-/// chooses the buffer. All work is done inside the calls of [`isend`](SendConnection::isend) and
-/// [`test`](SendConnection::test): call one of them while sends are under way.
+/// chooses the buffer. All work is done inside the calls of [`isend`](SendCore::isend) and
+/// [`test`](SendCore::test): call one of them while sends are under way.
 #[derive(Debug)]
-pub struct SendConnection {
+pub(super) struct SendCore {
     context: Arc<Context>,
     mailbox: Arc<Mailbox>,
     agreed: Agreement,
-    counters: Arc<ConnectionCounters>,
+    pub(super) counters: Arc<ConnectionCounters>,
     rails: [Rail; MAX_RAILS],
     up: Mask,
     protocol: Sender,
@@ -117,13 +117,13 @@ fn wr_id(message: u64, attempt: u8, rail: usize) -> u64 {
     message << 8 | u64::from(attempt) << 4 | rail as u64
 }
 
-impl SendConnection {
-    pub(super) fn new(parts: Parts) -> SendConnection {
+impl SendCore {
+    pub(super) fn new(parts: Parts) -> SendCore {
         let Parts { context, mailbox, agreed, endpoints, .. } = parts;
         let counters = ConnectionCounters::new(Role::Sender, context.next_connection(), agreed.rails);
         context.add_counters(&counters);
         let mut endpoints = endpoints.into_iter();
-        SendConnection {
+        SendCore {
             mailbox,
             agreed,
             counters,
@@ -151,30 +151,25 @@ impl SendConnection {
     }
 
     /// Changes how messages are split, from the next one on.
-    pub fn set_split(&mut self, split: Split) {
+    pub(super) fn set_split(&mut self, split: Split) {
         self.split = split;
     }
 
     /// Why the connection has ended, if it has.
-    pub fn cause(&self) -> Option<&Cause> {
+    pub(super) fn cause(&self) -> Option<&Cause> {
         self.ended.as_ref()
     }
 
     /// The rails that are in use: bit `r` is rail `r`.
-    pub fn rails_up(&self) -> Mask {
+    pub(super) fn rails_up(&self) -> Mask {
         self.up
     }
 
-    /// What the connection has done so far.
-    pub fn counters(&self) -> Counters {
-        self.counters.snapshot()
-    }
-
     /// Starts to send `range` of `memory`. `None` if the receiver has not posted a buffer yet, or none with this tag in its
-    /// current group: try again. The memory must not be changed before [`test`](SendConnection::test) says that the send is
+    /// current group: try again. The memory must not be changed before [`test`](SendCore::test) says that the send is
     /// done.
     #[inline]
-    pub fn isend(
+    pub(super) fn isend(
         &mut self,
         memory: &Memory,
         range: Range<usize>,
@@ -192,7 +187,7 @@ impl SendConnection {
         self.isend_ready(memory, range, tag)
     }
 
-    /// As [`isend`](SendConnection::isend), when the receiver's clear-to-send has arrived.
+    /// As [`isend`](SendCore::isend), when the receiver's clear-to-send has arrived.
     fn isend_ready(
         &mut self,
         memory: &Memory,
@@ -235,7 +230,7 @@ impl SendConnection {
 
     /// Whether a send is done, and how many bytes it sent. After that the request is over.
     #[inline]
-    pub fn test(&mut self, request: SendRequest) -> Result<Option<usize>, RequestError> {
+    pub(super) fn test(&mut self, request: SendRequest) -> Result<Option<usize>, RequestError> {
         let (number, index) = (request.0 >> 3, (request.0 & 7) as usize);
         let slot = number as usize & (self.agreed.slots - 1);
         if let Some(len) = self.take_result(slot, number, index)? {
@@ -270,8 +265,13 @@ impl SendConnection {
         Ok(Some(message.sources[index].len as usize))
     }
 
+    /// Whether something is under way that must not wait for the program's next call.
+    pub(super) fn needs_attention(&self) -> bool {
+        self.ended.is_none() && self.protocol.has_lost()
+    }
+
     /// Makes progress without asking for a request: polls completions, handles failures, sends lost parts again.
-    pub fn progress(&mut self) {
+    pub(super) fn progress(&mut self) {
         if self.mailbox.has_mail() {
             self.read_mail();
         }
@@ -573,9 +573,6 @@ fn read_head(
     Some(Ok(head))
 }
 
-/// How often a full queue is tried again.
-const POST_RETRIES: usize = 16;
-
 /// Posts a request; a queue that is full is tried again. `is_old`: the borrow of its memory is over.
 #[inline]
 fn post(
@@ -599,7 +596,7 @@ fn post(
 }
 
 // Failures and their repair.
-impl SendConnection {
+impl SendCore {
     #[cold]
     fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
@@ -690,8 +687,8 @@ impl SendConnection {
         self.counters.rails[rail].is_up.store(0, Relaxed);
         let mut entries = Vec::new();
         self.protocol.fail_rail(rail, |entry| entries.push(entry));
-        let epoch = self.rails[rail].epoch;
-        self.mailbox.put_order(Order::Send(Frame::Fence { rail, epoch, entries }));
+        let (epoch, next) = (self.rails[rail].epoch, self.protocol.next_message());
+        self.mailbox.put_order(Order::Send(Frame::Fence { rail, epoch, next, entries }));
     }
 
     /// Sends lost parts again over the rails that are up.
@@ -763,7 +760,7 @@ impl SendConnection {
             self.counters.violations[violation.kind()].add(1);
         }
         let told = match &cause {
-            Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
+            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
             cause => Some(cause.to_string()),
         };
         self.mailbox.put_order(Order::Close(told));
@@ -777,16 +774,13 @@ impl SendConnection {
         self.ended = Some(cause);
     }
 
-    /// Ends the connection at once: requests that are not done end with [`Cause::Aborted`], and no memory is accessed any more.
-    pub fn abort(&mut self) {
-        self.end(Cause::Aborted);
+    /// The program has dropped the connection.
+    pub(super) fn close(&mut self) {
+        self.end(Cause::Closed);
     }
-}
 
-impl Drop for SendConnection {
-    fn drop(&mut self) {
-        if self.ended.is_none() {
-            self.mailbox.put_order(Order::Close(None));
-        }
+    /// Ends the connection at once.
+    pub(super) fn abort(&mut self) {
+        self.end(Cause::Aborted);
     }
 }

@@ -5,9 +5,11 @@
 //! The code is generic over its atomic words ([`Word`]), so that loom checks the same code that ships. [`fence`] is the
 //! asymmetric memory barrier that the other modules use.
 
+pub(crate) mod biased_lock;
 pub(crate) mod call_table;
 pub(crate) mod fence;
 pub(crate) mod lane;
+pub(crate) mod operation_table;
 pub(crate) mod presence;
 pub(crate) mod reservation;
 mod word;

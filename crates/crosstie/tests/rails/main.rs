@@ -5,4 +5,5 @@ mod rng;
 
 mod pair;
 
+mod failover;
 mod transfers;

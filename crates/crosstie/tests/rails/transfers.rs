@@ -164,7 +164,7 @@ fn both_ends_learn_why_a_connection_ended() {
     let mut pair = Pair::plain(2, Config::default());
     let to = pair.there.allocate(4096).unwrap();
     let buffer = RecvBuffer { memory: &to, range: 0..4096, tag: 0 };
-    let receive = pair.receiver.irecv(&[buffer.clone()]).unwrap().unwrap();
+    let receive = pair.receiver.irecv(std::slice::from_ref(&buffer)).unwrap().unwrap();
     let Pair { here, sender, mut receiver, .. } = pair;
     drop(sender);
     let started = std::time::Instant::now();

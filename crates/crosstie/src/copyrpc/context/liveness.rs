@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | deadlines | when the earliest one has passed | calls whose deadline has passed end as timed out |
 //! | peers | every [`CHECK_INTERVAL`] | queue pairs in the error state end their connection |
-//! | probe | with a check of the peers, at most every [`PROBE_INTERVAL`] | a silent peer with calls to answer is probed by a READ |
+//! | probe, refill | with a check of the peers, at most every [`FULL_CHECK_INTERVAL`] | a silent peer with calls to answer is probed by a READ; receives that were used without a completion are posted again |
 //! | failures | with the next poll | broken connections end, and all calls that ended are reported |
 //!
 //! All of it goes by time. Polls read the clock as [`poll_clock`](crate::copyrpc::poll_clock) says; a wait reads it each time that
@@ -28,8 +28,9 @@ use crate::device::Status;
 
 /// The least time between two checks of the peers, however fast polls are.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// The least time between two probes of a silent peer.
-const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// The least time between two probes of a silent peer, and between two searches of the receive queue for receives that were used
+/// without a completion: such a search visits every receive.
+const FULL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) struct Liveness<U> {
     pub(super) clock: PollClock,
@@ -42,7 +43,7 @@ pub(super) struct Liveness<U> {
     /// No pending call has an earlier deadline.
     next_deadline: Cell<Option<Instant>>,
     next_check: Cell<Instant>,
-    next_probe: Cell<Instant>,
+    next_full_check: Cell<Instant>,
 }
 
 impl<U> Liveness<U> {
@@ -54,7 +55,7 @@ impl<U> Liveness<U> {
             has_failures: Cell::new(false),
             next_deadline: Cell::new(None),
             next_check: Cell::new(Instant::now()),
-            next_probe: Cell::new(Instant::now()),
+            next_full_check: Cell::new(Instant::now()),
         }
     }
 
@@ -124,10 +125,14 @@ impl<U> ContextCore<U> {
         }
         if now >= self.liveness.next_check.get() {
             self.liveness.next_check.set(now + CHECK_INTERVAL);
-            if is_drained {
-                self.refill_all_receives();
+            let is_full_check = now >= self.liveness.next_full_check.get();
+            if is_full_check {
+                self.liveness.next_full_check.set(now + FULL_CHECK_INTERVAL);
+                if is_drained {
+                    self.refill_all_receives();
+                }
             }
-            self.check_peers(now);
+            self.check_peers(is_full_check);
         }
     }
 
@@ -143,11 +148,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Finds connections whose queue pair is in the error state, and probes silent peers.
-    fn check_peers(&self, now: Instant) {
-        let probe = now >= self.liveness.next_probe.get();
-        if probe {
-            self.liveness.next_probe.set(now + PROBE_INTERVAL);
-        }
+    fn check_peers(&self, probe: bool) {
         for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
             let checked = if connection.is_broken() {
                 Err(Failure::Broken(Status::RetryExceeded))

@@ -501,17 +501,18 @@ impl Cq {
 
     /// The parker that is notified of each completion.
     pub(crate) fn parker(&self) -> CqParker {
-        CqParker(self.shared.ring.header.clone())
+        CqParker(self.shared.clone())
     }
 }
 
-/// The parker of a completion queue.
+/// The parker of a completion queue. It keeps the memory of the queue: whoever is parked writes to it when it wakes, perhaps after the
+/// queue was dropped.
 #[derive(Debug)]
-pub(crate) struct CqParker(SharedRef<CqHeader>);
+pub(crate) struct CqParker(Arc<CqShared>);
 
 impl CqParker {
     pub(crate) fn parker(&self) -> &wait::Parker {
-        &self.0.parker
+        &self.0.ring.header.parker
     }
 }
 

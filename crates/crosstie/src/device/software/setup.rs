@@ -165,16 +165,7 @@ impl Pd {
         let (key, addr) = (tagged.key, tagged.address(pointer));
         let offset = memory.map_or(IN_PLACE, |memory| memory.at);
         device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
-        Ok(Mr {
-            handle: self.handle.clone(),
-            key,
-            pd,
-            addr,
-            len,
-            memory,
-            operations: None,
-            is_removed: false,
-        })
+        Ok(Mr { handle: self.handle.clone(), key, pd, addr, memory, operations: None, is_removed: false })
     }
 }
 
@@ -185,7 +176,6 @@ pub struct Mr {
     key: RegionKey,
     /// With its tag.
     addr: u64,
-    len: usize,
     pd: u32,
     /// `None` for memory registered in place.
     memory: Option<Allocation>,
@@ -201,10 +191,6 @@ impl Mr {
 
     pub(crate) fn pointer(&self) -> *mut u8 {
         region_keys::pointer(self.addr)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 
     pub(crate) fn lkey(&self) -> u32 {

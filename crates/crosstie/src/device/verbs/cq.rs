@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use rdma_mummy_sys as ffi;
 
-use super::biased_lock::{BiasedLock, OtherGuard};
 use super::send_ring::SendRing;
 use super::setup::{DeviceInner, check_limit, creation_error, nonblocking, readable};
 use crate::device::{Completion, CqConfig, CqError, DeviceError};
+use crate::ring::biased_lock::{BiasedLock, OtherGuard};
 
 /// Completions that are taken from the device before the caller gets them. The lock is not held while the caller's code
 /// runs, because that code may destroy a queue pair of this completion queue.

@@ -32,7 +32,6 @@
 //!    └── Cq ◄─┴── RcQp, UdQp ◄╌╌ FailHandle (a Weak)
 //! ```
 
-mod biased_lock;
 mod connect;
 mod cq;
 mod datapath;

@@ -16,7 +16,7 @@ impl Pd {
         let memory = Mapping::new(len.max(1))?;
         // SAFETY: the mapping is as long as requested, and moves into the `Mr`, which deregisters it before unmapping it.
         let mut mr = unsafe { self.register(memory.start, memory.len, access)? };
-        (mr.len, mr.memory) = (len, Some(memory));
+        mr.memory = Some(memory);
         Ok(mr)
     }
 
@@ -68,7 +68,7 @@ impl Pd {
         }
         // SAFETY: the call that returned it filled the structure in; it lives until the region is deregistered.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Mr { mr, start, len, lkey, rkey, memory: None, _pd: self.inner.clone() })
+        Ok(Mr { mr, start, lkey, rkey, memory: None, _pd: self.inner.clone() })
     }
 }
 
@@ -77,7 +77,6 @@ impl Pd {
 pub(crate) struct Mr {
     mr: *mut ffi::ibv_mr,
     start: *mut u8,
-    len: usize,
     lkey: u32,
     rkey: u32,
     /// Memory that we allocated; unmapped after `drop` has deregistered it.
@@ -93,10 +92,6 @@ unsafe impl Sync for Mr {}
 impl Mr {
     pub(crate) fn addr(&self) -> u64 {
         self.start.expose_provenance() as u64
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 
     pub(crate) fn lkey(&self) -> u32 {

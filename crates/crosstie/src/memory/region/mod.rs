@@ -79,7 +79,7 @@ pub use kept::{KeptMemory, kept_memory};
 pub use owned::{OwnedRegion, RegisterError, StableMemory, StillInUse};
 pub use shared_buffer::{SharedBuffer, SharedMemory};
 
-use crate::device::{Access, DeviceAddress, Mr, RemoteAddr};
+use crate::device::{Access, DeviceAddress, Mr, RemoteAddr, RemoteMemory};
 
 impl Mr {
     /// Describes the region to a peer. `owner` is the address of the device that it belongs to.
@@ -95,6 +95,14 @@ impl Mr {
             // Memory of this process does not reach beyond the last address.
             Err(error) => unreachable!("{error}"),
         }
+    }
+}
+
+impl From<&RemoteRegion> for RemoteMemory {
+    /// Without rights and owner.
+    #[inline]
+    fn from(region: &RemoteRegion) -> RemoteMemory {
+        RemoteMemory { addr: region.addr(), len: region.len(), rkey: region.rkey(), reserved: 0 }
     }
 }
 

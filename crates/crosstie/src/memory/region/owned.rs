@@ -1,5 +1,6 @@
 //! Memory of one owner, registered in place.
 
+use core::any::Any;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::time::Duration;
@@ -37,6 +38,13 @@ unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableMemory for Vec<T> {
 unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableMemory for Box<[T]> {
     fn bytes(&mut self) -> *mut [u8] {
         core::ptr::slice_from_raw_parts_mut(self.as_mut_ptr().cast(), size_of_val::<[T]>(self))
+    }
+}
+
+// SAFETY: the bytes of the owner inside, which a move of the box does not even move.
+unsafe impl<M: StableMemory> StableMemory for Box<M> {
+    fn bytes(&mut self) -> *mut [u8] {
+        (**self).bytes()
     }
 }
 
@@ -78,6 +86,16 @@ impl<M: Send + 'static> OwnedRegion<M> {
         OwnedRegion { mr: Some(mr), memory: MaybeUninit::new(memory) }
     }
 
+    /// Turns the owner into another type, for example into a trait object.
+    pub(crate) fn map_owner<N: Send + 'static>(mut self, wrap: impl FnOnce(M) -> N) -> OwnedRegion<N> {
+        let Some(mr) = self.mr.take() else {
+            unreachable!("the region is taken out only by those who consume it")
+        };
+        // SAFETY: initialised, because `mr` was there; `mr` is taken out, so nobody reads it again.
+        let memory = wrap(unsafe { self.memory.assume_init_read() });
+        OwnedRegion { mr: Some(mr), memory: MaybeUninit::new(memory) }
+    }
+
     /// The region.
     #[inline]
     pub fn mr(&self) -> &Mr {
@@ -100,11 +118,23 @@ impl<M: Send + 'static> OwnedRegion<M> {
             Ok(()) => Ok(unsafe { self.memory.assume_init_read() }),
             Err(error) => {
                 self.mr = Some(error.region);
-                Err(StillInUse { region: self, process: error.process })
+                Err(StillInUse { region: Box::new(self), process: error.process })
             }
         }
     }
 }
+
+impl OwnedRegion<Box<dyn Any + Send>> {
+    /// Whether the owner has this type.
+    pub(crate) fn memory_is<M: 'static>(&self) -> bool {
+        // SAFETY: initialised as long as `self` is not consumed. The type is read, not the memory.
+        unsafe { self.memory.assume_init_ref() }.is::<M>()
+    }
+}
+
+// SAFETY: through a shared reference only the region can be used, which is `Sync`, and the type of the owner can be asked for. The
+// owner itself is reached by those who have the `OwnedRegion`.
+unsafe impl<M: Send + 'static> Sync for OwnedRegion<M> {}
 
 impl<M: Send + 'static> Drop for OwnedRegion<M> {
     fn drop(&mut self) {
@@ -146,7 +176,7 @@ impl<M> fmt::Debug for RegisterError<M> {
 )]
 pub struct StillInUse<M: Send + 'static> {
     /// The region. No new operation of a peer reaches it.
-    pub region: OwnedRegion<M>,
+    pub region: Box<OwnedRegion<M>>,
     /// The peer's process, if it is known.
     pub process: Option<u32>,
 }

@@ -1,10 +1,9 @@
 //! A biased lock: almost free for its one regular user, expensive for everyone else.
 //!
-//! One thread polls a completion queue all the time; other threads touch it only when a queue pair on it is created, reset or
-//! destroyed. Drivers clean the queue while they destroy a queue pair, so the two must exclude each other. With the driver's
-//! own lock switched off (single-threaded queues) that is our task. The poller (the *owner*) pays two plain stores and one
-//! load per use. The others pay for the heavy half of [`fence`], which replaces the fence that the owner leaves out. The
-//! device registers for it when it is opened.
+//! One thread polls a completion queue, or uses a connection, all the time; other threads touch it only when a queue pair is
+//! created, reset or destroyed, or when a rail has failed. The regular user (the *owner*) pays two plain stores and one load per
+//! use. The others pay for the heavy half of [`fence`], which replaces the fence that the owner leaves out. A device registers
+//! for it when it is opened.
 //!
 //! ```text
 //!  owner                                  others (one at a time, under a mutex)
@@ -21,13 +20,13 @@ use core::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ring::fence;
 
 /// Protects a `T` between one owner ([`BiasedLock::lock_as_owner`]) and rare others ([`BiasedLock::lock`]).
 #[derive(Debug)]
-pub(super) struct BiasedLock<T> {
+pub(crate) struct BiasedLock<T> {
     /// The owner has the lock, or is about to take it.
     owner_inside: AtomicBool,
     /// Another thread has the lock, or is about to take it.
@@ -40,7 +39,7 @@ pub(super) struct BiasedLock<T> {
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 impl<T> BiasedLock<T> {
-    pub(super) fn new(value: T) -> BiasedLock<T> {
+    pub(crate) fn new(value: T) -> BiasedLock<T> {
         BiasedLock {
             owner_inside: AtomicBool::new(false),
             other_inside: AtomicBool::new(false),
@@ -55,7 +54,7 @@ impl<T> BiasedLock<T> {
     ///
     /// No two `OwnerGuard`s of one lock may exist at a time: there is one owner.
     #[inline]
-    pub(super) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
+    pub(crate) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
         loop {
             self.owner_inside.store(true, Relaxed);
             // This store and the load below must not change places; the partner is the heavy fence in `lock`.
@@ -76,7 +75,7 @@ impl<T> BiasedLock<T> {
     }
 
     /// Takes the lock as another thread. Waits for the owner, which holds it only while it reads a few completions.
-    pub(super) fn lock(&self) -> OtherGuard<'_, T> {
+    pub(crate) fn lock(&self) -> OtherGuard<'_, T> {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         self.other_inside.store(true, Relaxed);
         fence::heavy();
@@ -88,8 +87,30 @@ impl<T> BiasedLock<T> {
     }
 }
 
+/// The owner's handle: there is one, and using it needs exclusive access, so it needs no `unsafe`.
+#[derive(Debug)]
+pub(crate) struct BiasedOwner<T> {
+    lock: Arc<BiasedLock<T>>,
+}
+
+impl<T> BiasedOwner<T> {
+    /// Makes a lock; returns the owner's handle, and the lock for the others, who must not call
+    /// [`BiasedLock::lock_as_owner`].
+    pub(crate) fn new(value: T) -> (BiasedOwner<T>, Arc<BiasedLock<T>>) {
+        let lock = Arc::new(BiasedLock::new(value));
+        (BiasedOwner { lock: lock.clone() }, lock)
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub(crate) fn lock(&mut self) -> OwnerGuard<'_, T> {
+        // SAFETY: the guard borrows this handle exclusively, and there is one handle per lock.
+        unsafe { self.lock.lock_as_owner() }
+    }
+}
+
 /// The lock, held by the owner.
-pub(super) struct OwnerGuard<'a, T> {
+pub(crate) struct OwnerGuard<'a, T> {
     lock: &'a BiasedLock<T>,
 }
 
@@ -120,7 +141,7 @@ impl<T> DerefMut for OwnerGuard<'_, T> {
 }
 
 /// The lock, held by another thread than the owner.
-pub(super) struct OtherGuard<'a, T> {
+pub(crate) struct OtherGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     _others: MutexGuard<'a, ()>,
 }

@@ -1,0 +1,423 @@
+//! One side of `bench endpoint`: its endpoint, its buffers, and the measured loops, which are what a user of the library would write.
+//!
+//! ```text
+//! target   memory that the other side's operations access: one slot for each operation that can be under way
+//! pool     buffers, or batches with their buffers, for the operations of this side
+//! ```
+//!
+//! The first 8 bytes of a payload are the number of its operation. The leading side ends a slice by a flag in its last message.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crosstie::device::{Device, RemoteMemory};
+use crosstie::endpoint::{
+    Batch, Buffer, Completed, Endpoint, EndpointAddress, EndpointConfig, EndpointCounters, Lend, Local,
+    OperationFuture, Progress, Remote,
+};
+use crosstie::telemetry::Histogram;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::plan::{Op, Plan};
+use crate::error::Error;
+use crate::limits::Throughput;
+use crate::spin_wait::SpinWait;
+
+/// Flag in the number of the last message of a slice.
+const END: u64 = 1 << 31;
+/// The other bits of a number.
+const NUMBER: u64 = END - 1;
+/// The value of every byte in the memory that reads read.
+const PATTERN: u8 = 0x5A;
+/// Immediates that can be under way.
+const IMM_WINDOW: u32 = 256;
+/// Receives that are posted at a time, if messages are small.
+const RECEIVES: usize = 64;
+
+/// One side.
+pub(super) struct EndpointPeer {
+    plan: Plan,
+    endpoint: Endpoint,
+    target: Buffer,
+    slots: usize,
+    remote: Option<RemoteMemory>,
+    buffers: Vec<Buffer>,
+    batches: Vec<PagedBatch>,
+    /// Receives that are waiting for messages.
+    receives: VecDeque<OperationFuture<Buffer>>,
+    spin: SpinWait,
+    sent: u64,
+    received: u64,
+    pub(super) tally: Tally,
+}
+
+/// What one side has counted.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    pub(super) messages: u64,
+    pub(super) batches: u64,
+    pub(super) blocks: u64,
+    pub(super) errors: u64,
+}
+
+/// A batch with one local buffer and one remote region.
+struct PagedBatch {
+    batch: Batch,
+    local: Local,
+    remote: Remote,
+}
+
+/// An operation that is under way.
+enum Pending {
+    Buffer(OperationFuture<Buffer>),
+    Batch(OperationFuture<Batch>, Local, Remote),
+}
+
+impl EndpointPeer {
+    pub(super) fn open(plan: &Plan, device: &Device, spin: SpinWait) -> Result<EndpointPeer, Error> {
+        let config = EndpointConfig {
+            qps: plan.qps,
+            operations: (2 * plan.depth + 2 * RECEIVES + 16) as u32,
+            slots: (plan.depth + 16).min(4095) as u16,
+            messages: plan.depth.clamp(RECEIVES, 1024) as u16,
+            imm_window: IMM_WINDOW,
+            // A side that gets nothing for 5 s gives up by itself.
+            deadline: None,
+            progress: if plan.progress_thread { Progress::Thread } else { Progress::Caller },
+            ..EndpointConfig::default()
+        };
+        let endpoint = Endpoint::new(device, &Arc::new(device.alloc_pd()?), &config)?;
+        // Immediates may be that far behind the data.
+        let ahead = if plan.op == Op::WriteImm { IMM_WINDOW as usize } else { 0 };
+        let slots = if plan.bytes() <= 4096 { plan.depth + 1 + ahead } else { plan.depth + 1 };
+        let target = endpoint.allocate(slots * stride(plan))?;
+        let fill = if plan.op == Op::Read { PATTERN } else { 0 };
+        target.write(0, &vec![fill; slots * stride(plan)])?;
+        let mut peer = EndpointPeer {
+            plan: plan.clone(),
+            endpoint,
+            target,
+            slots,
+            remote: None,
+            buffers: Vec::new(),
+            batches: Vec::new(),
+            receives: VecDeque::new(),
+            spin,
+            sent: 0,
+            received: 0,
+            tally: Tally::default(),
+        };
+        for _ in 0..plan.depth + 1 {
+            let buffer = peer.endpoint.allocate(stride(plan))?;
+            // Touches every page before the first slice.
+            buffer.write(0, &vec![1; stride(plan)])?;
+            peer.buffers.push(buffer);
+        }
+        Ok(peer)
+    }
+
+    /// What the other side needs: the address and the target memory.
+    pub(super) fn address_bytes(&self) -> Vec<u8> {
+        [self.target.remote().as_bytes(), &self.endpoint.address().to_bytes()].concat()
+    }
+
+    pub(super) fn connect(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let (remote, address) = RemoteMemory::read_from_prefix(bytes).map_err(|_| Error::Protocol)?;
+        let address = EndpointAddress::from_bytes(address).map_err(|_| Error::Protocol)?;
+        self.endpoint.connect(&address).map_err(Error::rpc("connecting the endpoints"))?;
+        self.remote = Some(remote);
+        if self.plan.batch > 1 {
+            for buffer in self.buffers.drain(..) {
+                let mut batch = Batch::with_capacity(self.plan.batch);
+                let (local, remote) = (batch.local(buffer), batch.remote(remote));
+                self.batches.push(PagedBatch { batch, local, remote });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn counters(&self) -> EndpointCounters {
+        self.endpoint.counters()
+    }
+
+    /// Runs one slice. The leading side returns its throughput and records latencies; `issue` records how long starting an operation
+    /// took.
+    pub(super) fn run_slice(
+        &mut self,
+        slice: Duration,
+        leads: bool,
+        latency: &mut Histogram,
+        issue: &mut Histogram,
+    ) -> Result<Option<Throughput>, Error> {
+        match (leads, self.plan.is_ping_pong()) {
+            (true, true) => self.lead_ping_pong(slice, latency).map(Some),
+            (true, false) => self.lead_stream(slice, latency, issue).map(Some),
+            (false, true) => self.follow_ping_pong().map(|()| None),
+            (false, false) if self.plan.op.is_received() => self.follow_stream().map(|()| None),
+            (false, false) => self.assist().map(|()| None),
+        }
+    }
+
+    /// Operations in one direction, `depth` at a time.
+    fn lead_stream(
+        &mut self,
+        slice: Duration,
+        latency: &mut Histogram,
+        issue: &mut Histogram,
+    ) -> Result<Throughput, Error> {
+        let (begin, first) = (Instant::now(), self.sent);
+        let mut pending: VecDeque<(Pending, Instant)> = VecDeque::with_capacity(self.plan.depth);
+        let mut now = begin;
+        loop {
+            let over = now - begin >= slice;
+            while !over && pending.len() < self.plan.depth {
+                let (at, number) = (Instant::now(), self.sent & NUMBER);
+                pending.push_back((self.start(number)?, at));
+                if self.plan.batch > 1 {
+                    issue.record(at.elapsed().as_nanos() as u64);
+                }
+                self.sent += 1;
+            }
+            let Some((operation, at)) = pending.pop_front() else { break };
+            self.finish(operation)?;
+            now = Instant::now();
+            latency.record((now - at).as_nanos() as u64);
+        }
+        let time = begin.elapsed();
+        if self.plan.op.is_received() {
+            let last = self.start(self.sent & NUMBER | END)?;
+            self.finish(last)?;
+            self.sent += 1;
+        }
+        Ok(Throughput { operations: (self.sent - first) * self.plan.batch as u64, time })
+    }
+
+    /// The other side of [`EndpointPeer::lead_stream`], for operations that it receives.
+    fn follow_stream(&mut self) -> Result<(), Error> {
+        loop {
+            if self.receive()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The other side of operations that it does not notice. Nothing is to do.
+    fn assist(&mut self) -> Result<(), Error> {
+        self.endpoint.progress();
+        Ok(())
+    }
+
+    /// Round trips, one at a time.
+    fn lead_ping_pong(&mut self, slice: Duration, latency: &mut Histogram) -> Result<Throughput, Error> {
+        let begin = Instant::now();
+        let (mut last, mut round_trips) = (begin, 0);
+        loop {
+            let over = last - begin >= slice;
+            let number = self.sent & NUMBER | if over { END } else { 0 };
+            self.post_receives()?;
+            let sent = self.start(number)?;
+            self.receive()?;
+            self.finish(sent)?;
+            self.sent += 1;
+            let now = Instant::now();
+            latency.record((now - last).as_nanos() as u64);
+            (last, round_trips) = (now, round_trips + 1);
+            if over {
+                return Ok(Throughput {
+                    operations: round_trips * self.plan.batch as u64,
+                    time: last - begin,
+                });
+            }
+        }
+    }
+
+    /// The other side of [`EndpointPeer::lead_ping_pong`].
+    fn follow_ping_pong(&mut self) -> Result<(), Error> {
+        loop {
+            let over = self.receive()?;
+            let sent = self.start(self.sent & NUMBER)?;
+            self.finish(sent)?;
+            self.sent += 1;
+            if over {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Starts operation `number`.
+    fn start(&mut self, number: u64) -> Result<Pending, Error> {
+        let Plan { op, batch, .. } = self.plan;
+        let remote = self.remote.ok_or(Error::Protocol)?;
+        let slot = ((number & NUMBER) % self.slots as u64) as usize * stride(&self.plan);
+        self.tally.messages += 1;
+        if batch > 1 {
+            return self.start_batch(number, slot);
+        }
+        let buffer = self.buffers.pop().ok_or(Error::Protocol)?;
+        if op != Op::Read {
+            buffer.write(0, &number.to_le_bytes())?;
+        }
+        let (endpoint, bytes) = (&self.endpoint, ..self.plan.payload);
+        let started = match op {
+            Op::Send => endpoint.send(buffer, bytes),
+            Op::Read => endpoint.read(buffer, bytes, &remote, slot as u64),
+            Op::Write => endpoint.write(buffer, bytes, &remote, slot as u64),
+            Op::WriteImm => endpoint.write_imm(buffer, bytes, &remote, slot as u64, number as u32),
+        };
+        Ok(Pending::Buffer(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?))
+    }
+
+    /// Starts a batch. Its blocks are scattered over the buffer and over the slot, so that none is next to the one before.
+    fn start_batch(&mut self, number: u64, slot: usize) -> Result<Pending, Error> {
+        let Plan { op, batch: blocks, payload, .. } = self.plan;
+        let PagedBatch { mut batch, local, remote } = self.batches.pop().ok_or(Error::Protocol)?;
+        batch.clear_blocks();
+        self.tally.batches += 1;
+        self.tally.blocks += blocks as u64;
+        if op != Op::Read {
+            let buffer = batch.buffer(local).ok_or(Error::Protocol)?;
+            buffer.write(0, &number.to_le_bytes())?;
+        }
+        let distance = payload.max(1).next_multiple_of(64);
+        for block in 0..blocks {
+            let place = scattered(block, blocks) * distance;
+            batch
+                .block(local, place, remote, (slot + place) as u64, payload)
+                .map_err(Error::rpc("adding a block"))?;
+        }
+        if op == Op::WriteImm {
+            batch.announce(number as u32).map_err(Error::rpc("announcing a batch"))?;
+        }
+        let started =
+            if op == Op::Read { self.endpoint.read_batch(batch) } else { self.endpoint.write_batch(batch) };
+        Ok(Pending::Batch(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?, local, remote))
+    }
+
+    /// Waits until an operation has ended, and takes its buffer back.
+    fn finish(&mut self, pending: Pending) -> Result<(), Error> {
+        let name = self.plan.op.name();
+        match pending {
+            Pending::Buffer(future) => {
+                let buffer = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
+                if self.plan.op == Op::Read {
+                    self.tally.errors += u64::from(number_in(&buffer)? != u64::from_le_bytes([PATTERN; 8]));
+                }
+                self.buffers.push(buffer);
+            }
+            Pending::Batch(future, local, remote) => {
+                let batch = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
+                if self.plan.op == Op::Read {
+                    let buffer = batch.buffer(local).ok_or(Error::Protocol)?;
+                    self.tally.errors += u64::from(number_in(buffer)? != u64::from_le_bytes([PATTERN; 8]));
+                }
+                self.batches.push(PagedBatch { batch, local, remote });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next message and checks it. Returns whether it is the last one of the slice.
+    fn receive(&mut self) -> Result<bool, Error> {
+        let expected = self.received & NUMBER;
+        self.received += 1;
+        let number = if self.plan.op == Op::Send {
+            self.post_receives()?;
+            let next = self.receives.pop_front().ok_or(Error::Protocol)?;
+            let completed = wait(&self.endpoint, next, "recv", &self.plan, &mut self.spin)?;
+            let number = number_in(&completed.buffer)?;
+            self.tally.errors += u64::from(completed.bytes != self.plan.payload as u64);
+            self.repost(completed.buffer)?;
+            number
+        } else {
+            let next = self.endpoint.imm_recv().map_err(|refused| Error::rpc("imm_recv")(refused.cause))?;
+            let completed = wait(&self.endpoint, next, "imm_recv", &self.plan, &mut self.spin)?;
+            let imm = u64::from(completed.imm.ok_or(Error::Protocol)?);
+            let mut number = [0; 8];
+            self.target.read(expected as usize % self.slots * stride(&self.plan), &mut number)?;
+            self.tally.errors += u64::from(u64::from_le_bytes(number) as u32 != imm as u32);
+            imm
+        };
+        self.tally.errors += u64::from(number & NUMBER != expected);
+        Ok(number & END != 0)
+    }
+
+    /// Keeps receives posted.
+    fn post_receives(&mut self) -> Result<(), Error> {
+        if self.plan.op != Op::Send {
+            return Ok(());
+        }
+        let enough = if self.plan.payload <= 4096 { RECEIVES } else { self.plan.depth + 1 };
+        while self.receives.len() < enough {
+            let buffer = self.endpoint.allocate(stride(&self.plan))?;
+            self.repost(buffer)?;
+        }
+        Ok(())
+    }
+
+    fn repost(&mut self, buffer: Buffer) -> Result<(), Error> {
+        let started = self.endpoint.recv(buffer, ..).map_err(|refused| Error::rpc("recv")(refused.cause))?;
+        self.receives.push_back(started);
+        Ok(())
+    }
+}
+
+/// Waits for an operation: polls, or parks if the endpoint has a thread of its own.
+fn wait<B: Lend>(
+    endpoint: &Endpoint,
+    mut future: OperationFuture<B>,
+    what: &'static str,
+    plan: &Plan,
+    spin: &mut SpinWait,
+) -> Result<Completed<B>, Error> {
+    let ended = if plan.progress_thread {
+        future.wait()
+    } else {
+        loop {
+            if let Some(ended) = future.try_take() {
+                break ended;
+            }
+            endpoint.progress();
+            if !future.is_ended() {
+                spin.idle()?;
+            }
+        }
+    };
+    spin.reset();
+    ended.map_err(|failed| Error::rpc(what)(failed.cause))
+}
+
+fn number_in(buffer: &Buffer) -> Result<u64, Error> {
+    let mut number = [0; 8];
+    buffer.read(0, &mut number)?;
+    Ok(u64::from_le_bytes(number))
+}
+
+/// Distance between two slots, and length of a buffer.
+fn stride(plan: &Plan) -> usize {
+    plan.payload.max(1).next_multiple_of(64) * plan.batch
+}
+
+/// The place of a block among all: a permutation that leaves the first block in its place and puts no two neighbours side by side.
+fn scattered(block: usize, blocks: usize) -> usize {
+    // Even places first, then odd ones, each from both ends.
+    let half = blocks.div_ceil(2);
+    if block < half { 2 * block } else { 2 * (block - half) + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scattered_blocks_are_a_permutation_without_neighbours() {
+        for blocks in [1, 2, 3, 8, 1001] {
+            let places: Vec<usize> = (0..blocks).map(|block| scattered(block, blocks)).collect();
+            let mut sorted = places.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..blocks));
+            assert_eq!(places[0], 0);
+            assert!(blocks < 3 || places.windows(2).all(|pair| pair[0] + 1 != pair[1]), "{places:?}");
+        }
+    }
+}

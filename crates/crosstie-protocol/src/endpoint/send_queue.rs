@@ -1,0 +1,221 @@
+//! The work requests of one queue pair that have not completed, oldest first.
+//!
+//! Not every request is signaled. A completion of one request also tells that those before it have succeeded, because a reliable
+//! queue pair executes requests in order.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::slots::SlotKey;
+use super::wr_id::{POSITION_BITS, WorkKind};
+
+/// A posted work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Posted {
+    /// What it is for.
+    pub kind: WorkKind,
+    /// Its slot.
+    pub slot: SlotKey,
+    /// The blocks of its batch that it carries: the first one, and how many.
+    pub first_block: u32,
+    /// See `first_block`.
+    pub blocks: u32,
+    /// Whether success produces a completion.
+    pub signaled: bool,
+}
+
+impl Posted {
+    /// The blocks of its batch that it carries.
+    pub fn block_range(&self) -> Range<u32> {
+        self.first_block..self.first_block.saturating_add(self.blocks)
+    }
+}
+
+/// The completion names no request that is outstanding: it arrived late, twice, or was made up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StaleCompletion;
+
+/// The requests of one queue pair. See the [module](self).
+#[derive(Debug)]
+pub struct SendQueue {
+    /// A power of two of them, so that a position is an index after a mask.
+    entries: Box<[Option<Posted>]>,
+    depth: usize,
+    head: u64,
+    tail: u64,
+}
+
+impl SendQueue {
+    /// A queue of at most `depth` requests.
+    pub fn new(depth: usize) -> SendQueue {
+        let depth = depth.clamp(1, 1 << (POSITION_BITS - 1));
+        let entries: Vec<Option<Posted>> = core::iter::repeat_n(None, depth.next_power_of_two()).collect();
+        SendQueue { entries: entries.into(), depth, head: 0, tail: 0 }
+    }
+
+    /// Requests that have not completed.
+    #[inline]
+    pub fn len(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+
+    /// Whether all requests have completed.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Requests that can be posted.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.depth - self.len()
+    }
+
+    /// The position that the next request gets.
+    #[inline]
+    pub fn next_position(&self) -> u32 {
+        self.tail as u32 & ((1 << POSITION_BITS) - 1)
+    }
+
+    #[inline]
+    fn index(&self, position: u64) -> usize {
+        position as usize & (self.entries.len() - 1)
+    }
+
+    /// Adds a request that was posted with the [next position](SendQueue::next_position). `false`: there is no room.
+    #[inline]
+    pub fn push(&mut self, posted: Posted) -> bool {
+        if self.room() == 0 {
+            return false;
+        }
+        let index = self.index(self.tail);
+        self.entries[index] = Some(posted);
+        self.tail += 1;
+        true
+    }
+
+    /// Takes the request that a completion names, after all those before it, which have succeeded. `each` gets every request and
+    /// whether it is the one that the completion names.
+    ///
+    /// Refuses a completion that names no outstanding request of this slot, and one that would skip a signaled request, whose own
+    /// completion must come first.
+    #[inline]
+    pub fn complete(
+        &mut self,
+        position: u32,
+        kind: WorkKind,
+        slot: SlotKey,
+        mut each: impl FnMut(Posted, bool),
+    ) -> Result<(), StaleCompletion> {
+        let ahead = position.wrapping_sub(self.head as u32) & ((1 << POSITION_BITS) - 1);
+        if u64::from(ahead) >= self.tail - self.head {
+            return Err(StaleCompletion);
+        }
+        let target = self.head + u64::from(ahead);
+        let named = self.entries[self.index(target)];
+        if !named.is_some_and(|posted| posted.kind == kind && posted.slot == slot) {
+            return Err(StaleCompletion);
+        }
+        if (self.head..target).any(|at| self.entries[self.index(at)].is_some_and(|posted| posted.signaled)) {
+            return Err(StaleCompletion);
+        }
+        while self.head <= target {
+            let index = self.index(self.head);
+            self.head += 1;
+            if let Some(posted) = self.entries[index].take() {
+                each(posted, self.head > target);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all requests, because the queue pair was reset and no completion will come.
+    pub fn drain(&mut self, mut each: impl FnMut(Posted)) {
+        while self.head < self.tail {
+            let index = self.index(self.head);
+            self.head += 1;
+            if let Some(posted) = self.entries[index].take() {
+                each(posted);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn posted(index: u16, signaled: bool) -> Posted {
+        Posted {
+            kind: WorkKind::Transfer,
+            slot: SlotKey { index, generation: 1 },
+            first_block: u32::from(index),
+            blocks: 1,
+            signaled,
+        }
+    }
+
+    #[test]
+    fn completion_covers_the_unsignaled_requests_before_it() {
+        let mut queue = SendQueue::new(4);
+        assert!(queue.push(posted(0, false)) && queue.push(posted(1, false)) && queue.push(posted(2, true)));
+        assert!(queue.push(posted(3, true)));
+        assert!(!queue.push(posted(4, true)), "full");
+        let mut seen = vec![];
+        let slot = SlotKey { index: 2, generation: 1 };
+        assert_eq!(
+            queue
+                .complete(2, WorkKind::Transfer, slot, |posted, named| seen.push((posted.slot.index, named))),
+            Ok(())
+        );
+        assert_eq!(seen, [(0, false), (1, false), (2, true)]);
+        assert_eq!(
+            queue.complete(2, WorkKind::Transfer, slot, |_, _| panic!()),
+            Err(StaleCompletion),
+            "twice"
+        );
+        let wrong = SlotKey { index: 3, generation: 2 };
+        assert_eq!(
+            queue.complete(3, WorkKind::Transfer, wrong, |_, _| panic!()),
+            Err(StaleCompletion),
+            "generation"
+        );
+        assert_eq!((queue.len(), queue.room()), (1, 3));
+    }
+
+    proptest! {
+        /// Any completion, also a made-up one, takes each request at most once and in order; a completion that is due is never
+        /// refused.
+        #[test]
+        fn each_request_completes_once_in_order(
+            signaled in proptest::collection::vec(any::<bool>(), 1..40),
+            noise in proptest::collection::vec((any::<u32>(), 0u16..40, 0u32..3), 0..40),
+        ) {
+            let mut queue = SendQueue::new(64);
+            for (index, signaled) in signaled.iter().enumerate() {
+                prop_assert!(queue.push(posted(index as u16, *signaled)));
+            }
+            let mut seen = vec![];
+            let mut noise = noise.into_iter();
+            for (index, signaled) in signaled.iter().enumerate() {
+                if let Some((position, index, generation)) = noise.next()
+                    && !(position == u32::from(index) && generation == 1)
+                {
+                    let slot = SlotKey { index, generation };
+                    let before = queue.len();
+                    prop_assert_eq!(queue.complete(position, WorkKind::Transfer, slot, |_, _| ()), Err(StaleCompletion));
+                    prop_assert_eq!(queue.len(), before);
+                }
+                if *signaled {
+                    let slot = SlotKey { index: index as u16, generation: 1 };
+                    prop_assert_eq!(queue.complete(index as u32, WorkKind::Transfer, slot, |posted, _| seen.push(posted.slot.index)), Ok(()));
+                }
+            }
+            queue.drain(|posted| seen.push(posted.slot.index));
+            prop_assert_eq!(seen, (0..signaled.len() as u16).collect::<Vec<_>>());
+        }
+    }
+}

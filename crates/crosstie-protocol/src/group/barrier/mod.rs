@@ -1,0 +1,393 @@
+//! BARRIER: a tree that gathers arrivals and spreads the release (RHiNET §4).
+//!
+//! ```text
+//!          0            arrivals go up, when a member and all its children have arrived:    N - 1 messages
+//!        /   \          the release goes down:                                              N - 1 messages
+//!       1     2         steps, one after the other: at most 2 log2 N
+//!      / \
+//!     3   4
+//! ```
+//!
+//! Rounds are numbered from 1 and never repeat, so an arrival that comes early is only noted.
+//!
+//! - Members that take part may change between rounds: a change is spread with a release, in the old tree, and holds from the next
+//!   round on.
+//! - A death ends one round with an error at every survivor, the same round for all: a round that has succeeded for one survivor
+//!   succeeds for all (`heal.rs`). The barrier then goes on without the dead member.
+//! - A member that stops waiting (time-out) has still arrived. If it enters again, it waits for the same round.
+//!
+//! All packets between two members must arrive once and in order, or one of the two is declared dead.
+
+mod heal;
+mod tree;
+
+use alloc::boxed::Box;
+
+use thiserror::Error;
+
+use super::control::{Control, Status};
+use super::member::{MemberId, MemberSet};
+use super::{ControlViolation, Event, Output, Scope};
+use heal::Healing;
+pub use heal::Rounds;
+pub use tree::{Tree, TreeOptions};
+
+/// No round has failed.
+const NEVER: u64 = u64::MAX;
+
+/// The result of entering a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BarrierOutcome {
+    /// The round ends with an event. If this member was the last to arrive, the event has been given already.
+    Waiting(u64),
+    /// The round has ended already, while nobody waited for it.
+    Completed(u64),
+    /// The round has failed already: these members died.
+    Failed {
+        /// The round.
+        round: u64,
+        /// The members that died.
+        dead: MemberSet,
+    },
+}
+
+/// Why a barrier operation is refused. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
+pub enum BarrierError {
+    /// The group has no barrier with this number.
+    #[error("the group has no barrier {0}")]
+    Unknown(u32),
+    /// This member waits in the barrier already.
+    #[error("this member already waits in barrier {0}")]
+    AlreadyWaiting(u32),
+    /// This member does not take part.
+    #[error("this member does not take part in barrier {0}: join it first")]
+    NotActive(u32),
+    /// This member takes part already.
+    #[error("this member already takes part in barrier {0}")]
+    AlreadyActive(u32),
+    /// The group has declared this member dead.
+    #[error("the group has declared this member dead")]
+    Expelled,
+    /// Too few members are alive to decide anything.
+    #[error("too few members are alive: this may be the smaller part of a divided group")]
+    NoQuorum,
+}
+
+/// One barrier, as one member sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Barrier {
+    id: u32,
+    options: TreeOptions,
+    tree: Tree,
+    rounds: Rounds,
+    /// The last round that each member's subtree is known to have entered.
+    arrived: Box<[u64]>,
+    /// The last round that this member has entered, that has ended for the application, and whose arrival was sent up.
+    entered: u64,
+    reported: u64,
+    sent: u64,
+    /// The application waits for `entered`.
+    waiting: bool,
+    deadline: Option<u64>,
+    /// The outcome of the current round is being found out after a death.
+    frozen: bool,
+    joining: bool,
+    leaving: bool,
+    /// The root's list of changes for the next release.
+    joins: MemberSet,
+    leaves: MemberSet,
+    healing: Option<Healing>,
+}
+
+impl Barrier {
+    pub(super) fn new(
+        id: u32,
+        me: MemberId,
+        members: usize,
+        active: MemberSet,
+        options: TreeOptions,
+    ) -> Self {
+        Barrier {
+            id,
+            tree: Tree::new(me, &active, &options),
+            options,
+            rounds: Rounds { ended: 0, failed_from: NEVER, blame: MemberSet::EMPTY, active },
+            arrived: (0..members).map(|_| 0).collect(),
+            entered: 0,
+            reported: 0,
+            sent: 0,
+            waiting: false,
+            deadline: None,
+            frozen: false,
+            joining: false,
+            leaving: false,
+            joins: MemberSet::EMPTY,
+            leaves: MemberSet::EMPTY,
+            healing: None,
+        }
+    }
+
+    pub(super) fn enter<O: Output>(
+        &mut self,
+        deadline: Option<u64>,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<BarrierOutcome, BarrierError> {
+        if self.waiting {
+            return Err(BarrierError::AlreadyWaiting(self.id));
+        }
+        let round = self.reported + 1;
+        if round <= self.rounds.ended {
+            self.reported = round;
+            self.entered = self.entered.max(round);
+            return Ok(self.outcome(round));
+        }
+        if !self.takes_part(scope.me) || self.leaving {
+            return Err(BarrierError::NotActive(self.id));
+        }
+        self.entered = round;
+        self.waiting = true;
+        self.deadline = deadline;
+        self.advance(scope);
+        Ok(BarrierOutcome::Waiting(round))
+    }
+
+    pub(super) fn join<O: Output>(&mut self, scope: &mut Scope<'_, O>) -> Result<(), BarrierError> {
+        if self.takes_part(scope.me) || self.joining {
+            return Err(BarrierError::AlreadyActive(self.id));
+        }
+        self.joining = true;
+        if !self.frozen {
+            self.ask_root(Control::BarrierJoin { barrier: self.id, member: scope.me }, scope);
+        }
+        Ok(())
+    }
+
+    pub(super) fn leave<O: Output>(&mut self, scope: &mut Scope<'_, O>) -> Result<(), BarrierError> {
+        if !self.takes_part(scope.me) || self.leaving {
+            return Err(BarrierError::NotActive(self.id));
+        }
+        self.leaving = true;
+        if !self.frozen {
+            self.ask_root(Control::BarrierLeave { barrier: self.id, member: scope.me }, scope);
+            self.advance(scope);
+        }
+        Ok(())
+    }
+
+    pub(super) fn takes_part(&self, member: MemberId) -> bool {
+        self.rounds.active.contains(member)
+    }
+
+    pub(super) fn active(&self) -> &MemberSet {
+        &self.rounds.active
+    }
+
+    pub(super) fn rounds_ended(&self) -> u64 {
+        self.rounds.ended
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    /// Children whose arrival is missing for the current round.
+    pub(super) fn missing_children(&self) -> impl Iterator<Item = MemberId> + '_ {
+        let round = self.rounds.ended + 1;
+        self.tree.children.iter().copied().filter(move |child| self.arrived[child.index()] < round)
+    }
+
+    pub(super) fn status(&self) -> Status {
+        Status::Barrier {
+            entered: self.entered,
+            ended: self.rounds.ended,
+            waits_for: if self.entered > self.rounds.ended { self.missing_children().next() } else { None },
+        }
+    }
+
+    pub(super) fn expire<O: Output>(&mut self, now: u64, scope: &mut Scope<'_, O>) {
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            self.deadline = None;
+            self.waiting = false;
+            scope.out.event(Event::BarrierTimedOut { barrier: self.id, round: self.entered });
+        }
+    }
+
+    /// The application stops waiting. It has still arrived.
+    pub(super) fn cancel(&mut self) -> bool {
+        self.deadline = None;
+        core::mem::take(&mut self.waiting)
+    }
+
+    pub(super) fn fail<O: Output>(&mut self, error: BarrierError, scope: &mut Scope<'_, O>) {
+        if self.cancel() {
+            scope.out.event(Event::BarrierRefused { barrier: self.id, error });
+        }
+    }
+
+    pub(super) fn handle<O: Output>(
+        &mut self,
+        from: MemberId,
+        packet: &Control,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<(), ControlViolation> {
+        match *packet {
+            Control::BarrierArrive { round, .. } => {
+                let arrived = &mut self.arrived[from.index()];
+                *arrived = (*arrived).max(round);
+                self.advance(scope);
+                Ok(())
+            }
+            Control::BarrierRelease { round, active, .. } => {
+                // An old release, which a death has overtaken.
+                if self.frozen || round <= self.rounds.ended {
+                    return Ok(());
+                }
+                if Some(from) != self.tree.parent || round != self.rounds.ended + 1 || self.sent < round {
+                    return Err(ControlViolation::Barrier { barrier: self.id });
+                }
+                self.release(round, active, scope);
+                Ok(())
+            }
+            Control::BarrierJoin { member, .. } => {
+                self.ask_root(Control::BarrierJoin { barrier: self.id, member }, scope);
+                Ok(())
+            }
+            Control::BarrierLeave { member, .. } => {
+                self.ask_root(Control::BarrierLeave { barrier: self.id, member }, scope);
+                Ok(())
+            }
+            Control::BarrierWelcome { round, active, .. } => {
+                if self.joining && active.contains(scope.me) {
+                    self.rounds =
+                        Rounds { ended: round, failed_from: NEVER, blame: MemberSet::EMPTY, active };
+                    self.start_taking_part(scope);
+                }
+                Ok(())
+            }
+            _ => self.handle_heal(from, packet, scope),
+        }
+    }
+
+    /// Reports what has become possible: sends the arrival up, or releases the round at the root.
+    fn advance<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
+        let round = self.rounds.ended + 1;
+        if self.frozen || !self.takes_part(scope.me) || (self.entered < round && !self.leaving) {
+            return;
+        }
+        if self.missing_children().next().is_some() {
+            return;
+        }
+        match self.tree.parent {
+            Some(parent) if self.sent < round => {
+                self.sent = round;
+                scope.send(parent, &Control::BarrierArrive { barrier: self.id, round });
+            }
+            Some(_) => {}
+            None => {
+                let active = self.changed_active(scope.dead);
+                self.release(round, active, scope);
+            }
+        }
+    }
+
+    /// Who takes part after this round, if it changes. At the root.
+    fn changed_active(&mut self, dead: &MemberSet) -> Option<MemberSet> {
+        let changed = self.rounds.active.union(&self.joins).without(&self.leaves).without(dead);
+        // The last member stays: somebody has to know the round.
+        (changed != self.rounds.active && !changed.is_empty()).then_some(changed)
+    }
+
+    /// The round has succeeded: tells the children, and the application.
+    fn release<O: Output>(&mut self, round: u64, active: Option<MemberSet>, scope: &mut Scope<'_, O>) {
+        let barrier = self.id;
+        for child in &self.tree.children {
+            scope.send(*child, &Control::BarrierRelease { barrier, round, active });
+        }
+        self.rounds.ended = round;
+        self.rounds.failed_from = NEVER;
+        self.rounds.blame = MemberSet::EMPTY;
+        if let Some(active) = active {
+            if self.tree.parent.is_none() {
+                for member in active.without(&self.rounds.active).iter() {
+                    scope.send(member, &Control::BarrierWelcome { barrier, round, active });
+                }
+            }
+            self.change_active(active, scope);
+        }
+        self.report(scope);
+        // A member that leaves arrives by itself.
+        if self.leaving {
+            self.advance(scope);
+        }
+    }
+
+    fn change_active<O: Output>(&mut self, active: MemberSet, scope: &mut Scope<'_, O>) {
+        self.rounds.active = active;
+        self.tree.rebuild(scope.me, &self.rounds.active, &self.options);
+        self.joins = self.joins.without(&active);
+        self.leaves = self.leaves.intersection(&active);
+        if !self.takes_part(scope.me) && core::mem::take(&mut self.leaving) {
+            scope.out.event(Event::BarrierLeft { barrier: self.id });
+        }
+    }
+
+    fn start_taking_part<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
+        self.joining = false;
+        self.tree.rebuild(scope.me, &self.rounds.active, &self.options);
+        (self.entered, self.reported) = (self.rounds.ended, self.rounds.ended);
+        scope.out.event(Event::BarrierJoined { barrier: self.id, round: self.rounds.ended });
+    }
+
+    /// Tells the application that its round has ended, if it waits for it.
+    fn report<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
+        if self.leaving {
+            // The member arrives by itself; nobody asks for these rounds.
+            self.entered = self.entered.max(self.rounds.ended);
+            if !self.waiting {
+                self.reported = self.rounds.ended;
+            }
+        }
+        if self.waiting && self.reported < self.rounds.ended {
+            let round = self.reported + 1;
+            self.reported = round;
+            self.waiting = false;
+            self.deadline = None;
+            scope.out.event(match self.outcome(round) {
+                BarrierOutcome::Failed { round, dead } => {
+                    Event::BarrierFailed { barrier: self.id, round, dead }
+                }
+                _ => Event::BarrierCompleted { barrier: self.id, round },
+            });
+        }
+    }
+
+    fn outcome(&self, round: u64) -> BarrierOutcome {
+        if round >= self.rounds.failed_from {
+            BarrierOutcome::Failed { round, dead: self.rounds.blame }
+        } else {
+            BarrierOutcome::Completed(round)
+        }
+    }
+
+    /// Gives a wish to the root, directly or by way of a member that knows better who the root is.
+    fn ask_root<O: Output>(&mut self, wish: Control, scope: &mut Scope<'_, O>) {
+        let root = self.rounds.active.iter().find(|member| !scope.dead.contains(*member));
+        if root == Some(scope.me) {
+            match wish {
+                Control::BarrierJoin { member, .. } => {
+                    self.joins.insert(member);
+                    self.leaves.remove(member);
+                }
+                Control::BarrierLeave { member, .. } => {
+                    self.leaves.insert(member);
+                    self.joins.remove(member);
+                }
+                _ => {}
+            }
+        } else if let Some(root) = root {
+            scope.send(root, &wish);
+        }
+    }
+}

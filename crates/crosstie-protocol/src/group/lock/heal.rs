@@ -1,0 +1,320 @@
+//! After a death: the manager of each lock rebuilds its queue.
+//!
+//! The manager asks all live members (`LockQuery`). Each freezes its part of the queue, so that no lock is handed over any more, and
+//! reports it. From all reports the manager finds
+//!
+//! - where the token is: at the member with the newest fencing token, or on its way to the member that this one gave it to. If that
+//!   member is dead, the token is lost: the first in the queue gets a new one, higher than any that the dead member can have;
+//! - the order of the queue: tickets rise by one from place to place, so a member that does not know its own ticket knows it from
+//!   that of its successor. A place without a ticket is the end of the queue.
+//!
+//! It sends each member its new place (`LockHeal`). Reports and places name the dead members they are based on. If a further
+//! member dies, the manager starts again; members ignore places that are based on older knowledge.
+//!
+//! A manager heals one lock at a time, so its memory does not depend on the number of locks.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::super::control::Control;
+use super::super::member::{MemberId, MemberSet};
+use super::super::{ControlViolation, Event, Output, Scope};
+use super::{Locks, Place};
+
+/// A new token is higher than all that can exist: this many acquisitions fit between two losses.
+const TOKENS_PER_LOSS: u32 = 40;
+
+/// A member's part of a lock's queue, for the manager that rebuilds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueReport {
+    /// The member has the token.
+    pub has_token: bool,
+    /// The member is in the queue.
+    pub in_queue: bool,
+    /// The application waits for the lock or has it.
+    pub wanted: bool,
+    /// Its newest fencing token.
+    pub fence: u64,
+    /// Who got the token after that one.
+    pub gave_to: Option<MemberId>,
+    /// Its position in the queue, if it knows it.
+    pub ticket: Option<u32>,
+}
+
+const HAS_TOKEN: u8 = 1;
+const IN_QUEUE: u8 = 2;
+const WANTED: u8 = 4;
+const HAS_TICKET: u8 = 8;
+
+impl QueueReport {
+    pub(in super::super) fn encode_flags(&self) -> u8 {
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        flag(self.has_token, HAS_TOKEN)
+            | flag(self.in_queue, IN_QUEUE)
+            | flag(self.wanted, WANTED)
+            | flag(self.ticket.is_some(), HAS_TICKET)
+    }
+
+    pub(in super::super) fn decode(
+        flags: u8,
+        fence: u64,
+        gave_to: Option<MemberId>,
+        ticket: u32,
+    ) -> Option<Self> {
+        (flags & !(HAS_TOKEN | IN_QUEUE | WANTED | HAS_TICKET) == 0).then_some(QueueReport {
+            has_token: flags & HAS_TOKEN != 0,
+            in_queue: flags & IN_QUEUE != 0,
+            wanted: flags & WANTED != 0,
+            fence,
+            gave_to,
+            ticket: (flags & HAS_TICKET != 0).then_some(ticket),
+        })
+    }
+}
+
+/// A place in a rebuilt queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueuePlace {
+    /// The position in the queue.
+    pub ticket: u32,
+    /// Who comes next.
+    pub next: Option<MemberId>,
+}
+
+/// The lock that this manager is healing, and what it knows about it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Healing {
+    lock: Option<u32>,
+    reports: Box<[Option<QueueReport>]>,
+    /// Requests that arrived while their lock waits for healing, in order.
+    held_back: Vec<(u32, MemberId)>,
+}
+
+impl Healing {
+    pub(super) fn new(members: usize) -> Self {
+        Healing {
+            lock: None,
+            reports: (0..members).map(|_| None).collect(),
+            held_back: Vec::with_capacity(members),
+        }
+    }
+
+    pub(super) fn concerns(&self, lock: u32) -> bool {
+        self.lock == Some(lock)
+    }
+
+    /// Remembers a request: its order decides among places without a ticket.
+    pub(super) fn hold_back(&mut self, lock: u32, from: MemberId) {
+        if !self.held_back.contains(&(lock, from)) {
+            self.held_back.push((lock, from));
+        }
+    }
+}
+
+impl Locks {
+    /// Members have died. `before`: the members known to be dead until now.
+    pub(in super::super) fn on_deaths<O: Output>(&mut self, before: &MemberSet, scope: &mut Scope<'_, O>) {
+        for (lock, managed) in self.managed.iter_mut().enumerate() {
+            let lock = lock as u32;
+            let mine = scope.manager(lock) == Some(scope.me);
+            let inherited = super::manager(lock, scope.members, before) != Some(scope.me);
+            // A lock that nobody asked for has its token at its manager.
+            if mine && (managed.used || inherited || self.healing.lock == Some(lock)) {
+                managed.needs_heal = true;
+            }
+        }
+        self.healing.lock = None;
+        self.heal_next(scope);
+    }
+
+    pub(super) fn handle_heal<O: Output>(
+        &mut self,
+        from: MemberId,
+        packet: &Control,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<(), ControlViolation> {
+        match *packet {
+            Control::LockQuery { lock, .. } => self.on_query(from, lock, scope),
+            Control::LockReport { lock, dead, report } => self.on_report(from, lock, &dead, report, scope),
+            Control::LockHeal { lock, dead, place, fence } => {
+                self.on_heal(from, lock, &dead, place, fence, scope)
+            }
+            _ => Err(ControlViolation::Kind(packet.kind())),
+        }
+    }
+
+    /// Starts to heal the next lock that needs it.
+    fn heal_next<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
+        let Some(lock) = self.managed.iter().position(|managed| managed.needs_heal) else { return };
+        let lock = lock as u32;
+        self.healing.lock = Some(lock);
+        self.healing.reports.fill(None);
+        let query = Control::LockQuery { lock, dead: *scope.dead };
+        for member in scope.live_peers() {
+            scope.send(member, &query);
+        }
+        self.route(scope.me, &query, scope);
+    }
+
+    fn on_query<O: Output>(
+        &mut self,
+        from: MemberId,
+        lock: u32,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<(), ControlViolation> {
+        let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
+        if scope.manager(lock) != Some(from) {
+            return Err(ControlViolation::Lock { lock });
+        }
+        slot.frozen = true;
+        if slot.trying {
+            // The answer may have been lost with the dead member.
+            self.cancel(lock);
+            scope.out.event(Event::LockBusy { lock });
+        }
+        let slot = &self.slots[lock as usize];
+        let report = QueueReport {
+            has_token: matches!(slot.place, Place::Held | Place::Last),
+            in_queue: slot.place != Place::Idle,
+            wanted: slot.wanted && slot.place != Place::Idle,
+            fence: slot.fence,
+            gave_to: slot.gave_to,
+            ticket: slot.ticket.or(slot.next.map(|(_, ticket)| ticket.wrapping_sub(1))),
+        };
+        self.route(from, &Control::LockReport { lock, dead: *scope.dead, report }, scope);
+        Ok(())
+    }
+
+    fn on_report<O: Output>(
+        &mut self,
+        from: MemberId,
+        lock: u32,
+        dead: &MemberSet,
+        report: QueueReport,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<(), ControlViolation> {
+        if self.healing.lock != Some(lock) || dead != scope.dead {
+            return Ok(());
+        }
+        self.healing.reports[from.index()] = Some(report);
+        let all = (0..scope.members)
+            .map(MemberId::new)
+            .all(|member| scope.dead.contains(member) || self.healing.reports[member.index()].is_some());
+        if all {
+            self.rebuild(lock, scope);
+        }
+        Ok(())
+    }
+
+    /// All reports are here.
+    fn rebuild<O: Output>(&mut self, lock: u32, scope: &mut Scope<'_, O>) {
+        let reports = self.healing.reports.clone();
+        let reported = |member: MemberId| reports[member.index()].as_ref();
+        let live = || (0..scope.members).map(MemberId::new).filter(|member| !scope.dead.contains(*member));
+        let newest = live()
+            .filter_map(|member| reported(member).map(|report| (member, report)))
+            .max_by_key(|(_, report)| (report.fence, report.has_token, report.gave_to.is_some()));
+        let owner = match newest {
+            Some((member, report)) if report.has_token => Some(member),
+            Some((_, report)) => report.gave_to.filter(|member| !scope.dead.contains(*member)),
+            None => None,
+        };
+        let managed = self.managed[lock as usize];
+        let held_back = |member| self.healing.held_back.iter().position(|held| *held == (lock, member));
+        // The order of places without a ticket: the last requester, then requests that came later, then requests that were lost
+        // with the former manager.
+        let order = |member: &MemberId| {
+            let report = reported(*member);
+            match report.and_then(|report| report.ticket) {
+                // Signed distance: tickets may wrap.
+                Some(ticket) => (0, i64::from(ticket.wrapping_sub(managed.ticket) as i32), *member),
+                None if managed.used && managed.last == *member => (1, 0, *member),
+                None => (2, held_back(*member).map_or(i64::MAX, |index| index as i64), *member),
+            }
+        };
+        let mut queue: Vec<MemberId> = live()
+            .filter(|member| Some(*member) != owner)
+            .filter(|member| reported(*member).is_some_and(|report| report.in_queue && report.wanted))
+            .collect();
+        queue.sort_by_key(order);
+        let mut new_fence = 0;
+        match owner {
+            Some(owner) => queue.insert(0, owner),
+            None => {
+                let newest = newest.map_or(0, |(_, report)| report.fence);
+                new_fence = ((newest >> TOKENS_PER_LOSS) + 1) << TOKENS_PER_LOSS;
+                self.counters.tokens_lost += 1;
+                if queue.is_empty() {
+                    queue.push(scope.me);
+                }
+            }
+        }
+        let managed = &mut self.managed[lock as usize];
+        managed.ticket = queue.len() as u32 - 1;
+        managed.last = queue[queue.len() - 1];
+        managed.used = true;
+        managed.needs_heal = false;
+        self.healing.lock = None;
+        self.healing.held_back.retain(|(held, _)| *held != lock);
+        self.counters.healed += 1;
+        // This member last: as the manager it may answer requests as soon as it has its own place, and the queue's members must
+        // know theirs before.
+        let live: Vec<MemberId> = live().filter(|member| *member != scope.me).chain([scope.me]).collect();
+        for member in live {
+            let index = queue.iter().position(|queued| *queued == member);
+            let place =
+                index.map(|index| QueuePlace { ticket: index as u32, next: queue.get(index + 1).copied() });
+            let fence = if index == Some(0) { new_fence } else { 0 };
+            self.route(member, &Control::LockHeal { lock, dead: *scope.dead, place, fence }, scope);
+        }
+        if self.healing.lock.is_none() {
+            self.heal_next(scope);
+        }
+    }
+
+    fn on_heal<O: Output>(
+        &mut self,
+        from: MemberId,
+        lock: u32,
+        dead: &MemberSet,
+        place: Option<QueuePlace>,
+        fence: u64,
+        scope: &mut Scope<'_, O>,
+    ) -> Result<(), ControlViolation> {
+        let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
+        if scope.manager(lock) != Some(from) {
+            return Err(ControlViolation::Lock { lock });
+        }
+        if !slot.frozen || dead != scope.dead {
+            // Another query follows, because the manager will hear of the same deaths.
+            return Ok(());
+        }
+        slot.frozen = false;
+        slot.next = place.and_then(|place| Some((place.next?, place.ticket.wrapping_add(1))));
+        slot.ticket = place.map(|place| place.ticket);
+        match (place, slot.place) {
+            (Some(_), _) if fence != 0 => self.receive_token(lock, fence, scope),
+            (Some(_), Place::Last) if slot.wanted => {
+                if slot.next.is_some() {
+                    self.hand_over(lock, scope);
+                    self.request(lock, scope);
+                } else {
+                    slot.take_again();
+                    let fence = slot.fence;
+                    self.counters.reacquired += 1;
+                    self.deadlines.retain(|(_, waiting)| *waiting != lock);
+                    scope.out.event(Event::LockAcquired { lock, fence });
+                }
+            }
+            (Some(_), Place::Last) => self.hand_over(lock, scope),
+            (Some(_), _) => {}
+            (None, _) => {
+                slot.place = Place::Idle;
+                if slot.wanted {
+                    self.request(lock, scope);
+                }
+            }
+        }
+        Ok(())
+    }
+}

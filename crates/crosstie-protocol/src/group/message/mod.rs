@@ -1,0 +1,215 @@
+//! SEND/RECEIVE: messages from many senders at one receive port, in order for each sender (RHiNET §5).
+//!
+//! ```text
+//!   sender                                                    receiver
+//!   send buffer  [3][4][5]            ── data 3 ──>           receive buffer [1][2][3]     expects 4
+//!   send table    ^oldest unacked     ── data 4 ──>           no room: NACK 4
+//!   next number: 6                    ── data 5 ──>           discarded, no answer
+//!                                     <── nack 4 ──
+//!   messages from 6 on wait           <── resume 4 ──         the application has released a place
+//!                                     ── data 4 ──>
+//!                                     ── data 5 ──>           receive buffer [3][4][5]     expects 6
+//!                                     <── ack 6 ──
+//! ```
+//!
+//! A [`Channel`] deals with numbers and places only: the driver owns the bytes of both buffers, copies, posts and polls. It
+//! promises, over a transport that may lose, duplicate and reorder packets:
+//! - every packet of a live sender is accepted exactly once, in order for each sender;
+//! - a sender keeps a packet until it is acknowledged, and never has more in flight than its window;
+//! - everything ends: a packet is acknowledged, or its destination is reported as unreachable.
+//!
+//! Nothing allocates after [`Channel::new`]. Without loss a packet costs a table entry and a few words on each side.
+//!
+//! ```
+//! use crosstie_protocol::group::message::{Channel, Options, Received};
+//! use crosstie_protocol::group::{GroupId, MemberId};
+//! let (a, b) = (MemberId::new(0), MemberId::new(1));
+//! let group = GroupId { group: 7, epoch: 1 };
+//! let mut sender = Channel::new(group, 5, a, 2, &Options::default())?;
+//! let mut receiver = Channel::new(group, 5, b, 2, &Options::default())?;
+//!
+//! // The driver copies the message to `packet.offset` of the send buffer and posts header and body.
+//! let (packet, transmit) = sender.sender.send(b, 64, Channel::WHOLE, 64, 0)?;
+//! assert!(transmit);
+//! let header = sender.data_header(&packet);
+//! // The receiver stores it, and frees the place when the application has read it.
+//! let Received::Data(verdict) = receiver.on_packet(&header, 64, 64, 0)? else { unreachable!() };
+//! # let crosstie_protocol::group::message::Verdict::Accepted { entry, .. } = verdict else { unreachable!() };
+//! receiver.receiver.release(entry.number);
+//! // When the driver has nothing else to do, it sends the acknowledgement.
+//! let answer = receiver.receiver.next_answer(true).unwrap();
+//! sender.on_packet(&receiver.answer_header(&answer), 0, 0, 0)?;
+//! assert!(sender.sender.is_idle());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod buffer_ring;
+mod matching;
+mod options;
+mod parts;
+mod receiver;
+mod sender;
+
+use thiserror::Error;
+
+use super::GroupId;
+use super::member::MemberId;
+use super::packet::{Header, PacketKind, flags};
+
+pub use buffer_ring::{BufferRing, Entry, StashedTail};
+pub use matching::{ANY_TAG, Matched, Matcher, MatcherFull, PostedId};
+pub use options::{OnRefusal, Options, OptionsError};
+pub use parts::{JoinError, Part, part_at, part_count, split};
+pub use receiver::{Answer, NACK_GAP, ReceiveCounters, Receiver, Verdict};
+pub use sender::{NotSent, Outgoing, SendCounters, SendRefusal, Sender};
+
+/// What [`Channel::on_packet`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Received {
+    /// A data packet, and what became of it.
+    Data(Verdict),
+    /// An answer: this many packets were newly acknowledged.
+    Acked(u32),
+}
+
+/// A peer broke the rules of a channel. The driver ends the connection to this peer; other peers are not concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// An acknowledgement or refusal of a packet that was not sent.
+    #[error(transparent)]
+    NotSent(#[from] NotSent),
+    /// Parts that do not make up a message.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// A data packet that is longer than an MTU, or has undefined flags.
+    #[error("invalid data packet of {len} bytes with flags {flags:#x}")]
+    InvalidData {
+        /// Bytes of the body.
+        len: u32,
+        /// The flags.
+        flags: u8,
+    },
+    /// A packet that does not belong to a channel.
+    #[error("a {} packet does not belong to a channel", .0.name())]
+    WrongKind(PacketKind),
+}
+
+/// One channel of one member: sending and receiving half.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Channel {
+    group: GroupId,
+    id: u16,
+    me: MemberId,
+    mtu: u32,
+    /// The sending half.
+    pub sender: Sender,
+    /// The receiving half.
+    pub receiver: Receiver,
+}
+
+impl Channel {
+    /// The flags of a message that fits into one packet.
+    pub const WHOLE: u8 = flags::FIRST | flags::LAST;
+
+    /// Channel `id` of member `me` in a group of `members`.
+    pub fn new(
+        group: GroupId,
+        id: u16,
+        me: MemberId,
+        members: usize,
+        options: &Options,
+    ) -> Result<Self, OptionsError> {
+        options.check()?;
+        Ok(Channel {
+            group,
+            id,
+            me,
+            mtu: options.mtu,
+            sender: Sender::new(options, members),
+            receiver: Receiver::new(options, members),
+        })
+    }
+
+    /// The number of the channel.
+    pub const fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// The header of a data packet. It acknowledges what came from its destination.
+    #[inline]
+    pub fn data_header(&mut self, packet: &Outgoing) -> Header {
+        let ack = self.receiver.piggyback(packet.to);
+        Header {
+            group: self.group.group,
+            epoch: self.group.epoch,
+            sender: self.me,
+            channel: self.id,
+            kind: PacketKind::Data,
+            flags: packet.flags,
+            attempt: packet.attempt,
+            seq: packet.seq,
+            ack,
+            aux: packet.aux,
+        }
+    }
+
+    /// The header of an answer, which has no body.
+    #[inline]
+    pub fn answer_header(&self, answer: &Answer) -> Header {
+        Header {
+            group: self.group.group,
+            epoch: self.group.epoch,
+            sender: self.me,
+            channel: self.id,
+            kind: answer.kind,
+            flags: answer.flags,
+            attempt: answer.attempt,
+            seq: answer.ack,
+            ack: answer.ack,
+            aux: 0,
+        }
+    }
+
+    /// Handles a packet that the [`Gate`](super::Gate) let through. Its body has `len` bytes and takes `space` bytes of the receive
+    /// buffer.
+    #[inline]
+    pub fn on_packet(
+        &mut self,
+        header: &Header,
+        len: u32,
+        space: u32,
+        now: u64,
+    ) -> Result<Received, Violation> {
+        if header.kind == PacketKind::Data {
+            if len > self.mtu || header.flags & !flags::ALL != 0 {
+                return Err(Violation::InvalidData { len, flags: header.flags });
+            }
+            self.sender.on_ack(header.sender, header.ack, now)?;
+            return Ok(Received::Data(self.receiver.accept(header, len, space)?));
+        }
+        self.on_answer(header, now)
+    }
+
+    fn on_answer(&mut self, header: &Header, now: u64) -> Result<Received, Violation> {
+        let (from, before) = (header.sender, self.sender.acked(header.sender));
+        match header.kind {
+            PacketKind::Ack => {
+                self.sender.on_ack(from, header.ack, now)?;
+            }
+            PacketKind::Nack => {
+                let gap = header.flags & NACK_GAP != 0;
+                self.sender.on_nack(from, header.seq, header.attempt, gap, now)?;
+            }
+            PacketKind::Resume => self.sender.on_resume(from, header.seq, now)?,
+            kind => return Err(Violation::WrongKind(kind)),
+        }
+        Ok(Received::Acked(self.sender.acked(from).wrapping_sub(before)))
+    }
+
+    /// Member `peer` is dead: drops what waits for it. Packets of it that were accepted stay with the application.
+    pub fn drop_peer(&mut self, peer: MemberId) {
+        self.sender.drop_destination(peer);
+        self.receiver.drop_source(peer);
+    }
+}

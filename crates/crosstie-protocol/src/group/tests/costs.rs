@@ -1,0 +1,133 @@
+//! How many messages each operation takes. Exact.
+
+use std::vec::Vec;
+
+use super::super::*;
+use super::net::Net;
+
+/// Delivers everything, links in turn, and returns the events of all members.
+fn run(net: &mut Net) -> Vec<(usize, Event)> {
+    let mut events = Vec::new();
+    let mut moved = true;
+    while moved {
+        moved = false;
+        for from in 0..net.members() {
+            for to in 0..net.members() {
+                if net.can_deliver(from, to) {
+                    moved = true;
+                    events.extend(net.deliver(from, to).into_iter().map(|event| (to, event)));
+                }
+            }
+        }
+    }
+    events
+}
+
+fn lock(net: &mut Net, member: usize) -> LockOutcome {
+    let mut outcome = None;
+    net.act(member, |group, out| outcome = Some(group.lock(0, None, out).unwrap()));
+    outcome.unwrap()
+}
+
+fn unlock(net: &mut Net, member: usize) {
+    net.act(member, |group, out| group.unlock(0, out).unwrap());
+}
+
+#[test]
+fn acquisition_takes_at_most_three_messages_and_a_reacquisition_none() {
+    let mut net = Net::new(4, |_| ());
+    assert_eq!(lock(&mut net, 2), LockOutcome::Waiting);
+    assert_eq!(run(&mut net), [(2, Event::LockAcquired { lock: 0, fence: 1 })]);
+    assert_eq!(net.sent, 2, "the manager was the last holder: request and reply");
+
+    for n in 0..10 {
+        unlock(&mut net, 2);
+        assert_eq!(lock(&mut net, 2), LockOutcome::Acquired(2 + n));
+    }
+    assert_eq!(net.sent, 2, "reacquired without a message");
+
+    lock(&mut net, 3);
+    assert_eq!(run(&mut net), []);
+    assert_eq!(net.sent, 4, "request and forward");
+    unlock(&mut net, 2);
+    assert_eq!(net.sent, 5, "one message from unlock to lock");
+    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: 12 })]);
+}
+
+#[test]
+fn contended_lock_is_handed_over_in_the_order_of_requests() {
+    let mut net = Net::new(5, |_| ());
+    for member in [4, 1, 3, 2] {
+        lock(&mut net, member);
+        run(&mut net);
+    }
+    let mut order = Vec::from([4]);
+    for _ in 0..3 {
+        let holder = order[order.len() - 1];
+        unlock(&mut net, holder);
+        for (member, event) in run(&mut net) {
+            assert!(matches!(event, Event::LockAcquired { .. }));
+            order.push(member);
+        }
+    }
+    assert_eq!(order, [4, 1, 3, 2]);
+    assert!(net.sent <= 3 * 4);
+}
+
+#[test]
+fn failed_try_lock_is_answered_and_its_place_serves_the_next_try() {
+    let mut net = Net::new(3, |_| ());
+    lock(&mut net, 1);
+    run(&mut net);
+    let sent = net.sent;
+    net.act(2, |group, out| assert_eq!(group.try_lock(0, out), Ok(LockOutcome::Waiting)));
+    assert_eq!(run(&mut net), [(2, Event::LockBusy { lock: 0 })]);
+    assert_eq!(net.sent - sent, 3, "request, forward, busy");
+    for _ in 0..5 {
+        net.act(2, |group, out| assert_eq!(group.try_lock(0, out), Ok(LockOutcome::Busy)));
+    }
+    assert_eq!(net.sent - sent, 3, "repeated tries send nothing");
+    unlock(&mut net, 1);
+    run(&mut net);
+    net.act(2, |group, out| assert!(matches!(group.try_lock(0, out), Ok(LockOutcome::Acquired(_)))));
+    assert_eq!(net.sent - sent, 4);
+}
+
+#[test]
+fn request_that_timed_out_passes_the_lock_on() {
+    let mut net = Net::new(4, |_| ());
+    lock(&mut net, 1);
+    run(&mut net);
+    net.act(2, |group, out| assert_eq!(group.lock(0, Some(100), out), Ok(LockOutcome::Waiting)));
+    run(&mut net);
+    lock(&mut net, 3);
+    run(&mut net);
+    assert_eq!(net.groups[2].next_deadline(), Some(100));
+    assert_eq!(net.act(2, |group, out| group.expire(99, out)), []);
+    assert_eq!(net.act(2, |group, out| group.expire(100, out)), [Event::LockTimedOut { lock: 0 }]);
+    assert_eq!(net.groups[2].lock_state(0), Some(LockState::Abandoned));
+    unlock(&mut net, 1);
+    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: 3 })]);
+    assert_eq!(net.groups[2].lock_state(0), Some(LockState::Idle));
+}
+
+#[test]
+fn barrier_takes_two_messages_for_each_member_but_one() {
+    for (members, fanout) in [(1, 2), (2, 2), (3, 2), (4, 3), (17, 2), (64, 8), (1024, 2)] {
+        let mut net = Net::new(members, |config| config.tree.fanout = fanout);
+        for round in 1..=3 {
+            let mut done = 0;
+            for member in (0..members).rev() {
+                done += net
+                    .act(member, |group, out| {
+                        assert_eq!(group.enter(0, None, out), Ok(BarrierOutcome::Waiting(round)));
+                    })
+                    .len();
+            }
+            let events = run(&mut net);
+            assert!(events.iter().all(|(_, event)| *event == Event::BarrierCompleted { barrier: 0, round }));
+            assert_eq!(events.len() + done, members);
+            assert_eq!(net.sent, round * 2 * (members as u64 - 1), "{members} members");
+        }
+    }
+}

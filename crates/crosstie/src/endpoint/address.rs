@@ -1,0 +1,108 @@
+//! The address of an endpoint, as bytes for its peer.
+//!
+//! ```text
+//!   0          8      10     12         16            20                 20 + 32 n
+//!  +----------+------+------+----------+-------------+-- - - - - - - - --+
+//!  | magic    | qps  | mess | window   | 0           |  queue pairs      |    transfers first, then messages
+//!  +----------+------+------+----------+-------------+-- - - - - - - - --+
+//! ```
+
+use crosstie_protocol::endpoint::imm_window::MAX_WINDOW;
+use crosstie_protocol::endpoint::message::{MAX_PARTS, Violation};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::config::MAX_MESSAGES;
+use crate::device::{DeviceAddress, QpAddress};
+
+/// `crosstie endpoint`, version 1.
+const MAGIC: [u8; 8] = *b"ctendp\x00\x01";
+const HEADER: usize = 20;
+const QP_SIZE: usize = size_of::<QpAddress>();
+
+/// The address of an endpoint. Send its [bytes](EndpointAddress::to_bytes) to the peer.
+///
+/// ```
+/// use crosstie::endpoint::{Endpoint, EndpointAddress, EndpointConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let endpoint = Endpoint::open(&"software".parse()?, &EndpointConfig::default())?;
+/// let bytes = endpoint.address().to_bytes();
+/// assert_eq!(EndpointAddress::from_bytes(&bytes)?, endpoint.address());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointAddress {
+    pub(super) messages: u16,
+    pub(super) imm_window: u32,
+    /// Queue pairs for transfers, then as many for messages.
+    pub(super) queue_pairs: Vec<QpAddress>,
+}
+
+impl EndpointAddress {
+    /// The most bytes of an address.
+    pub const MAX_BYTES: usize = HEADER + 2 * MAX_PARTS * QP_SIZE;
+
+    /// Its device.
+    pub fn device(&self) -> DeviceAddress {
+        self.queue_pairs[0].device
+    }
+
+    /// The address as bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::MAX_BYTES);
+        bytes.extend(MAGIC);
+        bytes.extend((self.queue_pairs.len() as u16).to_le_bytes());
+        bytes.extend(self.messages.to_le_bytes());
+        bytes.extend(self.imm_window.to_le_bytes());
+        bytes.extend([0; 4]);
+        self.queue_pairs.iter().for_each(|qp| bytes.extend(qp.as_bytes()));
+        bytes
+    }
+
+    /// The address with these bytes, which may come from an untrusted peer.
+    pub fn from_bytes(bytes: &[u8]) -> Result<EndpointAddress, Violation> {
+        let (header, rest) = bytes.split_at_checked(HEADER).ok_or(Violation::Address)?;
+        let count = usize::from(u16::from_le_bytes([header[8], header[9]]));
+        let address = EndpointAddress {
+            messages: u16::from_le_bytes([header[10], header[11]]),
+            imm_window: u32::from_le_bytes([header[12], header[13], header[14], header[15]]),
+            queue_pairs: rest
+                .chunks_exact(QP_SIZE)
+                .filter_map(|qp| QpAddress::read_from_bytes(qp).ok())
+                .take(2 * MAX_PARTS)
+                .collect(),
+        };
+        let valid = header[..8] == MAGIC
+            && header[16..] == [0; 4]
+            && count == address.queue_pairs.len()
+            && rest.len() == count * QP_SIZE
+            && count >= 2
+            && count.is_multiple_of(2)
+            && (1..=MAX_MESSAGES).contains(&address.messages)
+            && (1..=MAX_WINDOW).contains(&address.imm_window)
+            && address.queue_pairs.iter().all(|qp| qp.device == address.queue_pairs[0].device);
+        if valid { Ok(address) } else { Err(Violation::Address) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_address_or_a_violation(mut bytes in proptest::collection::vec(any::<u8>(), 0..700), pairs in 0u16..10, valid in any::<bool>()) {
+            if valid && bytes.len() >= HEADER {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[8..10].copy_from_slice(&(2 * pairs).to_le_bytes());
+                bytes[10..20].copy_from_slice(&[4, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+                bytes[HEADER..].fill(7);
+                bytes.resize(HEADER + 2 * usize::from(pairs) * QP_SIZE, 7);
+                prop_assert_eq!(EndpointAddress::from_bytes(&bytes).is_ok(), (1..=8).contains(&pairs));
+            }
+            if let Ok(address) = EndpointAddress::from_bytes(&bytes) {
+                prop_assert_eq!(address.to_bytes(), bytes);
+            }
+        }
+    }
+}

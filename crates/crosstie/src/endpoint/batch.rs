@@ -1,0 +1,240 @@
+//! Batches: thousands of blocks in one operation.
+
+use core::ops::Range;
+
+use crosstie_protocol::endpoint::batch::{Blocks, Run};
+
+use super::buffer::{Buffer, SharedBuffer, Stored};
+use super::cause::{BatchError, Cause, NotStarted};
+use crate::device::RemoteMemory;
+
+/// A local buffer of a batch, see [`Batch::local`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Local(u16);
+
+/// A remote region of a batch, see [`Batch::remote`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Remote(u16);
+
+/// Blocks to read or write in one operation, with the buffers and regions that they are in.
+///
+/// Blocks that are adjacent on both sides are joined, and blocks at a constant distance take one entry, so adding 100 000 regular
+/// blocks allocates nothing per block. Blocks are numbered in the order in which they were added; [`failures`](Batch::failures)
+/// uses these numbers. A batch that has come back can be [cleared](Batch::clear_blocks) and used again without an allocation.
+///
+/// ```
+/// use crosstie::device::Access;
+/// use crosstie::endpoint::{Batch, Endpoint, EndpointConfig, Strided};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let here = Endpoint::open(&"software".parse()?, &EndpointConfig::default())?;
+/// let there = Endpoint::open(&"software".parse()?, &EndpointConfig::default())?;
+/// here.connect(&there.address())?;
+/// there.connect(&here.address())?;
+/// let (source, target) = (here.allocate(1 << 16)?, there.allocate(1 << 16)?);
+///
+/// let mut batch = Batch::new();
+/// let (local, remote) = (batch.local(source), batch.remote(target.remote()));
+/// // 16 blocks of 64 bytes: one of every four blocks here, packed there. Then one more block.
+/// batch.strided(local, remote, Strided { count: 16, block: 64, local: (0, 256), remote: (0, 64) })?;
+/// batch.block(local, 8192, remote, 4096, 1024)?;
+/// batch.announce(7)?;
+///
+/// let written = here.write_batch(batch).map_err(|refused| refused.cause)?;
+/// let event = there.imm_recv().map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+/// assert_eq!(event.imm, Some(7));
+/// let batch = written.wait().map_err(|failed| failed.cause)?.buffer;
+/// assert_eq!((batch.blocks(), batch.bytes()), (17, 2048));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Default)]
+pub struct Batch(pub(super) Box<BatchInner>);
+
+#[derive(Debug, Default)]
+pub(super) struct BatchInner {
+    pub(super) locals: Vec<Stored>,
+    pub(super) remotes: Vec<RemoteMemory>,
+    pub(super) blocks: Blocks,
+    pub(super) failures: Vec<FailedBlocks>,
+    pub(super) work_requests: u64,
+}
+
+/// Blocks at constant distances, see [`Batch::strided`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strided {
+    /// How many.
+    pub count: u32,
+    /// Bytes of each.
+    pub block: usize,
+    /// Where the first one begins in the local buffer, and the distance from one to the next.
+    pub local: (usize, usize),
+    /// Where the first one begins in the remote region, and the distance from one to the next.
+    pub remote: (u64, u64),
+}
+
+/// Blocks of a batch that failed, all for the same cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedBlocks {
+    /// Their numbers.
+    pub blocks: Range<u32>,
+    /// Why. They may or may not have taken effect, unless the cause says that they cannot.
+    pub cause: Cause,
+}
+
+impl FailedBlocks {
+    /// Whether it makes sense to try these blocks again.
+    pub fn is_retryable(&self) -> bool {
+        self.cause.is_retryable()
+    }
+}
+
+impl Batch {
+    /// A batch without blocks.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// A batch without blocks, with room for so many irregular blocks.
+    pub fn with_capacity(blocks: usize) -> Batch {
+        Batch(Box::new(BatchInner { blocks: Blocks::with_capacity(blocks), ..BatchInner::default() }))
+    }
+
+    /// Adds a local buffer. At most 65536 of them.
+    pub fn local(&mut self, buffer: Buffer) -> Local {
+        self.0.locals.push(Stored::Owned(buffer));
+        Local((self.0.locals.len() - 1) as u16)
+    }
+
+    /// Adds a local buffer that other operations may use at the same time.
+    pub fn local_shared(&mut self, buffer: SharedBuffer) -> Local {
+        self.0.locals.push(Stored::Shared(buffer));
+        Local((self.0.locals.len() - 1) as u16)
+    }
+
+    /// Adds a remote region. At most 65536 of them.
+    pub fn remote(&mut self, region: RemoteMemory) -> Remote {
+        self.0.remotes.push(region);
+        Remote((self.0.remotes.len() - 1) as u16)
+    }
+
+    /// Adds a block.
+    #[inline]
+    pub fn block(
+        &mut self,
+        local: Local,
+        local_offset: usize,
+        remote: Remote,
+        remote_offset: u64,
+        len: usize,
+    ) -> Result<(), BatchError> {
+        self.0.blocks.add(Run::block(local.0, local_offset as u64, remote.0, remote_offset, len as u64))
+    }
+
+    /// Adds blocks at constant distances.
+    pub fn strided(&mut self, local: Local, remote: Remote, strided: Strided) -> Result<(), BatchError> {
+        let Strided {
+            count,
+            block,
+            local: (local_offset, local_stride),
+            remote: (remote_offset, remote_stride),
+        } = strided;
+        let run = Run::block(local.0, local_offset as u64, remote.0, remote_offset, block as u64);
+        self.0.blocks.add(Run { count, local_stride: local_stride as u64, remote_stride, ..run })
+    }
+
+    /// Announces the blocks since the last announcement: the peer gets this immediate, with `imm_recv`, when all of them are in its
+    /// memory. Only for batches that write.
+    ///
+    /// The blocks of one announcement travel on one queue pair; different announcements use different ones.
+    pub fn announce(&mut self, imm: u32) -> Result<(), BatchError> {
+        self.0.blocks.announce(imm)
+    }
+
+    /// Blocks that were added.
+    pub fn blocks(&self) -> u32 {
+        self.0.blocks.blocks()
+    }
+
+    /// Bytes of all blocks.
+    pub fn bytes(&self) -> u64 {
+        self.0.blocks.bytes()
+    }
+
+    /// Pieces of memory that are left after adjacent blocks were joined.
+    pub fn pieces(&self) -> u64 {
+        self.0.blocks.pieces()
+    }
+
+    /// Work requests that the batch became, after it has come back.
+    pub fn work_requests(&self) -> u64 {
+        self.0.work_requests
+    }
+
+    /// The blocks that failed, when the batch has come back. Empty after success.
+    pub fn failures(&self) -> &[FailedBlocks] {
+        &self.0.failures
+    }
+
+    /// Removes the blocks, and keeps buffers, regions and memory.
+    pub fn clear_blocks(&mut self) {
+        self.0.blocks.clear();
+        self.0.failures.clear();
+        self.0.work_requests = 0;
+    }
+
+    /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a shared one.
+    pub fn buffer(&self, local: Local) -> Option<&Buffer> {
+        self.0.locals.get(usize::from(local.0)).and_then(Stored::buffer)
+    }
+
+    /// The buffers that are not shared, in the order in which they were added.
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        let owned = self.0.locals.into_iter().filter_map(|local| match local {
+            Stored::Owned(buffer) => Some(buffer),
+            _ => None,
+        });
+        owned.collect()
+    }
+
+    /// Checks that every block is inside its buffer and region.
+    pub(super) fn check(&self) -> Result<(), NotStarted> {
+        let inner = &*self.0;
+        if inner.blocks.blocks() == 0 {
+            return Err(NotStarted::Empty);
+        }
+        for (run, blocks) in inner.blocks.runs_with_blocks() {
+            let buffer = inner.locals.get(usize::from(run.local)).and_then(Stored::buffer);
+            let limits =
+                buffer.map(|buffer| buffer.len() as u64).zip(inner.remotes.get(usize::from(run.remote)));
+            let wrong = |is_local| NotStarted::Block { index: blocks.start, is_local };
+            let (Some((local, remote)), Some((local_end, remote_end))) = (limits, run.ends()) else {
+                return Err(wrong(true));
+            };
+            if local_end > local {
+                return Err(wrong(true));
+            }
+            if remote_end > remote.len {
+                return Err(wrong(false));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BatchInner {
+    /// Notes that blocks failed. Joins ranges of the same cause.
+    pub(super) fn fail(&mut self, blocks: Range<u32>, cause: Cause) {
+        if blocks.is_empty() {
+            return;
+        }
+        if let Some(last) = self.failures.last_mut()
+            && last.cause == cause
+            && last.blocks.start <= blocks.start
+            && blocks.start <= last.blocks.end
+        {
+            last.blocks.end = last.blocks.end.max(blocks.end);
+            return;
+        }
+        self.failures.push(FailedBlocks { blocks, cause });
+    }
+}

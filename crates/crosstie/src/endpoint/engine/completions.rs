@@ -1,0 +1,139 @@
+//! What a completion means.
+
+use crosstie_protocol::endpoint::message::{CONTROL_SIZE, Control, Violation};
+use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
+
+use super::super::cause::Cause;
+use super::Shared;
+use super::link::{Link, NO_SLOT, POLL_BATCH};
+use crate::device::{Completion, Opcode, Status};
+
+impl Link {
+    /// Takes completions until there are none, or a batch of them. Returns how many there were.
+    #[inline]
+    pub(super) fn poll(&mut self, shared: &mut Shared<'_>) -> usize {
+        let Link { cq, completions, .. } = self;
+        completions.clear();
+        let polled = cq.poll(POLL_BATCH, |completion| completions.push(*completion));
+        let count = match polled {
+            Ok(count) => count,
+            Err(_) => {
+                self.end(shared, Cause::Device(Status::Fatal));
+                return 0;
+            }
+        };
+        for index in 0..count {
+            let completion = self.completions[index];
+            self.handle(shared, &completion);
+        }
+        if count < POLL_BATCH && count > 0 {
+            self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
+        }
+        count
+    }
+
+    #[inline]
+    pub(super) fn handle(&mut self, shared: &mut Shared<'_>, completion: &Completion) {
+        let id = WrId::decode(completion.wr_id);
+        if usize::from(id.qp) >= self.channels.len() {
+            shared.counters.stale_completions += 1;
+            return;
+        }
+        match id.kind {
+            WorkKind::Receive => self.handle_receive(shared, id, completion),
+            _ => self.handle_send(shared, id, completion.status),
+        }
+    }
+
+    #[inline]
+    fn handle_send(&mut self, shared: &mut Shared<'_>, id: WrId, status: Status) {
+        let cause = (!status.is_success()).then(|| Cause::of_status(status));
+        let channel = usize::from(id.qp);
+        // One at a time, so that the rest of the connection can be used in between. Nearly always there is only one.
+        let mut done = [None; super::link::SIGNAL_INTERVAL as usize];
+        let mut count = 0;
+        let completed =
+            self.channels[channel].sends.complete(id.position, id.kind, id.slot, |posted, is_named| {
+                if let Some(place) = done.get_mut(count) {
+                    *place = Some((posted, is_named));
+                    count += 1;
+                }
+            });
+        if completed.is_err() {
+            shared.counters.stale_completions += 1;
+            return;
+        }
+        for (posted, is_named) in done[..count].iter().flatten() {
+            let cause = cause.filter(|_| *is_named);
+            match posted.kind {
+                WorkKind::Control if posted.slot != NO_SLOT => {
+                    self.complete_announcement(shared, posted.slot)
+                }
+                WorkKind::Transfer | WorkKind::MessageData => self.complete_slot_work(shared, posted, cause),
+                _ => {}
+            }
+        }
+        if !self.finished.is_empty() {
+            self.finish_slots(shared);
+        }
+        if let Some(cause) = cause {
+            self.end(shared, if cause == Cause::Flushed { Cause::RemoteGone(status) } else { cause });
+        }
+    }
+
+    #[inline]
+    fn handle_receive(&mut self, shared: &mut Shared<'_>, id: WrId, completion: &Completion) {
+        if !completion.status.is_success() {
+            // A receive fails when its queue pair does. If we did not do that, the peer or the network did.
+            self.end(shared, Cause::RemoteGone(completion.status));
+            return;
+        }
+        let channel = usize::from(id.qp);
+        {
+            let channel = &mut self.channels[channel];
+            channel.used_receives += 1;
+            shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);
+        }
+        let bytes = match completion.opcode {
+            Opcode::Recv if channel == self.made => {
+                self.control.load::<CONTROL_SIZE>(usize::from(id.slot.index) * CONTROL_SIZE).ok()
+            }
+            _ => None,
+        };
+        // Before anything is done with what it brought (I5).
+        if self.is_connected() && self.post_receive(channel, id.slot.index).is_err() {
+            shared.counters.refused_posts += 1;
+            self.end(shared, Cause::NotAccepted(0));
+            return;
+        }
+        let accepted = match (completion.opcode, completion.imm, bytes) {
+            (Opcode::Recv, _, Some(bytes)) => self.accept_control(shared, &bytes, completion.byte_len),
+            (Opcode::RecvWriteImm, Some(imm), _) if channel < self.made => {
+                self.accept_imm(shared, imm, completion.byte_len)
+            }
+            (Opcode::RecvWriteImm, Some(imm), _) => {
+                self.accept_part(shared, (channel - self.made) as u8, imm, completion.byte_len)
+            }
+            _ => Err(Violation::Malformed),
+        };
+        if accepted.is_err() {
+            self.end(shared, Cause::Violation);
+        }
+    }
+
+    fn accept_control(
+        &mut self,
+        shared: &mut Shared<'_>,
+        bytes: &[u8; CONTROL_SIZE],
+        len: u32,
+    ) -> Result<(), Violation> {
+        match Control::decode(bytes, len)? {
+            Control::Buffer(buffer) => self.accept_buffer(shared, buffer),
+            Control::ImmCredit(granted) => self.imm_sender.credit(granted),
+            Control::Close => {
+                self.end(shared, Cause::PeerClosed);
+                Ok(())
+            }
+        }
+    }
+}

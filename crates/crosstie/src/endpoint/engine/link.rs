@@ -1,0 +1,467 @@
+//! One connection of an endpoint: its queue pairs, and its begin, end and drain.
+//!
+//! ```text
+//!   channels        0 .. n-1                        n .. 2n-1
+//!                   transfers: READ, WRITE,         messages: control messages on channel n,
+//!                   WRITE+IMM of the program        parts of messages on all of them
+//!   receives        imm_window + 1 on each          2 x messages + spare on channel n, messages + 1 on the others
+//!   queue           one completion queue for all
+//! ```
+//!
+//! The receives are posted before the connection begins, and each is posted again before what it brought is handed on. The peer has
+//! credit for fewer messages than that, so it never finds a receive queue empty (invariant I5).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::endpoint::imm_matching::{ImmEvent, ImmMatching};
+use crosstie_protocol::endpoint::imm_window::{ImmReceiver, ImmSender};
+use crosstie_protocol::endpoint::message::{ArrivedParts, CONTROL_SIZE, Control};
+use crosstie_protocol::endpoint::pairing::Pairing;
+use crosstie_protocol::endpoint::send_queue::{Posted, SendQueue};
+use crosstie_protocol::endpoint::slots::{MAX_SLOTS, SlotKey, Slots};
+use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
+
+use super::super::address::EndpointAddress;
+use super::super::cause::{Cause, ConnectError, Peer};
+use super::super::config::{EndpointConfig, SEND_DEPTH};
+use super::super::operation::Op;
+use super::super::path::{Path, provider_name};
+use super::Shared;
+use super::transfer::SlotWork;
+use crate::device::{
+    Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig,
+    QpState, RcQp, RecvWr, SendOp, SendWr, Status,
+};
+
+/// Completions that are taken at once.
+pub(super) const POLL_BATCH: usize = 64;
+/// Receives for control messages besides announced buffers: credit, and the end of the connection.
+const SPARE_RECEIVES: u32 = 6;
+/// Work requests of one queue pair of which at least one is signaled.
+pub(super) const SIGNAL_INTERVAL: u32 = 16;
+/// Longest wait for the completions of queue pairs in ERR. After it they are reset.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// The slot of work requests that belong to no operation.
+pub(super) const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
+
+/// A queue pair and what is outstanding on it.
+pub(super) struct Channel {
+    pub(super) qp: RcQp,
+    pub(super) sends: SendQueue,
+    /// Work requests since the last signaled one.
+    pub(super) unsignaled: u32,
+    /// Receives that are kept posted.
+    pub(super) receives: u32,
+    /// Receives that completed since the completion queue was seen empty.
+    pub(super) used_receives: u32,
+}
+
+impl Channel {
+    /// Posts a request. The send queue has room.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        index: usize,
+        op: SendOp,
+        data: Data<'_>,
+        signaled: bool,
+        mut posted: Posted,
+    ) -> Result<(), PostError> {
+        posted.signaled = signaled || self.unsignaled + 1 >= SIGNAL_INTERVAL;
+        let wr_id = WrId {
+            kind: posted.kind,
+            qp: index as u8,
+            slot: posted.slot,
+            position: self.sends.next_position(),
+        };
+        let mut wr = SendWr::new(wr_id.encode(), op, data);
+        wr.signaled = posted.signaled;
+        self.qp.post(&wr)?;
+        self.unsignaled = if posted.signaled { 0 } else { self.unsignaled + 1 };
+        self.sends.push(posted);
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Connected,
+    /// Ended, and not drained: the device may still touch memory.
+    Ended(Cause, Instant),
+    Drained(Cause),
+}
+
+/// A `recv` that the peer knows of.
+#[derive(Default)]
+pub(super) struct AnnouncedRecv {
+    /// `None` when the message has arrived.
+    pub(super) op: Option<Op>,
+    pub(super) parts: ArrivedParts,
+    pub(super) limit: u64,
+}
+
+pub(in crate::endpoint) struct Link {
+    // Queue pairs are dropped first, then the queue, then memory.
+    pub(super) channels: Vec<Channel>,
+    pub(super) cq: Cq,
+    /// Where control messages arrive: one piece for each receive of channel n.
+    pub(super) control: Mr,
+    state: State,
+    address: EndpointAddress,
+    peer: Option<EndpointAddress>,
+    /// Queue pairs for each purpose that were made, and that are used.
+    pub(super) made: usize,
+    pub(super) qps: usize,
+    /// The channel of the next transfer.
+    pub(super) next_channel: usize,
+    pub(super) min_part: u64,
+    pub(super) max_message: u64,
+    pub(super) max_pieces: usize,
+    pub(super) completions: Vec<Completion>,
+    pub(super) slots: Slots,
+    pub(super) work: Box<[Option<SlotWork>]>,
+    /// Operations without a slot.
+    pub(super) waiting: VecDeque<Op>,
+    /// Slots with work requests that are not posted.
+    pub(super) unposted: VecDeque<SlotKey>,
+    pub(super) finished: Vec<SlotKey>,
+    // Messages.
+    pub(super) pairing: Pairing<Option<Op>>,
+    pub(super) recv_slots: Slots,
+    pub(super) announced: Box<[AnnouncedRecv]>,
+    pub(super) waiting_recvs: VecDeque<Op>,
+    pub(super) next_sequence: u32,
+    // Immediates.
+    pub(super) immediates: ImmMatching<Option<Op>>,
+    pub(super) imm_sender: ImmSender,
+    pub(super) imm_receiver: ImmReceiver,
+    pub(super) returned_events: VecDeque<ImmEvent>,
+}
+
+impl Link {
+    pub(super) fn new(device: &Device, pd: &Arc<Pd>, config: &EndpointConfig) -> Result<Link, DeviceError> {
+        let made = usize::from(config.qps);
+        let messages = u32::from(config.messages);
+        let receives = |channel: usize| match channel.cmp(&made) {
+            core::cmp::Ordering::Less => config.imm_window + 1,
+            core::cmp::Ordering::Equal => 2 * messages + SPARE_RECEIVES,
+            core::cmp::Ordering::Greater => messages + 1,
+        };
+        let depth = (0..2 * made).map(|channel| SEND_DEPTH + receives(channel)).sum();
+        let cq = device.create_cq(&CqConfig { depth })?;
+        let max_pieces = device.attr().max_sge.clamp(1, 8);
+        let mut channels = Vec::with_capacity(2 * made);
+        for channel in 0..2 * made {
+            let qp_config = QpConfig {
+                max_send_wr: SEND_DEPTH,
+                max_recv_wr: receives(channel),
+                max_send_sge: max_pieces,
+                max_recv_sge: 1,
+                max_inline: if channel >= made { CONTROL_SIZE as u32 } else { 0 },
+            };
+            channels.push(Channel {
+                qp: pd.create_rc(&qp_config, &cq, &cq, None)?,
+                sends: SendQueue::new(SEND_DEPTH as usize),
+                unsignaled: 0,
+                receives: receives(channel),
+                used_receives: 0,
+            });
+        }
+        let operations = config.operations as usize;
+        let slots = Slots::new(usize::from(config.slots));
+        let address = EndpointAddress {
+            messages: config.messages,
+            imm_window: config.imm_window,
+            queue_pairs: channels.iter().map(|channel| channel.qp.address()).collect(),
+        };
+        Ok(Link {
+            control: pd.allocate(receives(made) as usize * CONTROL_SIZE, Access::LOCAL_WRITE)?,
+            channels,
+            cq,
+            state: State::Open,
+            address,
+            peer: None,
+            made,
+            qps: made,
+            next_channel: 0,
+            min_part: config.min_part.max(1) as u64,
+            max_message: device.attr().max_message.min(u32::MAX.into()),
+            max_pieces: max_pieces as usize,
+            completions: Vec::with_capacity(POLL_BATCH),
+            work: (0..slots.len()).map(|_| None).collect(),
+            waiting: VecDeque::with_capacity(operations),
+            unposted: VecDeque::with_capacity(slots.len()),
+            finished: Vec::with_capacity(POLL_BATCH),
+            slots,
+            pairing: Pairing::new(messages, operations),
+            recv_slots: Slots::new(usize::from(config.messages)),
+            announced: (0..config.messages).map(|_| AnnouncedRecv::default()).collect(),
+            waiting_recvs: VecDeque::with_capacity(operations),
+            next_sequence: 0,
+            immediates: ImmMatching::new(config.imm_window as usize, operations),
+            imm_sender: ImmSender::new(0),
+            imm_receiver: ImmReceiver::new(config.imm_window),
+            returned_events: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn address(&self) -> EndpointAddress {
+        self.address.clone()
+    }
+
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.peer.as_ref().map(|peer| Peer(peer.queue_pairs[0]))
+    }
+
+    pub(super) fn path(&self) -> Option<Path> {
+        let (local, peer) = (self.address.device(), self.peer.as_ref()?.device());
+        Some(Path { provider: provider_name(peer.provider), local, peer, queue_pairs: self.qps })
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        peer: &EndpointAddress,
+        config: &EndpointConfig,
+    ) -> Result<(), ConnectError> {
+        if self.state != State::Open || self.peer.is_some() {
+            return Err(ConnectError::Connected);
+        }
+        let provider = peer.device().provider;
+        if !config.path.allows(provider) {
+            return Err(ConnectError::Path { found: provider_name(provider), allowed: config.path });
+        }
+        let theirs = peer.queue_pairs.len() / 2;
+        self.qps = self.made.min(theirs);
+        self.imm_sender = ImmSender::new(peer.imm_window);
+        let messages = config.messages.min(peer.messages);
+        self.pairing = Pairing::new(messages.into(), config.operations as usize);
+        self.recv_slots = Slots::new(messages.into());
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let connect = ConnectConfig { access, ..config.connect };
+        // From here on the queue pairs have left RESET, so another attempt needs new ones.
+        self.peer = Some(peer.clone());
+        for index in 0..self.qps {
+            for (mine, other) in [(index, index), (self.made + index, theirs + index)] {
+                self.channels[mine].qp.init(access)?;
+                for number in 0..self.channels[mine].receives {
+                    self.post_receive(mine, number as u16).map_err(|error| DeviceError::Os {
+                        what: "posting a receive",
+                        source: std::io::Error::other(error),
+                    })?;
+                }
+                self.channels[mine].qp.connect(&peer.queue_pairs[other], &connect)?;
+            }
+        }
+        self.state = State::Connected;
+        Ok(())
+    }
+
+    /// Posts receive number `number` of a channel.
+    #[inline]
+    pub(super) fn post_receive(&mut self, channel: usize, number: u16) -> Result<(), PostError> {
+        let slot = SlotKey { index: number, generation: 0 };
+        let wr_id = WrId { kind: WorkKind::Receive, qp: channel as u8, slot, position: 0 }.encode();
+        if channel != self.made {
+            return self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[] });
+        }
+        let start = usize::from(number) * CONTROL_SIZE;
+        match self.control.sge(start..start + CONTROL_SIZE) {
+            Ok(sge) => self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[sge] }),
+            Err(_) => Err(PostError::Invalid("a receive outside the control region")),
+        }
+    }
+
+    /// Whether a control message can be posted.
+    #[inline]
+    pub(super) fn has_control_room(&self) -> bool {
+        self.channels[self.made].sends.room() > 0
+    }
+
+    /// Posts a control message.
+    pub(super) fn post_control(&mut self, control: &Control, slot: SlotKey) -> Result<(), PostError> {
+        let posted = Posted { kind: WorkKind::Control, slot, first_block: 0, blocks: 0, signaled: true };
+        let made = self.made;
+        let bytes = control.encode();
+        self.channels[made].post(made, SendOp::Send, Data::Inline(&bytes), true, posted)
+    }
+
+    /// Why nothing can be started; `None` while connected.
+    #[inline]
+    pub(super) fn refusal(&self) -> Option<Cause> {
+        match self.state {
+            State::Connected => None,
+            State::Open => Some(Cause::Closed),
+            State::Ended(cause, _) | State::Drained(cause) => Some(cause),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_connected(&self) -> bool {
+        self.state == State::Connected
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        matches!(self.state, State::Open | State::Drained(_))
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        matches!(self.state, State::Ended(..))
+    }
+
+    /// Whether only a completion can make something happen.
+    pub(super) fn is_idle(&self) -> bool {
+        self.unposted.is_empty()
+    }
+
+    pub(in crate::endpoint) fn cq(&mut self) -> &mut Cq {
+        &mut self.cq
+    }
+
+    pub(super) fn leased_slots(&self) -> u64 {
+        (self.slots.len() - self.slots.free() + self.recv_slots.len() - self.recv_slots.free()) as u64
+    }
+
+    /// Tells the peer that this side closes the connection, if that is possible at once. If not, the peer finds out from its device.
+    pub(super) fn announce_close(&mut self) {
+        if self.is_connected() && self.has_control_room() {
+            self.post_control(&Control::Close, NO_SLOT).ok();
+        }
+    }
+
+    /// Ends the connection: every operation ends. Those whose memory the device may still touch give it back later.
+    #[cold]
+    pub(super) fn end(&mut self, shared: &mut Shared<'_>, cause: Cause) {
+        if matches!(self.state, State::Ended(..) | State::Drained(_)) {
+            return;
+        }
+        let was_connected = self.is_connected();
+        self.state = State::Ended(cause, Instant::now());
+        shared.status.end(cause);
+        shared.counters.violations += u64::from(cause == Cause::Violation);
+        if was_connected {
+            for channel in &mut self.channels {
+                // A queue pair that is in ERR already, or was never connected, has nothing to flush.
+                channel.qp.fail().ok();
+            }
+        }
+        // What is wrong with one operation is not what is wrong with the others.
+        let code = match cause {
+            Cause::RemoteAccess(_) | Cause::LocalProtection(_) | Cause::Device(_) | Cause::NotAccepted(_) => {
+                Cause::Flushed
+            }
+            cause => cause,
+        };
+        self.end_waiting(shared, code);
+        for index in 0..self.work.len() as u16 {
+            if let (Some(key), Some(work)) = (self.slots.current(index), &mut self.work[usize::from(index)]) {
+                work.stop(code);
+                if self.slots.outstanding(key) == 0 {
+                    self.finished.push(key);
+                }
+            }
+        }
+        self.finish_slots(shared);
+        for announced in &mut self.announced {
+            if let Some(op) = &announced.op {
+                shared.table.end(op.key(), code.encode());
+            }
+        }
+    }
+
+    /// Ends the operations that have nothing at the device.
+    fn end_waiting(&mut self, shared: &mut Shared<'_>, cause: Cause) {
+        let code = cause.encode();
+        self.unposted.clear();
+        while let Some(op) = self.waiting.pop_front().or_else(|| self.waiting_recvs.pop_front()) {
+            shared.give_back(op, code);
+        }
+        while let Some(op) = self.pairing.take_send() {
+            op.into_iter().for_each(|op| _ = shared.give_back(op, code));
+        }
+        while let Some(op) = self.immediates.take_call() {
+            op.into_iter().for_each(|op| _ = shared.give_back(op, code));
+        }
+    }
+
+    /// Gives back operations that have ended and have nothing at the device.
+    pub(super) fn reap_ended(&mut self, shared: &mut Shared<'_>) -> usize {
+        let before = shared.counters.held_operations;
+        let code = Cause::Cancelled.encode();
+        for queue in [&mut self.waiting, &mut self.waiting_recvs] {
+            for _ in 0..queue.len() {
+                let Some(op) = queue.pop_front() else { break };
+                if op.is_ended(shared.table) {
+                    shared.give_back(op, code);
+                } else {
+                    queue.push_back(op);
+                }
+            }
+        }
+        let mut reap = |op: &mut Option<Op>| match op.take_if(|op| op.is_ended(shared.table)) {
+            Some(op) => {
+                shared.give_back(op, code);
+                true
+            }
+            None => false,
+        };
+        self.pairing.remove_ended(&mut reap);
+        self.immediates.remove_ended(&mut reap);
+        // Transfers that wait for the send queue, or for credit, stop at the next post.
+        self.post_waiting(shared);
+        (before - shared.counters.held_operations) as usize
+    }
+
+    /// Finds queue pairs that went to ERR without a completion.
+    pub(super) fn check_queue_pairs(&mut self, shared: &mut Shared<'_>) {
+        if self.is_connected() {
+            let used =
+                self.channels[..self.qps].iter().chain(&self.channels[self.made..self.made + self.qps]);
+            if used.into_iter().any(|channel| channel.qp.state() == QpState::Error) {
+                // Completions that say why come first.
+                self.poll(shared);
+                self.end(shared, Cause::RemoteGone(Status::RetryExceeded));
+            }
+        }
+    }
+
+    /// Gives back what is left of an ended connection, when the device does not touch memory any more: all work requests have
+    /// completed, and the queue pairs are reset, so that no peer is inside an operation on a `recv` buffer.
+    pub(super) fn try_drain(&mut self, shared: &mut Shared<'_>) {
+        let State::Ended(cause, since) = self.state else { return };
+        self.poll(shared);
+        let flushed = self.channels.iter().all(|channel| channel.sends.is_empty());
+        if !flushed && since.elapsed() < FLUSH_LIMIT {
+            return;
+        }
+        // All of them, so that none waits for another.
+        let busy = self.channels.iter_mut().filter_map(|channel| channel.qp.reset().err()).count();
+        if busy > 0 {
+            return;
+        }
+        for channel in &mut self.channels {
+            channel.sends.drain(|_| ());
+        }
+        let code = Cause::Flushed;
+        for index in 0..self.work.len() as u16 {
+            if let (Some(key), Some(work)) = (self.slots.current(index), &mut self.work[usize::from(index)]) {
+                work.stop(code);
+                self.slots.drop_work(key);
+                self.finished.push(key);
+            }
+        }
+        self.finish_slots(shared);
+        for index in 0..self.announced.len() as u16 {
+            if let Some(op) = self.announced[usize::from(index)].op.take() {
+                shared.give_back(op, code.encode());
+            }
+            if let Some(key) = self.recv_slots.current(index) {
+                self.recv_slots.drop_work(key);
+                self.recv_slots.release(key);
+            }
+        }
+        self.state = State::Drained(cause);
+    }
+}

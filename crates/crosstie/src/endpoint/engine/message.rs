@@ -1,0 +1,155 @@
+//! `send` and `recv`: the bytes go straight from the sender's buffer into the receiver's.
+//!
+//! ```text
+//!   receiver                                            sender
+//!   recv(buffer): lease a slot
+//!   announce: address, length, rkey  ---- SEND ------>  queue of announced buffers
+//!                                                       send(buffer): the k-th send takes the k-th buffer
+//!   part i arrives on channel n+i    <-- WRITE+IMM ---  one part on each message channel that carries any
+//!   last part: the message is complete                  last completion: the message is sent
+//! ```
+//!
+//! A `send` that ends before it has a buffer counts as if it had never been called. A `recv` that ends after it was announced keeps
+//! its buffer until its message has arrived, or the connection is drained: the peer may write at any time.
+
+use crosstie_protocol::endpoint::message::{
+    AnnouncedBuffer, ArrivedParts, Control, DataImm, Violation, WireSlot,
+};
+use crosstie_protocol::endpoint::slots::SlotKey;
+use crosstie_protocol::endpoint::split::Split;
+
+use super::super::cause::{Cause, SUCCESS};
+use super::super::operation::Op;
+use super::Shared;
+use super::link::{AnnouncedRecv, Link};
+use super::transfer::SlotWork;
+use crate::device::PostError;
+
+impl Link {
+    pub(super) fn start_send(&mut self, shared: &mut Shared<'_>, op: Op) {
+        self.pairing.send(Some(op));
+        self.pair_sends(shared);
+    }
+
+    /// The peer has announced a buffer.
+    pub(super) fn accept_buffer(
+        &mut self,
+        shared: &mut Shared<'_>,
+        buffer: AnnouncedBuffer,
+    ) -> Result<(), Violation> {
+        self.pairing.announce(buffer)?;
+        self.pair_sends(shared);
+        Ok(())
+    }
+
+    /// Gives buffers to sends, as long as there are both, and a slot.
+    pub(super) fn pair_sends(&mut self, shared: &mut Shared<'_>) {
+        while self.is_connected()
+            && let Some((send, buffer)) = self.pairing.next_pair()
+        {
+            let len =
+                send.as_mut().map(|op| op.with_value(shared.table, |operation| operation.range.len() as u64));
+            let refused = match (&send, len) {
+                (Some(op), _) if op.is_ended(shared.table) => Some(Cause::Cancelled),
+                (_, Some(len)) if len > buffer.len => Some(Cause::TooLong),
+                _ => None,
+            };
+            if let (None, _) | (_, Some(_)) = (len, refused) {
+                // The buffer stays for the next send.
+                if let (Some(Some(op)), Some(cause)) = (self.pairing.take_send(), refused) {
+                    shared.give_back(op, cause.encode());
+                }
+                continue;
+            }
+            let Some(key) = self.slots.lease() else { return };
+            let (Some((Some(op), buffer)), Some(len)) = (self.pairing.take_pair(), len) else {
+                self.slots.release(key);
+                return;
+            };
+            let split = Split::new(len, self.qps as u8, self.min_part);
+            self.start_slot(shared, key, SlotWork::for_message(op, split, buffer));
+        }
+    }
+
+    pub(super) fn start_recv(&mut self, shared: &mut Shared<'_>, op: Op) {
+        self.waiting_recvs.push_back(op);
+        self.announce_recvs(shared);
+    }
+
+    /// Announces buffers to the peer, as long as there are slots.
+    pub(super) fn announce_recvs(&mut self, shared: &mut Shared<'_>) {
+        while self.is_connected() && self.has_control_room() && self.recv_slots.free() > 0 {
+            let Some(mut op) = self.waiting_recvs.pop_front() else { return };
+            if op.is_ended(shared.table) {
+                shared.give_back(op, Cause::Cancelled.encode());
+                continue;
+            }
+            let Some(key) = self.recv_slots.lease() else { return };
+            let sequence = self.next_sequence;
+            let buffer = op.with_value(shared.table, |operation| AnnouncedBuffer {
+                slot: WireSlot::new(key),
+                addr: operation.remote.addr,
+                len: operation.range.len() as u64,
+                rkey: operation.remote.rkey,
+                sequence,
+            });
+            match self.post_control(&Control::Buffer(buffer), key) {
+                Ok(()) => {
+                    shared.counters.work_requests += 1;
+                    self.next_sequence = sequence.wrapping_add(1);
+                    self.recv_slots.add_work(key);
+                    self.announced[usize::from(key.index)] =
+                        AnnouncedRecv { op: Some(op), parts: ArrivedParts::default(), limit: buffer.len };
+                }
+                Err(error) => {
+                    shared.counters.refused_posts += 1;
+                    self.recv_slots.release(key);
+                    if error == PostError::Full {
+                        self.waiting_recvs.push_front(op);
+                        return;
+                    }
+                    shared.give_back(op, Cause::NotAccepted(0).encode());
+                }
+            }
+        }
+    }
+
+    /// A part of a message has arrived on message channel `part`.
+    pub(super) fn accept_part(
+        &mut self,
+        shared: &mut Shared<'_>,
+        part: u8,
+        imm: u32,
+        bytes: u32,
+    ) -> Result<(), Violation> {
+        let data = DataImm::decode(imm);
+        let unknown = Violation::UnknownBuffer { imm };
+        let key =
+            self.recv_slots.current(data.slot.index()).filter(|key| data.slot.is(*key)).ok_or(unknown)?;
+        let announced = &mut self.announced[usize::from(key.index)];
+        if announced.op.is_none() {
+            return Err(unknown);
+        }
+        let Some(total) = announced.parts.arrive(data, part, bytes, announced.limit)? else { return Ok(()) };
+        if let Some(mut op) = announced.op.take() {
+            op.with_value(shared.table, |operation| operation.bytes = total);
+            shared.give_back(op, SUCCESS);
+        }
+        // Else the completion of the announcement releases it.
+        if self.recv_slots.release(key) {
+            self.announce_recvs(shared);
+        }
+        Ok(())
+    }
+
+    /// The work request that announced a buffer has completed.
+    pub(super) fn complete_announcement(&mut self, shared: &mut Shared<'_>, key: SlotKey) {
+        if self.recv_slots.complete_work(key).is_none() {
+            shared.counters.stale_completions += 1;
+            return;
+        }
+        if self.announced[usize::from(key.index)].op.is_none() && self.recv_slots.release(key) {
+            self.announce_recvs(shared);
+        }
+    }
+}

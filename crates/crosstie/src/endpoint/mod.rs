@@ -1,0 +1,144 @@
+//! Operations on the memory of a peer, whose completions have one owner.
+//!
+//! An [`Endpoint`] is one side of a connection. It [reads](Endpoint::read) and [writes](Endpoint::write) memory of the peer, [sends](Endpoint::send)
+//! and [receives](Endpoint::recv) messages, signals with [immediates](Endpoint::write_imm), and moves thousands of blocks with one
+//! [`Batch`]. For every operation the program learns when it is over, how it ended, and when its buffer belongs to the program again.
+//!
+//! ```
+//! use crosstie::endpoint::{Endpoint, EndpointConfig};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let here = Endpoint::open(&"software".parse()?, &EndpointConfig::default())?;
+//! let there = Endpoint::open(&"software".parse()?, &EndpointConfig::default())?;
+//! // Between processes the addresses are sent as bytes, see `EndpointAddress` and `crosstie::bootstrap`.
+//! here.connect(&there.address())?;
+//! there.connect(&here.address())?;
+//!
+//! let (buffer, target) = (here.allocate(4096)?, there.allocate(4096)?);
+//! buffer.write(0, b"hello")?;
+//! let write = here.write_imm(buffer, ..5, &target.remote(), 0, 42).map_err(|refused| refused.cause)?;
+//! let event = there.imm_recv().map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+//! assert_eq!((event.imm, event.bytes), (Some(42), 5));
+//! assert_eq!(&target.to_vec()[..5], b"hello");
+//! let buffer = write.wait().map_err(|failed| failed.cause)?.buffer;
+//! # drop(buffer);
+//! # Ok(()) }
+//! ```
+//!
+//! # Four layers
+//!
+//! ```text
+//!   OperationFuture       the program's handle: await, wait, poll, cancel
+//!        |  key of the operation
+//!   operation state       one per operation: has it ended, how, whose is the buffer?     ring::operation_table
+//!        |  held by
+//!   slot                  which operation the work requests belong to; leased and         crosstie_protocol::endpoint::slots
+//!        |                released through a free ring
+//!        |  named by
+//!   work request          wr_id = kind, queue pair, slot, generation, position            crosstie_protocol::endpoint::wr_id
+//! ```
+//!
+//! These invariants keep the layers apart. Each has a test that fails without it.
+//!
+//! | | invariant | test |
+//! | --- | --- | --- |
+//! | I1 | **Signal exclusivity.** The state of an operation is seen by one future. Its entry is used again only when neither the future nor the engine sees it, with the next generation | `loom_entry_is_reused_only_when_nobody_sees_it`, `first_cause_wins_and_memory_comes_back_once` |
+//! | I2 | **Slot reuse.** A slot returns to the free ring when every work request that names it has completed. A completion of a former lease finds no slot: it is counted and changes nothing | `slots_follow_the_model`, `stale_and_duplicate_completions_change_nothing` |
+//! | I3 | **Lifetime of what a completion needs.** A completion carries an integer, never a pointer. What it leads to is held by the slot | `each_request_completes_once_in_order`, `stale_and_duplicate_completions_change_nothing` |
+//! | I4 | **Operation lifetime.** An operation lives while its future or the engine holds it. Nothing else keeps it alive: `cancel_all` walks the table, and holds nothing | `loom_cancel_and_completion_agree`, `dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing` |
+//! | I5 | **A receive is always posted.** Receives are posted before the connection begins, and each again before what it brought is used. A peer has credit for fewer messages than that, so it is never told to retry (RNR) | `window_is_kept_and_never_starves`, `more_messages_than_slots_wait_their_turn` |
+//!
+//! # Whose buffer it is
+//!
+//! An operation takes its [`Buffer`], and its result gives it back. In between the program cannot touch it:
+//!
+//! ```compile_fail,E0382
+//! # use crosstie::{device::RemoteMemory, endpoint::{Buffer, Endpoint}};
+//! fn read_in_flight(endpoint: &Endpoint, buffer: Buffer, remote: &RemoteMemory) {
+//!     let write = endpoint.write(buffer, .., remote, 0);
+//!     let mut bytes = [0; 8];
+//!     buffer.read(0, &mut bytes);
+//!     drop(write);
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! # use crosstie::{device::RemoteMemory, endpoint::{Buffer, Endpoint}};
+//! fn write_in_flight(endpoint: &Endpoint, buffer: Buffer, remote: &RemoteMemory) {
+//!     let read = endpoint.read(buffer, .., remote, 0);
+//!     buffer.write(0, b"too early");
+//!     drop(read);
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! # use crosstie::endpoint::{Buffer, Endpoint};
+//! fn free_in_flight(endpoint: &Endpoint, buffer: Buffer) {
+//!     let recv = endpoint.recv(buffer, ..);
+//!     drop(buffer);
+//!     drop(recv);
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! # use crosstie::endpoint::{Batch, Endpoint};
+//! fn change_in_flight(endpoint: &Endpoint, mut batch: Batch) {
+//!     let write = endpoint.write_batch(batch);
+//!     batch.clear_blocks();
+//!     drop(write);
+//! }
+//! ```
+//!
+//! An operation ends with success, or with a [`Cause`]. When it is cancelled, or its deadline passes, or its future is dropped, it ends at
+//! once; but the device may still carry it out. So [`Failed`] has a [`BufferReturn`], which is the buffer when the device is done
+//! with it: when its work requests have completed, or when the queue pairs are in ERR and drained. A buffer that was never handed to the
+//! device comes back at once. A program that drops the future, or the `BufferReturn`, never gets the memory, and neither does anybody
+//! else while the device may touch it.
+//!
+//! # Who does the work
+//!
+//! By default a thread of the endpoint polls the device; it sleeps while nothing happens. With [`Progress::Caller`] there is no thread:
+//! the program calls [`Endpoint::progress`], or waits for a future, which polls as well. In both modes any thread can start operations
+//! and wait for them, and futures work with any executor.
+//!
+//! A thread that starts an operation posts its work requests itself if no other thread is polling at that moment. On the software device
+//! the thread that posts also copies the bytes.
+//!
+//! # When something fails
+//!
+//! A failed work request ends the connection, as on every RDMA device: the operation ends with its cause, the others with
+//! [`Cause::Flushed`]. [`Endpoint::ended`] says why. [`Endpoint::reopen`] makes a new address; when both sides have exchanged addresses again,
+//! they connect again. This is also how a peer that was restarted is reached.
+//!
+//! Blocks and ranges are checked against the length of the remote region before anything is posted, so a mistake there is refused and
+//! ends nothing.
+
+mod address;
+mod batch;
+mod batch_operations;
+mod buffer;
+mod cause;
+mod config;
+mod counters;
+#[allow(clippy::module_inception)]
+mod endpoint;
+mod engine;
+mod future;
+mod imm_recv;
+mod operation;
+mod path;
+mod read;
+mod recv;
+mod registration;
+mod send;
+mod shared;
+mod transfer;
+mod write;
+mod write_imm;
+
+pub use address::EndpointAddress;
+pub use batch::{Batch, FailedBlocks, Local, Remote, Strided};
+pub use buffer::{Buffer, KeptBecause, Lend, NotGivenBack, SharedBuffer};
+pub use cause::{BatchError, Cause, Completed, ConnectError, Failed, NotStarted, Peer, Refused};
+pub use config::{EndpointConfig, MAX_MESSAGES, MAX_OPERATIONS, MAX_RETIRED, PathPolicy, Progress};
+pub use counters::EndpointCounters;
+pub use endpoint::{Endpoint, Submit};
+pub use future::{BufferReturn, JoinAll, OperationFuture, OperationResult, join_all};
+pub use path::Path;
+pub use transfer::OneBuffer;

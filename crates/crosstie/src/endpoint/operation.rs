@@ -1,0 +1,40 @@
+//! What the engine needs to know of an operation.
+
+use core::ops::Range;
+use std::time::Instant;
+
+use super::buffer::Stored;
+use crate::device::RemoteAddr;
+use crate::ring::operation_table::{EngineSide, OperationTable};
+
+/// The kind of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    WriteImm(u32),
+    ReadBatch,
+    WriteBatch,
+    Send,
+    Recv,
+    ImmRecv,
+}
+
+/// An operation: what its future and the engine pass to each other.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) kind: Kind,
+    /// What was lent.
+    pub(super) stored: Stored,
+    /// The bytes of the buffer's region.
+    pub(super) range: Range<usize>,
+    pub(super) remote: RemoteAddr,
+    pub(super) deadline: Option<Instant>,
+    /// The result: bytes that were moved.
+    pub(super) bytes: u64,
+    /// The result of `imm_recv`.
+    pub(super) imm: Option<u32>,
+}
+
+pub(super) type Table = OperationTable<Operation>;
+pub(super) type Op = EngineSide;

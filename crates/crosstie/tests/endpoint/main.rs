@@ -1,0 +1,10 @@
+//! Endpoints between the threads of one process: every operation, in both progress modes and with one and several queue pairs.
+
+#[path = "../rng/mod.rs"]
+mod rng;
+
+mod batches;
+mod cancel;
+mod futures_and_threads;
+mod operations;
+mod pair;

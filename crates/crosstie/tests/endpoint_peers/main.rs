@@ -1,0 +1,28 @@
+//! Endpoints on a device: every operation ends once, with the right bytes, and a buffer that has come back is not written any more.
+//! [`harness`] explains the command line. The seed is printed; `CROSSTIE_SEED` sets it.
+
+mod cases;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod quiescence;
+#[path = "../rng/mod.rs"]
+mod rng;
+mod test_peer;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use harness::Suite;
+
+fn main() -> ExitCode {
+    let suite = Suite {
+        name: "endpoint_peers",
+        cases: cases::CASES.to_vec(),
+        timeout: Duration::from_secs(120),
+        port: 7080,
+        seed: Some(rng::choose_seed()),
+        skip_reason: |_, _| None,
+        extra_runs: |_| Vec::new(),
+    };
+    suite.main()
+}
