@@ -59,8 +59,8 @@ impl Mr {
 
     /// A region whose address is not one of this process.
     #[cfg(feature = "verbs")]
-    pub(super) fn unmapped(pd: u32, access: Access, provider: Provider) -> Mr {
-        Mr { start: 0, ..Mr::new(pd, access, provider) }
+    pub(super) fn unmapped(pd: u32, access: Access, len: usize, provider: Provider) -> Mr {
+        Mr { start: 0, ..Mr::new(pd, access, len, false, provider) }
     }
 
     /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
@@ -213,15 +213,9 @@ impl Mr {
     #[inline]
     fn checked(&self, offset: usize, len: usize, limit: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
-<<<<<<< HEAD
-            // SAFETY: `offset <= self.len`, so the result is inside the region or one past its end.
-            Some(end) if end <= self.len && self.start != 0 => Ok(unsafe { self.as_ptr().add(offset) }),
-            _ => Err(OutOfRegion { offset, len, region: self.len }),
-=======
             // SAFETY: `offset <= limit <= self.len`, so the result is inside the region or one past its end.
-            Some(end) if end <= limit => Ok(unsafe { self.as_ptr().add(offset) }),
+            Some(end) if end <= limit && self.start != 0 => Ok(unsafe { self.as_ptr().add(offset) }),
             _ => Err(OutOfRegion { offset, len, region: limit }),
->>>>>>> main
         }
     }
 }

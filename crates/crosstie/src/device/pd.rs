@@ -101,7 +101,7 @@ impl Pd {
             #[cfg(feature = "verbs")]
             Provider::Verbs(x) => {
                 let provider = mr::Provider::Verbs(x.register_dma_buf(fd, offset, len, address, access)?);
-                Ok(Mr::unmapped(self.id, access, provider))
+                Ok(Mr::unmapped(self.id, access, len, provider))
             }
             // SAFETY: the caller's promise.
             Provider::Fault(x) => unsafe { x.inner().register_dma_buf(fd, offset, len, address, access) },

@@ -38,7 +38,7 @@ impl Pd {
         let mr = unsafe {
             ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, self.inner.device.access_flags(access) as i32)
         };
-        self.finish(mr, start, len)
+        self.finish(mr, start)
     }
 
     pub(crate) fn register_dma_buf(
@@ -53,10 +53,10 @@ impl Pd {
         // SAFETY: the domain is live and the descriptor is open; the kernel checks the rest.
         let mr =
             unsafe { ffi::ibv_reg_dmabuf_mr(self.inner.pd, offset, len, address, fd.as_raw_fd(), flags) };
-        self.finish(mr, ptr::without_provenance_mut(address as usize), len)
+        self.finish(mr, ptr::without_provenance_mut(address as usize))
     }
 
-    fn finish(&self, mr: *mut ffi::ibv_mr, start: *mut u8, len: usize) -> Result<Mr, DeviceError> {
+    fn finish(&self, mr: *mut ffi::ibv_mr, start: *mut u8) -> Result<Mr, DeviceError> {
         if mr.is_null() {
             return Err(match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOSPC) => DeviceError::Exhausted { what: "regions" },
