@@ -178,7 +178,8 @@ impl Mr {
         at: usize,
         len: usize,
     ) -> Result<(), OutOfRegion> {
-        let (to, from) = (self.checked(offset, len)?, from.checked(at, len)?);
+        let to = self.checked(offset, len, self.writable_len())?;
+        let from = from.checked(at, len, from.len)?;
         // SAFETY: both ranges are inside registered regions, which are valid until the regions are dropped. Regions of
         // different memory do not overlap; if the same memory was registered twice, the bytes are some mixture, as on a NIC.
         unsafe { copy::copy(from, to, len) };
