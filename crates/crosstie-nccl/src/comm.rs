@@ -132,13 +132,9 @@ pub(crate) fn close_listen(key: Key) -> Result<(), Fault> {
 /// `closeSend`. Requests that are not done are gone. Closing NULL does nothing.
 pub(crate) fn close_send(key: Key) -> Result<(), Fault> {
     if key.bits() != 0 {
-        let comm = SENDS.remove(key)?;
-        log_counters(
-            "sent",
-            comm.device,
-            &comm.connection.counters(),
-            comm.connection.cause().map(|cause| cause.to_string()),
-        );
+        let mut comm = SENDS.remove(key)?;
+        let cause = comm.connection.cause().map(|cause| cause.to_string());
+        log_counters("sent", comm.device, &comm.connection.counters(), cause);
     }
     Ok(())
 }
@@ -146,13 +142,9 @@ pub(crate) fn close_send(key: Key) -> Result<(), Fault> {
 /// `closeRecv`. Requests that are not done are gone. Closing NULL does nothing.
 pub(crate) fn close_recv(key: Key) -> Result<(), Fault> {
     if key.bits() != 0 {
-        let comm = RECVS.remove(key)?;
-        log_counters(
-            "received",
-            comm.device,
-            &comm.connection.counters(),
-            comm.connection.cause().map(|cause| cause.to_string()),
-        );
+        let mut comm = RECVS.remove(key)?;
+        let cause = comm.connection.cause().map(|cause| cause.to_string());
+        log_counters("received", comm.device, &comm.connection.counters(), cause);
     }
     Ok(())
 }
