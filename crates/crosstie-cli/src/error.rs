@@ -19,6 +19,9 @@ pub(crate) enum Error {
     /// The ranks of the job could not connect to each other, or lost their connection.
     #[error(transparent)]
     Bootstrap(#[from] bootstrap::Error),
+    /// Checks of a simulation failed.
+    #[error("{0} simulated runs broke a rule; repeat one with its --seed and --seeds 1")]
+    SimulationFailed(usize),
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {

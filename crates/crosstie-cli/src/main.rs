@@ -8,6 +8,7 @@ mod error;
 mod kv;
 mod report;
 mod signals;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,8 @@ enum Command {
     Kv(kv::Command),
     /// Draw results of `bench kv --json` as one HTML page with plots; it needs no network.
     Report(report::Arguments),
+    /// Simulate groups and copyrpc with many members under virtual time, and check every run.
+    Sim(sim::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Some(Command::Bench(command)) => bench::run(&command),
         Some(Command::Kv(command)) => kv::run(&command),
         Some(Command::Report(arguments)) => report::run(&arguments),
+        Some(Command::Sim(arguments)) => sim::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -22,6 +22,17 @@
 //! Locks and barriers need a link that delivers each packet once and in order, or a death: an RC queue pair, or messages of the
 //! channel [`CONTROL_STREAM`] over UD. Messages need no such link.
 
+/// Whether a test has turned this rule off, to show which failure the rule prevents. Always false outside of tests.
+macro_rules! rule_broken {
+    ($state:expr, $rule:ident) => {{
+        #[cfg(test)]
+        let broken = $state.broken_rule == Some(crate::group::tests::BrokenRule::$rule);
+        #[cfg(not(test))]
+        let broken = false;
+        broken
+    }};
+}
+
 pub mod message;
 
 mod barrier;

@@ -351,6 +351,15 @@ impl Group {
         &self.locks.counters
     }
 
+    /// Turns one rule off.
+    #[cfg(test)]
+    pub(super) fn break_rule(&mut self, rule: Option<super::tests::BrokenRule>) {
+        self.locks.broken_rule = rule;
+        for barrier in &mut self.barriers {
+            barrier.broken_rule = rule;
+        }
+    }
+
     fn check_lock_allowed(&self) -> Result<(), LockError> {
         match self.state {
             State::Member => Ok(()),

@@ -59,7 +59,7 @@ impl Barrier {
                 if scope.coordinator() != Some(from) {
                     return Err(ControlViolation::Barrier { barrier });
                 }
-                self.frozen = true;
+                self.frozen = !rule_broken!(self, EndsRoundsWhileHealing);
                 let report = Control::BarrierReport { barrier, dead: *scope.dead, rounds: self.rounds };
                 scope.send(from, &report);
                 Ok(())
@@ -75,7 +75,7 @@ impl Barrier {
                     return Err(ControlViolation::Barrier { barrier });
                 }
                 // Based on older knowledge: another query follows.
-                if self.frozen && dead == *scope.dead {
+                if (self.frozen || rule_broken!(self, EndsRoundsWhileHealing)) && dead == *scope.dead {
                     if rounds.ended < self.rounds.ended {
                         return Err(ControlViolation::Barrier { barrier });
                     }
@@ -92,7 +92,8 @@ impl Barrier {
         healing.reported.insert(from);
         // Of two that know the same round, one that takes part knows better.
         let rank = |rounds: &Rounds| (rounds.ended, rounds.failed_from != NEVER);
-        if healing.newest.is_none_or(|newest| rank(&rounds) > rank(&newest)) {
+        let is_newer = healing.newest.is_none_or(|newest| rank(&rounds) > rank(&newest));
+        if is_newer && !(rule_broken!(self, TrustsTheCoordinatorOnly) && from != scope.me) {
             healing.newest = Some(rounds);
         }
         let all = MemberSet::first(scope.members).without(scope.dead);

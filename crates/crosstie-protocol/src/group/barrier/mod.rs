@@ -32,6 +32,8 @@ use heal::Healing;
 pub use heal::Rounds;
 pub use tree::{Tree, TreeOptions};
 
+/// The highest round. No group lives long enough to get there; a higher one is a peer's mistake.
+const MAX_ROUND: u64 = u64::MAX >> 1;
 /// No round has failed.
 const NEVER: u64 = u64::MAX;
 
@@ -99,6 +101,8 @@ pub(super) struct Barrier {
     joins: MemberSet,
     leaves: MemberSet,
     healing: Option<Healing>,
+    #[cfg(test)]
+    pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
 
 impl Barrier {
@@ -126,6 +130,8 @@ impl Barrier {
             joins: MemberSet::EMPTY,
             leaves: MemberSet::EMPTY,
             healing: None,
+            #[cfg(test)]
+            broken_rule: None,
         }
     }
 
@@ -233,6 +239,13 @@ impl Barrier {
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         match *packet {
+            Control::BarrierWelcome { round: last, .. }
+            | Control::BarrierReport { rounds: Rounds { ended: last, .. }, .. }
+            | Control::BarrierHeal { rounds: Rounds { ended: last, .. }, .. }
+                if last > MAX_ROUND =>
+            {
+                Err(ControlViolation::Barrier { barrier: self.id })
+            }
             Control::BarrierArrive { round, .. } => {
                 let arrived = &mut self.arrived[from.index()];
                 *arrived = (*arrived).max(round);
@@ -294,7 +307,9 @@ impl Barrier {
 
     /// Who takes part after this round, if it changes. At the root.
     fn changed_active(&mut self, dead: &MemberSet) -> Option<MemberSet> {
-        let changed = self.rounds.active.union(&self.joins).without(&self.leaves).without(dead);
+        // A dead member stays until its death has made a round fail.
+        let joins = self.joins.without(dead);
+        let changed = self.rounds.active.union(&joins).without(&self.leaves);
         // The last member stays: somebody has to know the round.
         (changed != self.rounds.active && !changed.is_empty()).then_some(changed)
     }

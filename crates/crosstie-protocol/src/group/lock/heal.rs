@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use super::super::control::Control;
 use super::super::member::{MemberId, MemberSet};
 use super::super::{ControlViolation, Event, Output, Scope};
-use super::{Locks, Place};
+use super::{Locks, MAX_FENCE, Place};
 
 /// A new token is higher than all that can exist: this many acquisitions fit between two losses.
 const TOKENS_PER_LOSS: u32 = 40;
@@ -162,11 +162,12 @@ impl Locks {
         lock: u32,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
+        let hands_over = rule_broken!(self, HandsOverWhileHealing);
         let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
         if scope.manager(lock) != Some(from) {
             return Err(ControlViolation::Lock { lock });
         }
-        slot.frozen = true;
+        slot.frozen = !hands_over;
         if slot.trying {
             // The answer may have been lost with the dead member.
             self.cancel(lock);
@@ -178,7 +179,7 @@ impl Locks {
             in_queue: slot.place != Place::Idle,
             wanted: slot.wanted && slot.place != Place::Idle,
             fence: slot.fence,
-            gave_to: slot.gave_to,
+            gave_to: if rule_broken!(self, ForgetsWhoGotTheLock) { None } else { slot.gave_to },
             ticket: slot.ticket.or(slot.next.map(|(_, ticket)| ticket.wrapping_sub(1))),
         };
         self.route(from, &Control::LockReport { lock, dead: *scope.dead, report }, scope);
@@ -193,6 +194,9 @@ impl Locks {
         report: QueueReport,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
+        if report.fence > MAX_FENCE {
+            return Err(ControlViolation::Lock { lock });
+        }
         if self.healing.lock != Some(lock) || dead != scope.dead {
             return Ok(());
         }
@@ -281,11 +285,12 @@ impl Locks {
         fence: u64,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
+        let hands_over = rule_broken!(self, HandsOverWhileHealing);
         let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
-        if scope.manager(lock) != Some(from) {
+        if scope.manager(lock) != Some(from) || fence > MAX_FENCE {
             return Err(ControlViolation::Lock { lock });
         }
-        if !slot.frozen || dead != scope.dead {
+        if (!slot.frozen && !hands_over) || dead != scope.dead {
             // Another query follows, because the manager will hear of the same deaths.
             return Ok(());
         }

@@ -112,6 +112,9 @@ pub struct LockCounters {
     pub tokens_lost: u64,
 }
 
+/// The highest fencing token. No group lives long enough to get there; a higher one is a peer's mistake.
+const MAX_FENCE: u64 = u64::MAX >> 1;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Idle,
@@ -161,6 +164,8 @@ pub(super) struct Locks {
     deadlines: Vec<(u64, u32)>,
     healing: Healing,
     pub(super) counters: LockCounters,
+    #[cfg(test)]
+    pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
 
 impl Locks {
@@ -193,6 +198,8 @@ impl Locks {
             deadlines: Vec::with_capacity(locks),
             healing: Healing::new(members),
             counters: LockCounters::default(),
+            #[cfg(test)]
+            broken_rule: None,
         }
     }
 
@@ -392,7 +399,7 @@ impl Locks {
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
-        if slot.place != Place::Waiting || fence <= slot.fence {
+        if slot.place != Place::Waiting || !(slot.fence + 1..=MAX_FENCE).contains(&fence) {
             return Err(ControlViolation::Lock { lock });
         }
         slot.ticket = Some(ticket);

@@ -213,3 +213,18 @@ impl Channel {
         self.receiver.drop_source(peer);
     }
 }
+
+#[cfg(test)]
+impl Channel {
+    /// Turns one rule off.
+    pub(super) fn break_rule(&mut self, rule: Option<super::tests::BrokenRule>) {
+        self.sender.broken_rule = rule;
+        self.receiver.broken_rule = rule;
+    }
+
+    /// For models: counts time from `now` on, and forgets the counters, so that states repeat.
+    pub(super) fn rebase(&mut self, now: u64) {
+        self.sender.rebase(now);
+        self.receiver.forget_counters();
+    }
+}

@@ -104,6 +104,8 @@ pub struct Receiver {
     /// Sources that wait for room, in the order in which they were refused.
     starved: VecDeque<MemberId>,
     counters: ReceiveCounters,
+    #[cfg(test)]
+    pub(super) broken_rule: Option<super::super::tests::BrokenRule>,
 }
 
 impl Receiver {
@@ -131,6 +133,8 @@ impl Receiver {
             lazy: VecDeque::with_capacity(members),
             starved: VecDeque::with_capacity(members),
             counters: ReceiveCounters::default(),
+            #[cfg(test)]
+            broken_rule: None,
         }
     }
 
@@ -138,7 +142,11 @@ impl Receiver {
     /// packets already lie in buffers of equal size gives the same `space` for all of them.)
     #[inline]
     pub fn accept(&mut self, header: &Header, len: u32, space: u32) -> Result<Verdict, JoinError> {
+        let skips_gaps = rule_broken!(self, AcceptsBehindAGap);
         let source = &mut self.sources[header.sender.index()];
+        if skips_gaps && header.seq.wrapping_sub(source.expected) < 8 {
+            source.expected = header.seq;
+        }
         if header.seq != source.expected {
             return Ok(self.accept_unexpected(header));
         }
@@ -333,6 +341,13 @@ impl Receiver {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+impl Receiver {
+    pub(super) fn forget_counters(&mut self) {
+        self.counters = ReceiveCounters::default();
     }
 }
 

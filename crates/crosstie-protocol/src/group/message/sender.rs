@@ -137,6 +137,8 @@ pub struct Sender {
     /// The earliest deadline of a destination, or earlier.
     deadline: u64,
     counters: SendCounters,
+    #[cfg(test)]
+    pub(super) broken_rule: Option<super::super::tests::BrokenRule>,
 }
 
 impl Sender {
@@ -168,6 +170,8 @@ impl Sender {
             unreachable: VecDeque::with_capacity(members),
             deadline: u64::MAX,
             counters: SendCounters::default(),
+            #[cfg(test)]
+            broken_rule: None,
         }
     }
 
@@ -259,7 +263,7 @@ impl Sender {
     /// Looks for destinations that have been silent for too long. Cheap while no deadline has passed.
     #[inline]
     pub fn expire(&mut self, now: u64) {
-        if now >= self.deadline {
+        if now >= self.deadline && !rule_broken!(self, NeverSendsAgain) {
             self.expire_destinations(now);
         }
     }
@@ -477,6 +481,28 @@ impl Sender {
         if !destination.listed {
             destination.listed = true;
             self.listed.push_back(to);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Sender {
+    pub(super) fn rebase(&mut self, now: u64) {
+        let back = |time: &mut u64| {
+            if *time != u64::MAX {
+                *time = time.saturating_sub(now);
+            }
+        };
+        for destination in &mut self.destinations {
+            back(&mut destination.deadline);
+            destination.heard_at = 0;
+        }
+        back(&mut self.deadline);
+        self.counters = SendCounters::default();
+        // What is left in records that are free.
+        let unused = Record { entry: 0, seq: 0, offset: 0, len: 0, aux: 0, next: NONE, flags: 0 };
+        if self.is_idle() {
+            self.records.fill(unused);
         }
     }
 }

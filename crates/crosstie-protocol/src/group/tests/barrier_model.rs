@@ -6,28 +6,34 @@ use std::vec::Vec;
 use stateright::{Checker, Model, Property};
 
 use super::super::*;
+use super::BrokenRule;
 use super::net::Net;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+pub(super) struct State {
     net: Net,
     /// For each member: whether it waits, and the outcome of each of its rounds (`true`: success).
     apps: Vec<(bool, Vec<bool>)>,
     failure: Option<&'static str>,
+    /// Members below this one do not take part.
+    first: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Action {
+pub(super) enum Action {
     Enter(usize),
     Deliver(usize, usize),
     Kill(usize),
     Notice(usize, usize),
 }
 
-struct BarrierModel {
-    members: usize,
-    rounds: usize,
-    may_die: bool,
+pub(super) struct BarrierModel {
+    pub(super) members: usize,
+    pub(super) rounds: usize,
+    /// Members below this one do not take part in the barrier. They still help to find out its outcome.
+    pub(super) first: usize,
+    pub(super) may_die: bool,
+    pub(super) broken_rule: Option<BrokenRule>,
 }
 
 impl State {
@@ -57,7 +63,9 @@ impl State {
         // A dead member is missed in one round, which fails; later rounds go on without it.
         let was_reported = ended.contains(&false);
         let everybody_entered = self.apps.iter().enumerate().all(|(member, (waits, ended))| {
-            ended.len() + usize::from(*waits) >= round as usize || (!self.net.alive[member] && was_reported)
+            member < self.first
+                || ended.len() + usize::from(*waits) >= round as usize
+                || (!self.net.alive[member] && was_reported)
         });
         if success && !everybody_entered {
             self.failure = Some("a round ended before everybody had entered it");
@@ -73,15 +81,19 @@ impl Model for BarrierModel {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let net = Net::new(self.members, |config| config.locks = 0);
-        vec![State { net, apps: vec![(false, vec![]); self.members], failure: None }]
+        let net = Net::new(self.members, |config| {
+            config.locks = 0;
+            config.barrier_members = (self.first..self.members).map(MemberId::new).collect();
+        });
+        let net = net.with_broken_rule(self.broken_rule);
+        vec![State { net, apps: vec![(false, vec![]); self.members], failure: None, first: self.first }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         let members = 0..self.members;
         for member in members.clone().filter(|member| state.net.alive[*member]) {
             let (waits, ended) = &state.apps[member];
-            if !waits && ended.len() < self.rounds {
+            if member >= self.first && !waits && ended.len() < self.rounds {
                 actions.push(Action::Enter(member));
             }
             for from in members.clone().filter(|from| state.net.can_deliver(*from, member)) {
@@ -143,7 +155,7 @@ impl Model for BarrierModel {
             Property::always(
                 "everything ends: if nothing moves, no complete round waits",
                 |model, state: &State| {
-                    let live = || (0..state.apps.len()).filter(|member| state.net.alive[*member]);
+                    let live = || (model.first..state.apps.len()).filter(|member| state.net.alive[*member]);
                     // Some application has not entered yet, or nobody waits.
                     !state.net.is_quiet()
                         || live()
@@ -152,7 +164,7 @@ impl Model for BarrierModel {
                 },
             ),
             Property::sometimes("all rounds end", |model, state: &State| {
-                state.apps.iter().all(|(_, ended)| ended.len() == model.rounds)
+                state.apps[model.first..].iter().all(|(_, ended)| ended.len() == model.rounds)
             }),
         ]
     }
@@ -167,12 +179,18 @@ fn check(model: BarrierModel) -> usize {
 
 #[test]
 fn barrier_of_four_members_with_one_death_never_hangs_and_all_survivors_agree() {
-    let states = check(BarrierModel { members: 4, rounds: 2, may_die: true });
+    let states = check(BarrierModel { members: 4, rounds: 2, first: 0, may_die: true, broken_rule: None });
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }
 
 #[test]
 fn barrier_of_four_members_is_never_overtaken() {
-    let states = check(BarrierModel { members: 4, rounds: 8, may_die: false });
+    let states = check(BarrierModel { members: 4, rounds: 8, first: 0, may_die: false, broken_rule: None });
     assert!(states > 400, "{states} states: the model hardly does anything");
+}
+
+#[test]
+fn barrier_whose_coordinator_does_not_take_part_never_hangs_and_all_survivors_agree() {
+    let states = check(BarrierModel { members: 4, rounds: 2, first: 1, may_die: true, broken_rule: None });
+    assert!(states > 5_000, "{states} states: the model hardly does anything");
 }

@@ -9,9 +9,10 @@ use stateright::{Checker, Model, Property};
 
 use super::super::*;
 use super::net::Net;
+use super::{BrokenRule, failed_rules};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+pub(super) struct State {
     net: Net,
     apps: Vec<App>,
     /// Requests in the order in which they reached the manager, until it dies. Each is removed when it is granted.
@@ -36,7 +37,7 @@ enum Wants {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Action {
+pub(super) enum Action {
     Lock(usize),
     TryLock(usize),
     Cancel(usize),
@@ -46,11 +47,12 @@ enum Action {
     Notice(usize, usize),
 }
 
-struct LockModel {
-    members: usize,
-    requests: u8,
-    may_die: bool,
-    may_give_up: bool,
+pub(super) struct LockModel {
+    pub(super) members: usize,
+    pub(super) requests: u8,
+    pub(super) may_die: bool,
+    pub(super) may_give_up: bool,
+    pub(super) broken_rule: Option<BrokenRule>,
 }
 
 impl LockModel {
@@ -95,7 +97,7 @@ impl Model for LockModel {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            net: Net::new(self.members, |_| ()),
+            net: Net::new(self.members, |_| ()).with_broken_rule(self.broken_rule),
             apps: vec![App { left: self.requests, state: Wants::Nothing }; self.members],
             order: vec![],
             failure: None,
@@ -219,24 +221,28 @@ impl Model for LockModel {
 fn check(model: LockModel) -> usize {
     let checker = model.checker().threads(2).spawn_bfs().join();
     checker.assert_properties();
+    assert!(failed_rules(&checker).is_empty());
     std::println!("{} states", checker.unique_state_count());
     checker.unique_state_count()
 }
 
 #[test]
 fn lock_of_three_members_with_one_death_is_exclusive_fair_and_never_stuck() {
-    let states = check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: false });
+    let states =
+        check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: false, broken_rule: None });
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }
 
 #[test]
 fn lock_of_three_members_that_ask_twice_is_exclusive_fair_and_never_stuck() {
-    let states = check(LockModel { members: 3, requests: 2, may_die: false, may_give_up: false });
+    let states =
+        check(LockModel { members: 3, requests: 2, may_die: false, may_give_up: false, broken_rule: None });
     assert!(states > 1_000, "{states} states: the model hardly does anything");
 }
 
 #[test]
 fn lock_of_three_members_that_try_and_give_up_with_one_death_is_never_stuck() {
-    let states = check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: true });
+    let states =
+        check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: true, broken_rule: None });
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }

@@ -48,6 +48,12 @@ impl Net {
         }
     }
 
+    /// All members turn one rule off.
+    pub(super) fn with_broken_rule(mut self, rule: Option<super::BrokenRule>) -> Self {
+        self.groups.iter_mut().for_each(|group| group.break_rule(rule));
+        self
+    }
+
     pub(super) fn members(&self) -> usize {
         self.groups.len()
     }

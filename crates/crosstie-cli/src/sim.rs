@@ -1,0 +1,220 @@
+//! `crosstie sim`: simulates groups and copyrpc's flow control with many members, and checks every run.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use crosstie_sim::{Jitter, Outcome, Plan, ScalingPoint, Scenario};
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// Members compete for locks.
+    Lock,
+    /// Members meet in a barrier.
+    Barrier,
+    /// Members send messages to each other; receivers are slow.
+    Message,
+    /// A server and many clients call each other over copyrpc connections with small rings.
+    Credits,
+    /// All of them.
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum JitterKind {
+    /// Every packet takes the same time.
+    None,
+    /// 0.5 to 1.5 times the latency.
+    Uniform,
+    /// A long tail.
+    Exponential,
+}
+
+/// Simulate groups and copyrpc under virtual time, and check every run.
+///
+/// A run is repeated exactly by its seed. Exit status 1: a check failed; the failures are listed with the seed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to simulate.
+    #[arg(value_enum, default_value = "all")]
+    scenario: Which,
+    /// Members of the group, 2 to 1024.
+    #[arg(long, default_value_t = 16)]
+    members: usize,
+    /// Operations of each member: acquisitions, rounds, messages, calls.
+    #[arg(long, default_value_t = 50)]
+    operations: u64,
+    /// Locks that the members compete for.
+    #[arg(long, default_value_t = 1)]
+    locks: usize,
+    /// Children of a member in the barrier's tree.
+    #[arg(long, default_value_t = 2)]
+    fanout: usize,
+    /// Mean latency of a packet, in virtual nanoseconds.
+    #[arg(long, default_value_t = 2000, value_name = "NS")]
+    latency_ns: u64,
+    /// How latencies vary.
+    #[arg(long, value_enum, default_value = "exponential")]
+    jitter: JitterKind,
+    /// The share of packets that are lost, 0 to 0.5.
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
+    /// The share of packets that arrive twice, 0 to 0.5.
+    #[arg(long, default_value_t = 0.0)]
+    duplicates: f64,
+    /// Members that die at random instants.
+    #[arg(long, default_value_t = 0)]
+    deaths: usize,
+    /// Cut a minority of the members off.
+    #[arg(long)]
+    partition: bool,
+    /// Members also time out, try locks, join and leave barriers.
+    #[arg(long)]
+    restless: bool,
+    /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
+    #[arg(long)]
+    blind_retry: bool,
+    /// Messages: a receiver acknowledges at the latest after this many packets.
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    ack_every: u32,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of seeds: one run for each.
+    #[arg(long, default_value_t = 10)]
+    seeds: u64,
+    /// Instead: draw the cost of barriers and locks with 2 to 1024 members.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Results {
+    sim: Vec<Outcome>,
+    failed_runs: usize,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
+    if let Some(path) = &arguments.plot {
+        let svg = crosstie_sim::scaling_plot(&scaling(arguments)?);
+        return std::fs::write(path, svg).map_err(|source| Error::File { path: path.clone(), source });
+    }
+    let scenarios: Vec<Scenario> = match arguments.scenario {
+        Which::Lock => vec![Scenario::Lock],
+        Which::Barrier => vec![Scenario::Barrier],
+        Which::Message => vec![Scenario::Message],
+        Which::Credits => vec![Scenario::Credits],
+        // Deaths and partitions do not apply to a connection of two.
+        Which::All => Scenario::ALL
+            .into_iter()
+            .filter(|scenario| {
+                *scenario != Scenario::Credits || (arguments.deaths == 0 && !arguments.partition)
+            })
+            .collect(),
+    };
+    let mut results = Results { sim: Vec::new(), failed_runs: 0 };
+    for scenario in scenarios {
+        for seed in arguments.seed..arguments.seed.saturating_add(arguments.seeds) {
+            let outcome = simulate(&Plan { seed, ..plan(arguments, scenario) })?;
+            results.failed_runs += usize::from(!outcome.failures.is_empty());
+            results.sim.push(outcome);
+        }
+    }
+    crate::print(&if arguments.json { crate::json(&results)? } else { table(&results.sim) })?;
+    match results.failed_runs {
+        0 => Ok(()),
+        failed => Err(Error::SimulationFailed(failed)),
+    }
+}
+
+fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
+    Plan {
+        scenario,
+        members: arguments.members,
+        operations: arguments.operations,
+        locks: arguments.locks,
+        fanout: arguments.fanout,
+        latency_ns: arguments.latency_ns,
+        jitter: match arguments.jitter {
+            JitterKind::None => Jitter::None,
+            JitterKind::Uniform => Jitter::Uniform,
+            JitterKind::Exponential => Jitter::Exponential,
+        },
+        loss: arguments.loss,
+        duplicates: arguments.duplicates,
+        deaths: arguments.deaths,
+        partition: arguments.partition,
+        restless: arguments.restless,
+        blind_retry: arguments.blind_retry,
+        ack_every: arguments.ack_every,
+        seed: arguments.seed,
+    }
+}
+
+fn simulate(plan: &Plan) -> Result<Outcome, Error> {
+    crosstie_sim::run(plan).map_err(|error| Error::Usage(format!("--{error}")))
+}
+
+/// Barrier and lock cost for each size, with a fixed latency.
+fn scaling(arguments: &Arguments) -> Result<Vec<ScalingPoint>, Error> {
+    let sizes = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+    let point = |members| {
+        let base = Plan { members, jitter: Jitter::None, ..plan(arguments, Scenario::Barrier) };
+        let operations = 10;
+        let binary = simulate(&Plan { fanout: 2, operations, ..base })?;
+        let wide = simulate(&Plan { fanout: 8, operations, ..base })?;
+        let lock = simulate(&Plan { scenario: Scenario::Lock, operations, ..base })?;
+        let latencies = |outcome: &Outcome| outcome.p50_ns as f64 / arguments.latency_ns as f64;
+        Ok(ScalingPoint {
+            members,
+            barrier_binary: latencies(&binary),
+            barrier_wide: latencies(&wide),
+            lock_messages: lock.packets_per_operation,
+            barrier_messages: binary.packets_per_operation / members as f64,
+        })
+    };
+    sizes.into_iter().map(point).collect()
+}
+
+fn table(outcomes: &[Outcome]) -> String {
+    let mut text = format!(
+        "{:<10}{:>8}{:>7}{:>12}{:>9}{:>12}{:>12}{:>11}  {}\n",
+        "scenario", "members", "seeds", "operations", "errors", "p50 us", "p99 us", "packets/op", "checks"
+    );
+    for scenario in Scenario::ALL {
+        let runs: Vec<&Outcome> = outcomes.iter().filter(|run| run.scenario == scenario.name()).collect();
+        let Some(first) = runs.first() else { continue };
+        let operations: u64 = runs.iter().map(|run| run.operations).sum();
+        let packets: u64 = runs.iter().flat_map(|run| run.packets.values()).sum();
+        let failed = runs.iter().filter(|run| !run.failures.is_empty()).count();
+        let median = |time: fn(&Outcome) -> u64| {
+            let mut times: Vec<u64> = runs.iter().map(|run| time(run)).collect();
+            times.sort_unstable();
+            times[times.len() / 2] as f64 / 1e3
+        };
+        text += &format!(
+            "{:<10}{:>8}{:>7}{operations:>12}{:>9}{:>12.2}{:>12.2}{:>11.2}  {}\n",
+            first.scenario,
+            first.members,
+            runs.len(),
+            runs.iter().map(|run| run.ended_with_error).sum::<u64>(),
+            median(|run| run.p50_ns),
+            median(|run| run.p99_ns),
+            packets as f64 / operations.max(1) as f64,
+            if failed == 0 { "passed".to_string() } else { format!("{failed} runs FAILED") },
+        );
+    }
+    for run in outcomes.iter().filter(|run| !run.failures.is_empty()) {
+        text += &format!("\n{} with --seed {}:\n", run.scenario, run.seed);
+        for failure in &run.failures {
+            text += &format!("  {failure}\n");
+        }
+    }
+    text
+}

@@ -1,0 +1,67 @@
+//! Each rule is turned off once: the models must find the failure that it prevents.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::vec::Vec;
+
+use stateright::{Checker, Model};
+
+use super::super::message::OnRefusal;
+use super::barrier_model::BarrierModel;
+use super::lock_model::LockModel;
+use super::message_model::MessageModel;
+use super::{BrokenRule, failed_rules};
+
+fn failures_of<M>(model: M) -> Vec<&'static str>
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
+{
+    // A broken rule may also make a peer break a rule, which the network of the models reports by a panic.
+    let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        failed_rules(&model.checker().threads(1).spawn_bfs().join())
+    }));
+    checked.unwrap_or_else(|_| Vec::from(["a member was sent a packet that breaks the rules"]))
+}
+
+#[test]
+fn lock_model_finds_each_broken_rule() {
+    for rule in [BrokenRule::HandsOverWhileHealing, BrokenRule::ForgetsWhoGotTheLock] {
+        let model =
+            LockModel { members: 3, requests: 1, may_die: true, may_give_up: false, broken_rule: Some(rule) };
+        let failures = failures_of(model);
+        std::println!("{rule:?}: {failures:?}");
+        assert!(!failures.is_empty(), "the model does not notice {rule:?}");
+    }
+}
+
+#[test]
+fn barrier_model_finds_each_broken_rule() {
+    // The coordinator does not take part: otherwise it is the root, and no round ends without it.
+    for rule in [BrokenRule::EndsRoundsWhileHealing, BrokenRule::TrustsTheCoordinatorOnly] {
+        let model = BarrierModel { members: 4, rounds: 2, first: 1, may_die: true, broken_rule: Some(rule) };
+        let failures = failures_of(model);
+        std::println!("{rule:?}: {failures:?}");
+        assert!(!failures.is_empty(), "the model does not notice {rule:?}");
+    }
+}
+
+#[test]
+fn message_model_finds_each_broken_rule() {
+    for rule in [BrokenRule::AcceptsBehindAGap, BrokenRule::NeverSendsAgain] {
+        let model = MessageModel {
+            messages: 3,
+            on_refusal: OnRefusal::WaitForRequest,
+            room: 2,
+            losses: 1,
+            duplicates: 0,
+            timeouts: 1,
+            reorders: false,
+            broken_rule: Some(rule),
+        };
+        let failures = failures_of(model);
+        std::println!("{rule:?}: {failures:?}");
+        assert!(!failures.is_empty(), "the model does not notice {rule:?}");
+    }
+}

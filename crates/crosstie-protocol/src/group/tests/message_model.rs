@@ -1,0 +1,338 @@
+//! An exhaustive model of one sender and one receiver without room: packets arrive in any order, one is lost, one arrives twice.
+
+use std::vec;
+use std::vec::Vec;
+
+use stateright::{Checker, Model, Property};
+
+use super::super::message::{Channel, OnRefusal, Options, Received, Verdict};
+use super::super::*;
+use super::BrokenRule;
+
+const A: MemberId = MemberId::new(0);
+const B: MemberId = MemberId::new(1);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    a: Channel,
+    b: Channel,
+    /// Packets on their way. A data packet comes with its length.
+    to_b: Vec<([u8; HEADER_SIZE], u32)>,
+    to_a: Vec<[u8; HEADER_SIZE]>,
+    sent: u32,
+    accepted: u32,
+    /// Places that the application of B has not released.
+    held: Vec<u64>,
+    losses: u8,
+    duplicates: u8,
+    timeouts: u8,
+    failure: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    Send,
+    DeliverToB(usize),
+    DeliverToA(usize),
+    LoseToB(usize),
+    LoseToA(usize),
+    DuplicateToB(usize),
+    Release,
+    Acknowledge,
+    Timeout,
+}
+
+pub(super) struct MessageModel {
+    pub(super) messages: u32,
+    pub(super) on_refusal: OnRefusal,
+    pub(super) room: u32,
+    pub(super) losses: u8,
+    pub(super) duplicates: u8,
+    pub(super) timeouts: u8,
+    /// Packets arrive in any order, not only in the order in which they were sent.
+    pub(super) reorders: bool,
+    pub(super) broken_rule: Option<BrokenRule>,
+}
+
+impl State {
+    fn put(&mut self, packet: &message::Outgoing) {
+        let header = self.a.data_header(packet);
+        self.to_b.push((header.encode(), packet.len));
+    }
+
+    fn send(&mut self) -> bool {
+        // Message k has k + 1 bytes.
+        let len = self.sent + 1;
+        let Ok((packet, transmit)) = self.a.sender.send(B, len, Channel::WHOLE, len, 0) else { return false };
+        self.sent += 1;
+        if transmit {
+            self.put(&packet);
+        }
+        true
+    }
+
+    fn deliver_to_b(&mut self, index: usize, keep: bool) {
+        let (bytes, len) = if keep { self.to_b[index] } else { self.to_b.remove(index) };
+        let header = Header::decode(&bytes).unwrap();
+        let received = self.b.on_packet(&header, len, 1, 0).unwrap();
+        if let Received::Data(Verdict::Accepted { entry, offset, total }) = received {
+            if (offset, total, len) != (0, self.accepted + 1, self.accepted + 1) {
+                self.failure = Some("a message came twice, or out of order");
+            }
+            self.accepted += 1;
+            self.held.push(entry.number);
+        }
+        self.answer(false);
+    }
+
+    fn deliver_to_a(&mut self, index: usize) {
+        let header = Header::decode(&self.to_a.remove(index)).unwrap();
+        self.a.on_packet(&header, 0, 0, 0).unwrap();
+        self.resend();
+    }
+
+    fn resend(&mut self) {
+        while let Some(packet) = self.a.sender.next_outgoing() {
+            self.put(&packet);
+        }
+    }
+
+    fn answer(&mut self, idle: bool) -> bool {
+        let mut answered = false;
+        while let Some(answer) = self.b.receiver.next_answer(idle) {
+            self.to_a.push(self.b.answer_header(&answer).encode());
+            answered = true;
+        }
+        answered
+    }
+
+    fn timeout(&mut self) -> bool {
+        let Some(deadline) = self.a.sender.next_deadline() else { return false };
+        self.a.sender.expire(deadline);
+        self.resend();
+        self.a.rebase(deadline);
+        true
+    }
+
+    /// Everything is delivered, read and acknowledged from now on. All messages must arrive.
+    fn can_finish(&self, messages: u32) -> bool {
+        let mut state = self.clone();
+        for _ in 0..200 {
+            while state.sent < messages && state.send() {}
+            while !state.to_b.is_empty() {
+                state.deliver_to_b(0, false);
+            }
+            while let Some(entry) = state.held.pop() {
+                state.b.receiver.release(entry);
+            }
+            state.answer(true);
+            while !state.to_a.is_empty() {
+                state.deliver_to_a(0);
+            }
+            if state.failure.is_some() {
+                return false;
+            }
+            if state.accepted == messages && state.a.sender.is_idle() {
+                return true;
+            }
+            if state.to_b.is_empty() && state.to_a.is_empty() {
+                state.timeout();
+            }
+        }
+        false
+    }
+}
+
+impl Model for MessageModel {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let options = Options {
+            window: 4,
+            send_table: 4,
+            receive_table: self.room,
+            receive_buffer: 2048,
+            send_buffer: 2048,
+            ack_every: 2,
+            on_refusal: self.on_refusal,
+            backoff: 1,
+            max_backoff: 2,
+            resend_after: 1,
+            give_up_after: u64::MAX,
+            ..Options::default()
+        };
+        let channel = |me| {
+            let mut channel = Channel::new(GroupId { group: 1, epoch: 1 }, 0, me, 2, &options).unwrap();
+            channel.break_rule(self.broken_rule);
+            channel
+        };
+        vec![State {
+            a: channel(A),
+            b: channel(B),
+            to_b: vec![],
+            to_a: vec![],
+            sent: 0,
+            accepted: 0,
+            held: vec![],
+            losses: self.losses,
+            duplicates: self.duplicates,
+            timeouts: self.timeouts,
+            failure: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.sent < self.messages {
+            actions.push(Action::Send);
+        }
+        let choices = |len: usize| if self.reorders { len } else { len.min(1) };
+        for index in 0..choices(state.to_b.len()) {
+            actions.push(Action::DeliverToB(index));
+            if state.losses > 0 {
+                actions.push(Action::LoseToB(index));
+            }
+            if state.duplicates > 0 {
+                actions.push(Action::DuplicateToB(index));
+            }
+        }
+        for index in 0..choices(state.to_a.len()) {
+            actions.push(Action::DeliverToA(index));
+            if state.losses > 0 {
+                actions.push(Action::LoseToA(index));
+            }
+        }
+        if !state.held.is_empty() {
+            actions.push(Action::Release);
+        }
+        actions.push(Action::Acknowledge);
+        if state.timeouts > 0 {
+            actions.push(Action::Timeout);
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Send => {
+                if !state.send() {
+                    return None;
+                }
+            }
+            Action::DeliverToB(index) => state.deliver_to_b(index, false),
+            Action::DeliverToA(index) => state.deliver_to_a(index),
+            Action::LoseToB(index) => {
+                state.to_b.remove(index);
+                state.losses -= 1;
+            }
+            Action::LoseToA(index) => {
+                state.to_a.remove(index);
+                state.losses -= 1;
+            }
+            Action::DuplicateToB(index) => {
+                state.deliver_to_b(index, true);
+                state.duplicates -= 1;
+            }
+            Action::Release => {
+                let entry = state.held.remove(0);
+                state.b.receiver.release(entry);
+                state.answer(false);
+            }
+            Action::Acknowledge => {
+                if !state.answer(true) {
+                    return None;
+                }
+            }
+            Action::Timeout => {
+                state.timeouts -= 1;
+                if !state.timeout() {
+                    return None;
+                }
+            }
+        }
+        state.a.rebase(0);
+        state.b.rebase(0);
+        if self.reorders {
+            state.to_b.sort_unstable();
+            state.to_a.sort_unstable();
+        }
+        Some(state)
+    }
+
+    /// Reordering can make a sender go back without end.
+    fn within_boundary(&self, state: &State) -> bool {
+        let attempts = |bytes: &[u8; HEADER_SIZE]| Header::decode(bytes).unwrap().attempt <= 2;
+        !self.reorders
+            || (state.to_b.len() <= 4
+                && state.to_a.len() <= 3
+                && state.to_b.iter().all(|(bytes, _)| attempts(bytes))
+                && state.to_a.iter().all(attempts))
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("each message once and in order", |_, state: &State| state.failure.is_none()),
+            Property::always("all messages arrive from here on", |model, state: &State| {
+                state.can_finish(model.messages)
+            }),
+            Property::sometimes("the receiver refuses for lack of room", |_, state: &State| {
+                state.to_a.iter().any(|bytes| {
+                    let header = Header::decode(bytes).unwrap();
+                    header.kind == PacketKind::Nack && header.flags == 0
+                })
+            }),
+            Property::sometimes("everything is done", |model, state: &State| {
+                state.accepted == model.messages && state.a.sender.is_idle() && state.held.is_empty()
+            }),
+        ]
+    }
+}
+
+fn check(model: MessageModel) {
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    checker.assert_properties();
+    std::println!("{} states", checker.unique_state_count());
+    assert!(checker.unique_state_count() > 1_000, "the model hardly does anything");
+}
+
+#[test]
+fn blind_retries_deliver_all_messages_to_a_full_receiver_after_a_loss() {
+    check(MessageModel {
+        messages: 3,
+        on_refusal: OnRefusal::Retry,
+        room: 1,
+        losses: 1,
+        duplicates: 0,
+        timeouts: 1,
+        reorders: false,
+        broken_rule: None,
+    });
+}
+
+#[test]
+fn active_requests_deliver_all_messages_to_a_full_receiver_after_a_loss() {
+    check(MessageModel {
+        messages: 3,
+        on_refusal: OnRefusal::WaitForRequest,
+        room: 1,
+        losses: 1,
+        duplicates: 0,
+        timeouts: 1,
+        reorders: false,
+        broken_rule: None,
+    });
+}
+
+#[test]
+fn reordered_and_duplicated_packets_deliver_all_messages_once() {
+    check(MessageModel {
+        messages: 2,
+        on_refusal: OnRefusal::WaitForRequest,
+        room: 1,
+        losses: 1,
+        duplicates: 1,
+        timeouts: 0,
+        reorders: true,
+        broken_rule: None,
+    });
+}

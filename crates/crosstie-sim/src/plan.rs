@@ -1,0 +1,144 @@
+//! What to simulate.
+
+use thiserror::Error;
+
+/// What the members do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// All members take locks, with time-outs and tries in between.
+    Lock,
+    /// All members meet in a barrier, again and again; some join and leave.
+    Barrier,
+    /// All members send messages to all others, over packets that get lost, duplicated and reordered; receivers are slow.
+    Message,
+    /// One server and many clients call each other over copyrpc connections with small rings.
+    Credits,
+}
+
+impl Scenario {
+    /// All scenarios.
+    pub const ALL: [Scenario; 4] = [Scenario::Lock, Scenario::Barrier, Scenario::Message, Scenario::Credits];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scenario::Lock => "lock",
+            Scenario::Barrier => "barrier",
+            Scenario::Message => "message",
+            Scenario::Credits => "credits",
+        }
+    }
+}
+
+/// How latencies vary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jitter {
+    /// Every packet takes the same time.
+    None,
+    /// Between half and one and a half times the latency.
+    Uniform,
+    /// Half of the latency, plus an exponentially distributed time with the same mean: a long tail.
+    Exponential,
+}
+
+/// One simulation. The same plan gives the same result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// What the members do.
+    pub scenario: Scenario,
+    /// Members of the group; for [`Scenario::Credits`], clients of the server.
+    pub members: usize,
+    /// Operations of each member: acquisitions, rounds, messages or calls.
+    pub operations: u64,
+    /// Locks that the members compete for.
+    pub locks: usize,
+    /// Children of a member in the barrier's tree.
+    pub fanout: usize,
+    /// Mean time of a packet from member to member, in nanoseconds.
+    pub latency_ns: u64,
+    /// How latencies vary.
+    pub jitter: Jitter,
+    /// The share of packets that are lost, 0 to 0.5. Locks and barriers then use messages as their link.
+    pub loss: f64,
+    /// The share of packets that arrive twice, 0 to 0.5.
+    pub duplicates: f64,
+    /// Members that die at random instants.
+    pub deaths: usize,
+    /// A minority of the members is cut off at a random instant, until it is declared dead.
+    pub partition: bool,
+    /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter.
+    pub restless: bool,
+    /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
+    pub blind_retry: bool,
+    /// Messages: a receiver acknowledges at the latest after this many packets.
+    pub ack_every: u32,
+    /// The seed of everything random.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// A small simulation without loss and deaths.
+    pub fn new(scenario: Scenario) -> Self {
+        Plan {
+            scenario,
+            members: 4,
+            operations: 50,
+            locks: 1,
+            fanout: 2,
+            latency_ns: 2_000,
+            jitter: Jitter::Exponential,
+            loss: 0.0,
+            duplicates: 0.0,
+            deaths: 0,
+            partition: false,
+            restless: false,
+            blind_retry: false,
+            ack_every: 4,
+            seed: 1,
+        }
+    }
+
+    /// Checks all values against their limits.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let checks = [
+            ("members", (2..=1024).contains(&self.members), "must be from 2 to 1024"),
+            ("operations", (1..=1_000_000).contains(&self.operations), "must be from 1 to 1000000"),
+            ("locks", (1..=4096).contains(&self.locks), "must be from 1 to 4096"),
+            ("fanout", (1..=64).contains(&self.fanout), "must be from 1 to 64"),
+            ("latency", (2..=1_000_000_000).contains(&self.latency_ns), "must be from 2 ns to 1 s"),
+            ("loss", (0.0..=0.5).contains(&self.loss), "must be from 0 to 0.5"),
+            ("duplicates", (0.0..=0.5).contains(&self.duplicates), "must be from 0 to 0.5"),
+            ("deaths", self.deaths < self.members, "must be fewer than members"),
+            ("ack-every", (1..=16).contains(&self.ack_every), "must be from 1 to 16"),
+            (
+                "partition",
+                !self.partition || (self.members >= 3 && self.deaths == 0),
+                "needs three members and no deaths",
+            ),
+            (
+                "deaths",
+                self.scenario != Scenario::Credits || (self.deaths == 0 && !self.partition),
+                "and partitions do not apply to the scenario credits",
+            ),
+        ];
+        match checks.into_iter().find(|(_, valid, _)| !valid) {
+            Some((field, _, rule)) => Err(PlanError { field, rule }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether packets can get lost, so that locks and barriers need messages as their link.
+    pub(crate) fn is_lossy(&self) -> bool {
+        self.loss > 0.0 || self.duplicates > 0.0 || self.partition
+    }
+}
+
+/// A value of a plan is outside of its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{field} {rule}")]
+pub struct PlanError {
+    /// The value.
+    pub field: &'static str,
+    /// Its limits.
+    pub rule: &'static str,
+}

@@ -1,0 +1,306 @@
+//! All members send messages of all sizes to each other, over packets that get lost, duplicated and reordered. Receivers are slow
+//! and have little room.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crosstie_protocol::group::message::{
+    Channel, OnRefusal, Options, Received, SendRefusal, Verdict, part_at,
+};
+use crosstie_protocol::group::{GroupId, Header, MemberId};
+
+use crate::check::message::MessageChecker;
+use crate::network::{Happening, Network};
+use crate::outcome::Outcome;
+use crate::plan::Plan;
+
+const MTU: u32 = 2048;
+const POLL: u64 = 0;
+const RECEIVE: u64 = 1;
+const FLUSH: u64 = 2;
+
+/// What the bytes of a packet are, for the checker.
+#[derive(Clone, Copy, Debug)]
+struct Content {
+    number: usize,
+    offset: u32,
+    len: u32,
+}
+
+type Packet = (Header, Option<Content>);
+
+/// A message that is being sent.
+#[derive(Clone, Copy, Debug)]
+struct Sending {
+    to: usize,
+    number: usize,
+    len: u32,
+    offset: u32,
+}
+
+struct Member {
+    channel: Channel,
+    /// The send buffer.
+    sent: HashMap<u64, Content>,
+    current: Option<Sending>,
+    left: u64,
+    /// Accepted packets that the application has not taken.
+    inbox: VecDeque<(usize, u64, Content)>,
+    receives: bool,
+    flushes: bool,
+    alive: bool,
+    gone: Vec<bool>,
+}
+
+struct Run {
+    plan: Plan,
+    network: Network<Packet>,
+    members: Vec<Member>,
+    checker: MessageChecker,
+    packets: BTreeMap<&'static str, u64>,
+    failures: Vec<String>,
+    cut: Vec<bool>,
+}
+
+pub(crate) fn run(plan: &Plan) -> Outcome {
+    let options = Options {
+        send_buffer: 32 << 10,
+        send_table: 32,
+        window: 16,
+        receive_buffer: 16 << 10,
+        receive_table: 16,
+        ack_every: plan.ack_every,
+        on_refusal: if plan.blind_retry { OnRefusal::Retry } else { OnRefusal::WaitForRequest },
+        backoff: plan.latency_ns * 2,
+        max_backoff: plan.latency_ns * 32,
+        resend_after: plan.latency_ns * 8,
+        give_up_after: plan.latency_ns * 20_000,
+        ..Options::default()
+    };
+    let id = GroupId { group: 1, epoch: 1 };
+    let member = |index: usize| Member {
+        channel: Channel::new(id, 1, MemberId::new(index), plan.members, &options).expect("valid options"),
+        sent: HashMap::new(),
+        current: None,
+        left: plan.operations,
+        inbox: VecDeque::new(),
+        receives: false,
+        flushes: false,
+        alive: true,
+        gone: vec![false; plan.members],
+    };
+    let mut run = Run {
+        plan: *plan,
+        network: Network::new(plan),
+        members: (0..plan.members).map(member).collect(),
+        checker: MessageChecker::default(),
+        packets: BTreeMap::new(),
+        failures: Vec::new(),
+        cut: vec![false; plan.members],
+    };
+    run.schedule_faults();
+    for member in 0..plan.members {
+        run.network.at(0, Happening::Timer { member, what: POLL });
+    }
+    while let Some(happening) = run.network.next() {
+        run.handle(happening);
+    }
+    run.finish()
+}
+
+impl Run {
+    fn schedule_faults(&mut self) {
+        let span = self.plan.latency_ns * 5 * self.plan.operations.min(200);
+        for victim in 0..self.plan.deaths {
+            let time = self.network.random.below(span);
+            self.network.at(time, Happening::Death(victim));
+        }
+        if self.plan.partition {
+            // Shorter than giving up takes: everything must arrive.
+            (0..self.plan.members / 2).for_each(|member| self.cut[member] = true);
+            let time = self.network.random.below(span);
+            self.network.at(time, Happening::Cut);
+            self.network.at(time + self.plan.latency_ns * 500, Happening::Healed);
+        }
+    }
+
+    fn handle(&mut self, happening: Happening<Packet>) {
+        match happening {
+            Happening::Packet { from, to, packet } if self.members[to].alive => {
+                self.receive(from, to, packet)
+            }
+            Happening::Timer { member, what: POLL } if self.members[member].alive => self.poll(member),
+            Happening::Timer { member, what: FLUSH } if self.members[member].alive => {
+                self.members[member].flushes = false;
+                self.answer(member, true);
+            }
+            Happening::Timer { member, .. } if self.members[member].alive => self.take_message(member),
+            Happening::Death(member) => {
+                self.members[member].alive = false;
+                for peer in (0..self.members.len()).filter(|peer| *peer != member) {
+                    let time = self.network.now + self.network.random.below(self.plan.latency_ns * 50);
+                    self.network.at(time, Happening::Notice { member: peer, dead: member });
+                }
+            }
+            Happening::Notice { member, dead } if self.members[member].alive => {
+                let state = &mut self.members[member];
+                state.channel.drop_peer(MemberId::new(dead));
+                state.gone[dead] = true;
+                if state.current.is_some_and(|current| current.to == dead) {
+                    state.current = None;
+                }
+                self.poll(member);
+            }
+            Happening::Cut => self.network.cut = Some(self.cut.clone()),
+            Happening::Healed => self.network.cut = None,
+            Happening::Packet { .. } | Happening::Timer { .. } | Happening::Notice { .. } => {}
+        }
+    }
+
+    fn receive(&mut self, from: usize, to: usize, (header, content): Packet) {
+        let now = self.network.now;
+        let member = &mut self.members[to];
+        if member.gone[from] {
+            return;
+        }
+        let len = content.map_or(0, |content| content.len);
+        match member.channel.on_packet(&header, len, len, now) {
+            Ok(Received::Data(Verdict::Accepted { entry, offset, .. })) => {
+                if let Some(content) = content {
+                    if offset != content.offset {
+                        self.failures
+                            .push(format!("{now} ns: offset {offset} instead of {}", content.offset));
+                    }
+                    member.inbox.push_back((from, entry.number, content));
+                }
+                if !member.flushes {
+                    member.flushes = true;
+                    let time = now + self.plan.latency_ns;
+                    self.network.at(time, Happening::Timer { member: to, what: FLUSH });
+                }
+                self.schedule_receive(to);
+            }
+            Ok(_) => {}
+            Err(violation) => self.failures.push(format!("{now} ns: member {to} about {from}: {violation}")),
+        }
+        self.poll(to);
+    }
+
+    /// The application takes one packet after some time.
+    fn schedule_receive(&mut self, member: usize) {
+        if !self.members[member].receives && !self.members[member].inbox.is_empty() {
+            self.members[member].receives = true;
+            let time = self.network.now + self.network.random.exponential(self.plan.latency_ns / 4);
+            self.network.at(time, Happening::Timer { member, what: RECEIVE });
+        }
+    }
+
+    fn take_message(&mut self, member: usize) {
+        let now = self.network.now;
+        self.members[member].receives = false;
+        if let Some((from, entry, content)) = self.members[member].inbox.pop_front() {
+            self.checker.arrived(now, from, member, content.number, content.offset, content.len);
+            self.members[member].channel.receiver.release(entry);
+        }
+        self.schedule_receive(member);
+        self.poll(member);
+    }
+
+    /// One poll of a member: resends, new parts, answers.
+    fn poll(&mut self, member: usize) {
+        let now = self.network.now;
+        let before = self.members[member].channel.sender.next_deadline();
+        self.members[member].channel.sender.expire(now);
+        while let Some(outgoing) = self.members[member].channel.sender.next_outgoing() {
+            let content = self.members[member].sent.get(&outgoing.entry).copied();
+            let header = self.members[member].channel.data_header(&outgoing);
+            self.transmit(member, outgoing.to.index(), (header, content));
+        }
+        self.send_new(member);
+        self.answer(member, false);
+        while let Some(peer) = self.members[member].channel.sender.next_unreachable() {
+            self.failures.push(format!("{now} ns: member {member} gave up on {peer}"));
+        }
+        let state = &mut self.members[member];
+        let oldest = state.channel.sender.buffer().tail_number();
+        state.sent.retain(|entry, _| *entry >= oldest);
+        if let Some(deadline) = state.channel.sender.next_deadline()
+            && before.is_none_or(|before| deadline < before || before <= now)
+        {
+            self.network.at(deadline, Happening::Timer { member, what: POLL });
+        }
+    }
+
+    /// Sends answers that are due; when `idle`, also acknowledgements that waited for more packets.
+    fn answer(&mut self, member: usize, idle: bool) {
+        while let Some(answer) = self.members[member].channel.receiver.next_answer(idle) {
+            let header = self.members[member].channel.answer_header(&answer);
+            self.transmit(member, answer.to.index(), (header, None));
+        }
+    }
+
+    fn send_new(&mut self, member: usize) {
+        let now = self.network.now;
+        loop {
+            if self.members[member].current.is_none() {
+                self.members[member].current = self.next_message(member);
+            }
+            let Some(sending) = self.members[member].current else { return };
+            let part = part_at(sending.len, sending.offset, MTU);
+            let state = &mut self.members[member];
+            let to = MemberId::new(sending.to);
+            let (outgoing, transmit) =
+                match state.channel.sender.send(to, part.len, part.flags, part.aux, now) {
+                    Ok(accepted) => accepted,
+                    Err(SendRefusal::PeerGone) => {
+                        state.current = None;
+                        continue;
+                    }
+                    Err(_) => return,
+                };
+            let content = Content { number: sending.number, offset: part.offset, len: part.len };
+            state.sent.insert(outgoing.entry, content);
+            let end = part.offset + part.len;
+            state.current = (end < sending.len).then_some(Sending { offset: end, ..sending });
+            if transmit {
+                let header = self.members[member].channel.data_header(&outgoing);
+                self.transmit(member, sending.to, (header, Some(content)));
+            }
+        }
+    }
+
+    fn next_message(&mut self, member: usize) -> Option<Sending> {
+        if self.members[member].left == 0 {
+            return None;
+        }
+        self.members[member].left -= 1;
+        let other = self.network.random.below(self.plan.members as u64 - 1) as usize;
+        let to = if other >= member { other + 1 } else { other };
+        let len = match self.network.random.below(4) {
+            0 => 1 + self.network.random.below(10_000) as u32,
+            _ => 64,
+        };
+        if self.members[member].gone[to] {
+            return self.next_message(member);
+        }
+        let number = self.checker.sent(self.network.now, member, to, len);
+        Some(Sending { to, number, len, offset: 0 })
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, packet: Packet) {
+        *self.packets.entry(packet.0.kind.name()).or_default() += 1;
+        self.network.send(from, to, packet);
+    }
+
+    fn finish(mut self) -> Outcome {
+        let alive: Vec<bool> = self.members.iter().map(|member| member.alive).collect();
+        self.checker.finish(|member| !alive[member]);
+        self.failures.append(&mut self.checker.failures);
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.alive) {
+            if !member.channel.sender.is_idle() || member.current.is_some() || member.left > 0 {
+                self.failures.push(format!("member {index} never ends"));
+            }
+        }
+        let now = self.network.now;
+        Outcome::new(&self.plan, now, self.checker.times, 0, self.packets, self.failures)
+    }
+}

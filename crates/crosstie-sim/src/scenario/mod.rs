@@ -1,0 +1,7 @@
+//! The scenarios: applications on top of the protocols.
+
+pub(crate) mod barrier;
+pub(crate) mod cluster;
+pub(crate) mod credits;
+pub(crate) mod lock;
+pub(crate) mod message;
