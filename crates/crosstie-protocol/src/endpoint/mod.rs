@@ -12,12 +12,14 @@
 //! | [`imm_window`] | how many immediates a side may send, so that a receive is always posted |
 //! | [`split`] | how one operation is divided over several queue pairs |
 //! | [`batch`] | blocks, strided runs, and the work requests that they become |
+//! | [`layout`] | the blocks of a batch as bytes, for a peer |
 //!
 //! Nothing here knows a device. The tests run each rule against a model, and feed the decoders with arbitrary bytes.
 
 pub mod batch;
 pub mod imm_matching;
 pub mod imm_window;
+pub mod layout;
 pub mod message;
 pub mod operation;
 pub mod pairing;

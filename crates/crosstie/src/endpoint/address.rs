@@ -1,22 +1,24 @@
 //! The address of an endpoint, as bytes for its peer.
 //!
 //! ```text
-//!   0          8      10     12         16            20                 20 + 32 n
-//!  +----------+------+------+----------+-------------+-- - - - - - - - --+
-//!  | magic    | qps  | mess | window   | 0           |  queue pairs      |    transfers first, then messages
-//!  +----------+------+------+----------+-------------+-- - - - - - - - --+
+//!   0        8      10         12           16          20              28              28 + 32 n
+//!  +--------+------+----------+------------+-----------+---------------+-- - - - - - --+
+//!  | magic  |  n   | messages | imm window | rkey      |  address      |  queue pairs  |     transfers first, then messages
+//!  +--------+------+----------+------------+-----------+---------------+-- - - - - - --+
 //! ```
+//!
+//! Rkey and address name 8 bytes that the peer may READ, to find out whether this side lives.
 
 use crosstie_protocol::endpoint::imm_window::MAX_WINDOW;
 use crosstie_protocol::endpoint::message::{MAX_PARTS, Violation};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::config::MAX_MESSAGES;
-use crate::device::{DeviceAddress, QpAddress};
+use crate::device::{DeviceAddress, QpAddress, RemoteAddr};
 
 /// `crosstie endpoint`, version 1.
 const MAGIC: [u8; 8] = *b"ctendp\x00\x01";
-const HEADER: usize = 20;
+const HEADER: usize = 28;
 const QP_SIZE: usize = size_of::<QpAddress>();
 
 /// The address of an endpoint. Send its [bytes](EndpointAddress::to_bytes) to the peer.
@@ -33,6 +35,8 @@ const QP_SIZE: usize = size_of::<QpAddress>();
 pub struct EndpointAddress {
     pub(super) messages: u16,
     pub(super) imm_window: u32,
+    /// Memory that the peer may READ, to find out whether this side lives.
+    pub(super) probe: RemoteAddr,
     /// Queue pairs for transfers, then as many for messages.
     pub(super) queue_pairs: Vec<QpAddress>,
 }
@@ -53,7 +57,8 @@ impl EndpointAddress {
         bytes.extend((self.queue_pairs.len() as u16).to_le_bytes());
         bytes.extend(self.messages.to_le_bytes());
         bytes.extend(self.imm_window.to_le_bytes());
-        bytes.extend([0; 4]);
+        bytes.extend(self.probe.rkey.to_le_bytes());
+        bytes.extend(self.probe.addr.to_le_bytes());
         self.queue_pairs.iter().for_each(|qp| bytes.extend(qp.as_bytes()));
         bytes
     }
@@ -62,9 +67,12 @@ impl EndpointAddress {
     pub fn from_bytes(bytes: &[u8]) -> Result<EndpointAddress, Violation> {
         let (header, rest) = bytes.split_at_checked(HEADER).ok_or(Violation::Address)?;
         let count = usize::from(u16::from_le_bytes([header[8], header[9]]));
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let address = EndpointAddress {
             messages: u16::from_le_bytes([header[10], header[11]]),
-            imm_window: u32::from_le_bytes([header[12], header[13], header[14], header[15]]),
+            imm_window: word(12),
+            probe: RemoteAddr { rkey: word(16), addr: u64::from(word(20)) | u64::from(word(24)) << 32 },
             queue_pairs: rest
                 .chunks_exact(QP_SIZE)
                 .filter_map(|qp| QpAddress::read_from_bytes(qp).ok())
@@ -72,7 +80,6 @@ impl EndpointAddress {
                 .collect(),
         };
         let valid = header[..8] == MAGIC
-            && header[16..] == [0; 4]
             && count == address.queue_pairs.len()
             && rest.len() == count * QP_SIZE
             && count >= 2
@@ -95,7 +102,7 @@ mod tests {
             if valid && bytes.len() >= HEADER {
                 bytes[..8].copy_from_slice(&MAGIC);
                 bytes[8..10].copy_from_slice(&(2 * pairs).to_le_bytes());
-                bytes[10..20].copy_from_slice(&[4, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+                bytes[10..16].copy_from_slice(&[4, 0, 4, 0, 0, 0]);
                 bytes[HEADER..].fill(7);
                 bytes.resize(HEADER + 2 * usize::from(pairs) * QP_SIZE, 7);
                 prop_assert_eq!(EndpointAddress::from_bytes(&bytes).is_ok(), (1..=8).contains(&pairs));

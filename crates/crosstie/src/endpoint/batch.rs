@@ -3,8 +3,9 @@
 use core::ops::Range;
 
 use crosstie_protocol::endpoint::batch::{Blocks, Run};
+use crosstie_protocol::endpoint::layout::{self, LayoutError};
 
-use super::buffer::{Buffer, SharedBuffer, Stored};
+use super::buffer::{Buffer, PoolBuffer, Stored};
 use super::cause::{BatchError, Cause, NotStarted};
 use crate::device::RemoteMemory;
 
@@ -106,8 +107,8 @@ impl Batch {
     }
 
     /// Adds a local buffer that other operations may use at the same time.
-    pub fn local_shared(&mut self, buffer: SharedBuffer) -> Local {
-        self.0.locals.push(Stored::Shared(buffer));
+    pub fn local_pool(&mut self, buffer: PoolBuffer) -> Local {
+        self.0.locals.push(Stored::Pool(buffer));
         Local((self.0.locals.len() - 1) as u16)
     }
 
@@ -150,6 +151,18 @@ impl Batch {
         self.0.blocks.announce(imm)
     }
 
+    /// The blocks as bytes, to tell a peer which blocks to move: 8 bytes, and 48 for each irregular block or strided run. Buffers and
+    /// regions are numbers, in the order in which they were added. Announcements are left out.
+    pub fn encode_blocks(&self) -> Vec<u8> {
+        layout::encode(&self.0.blocks)
+    }
+
+    /// Adds the blocks that a peer has [encoded](Batch::encode_blocks). They are checked against this side's buffers and regions when the
+    /// batch is started. After an error the batch has the blocks before the invalid one.
+    pub fn decode_blocks(&mut self, bytes: &[u8]) -> Result<(), LayoutError> {
+        layout::decode(bytes, |run| self.0.blocks.add(run))
+    }
+
     /// Blocks that were added.
     pub fn blocks(&self) -> u32 {
         self.0.blocks.blocks()
@@ -182,7 +195,7 @@ impl Batch {
         self.0.work_requests = 0;
     }
 
-    /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a shared one.
+    /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a pool.
     pub fn buffer(&self, local: Local) -> Option<&Buffer> {
         self.0.locals.get(usize::from(local.0)).and_then(Stored::buffer)
     }

@@ -126,9 +126,9 @@ impl Buffer {
         RemoteMemory { addr: region.addr + self.start as u64, len: self.len as u64, ..region }
     }
 
-    /// Makes it a buffer that several operations may use at the same time, see [`SharedBuffer`].
-    pub fn share(self) -> SharedBuffer {
-        SharedBuffer(Arc::new(self))
+    /// Makes it a buffer that several operations may use at the same time, see [`PoolBuffer`].
+    pub fn into_pool(self) -> PoolBuffer {
+        PoolBuffer(Arc::new(self))
     }
 
     /// The range of the region for `len` bytes at `offset`.
@@ -203,9 +203,9 @@ pub enum KeptBecause {
 /// A buffer that several operations may use at the same time: a pool of pages whose owner keeps track of its pages. Clones are the
 /// same buffer. The memory is registered as long as a clone exists; operations have clones.
 #[derive(Clone, Debug)]
-pub struct SharedBuffer(Arc<Buffer>);
+pub struct PoolBuffer(Arc<Buffer>);
 
-impl core::ops::Deref for SharedBuffer {
+impl core::ops::Deref for PoolBuffer {
     type Target = Buffer;
 
     fn deref(&self) -> &Buffer {
@@ -220,8 +220,8 @@ pub enum Stored {
     None,
     /// A buffer.
     Owned(Buffer),
-    /// A shared buffer.
-    Shared(SharedBuffer),
+    /// A buffer that others use as well.
+    Pool(PoolBuffer),
     /// A batch with its buffers.
     Batch(Batch),
 }
@@ -231,13 +231,13 @@ impl Stored {
     pub(super) fn buffer(&self) -> Option<&Buffer> {
         match self {
             Stored::Owned(buffer) => Some(buffer),
-            Stored::Shared(buffer) => Some(buffer),
+            Stored::Pool(buffer) => Some(buffer),
             _ => None,
         }
     }
 }
 
-/// What can be lent to an operation: a [`Buffer`], a [`SharedBuffer`], a [`Batch`], or nothing.
+/// What can be lent to an operation: a [`Buffer`], a [`PoolBuffer`], a [`Batch`], or nothing.
 pub trait Lend: sealed::Lend {}
 
 impl<B: sealed::Lend> Lend for B {}
@@ -271,7 +271,7 @@ macro_rules! lend {
     };
 }
 lend!(Buffer, Owned);
-lend!(SharedBuffer, Shared);
+lend!(PoolBuffer, Pool);
 lend!(Batch, Batch);
 
 impl sealed::Lend for () {

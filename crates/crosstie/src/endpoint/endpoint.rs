@@ -20,7 +20,7 @@ use crate::device::{Access, Device, DeviceError, DeviceSpec, Pd, RemoteMemory};
 /// Clones are the same endpoint; any thread can use them at the same time. When the last clone is dropped, the connection ends:
 /// operations in flight end with [`Cause::Closed`].
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     device: Device,
     pd: Arc<Pd>,
 }

@@ -134,7 +134,7 @@ mod write_imm;
 
 pub use address::EndpointAddress;
 pub use batch::{Batch, FailedBlocks, Local, Remote, Strided};
-pub use buffer::{Buffer, KeptBecause, Lend, NotGivenBack, SharedBuffer};
+pub use buffer::{Buffer, KeptBecause, Lend, NotGivenBack, PoolBuffer};
 pub use cause::{BatchError, Cause, Completed, ConnectError, Failed, NotStarted, Peer, Refused};
 pub use config::{EndpointConfig, MAX_MESSAGES, MAX_OPERATIONS, MAX_RETIRED, PathPolicy, Progress};
 pub use counters::EndpointCounters;
@@ -142,3 +142,5 @@ pub use endpoint::{Endpoint, Submit};
 pub use future::{BufferReturn, JoinAll, OperationFuture, OperationResult, join_all};
 pub use path::Path;
 pub use transfer::OneBuffer;
+
+pub use crosstie_protocol::endpoint::layout::LayoutError;

@@ -138,7 +138,7 @@ impl Shared {
             // Whoever submitted in between did not get the engine. The fence orders our release of it before this check, and theirs
             // orders the submission before the try.
             fence_seq_cst();
-            if !self.table.has_submitted() {
+            if !self.table.has_submitted() && !self.reap.load(Relaxed) {
                 return count;
             }
         }
@@ -162,11 +162,9 @@ impl Shared {
     /// Wakes the progress thread, if it sleeps longer than it should.
     #[inline]
     pub(super) fn call_attention(&self) {
-        if self.config.progress == Progress::Thread {
-            // Release, partner: the Acquire swap in `sleep_until_ready`.
-            self.attention.store(true, Release);
-            self.parker.notify();
-        }
+        // Release, partner: the Acquire swap in `sleep_until_ready`.
+        self.attention.store(true, Release);
+        self.parker.notify();
     }
 
     /// Operations have ended before the device was done with them.

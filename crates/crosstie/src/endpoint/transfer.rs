@@ -2,14 +2,14 @@
 
 use core::ops::RangeBounds;
 
-use super::buffer::{Buffer, Lend, SharedBuffer, Stored, resolve, sealed};
+use super::buffer::{Buffer, Lend, PoolBuffer, Stored, resolve, sealed};
 use super::cause::{NotStarted, Refused};
 use super::endpoint::{Submit, check_remote};
 use super::future::OperationFuture;
 use super::operation::{Kind, Operation};
 use crate::device::RemoteMemory;
 
-/// A [`Buffer`] or a [`SharedBuffer`]: what single operations take. [`Batch`](super::Batch) is for many of them.
+/// A [`Buffer`] or a [`PoolBuffer`]: what single operations take. [`Batch`](super::Batch) is for many of them.
 pub trait OneBuffer: sealed::Lend + AsRef<Buffer> {}
 
 impl AsRef<Buffer> for Buffer {
@@ -18,14 +18,14 @@ impl AsRef<Buffer> for Buffer {
     }
 }
 
-impl AsRef<Buffer> for SharedBuffer {
+impl AsRef<Buffer> for PoolBuffer {
     fn as_ref(&self) -> &Buffer {
         self
     }
 }
 
 impl OneBuffer for Buffer {}
-impl OneBuffer for SharedBuffer {}
+impl OneBuffer for PoolBuffer {}
 
 impl Submit<'_> {
     #[inline]

@@ -1,1 +1,226 @@
-//! (later)
+//! Batches: exact bytes, joined blocks, announcements, and failures by block number.
+
+use crosstie::device::Status;
+use crosstie::endpoint::{Batch, BatchError, Cause, EndpointConfig, NotStarted, Strided};
+
+use crate::pair::{Pair, configs, filled, pattern};
+use crate::rng::{Random, seed};
+
+/// Random blocks over several buffers and regions, written and read back, compared with a model.
+#[test]
+fn random_blocks_move_exactly() {
+    let mut random = Random(seed());
+    for config in configs() {
+        let pair = Pair::new(&config);
+        for round in 0..10u8 {
+            let (len, pieces) = (1 << 16, 300);
+            let targets = [filled(&pair.there, len, 1), filled(&pair.there, len, 2)];
+            let mut model = [1, 2].map(|seed| pattern(len, seed));
+            let source = [7, 8].map(|seed| pattern(len, seed ^ round));
+            let mut batch = Batch::new();
+            let locals = [7, 8].map(|seed| batch.local(filled(&pair.here, len, seed ^ round)));
+            let remotes = targets.each_ref().map(|target| batch.remote(target.remote()));
+            // Remote ranges do not overlap, because blocks of several queue pairs have no order.
+            let mut next = [0; 2];
+            while batch.blocks() < pieces {
+                let (from, to) = (random.index(2), random.index(2));
+                let block = 1 + random.index(if round % 2 == 0 { 60 } else { 200 });
+                let count = [1, 1, 5][random.index(3)];
+                let (gap, local_gap) = ([0, 0, 24][random.index(3)], [0, 0, 40][random.index(3)]);
+                let at = next[to] + [0, 0, 16][random.index(3)];
+                let end = at + count * (block + gap);
+                if end > len {
+                    break;
+                }
+                let local = random.index(len - count * (block + local_gap));
+                next[to] = end;
+                let strided = Strided {
+                    count: count as u32,
+                    block,
+                    local: (local, block + local_gap),
+                    remote: (at as u64, (block + gap) as u64),
+                };
+                batch.strided(locals[from], remotes[to], strided).unwrap();
+                for piece in 0..count {
+                    let (l, r) = (local + piece * (block + local_gap), at + piece * (block + gap));
+                    model[to][r..r + block].copy_from_slice(&source[from][l..l + block]);
+                }
+            }
+            let blocks = batch.blocks();
+            let done = pair.here.write_batch(batch).unwrap().wait().unwrap();
+            assert!(done.buffer.failures().is_empty() && done.buffer.blocks() == blocks);
+            assert!(done.buffer.work_requests() <= done.buffer.pieces().max(1) + done.bytes / 4096 + 1);
+            for (target, expected) in targets.iter().zip(&model) {
+                assert!(target.to_vec() == *expected, "round {round}, {} queue pairs", config.qps);
+            }
+            // Read everything back into one buffer.
+            let mut batch = Batch::new();
+            let local = batch.local(pair.here.allocate(2 * len).unwrap());
+            for (number, target) in targets.iter().enumerate() {
+                let remote = batch.remote(target.remote());
+                for block in 0..len / 64 {
+                    let place = number * len + (len / 64 - 1 - block) * 64;
+                    batch.block(local, place, remote, (block * 64) as u64, 64).unwrap();
+                }
+            }
+            let done = pair.here.read_batch(batch).unwrap().wait().unwrap();
+            let bytes = done.buffer.into_buffers().remove(0).to_vec();
+            for (number, expected) in model.iter().enumerate() {
+                for block in 0..len / 64 {
+                    let place = number * len + (len / 64 - 1 - block) * 64;
+                    assert_eq!(bytes[place..place + 64], expected[block * 64..block * 64 + 64]);
+                }
+            }
+        }
+        pair.assert_empty();
+    }
+}
+
+/// Each layer is announced when it is in the peer's memory, also with more layers than the peer has room for announcements.
+#[test]
+fn announced_blocks_are_there_before_their_announcement() {
+    for config in configs() {
+        let (layers, blocks, block) = (32, 40, 512);
+        let pair = Pair::new(&EndpointConfig { imm_window: 4, ..config });
+        let target = pair.there.allocate(layers * blocks * block).unwrap();
+        let mut batch = Batch::new();
+        let local = batch.local(filled(&pair.here, layers * blocks * block, 9));
+        let remote = batch.remote(target.remote());
+        let expected = pattern(layers * blocks * block, 9);
+        for layer in 0..layers {
+            for page in 0..blocks {
+                let (from, to) =
+                    ((layer * blocks + page) * block, (layer * blocks + (page * 7) % blocks) * block);
+                batch.block(local, from, remote, to as u64, block).unwrap();
+            }
+            batch.announce(layer as u32).unwrap();
+        }
+        let write = pair.here.write_batch(batch).unwrap();
+        let mut seen = vec![false; layers];
+        for _ in 0..layers {
+            let recv = pair.there.imm_recv().unwrap();
+            pair.run_until(|| recv.is_ended());
+            let layer = recv.wait().unwrap().imm.unwrap() as usize;
+            assert!(!std::mem::replace(&mut seen[layer], true));
+            let mut bytes = vec![0; blocks * block];
+            target.read(layer * blocks * block, &mut bytes).unwrap();
+            for page in 0..blocks {
+                let from = (layer * blocks + page) * block;
+                let to = (page * 7) % blocks * block;
+                assert!(bytes[to..to + block] == expected[from..from + block], "layer {layer}, page {page}");
+            }
+        }
+        pair.run_until(|| write.is_ended());
+        write.wait().unwrap();
+        assert_eq!(pair.there.counters().empty_receive_queues, 0);
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn failed_blocks_are_named_with_their_cause() {
+    for config in configs() {
+        let pair = Pair::new(&config);
+        let good = pair.there.allocate(4096).unwrap();
+        let mut forged = good.remote();
+        forged.rkey ^= 0x77;
+        let mut batch = Batch::new();
+        let local = batch.local(filled(&pair.here, 4096, 3));
+        let (fine, bad) = (batch.remote(good.remote()), batch.remote(forged));
+        for block in 0..40 {
+            // Not adjacent, so every block is a request of its own.
+            batch
+                .block(local, block * 64, if block == 25 { bad } else { fine }, 4000 - 100 * block as u64, 50)
+                .unwrap();
+        }
+        let write = pair.here.write_batch(batch).unwrap();
+        pair.run_until(|| write.is_ended());
+        let mut failed = write.wait().unwrap_err();
+        assert_eq!(failed.cause, Cause::RemoteAccess(Status::RemoteAccess), "{failed}");
+        assert!(failed.peer.is_some());
+        pair.run_until(|| failed.buffer.try_take().map(|batch| check_failures(&batch, config.qps)).is_some());
+        pair.assert_empty();
+    }
+}
+
+fn check_failures(batch: &Batch, qps: u8) {
+    let failures = batch.failures();
+    let of = |block: u32| failures.iter().find(|failed| failed.blocks.contains(&block));
+    let bad = of(25).expect("block 25 failed");
+    assert_eq!(
+        (bad.cause, bad.is_retryable(), bad.blocks.len()),
+        (Cause::RemoteAccess(Status::RemoteAccess), false, 1)
+    );
+    for block in (0..25).filter(|_| qps == 1) {
+        assert!(of(block).is_none(), "block {block} was before it");
+    }
+    for failed in failures.iter().filter(|failed| failed.blocks != (25..26)) {
+        assert!(failed.is_retryable(), "{failed:?}");
+    }
+    assert!(of(39).is_some() || qps > 1, "behind it");
+}
+
+#[test]
+fn invalid_batches_are_refused_and_returned() {
+    let pair = Pair::new(&EndpointConfig { deadline: None, ..EndpointConfig::default() });
+    let target = pair.there.allocate(1000).unwrap();
+    let mut batch = Batch::new();
+    let refused = pair.here.write_batch(batch).unwrap_err();
+    assert_eq!(refused.cause, NotStarted::Empty);
+    batch = refused.buffer;
+    let (local, remote) = (batch.local(pair.here.allocate(500).unwrap()), batch.remote(target.remote()));
+    assert_eq!(batch.block(local, 0, remote, 0, 0), Err(BatchError::Empty));
+    batch.block(local, 0, remote, 0, 100).unwrap();
+    batch.block(local, 450, remote, 0, 51).unwrap();
+    let refused = pair.here.write_batch(batch).unwrap_err();
+    assert_eq!(refused.cause, NotStarted::Block { index: 1, is_local: true });
+    batch = refused.buffer;
+    batch.clear_blocks();
+    batch.strided(local, remote, Strided { count: 3, block: 50, local: (0, 60), remote: (0, 500) }).unwrap();
+    let refused = pair.here.write_batch(batch).unwrap_err();
+    assert_eq!(refused.cause, NotStarted::Block { index: 0, is_local: false });
+    batch = refused.buffer;
+    batch.clear_blocks();
+    batch.block(local, 0, remote, 0, 100).unwrap();
+    batch.announce(1).unwrap();
+    let refused = pair.here.read_batch(batch).unwrap_err();
+    assert_eq!(refused.cause, NotStarted::AnnouncedRead);
+    // It is usable after all that.
+    let done = pair.here.write_batch(refused.buffer).unwrap().wait().unwrap();
+    assert_eq!(done.bytes, 100);
+}
+
+/// A peer says which blocks it wants: a strided batch takes less than 1 KiB, and blocks that are outside are refused.
+#[test]
+fn blocks_travel_as_bytes() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let mut wanted = Batch::new();
+    let (local, remote) = (
+        wanted.local(pair.here.allocate(1).unwrap()),
+        wanted.remote(pair.here.allocate(1).unwrap().remote()),
+    );
+    wanted
+        .strided(local, remote, Strided { count: 100_000, block: 64, local: (0, 128), remote: (0, 64) })
+        .unwrap();
+    let bytes = wanted.encode_blocks();
+    assert!(bytes.len() < 1024, "{}", bytes.len());
+    let (source, target) = (filled(&pair.there, 100_000 * 128, 3), pair.here.allocate(100_000 * 64).unwrap());
+    let mut batch = Batch::new();
+    batch.local(source);
+    batch.remote(target.remote());
+    batch.decode_blocks(&bytes).unwrap();
+    let done = pair.there.write_batch(batch).unwrap().wait().unwrap();
+    assert_eq!((done.bytes, done.buffer.blocks()), (6_400_000, 100_000));
+    let (expected, found) = (pattern(100_000 * 128, 3), target.to_vec());
+    assert!(
+        (0..100_000)
+            .all(|block| found[64 * block..64 * block + 64] == expected[128 * block..128 * block + 64])
+    );
+    let mut batch = Batch::new();
+    batch.local(pair.there.allocate(64).unwrap());
+    batch.remote(target.remote());
+    assert!(batch.decode_blocks(&bytes[1..]).is_err());
+    batch.decode_blocks(&bytes).unwrap();
+    let refused = pair.there.write_batch(batch).unwrap_err();
+    assert!(matches!(refused.cause, NotStarted::Block { is_local: true, .. }));
+}

@@ -88,6 +88,7 @@ impl Link {
             self.end(shared, Cause::RemoteGone(completion.status));
             return;
         }
+        self.has_received = true;
         let channel = usize::from(id.qp);
         {
             let channel = &mut self.channels[channel];
@@ -135,5 +136,103 @@ impl Link {
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use crosstie_protocol::endpoint::slots::SlotKey;
+
+    use super::super::super::config::{EndpointConfig, Progress};
+    use super::super::super::endpoint::Endpoint;
+    use super::super::super::future::OperationFuture;
+    use super::*;
+    use crate::device::{Device, software};
+    use crate::rng::{Random, seed};
+
+    fn endpoint() -> Endpoint {
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let config = EndpointConfig {
+            progress: Progress::Caller,
+            deadline: None,
+            slots: 2,
+            imm_window: 1,
+            ..EndpointConfig::default()
+        };
+        Endpoint::new(&device, &Arc::new(device.alloc_pd().unwrap()), &config).unwrap()
+    }
+
+    fn replay(endpoint: &Endpoint, completion: Completion) {
+        endpoint.shared.with_engine(|engine, table| {
+            let super::super::Engine { link, counters, status, .. } = engine;
+            link.handle(&mut Shared { table, counters, status }, &completion);
+        });
+    }
+
+    fn completion(wr_id: u64, status: Status) -> Completion {
+        Completion { wr_id, status, opcode: Opcode::Write, byte_len: 0, imm: None, qp_num: 0, src_qp: 0 }
+    }
+
+    /// I2 and I3: completions of former leases, repeated ones and made-up ones are counted, and reach nobody, whatever their status.
+    #[test]
+    fn stale_and_duplicate_completions_change_nothing() {
+        let (here, there) = (endpoint(), endpoint());
+        here.connect(&there.address()).unwrap();
+        there.connect(&here.address()).unwrap();
+        let target = there.allocate(64).unwrap();
+        // Both slots are used once, and then leased by immediates that have no credit: nothing of them is at the device.
+        let first = |slot: u16, position| WrId {
+            kind: WorkKind::Transfer,
+            qp: 0,
+            slot: SlotKey { index: slot, generation: 1 },
+            position,
+        };
+        for imm in 0..2 {
+            let write = here.write(here.allocate(8).unwrap(), .., &target.remote(), 0).unwrap();
+            assert!(write.wait().is_ok(), "{imm}");
+        }
+        here.write_imm(here.allocate(8).unwrap(), .., &target.remote(), 0, 0).unwrap().wait().unwrap();
+        let waiting: Vec<OperationFuture<_>> = (0..2)
+            .map(|imm| here.write_imm(here.allocate(8).unwrap(), .., &target.remote(), 0, imm).unwrap())
+            .collect();
+        assert_eq!(here.counters().leased_slots, 2);
+        let mut random = Random(seed());
+        let mut expected = 0;
+        for round in 0..20_000u64 {
+            let mut id = first((round % 2) as u16, (round / 2 % 4) as u32);
+            match round % 4 {
+                // Of the current lease, but never posted.
+                0 => id.slot.generation = 2 + (round / 4 % 2) as u32,
+                1 => id = WrId { qp: random.below(16) as u8, ..id },
+                2 => {
+                    id = WrId::decode(random.next());
+                    if id.kind == WorkKind::Receive {
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            let status = if round % 3 == 0 { Status::Success } else { Status::RemoteAccess };
+            replay(&here, completion(id.encode(), status));
+            expected += 1;
+        }
+        assert_eq!(here.counters().stale_completions, expected);
+        assert!(
+            here.ended().is_none() && waiting.iter().all(|write| !write.is_ended()),
+            "nobody was reached"
+        );
+        assert_eq!(here.counters().leased_slots, 2);
+        // They go on as if nothing had happened.
+        for imm in [0, 0, 1] {
+            assert_eq!(there.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
+            here.progress();
+        }
+        for write in waiting {
+            there.progress();
+            assert_eq!(write.wait().unwrap().bytes, 8);
+        }
+        assert_eq!(here.counters().leased_slots, 0);
     }
 }

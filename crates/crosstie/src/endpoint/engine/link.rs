@@ -43,6 +43,8 @@ const SPARE_RECEIVES: u32 = 6;
 pub(super) const SIGNAL_INTERVAL: u32 = 16;
 /// Longest wait for the completions of queue pairs in ERR. After it they are reset.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// How often a silent peer that operations wait for is probed.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// The slot of work requests that belong to no operation.
 pub(super) const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
 
@@ -109,6 +111,13 @@ pub(in crate::endpoint) struct Link {
     pub(super) cq: Cq,
     /// Where control messages arrive: one piece for each receive of channel n.
     pub(super) control: Mr,
+    /// The word that the peer may READ, and where a READ of the peer's word goes.
+    #[expect(dead_code, reason = "keeps the word registered")]
+    alive: Mr,
+    probed: Mr,
+    next_probe: Instant,
+    /// Whether anything arrived since the last probe.
+    pub(super) has_received: bool,
     state: State,
     address: EndpointAddress,
     peer: Option<EndpointAddress>,
@@ -172,13 +181,19 @@ impl Link {
         }
         let operations = config.operations as usize;
         let slots = Slots::new(usize::from(config.slots));
+        let alive = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let address = EndpointAddress {
             messages: config.messages,
             imm_window: config.imm_window,
+            probe: alive.remote().at(0),
             queue_pairs: channels.iter().map(|channel| channel.qp.address()).collect(),
         };
         Ok(Link {
             control: pd.allocate(receives(made) as usize * CONTROL_SIZE, Access::LOCAL_WRITE)?,
+            alive,
+            probed: pd.allocate(8, Access::LOCAL_WRITE)?,
+            next_probe: Instant::now(),
+            has_received: false,
             channels,
             cq,
             state: State::Open,
@@ -342,6 +357,12 @@ impl Link {
         shared.status.end(cause);
         shared.counters.violations += u64::from(cause == Cause::Violation);
         if was_connected {
+            if !matches!(cause, Cause::PeerClosed | Cause::Closed | Cause::RemoteGone(_))
+                && self.has_control_room()
+            {
+                // Where the device delivers at once, the peer need not find out by itself.
+                self.post_control(&Control::Close, NO_SLOT).ok();
+            }
             for channel in &mut self.channels {
                 // A queue pair that is in ERR already, or was never connected, has nothing to flush.
                 channel.qp.fail().ok();
@@ -424,6 +445,34 @@ impl Link {
                 self.poll(shared);
                 self.end(shared, Cause::RemoteGone(Status::RetryExceeded));
             }
+        }
+    }
+
+    /// READs a word of the peer, if operations wait for the peer and nothing was heard of it for a while. If the peer is gone, the
+    /// READ fails, and the connection ends. Devices that notice by themselves end it earlier.
+    pub(super) fn probe_peer(&mut self, shared: &mut Shared<'_>, now: Instant) {
+        if !self.is_connected() || now < self.next_probe {
+            return;
+        }
+        self.next_probe = now + PROBE_INTERVAL;
+        let waits = self.recv_slots.free() < self.recv_slots.len()
+            || self.pairing.waiting_sends() > 0
+            || self.immediates.waiting_calls() > 0
+            || !self.unposted.is_empty();
+        let was_silent = !core::mem::take(&mut self.has_received);
+        let made = self.made;
+        if !waits || !was_silent || !self.channels[made].sends.is_empty() {
+            return;
+        }
+        let (Some(peer), Ok(sge)) = (&self.peer, self.probed.sge(0..8)) else { return };
+        let posted =
+            Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
+        let op = SendOp::Read(peer.probe);
+        match self.channels[made].post(made, op, Data::Regions(&[sge]), true, posted) {
+            Ok(()) => shared.counters.work_requests += 1,
+            // Tried again later.
+            Err(PostError::Full) => {}
+            Err(_) => self.end(shared, Cause::NotAccepted(0)),
         }
     }
 

@@ -166,6 +166,7 @@ impl Engine {
         if now >= self.next_check {
             self.next_check = now + CHECK_INTERVAL;
             self.link.check_queue_pairs(&mut shared);
+            self.link.probe_peer(&mut shared, now);
             self.link.try_drain(&mut shared);
             for link in &mut self.retired {
                 link.poll(&mut shared);
@@ -177,7 +178,9 @@ impl Engine {
     }
 
     /// How long a thread may sleep without missing something that is due.
-    pub(super) fn max_sleep(&self, now: Instant) -> Duration {
+    pub(super) fn max_sleep(&mut self, now: Instant) -> Duration {
+        // Time passes without polls.
+        self.clock.read_soon();
         let until_deadline =
             self.deadlines.next().map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let check = match (self.link.is_idle(), self.retired.is_empty() && !self.link.is_draining()) {

@@ -170,11 +170,13 @@ impl Link {
             Outcome::Refused(cause) => {
                 shared.counters.refused_posts += 1;
                 work.stop(cause);
-                // Requests before it may be unsignaled, and the peer may wait for the rest of a message.
+                // Requests before it may be unsignaled. And a message that has taken its buffer must come: the peer waits for it.
+                let must_end = self.slots.outstanding(key) > 0 || matches!(work.plan, Plan::Message { .. });
                 if self.slots.outstanding(key) == 0 {
                     self.finished.push(key);
                     self.finish_slots(shared);
-                } else {
+                }
+                if must_end {
                     self.end(shared, cause);
                 }
             }

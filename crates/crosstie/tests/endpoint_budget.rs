@@ -1,0 +1,257 @@
+//! The budget of endpoints: no allocation and no system call per operation, a limit on the instructions of small operations, and no
+//! allocation per block of a batch.
+//!
+//! Both sides run in one thread, without progress threads, so the counts are the same in every run. This test's allocator counts
+//! allocations. A seccomp filter in a child process kills the child at its first system call. Callgrind (Debian package `valgrind`)
+//! counts the instructions of a child process.
+
+#[path = "allocations/mod.rs"]
+mod allocations;
+#[path = "seccomp/mod.rs"]
+mod seccomp;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use allocations::ALLOCATIONS;
+use crosstie::WaitStrategy;
+use crosstie::device::{Device, software};
+use crosstie::endpoint::{Batch, Buffer, Endpoint, EndpointConfig, Lend, OperationFuture, Progress, Strided};
+
+/// Environment variable that tells a child process of this test its task.
+const CHILD: &str = "CROSSTIE_ENDPOINT_BUDGET_CHILD";
+
+struct Pair {
+    here: Endpoint,
+    there: Endpoint,
+    target: Buffer,
+}
+
+impl Pair {
+    fn new(qps: u8) -> Pair {
+        // No thread that waits ever sleeps: that is a system call. Valgrind limits the address space.
+        let config = EndpointConfig {
+            qps,
+            progress: Progress::Caller,
+            wait: WaitStrategy::Spin,
+            min_part: 4096,
+            ..EndpointConfig::default()
+        };
+        let endpoint = || {
+            let device = Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
+            Endpoint::new(&device, &Arc::new(device.alloc_pd().unwrap()), &config).unwrap()
+        };
+        let (here, there) = (endpoint(), endpoint());
+        here.connect(&there.address()).unwrap();
+        there.connect(&here.address()).unwrap();
+        let target = there.allocate(16 << 20).unwrap();
+        Pair { here, there, target }
+    }
+
+    fn finish<B: Lend>(&self, mut future: OperationFuture<B>) -> B {
+        loop {
+            match future.try_take() {
+                Some(Ok(done)) => return done.buffer,
+                Some(Err(failed)) => panic!("{}", failed.cause),
+                None => _ = self.here.progress() + self.there.progress(),
+            }
+        }
+    }
+}
+
+/// What a program keeps between two rounds.
+struct Buffers {
+    small: Option<Buffer>,
+    large: Option<Buffer>,
+    message: Option<Buffer>,
+    batch: Option<Batch>,
+}
+
+impl Buffers {
+    fn new(pair: &Pair) -> Buffers {
+        let allocate = |endpoint: &Endpoint, len| Some(endpoint.allocate(len).unwrap());
+        let mut batch = Batch::with_capacity(256);
+        let (local, remote) =
+            (batch.local(pair.here.allocate(1 << 20).unwrap()), batch.remote(pair.target.remote()));
+        batch
+            .strided(local, remote, Strided { count: 1000, block: 64, local: (0, 128), remote: (0, 192) })
+            .unwrap();
+        for block in 0..200usize {
+            batch.block(local, (block * 37 % 200) * 512, remote, (1 << 20) + 100 * block as u64, 64).unwrap();
+        }
+        Buffers {
+            small: allocate(&pair.here, 64),
+            large: allocate(&pair.here, 64 << 10),
+            message: allocate(&pair.there, 64 << 10),
+            batch: Some(batch),
+        }
+    }
+
+    fn write(&mut self, pair: &Pair, rounds: u32) {
+        for _ in 0..rounds {
+            let buffer = self.small.take().unwrap();
+            let write = pair
+                .here
+                .write(buffer, .., &pair.target.remote(), 0)
+                .map_err(|refused| refused.cause)
+                .unwrap();
+            self.small = Some(pair.finish(write));
+        }
+    }
+
+    fn message(&mut self, pair: &Pair, rounds: u32) {
+        for _ in 0..rounds {
+            let recv =
+                pair.there.recv(self.message.take().unwrap(), ..).map_err(|refused| refused.cause).unwrap();
+            let send =
+                pair.here.send(self.small.take().unwrap(), ..).map_err(|refused| refused.cause).unwrap();
+            self.message = Some(pair.finish(recv));
+            self.small = Some(pair.finish(send));
+        }
+    }
+
+    fn mixed(&mut self, pair: &Pair, rounds: u32) {
+        let remote = pair.target.remote();
+        for round in 0..rounds {
+            self.write(pair, 1);
+            self.message(pair, 1);
+            let read = pair
+                .here
+                .read(self.large.take().unwrap(), .., &remote, 4096)
+                .map_err(|refused| refused.cause)
+                .unwrap();
+            self.large = Some(pair.finish(read));
+            let imm = pair
+                .here
+                .write_imm(self.small.take().unwrap(), .., &remote, 0, round)
+                .map_err(|refused| refused.cause)
+                .unwrap();
+            pair.finish(pair.there.imm_recv().map_err(|refused| refused.cause).unwrap());
+            self.small = Some(pair.finish(imm));
+            let batch =
+                pair.here.write_batch(self.batch.take().unwrap()).map_err(|refused| refused.cause).unwrap();
+            self.batch = Some(pair.finish(batch));
+        }
+    }
+}
+
+#[test]
+fn operations_do_not_allocate() {
+    for qps in [1, 3] {
+        let pair = Pair::new(qps);
+        let mut buffers = Buffers::new(&pair);
+        buffers.mixed(&pair, 300);
+        let before = ALLOCATIONS.get();
+        buffers.mixed(&pair, 300);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, {qps} queue pairs");
+    }
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
+}
+
+/// 100 000 blocks of 64 bytes: adjacent ones become one request, regular ones take one entry, and none allocates.
+#[test]
+fn blocks_of_a_batch_do_not_allocate() {
+    let pair = Pair::new(1);
+    // The first operation of a connection sets things up.
+    Buffers::new(&pair).mixed(&pair, 3);
+    let source = pair.here.allocate(16 << 20).unwrap();
+    let mut batch = Batch::with_capacity(8);
+    let (local, remote) = (batch.local(source), batch.remote(pair.target.remote()));
+    for (gap, pieces) in [(64, 1), (128, 100_000)] {
+        batch.clear_blocks();
+        let before = ALLOCATIONS.get();
+        for block in 0..100_000 {
+            batch.block(local, block * gap, remote, (block * gap) as u64, 64).unwrap();
+        }
+        assert_eq!((batch.blocks(), batch.pieces()), (100_000, pieces));
+        let future = pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap();
+        batch = pair.finish(future);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, distance {gap}");
+        assert_eq!(batch.work_requests(), pieces);
+    }
+}
+
+#[test]
+fn operations_make_no_system_call() {
+    const NAME: &str = "operations_make_no_system_call";
+    if let Ok(task) = std::env::var(CHILD) {
+        let pair = Pair::new(2);
+        let mut buffers = Buffers::new(&pair);
+        buffers.mixed(&pair, 200);
+        // The clock is read without a system call, except where the kernel has no vDSO for it.
+        seccomp::install_filter(&[libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
+        if task == "guilty" {
+            std::hint::black_box(std::process::id());
+        }
+        buffers.mixed(&pair, 1000);
+        // SAFETY: no memory is involved.
+        unsafe { libc::_exit(0) }
+    }
+    let innocent = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "operations");
+    assert!(innocent.status.success(), "an operation made a system call, or failed: {innocent:?}");
+    let guilty = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "guilty");
+    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+}
+
+const ROUNDS: u32 = 2000;
+/// Instructions of one operation of 64 bytes, from the call to the result, both sides and the device included. The tests are built
+/// with little optimisation; a release build needs about half.
+const WRITE_LIMIT: u64 = 3800;
+const MESSAGE_LIMIT: u64 = 14000;
+
+#[test]
+fn small_operations_stay_within_their_instruction_budget() {
+    const NAME: &str = "small_operations_stay_within_their_instruction_budget";
+    if let Ok(task) = std::env::var(CHILD) {
+        let pair = Pair::new(1);
+        let mut buffers = Buffers::new(&pair);
+        buffers.mixed(&pair, 3);
+        match &*task {
+            "write" => crosstie_budget_operations(&mut || buffers.write(&pair, ROUNDS)),
+            _ => crosstie_budget_operations(&mut || buffers.message(&pair, ROUNDS)),
+        }
+        return;
+    }
+    for (task, limit) in [("write", WRITE_LIMIT), ("message", MESSAGE_LIMIT)] {
+        let each = instructions("crosstie_budget_operations", NAME, task) / u64::from(ROUNDS);
+        println!("{task}: {each} instructions");
+        assert!(each <= limit, "{task}: {each} instructions, but {limit} are allowed");
+    }
+}
+
+/// Callgrind counts the instructions of the function with this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn crosstie_budget_operations(work: &mut dyn FnMut()) {
+    work();
+}
+
+/// Counts the instructions that a child process with this task spends in a function.
+fn instructions(function: &str, test: &str, task: &str) -> u64 {
+    let mut callgrind = Command::new("valgrind");
+    callgrind
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--toggle-collect={function}"))
+        .arg(std::env::current_exe().unwrap());
+    let output = child(&mut callgrind, test, task);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{task}: {output:?}");
+    let collected = text.lines().find_map(|line| line.split_once("Collected : "));
+    collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text)
+}
+
+/// Runs a command that starts one test of this program again, with a task.
+fn child(command: &mut Command, test: &str, task: &str) -> Output {
+    let program = command.get_program().to_owned();
+    let started =
+        command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output();
+    match started {
+        Err(error) if program == "valgrind" => {
+            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
+        }
+        started => started.unwrap(),
+    }
+}
