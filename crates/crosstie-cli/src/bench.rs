@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, endpoint, node};
+use crosstie_bench::{copyrpc, device, endpoint, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Flux(node::Arguments),
     /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
+    /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
+    Rails(rails::Arguments),
     /// Operations of an endpoint, whose buffers and completions have one owner.
     Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
@@ -45,6 +47,14 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         }
         Command::Copyrpc(arguments) => {
             return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
+        }
+        Command::Rails(arguments) => {
+            let summary = rails::run(&rails::Plan::new(arguments)?)?;
+            crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
+            return match summary.errors() {
+                0 => Ok(()),
+                errors => Err(crosstie_bench::Error::WrongData(errors).into()),
+            };
         }
         Command::Endpoint(arguments) => {
             return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
