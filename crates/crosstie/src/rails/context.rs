@@ -106,6 +106,11 @@ impl Rails {
         Ok(Memory { regions: Arc::new(regions), context: self.context.id })
     }
 
+    /// The devices: rail `r` is device `r`.
+    pub fn devices(&self) -> &[Device] {
+        &self.context.devices
+    }
+
     /// The protection domains of the devices, to register memory in them: see [`Rails::adopt`].
     pub fn domains(&self) -> &[Pd] {
         &self.context.domains
