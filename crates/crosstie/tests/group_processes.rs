@@ -22,7 +22,10 @@ struct Member {
     seed: u64,
 }
 
-const SCENARIOS: [(&str, fn(&Member)); 5] = [
+/// What one member does in a scenario.
+type Scenario = fn(&Member);
+
+const SCENARIOS: [(&str, Scenario); 5] = [
     ("holder_dies", holder_dies),
     ("queued_member_dies", queued_member_dies),
     ("member_dies_in_a_barrier", member_dies_in_a_barrier),
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 /// Joins the group and plays one member. At the end every survivor tells member 0 that it has succeeded.
-fn run_member(job: &mut dyn Bootstrap, scenario: fn(&Member), seed: u64) {
+fn run_member(job: &mut dyn Bootstrap, scenario: Scenario, seed: u64) {
     let (done, is_done) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         if is_done.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
@@ -102,12 +105,14 @@ fn die() -> ! {
     unreachable!("killed")
 }
 
-/// Waits in the barrier until the round has ended, with or without the victim.
+/// Waits in the barrier until a round has failed because of the victim. All survivors see the same round fail.
 fn wait_for_survivors(group: &Group) {
     loop {
         match group.barrier(0).wait() {
-            Err(GroupError::MembersDied { dead, .. }) => assert_eq!(*dead, [VICTIM].into_iter().collect()),
-            Ok(_) if group.dead().contains(VICTIM) => return,
+            Err(GroupError::MembersDied { dead, .. }) => {
+                assert_eq!(*dead, [VICTIM].into_iter().collect());
+                return;
+            }
             Ok(_) => {}
             Err(error) => panic!("{error}"),
         }
@@ -197,8 +202,9 @@ fn member_dies_at_a_random_instant(member: &Member) {
     let delay = Duration::from_micros(member.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 100_000);
     let begin = Instant::now();
     let mut fences = [0; 2];
-    let mut rounds_after = 0;
-    while rounds_after < 30 {
+    // All survivors see the same round fail, and leave together 30 rounds later.
+    let (mut ended, mut last_round) = (0, u64::MAX);
+    while ended < last_round {
         if begin.elapsed() >= delay
             && let Some(victim) = victim.take()
         {
@@ -210,15 +216,16 @@ fn member_dies_at_a_random_instant(member: &Member) {
             assert!(guard.fence() > *last, "tokens rise");
             *last = guard.fence();
         }
-        match group.barrier(0).wait() {
-            Ok(_) => {}
-            Err(GroupError::MembersDied { dead, .. }) => assert_eq!(*dead, [VICTIM].into_iter().collect()),
+        ended = match group.barrier(0).wait() {
+            Ok(round) => round,
+            Err(GroupError::MembersDied { dead, round, .. }) => {
+                assert_eq!(*dead, [VICTIM].into_iter().collect());
+                assert_eq!(last_round, u64::MAX, "one round fails");
+                last_round = round + 30;
+                round
+            }
             Err(error) => panic!("{error}"),
-        }
-        // All survivors see the same rounds fail, so all leave together once the failed round is behind them.
-        if group.barrier(0).members().len() < MEMBERS as usize {
-            rounds_after += 1;
-        }
+        };
     }
 }
 
@@ -268,7 +275,13 @@ fn stopped_holder_is_expelled(member: &Member) {
             }
             assert_eq!(received, ["first", "new", "last"]);
         }
-        _ => {}
+        _ => {
+            let begin = Instant::now();
+            while !group.dead().contains(VICTIM) {
+                assert!(begin.elapsed() < TIMEOUT);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 }
 
