@@ -30,8 +30,9 @@ const END: u64 = 1 << 31;
 const NUMBER: u64 = END - 1;
 /// The value of every byte in the memory that reads read.
 const PATTERN: u8 = 0x5A;
-/// Immediates that can be under way.
+/// Immediates that can be under way, for small and for large operations.
 const IMM_WINDOW: u32 = 256;
+const LARGE_IMM_WINDOW: u32 = 4;
 /// Receives that are posted at a time, if messages are small.
 const RECEIVES: usize = 64;
 
@@ -76,21 +77,23 @@ enum Pending {
 
 impl EndpointPeer {
     pub(super) fn open(plan: &Plan, device: &Device, spin: SpinWait) -> Result<EndpointPeer, Error> {
+        let imm_window = if plan.bytes() <= 4096 { IMM_WINDOW } else { LARGE_IMM_WINDOW };
         let config = EndpointConfig {
             qps: plan.qps,
             operations: (2 * plan.depth + 2 * RECEIVES + 16) as u32,
             slots: (plan.depth + 16).min(4095) as u16,
             messages: plan.depth.clamp(RECEIVES, 1024) as u16,
-            imm_window: IMM_WINDOW,
+            imm_window,
             // A side that gets nothing for 5 s gives up by itself.
             deadline: None,
             progress: if plan.progress_thread { Progress::Thread } else { Progress::Caller },
             ..EndpointConfig::default()
         };
         let endpoint = Endpoint::new(device, &Arc::new(device.alloc_pd()?), &config)?;
-        // Immediates may be that far behind the data.
-        let ahead = if plan.op == Op::WriteImm { IMM_WINDOW as usize } else { 0 };
-        let slots = if plan.bytes() <= 4096 { plan.depth + 1 + ahead } else { plan.depth + 1 };
+        // The other side may write that far ahead of the immediates that this side has taken, so a slot is not written again before it
+        // was checked.
+        let ahead = if plan.op == Op::WriteImm { imm_window as usize } else { 0 };
+        let slots = plan.depth + 1 + ahead;
         let target = endpoint.allocate(slots * stride(plan))?;
         let fill = if plan.op == Op::Read { PATTERN } else { 0 };
         target.write(0, &vec![fill; slots * stride(plan)])?;

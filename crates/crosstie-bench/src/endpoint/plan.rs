@@ -139,7 +139,7 @@ impl Plan {
             ));
         }
         let memory =
-            payload.max(64).saturating_mul(u64::from(batch)).saturating_mul(u64::from(queue_depth) + 1);
+            payload.max(64).saturating_mul(u64::from(batch)).saturating_mul(u64::from(queue_depth) + 5);
         if memory > MAX_MEMORY {
             return usage(format!(
                 "--payload {payload} times --batch {batch} times --queue-depth {queue_depth} needs {memory} bytes: keep it \

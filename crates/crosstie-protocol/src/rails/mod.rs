@@ -29,7 +29,7 @@
 //! | [`ClearToSend`], [`Record`] | what peers write into each other's memory |
 //! | [`Receiver`] | the receiver's table of requests |
 //! | [`Sender`] | the sender's table of messages |
-//! | [`mod@split`] | the decision how many bytes each rail gets |
+//! | [`split()`] | the decision how many bytes each rail gets |
 
 mod immediate;
 mod receiver;

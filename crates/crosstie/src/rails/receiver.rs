@@ -22,7 +22,7 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, Data, MultiRegion, Opcode, PostError, SendOp, SendWr};
 
-/// A receive that was accepted. [`RecvCore::test`] says when it is done.
+/// A receive that was accepted. [`RecvConnection::test`](super::RecvConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecvRequest(u64);
 

@@ -22,7 +22,7 @@ use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Access, Completion, Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A send that was accepted. [`SendCore::test`] says when it is done.
+/// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
 
