@@ -3,6 +3,7 @@
 //! - [`device`], [`node`], [`copyrpc`] and [`endpoint`] measure one device, RPC inside one node, RPC between two nodes, and endpoints. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run.
 //! - [`group`] measures locks, barriers and messages of a process group.
+//! - [`rails`] measures messages over several devices, and what a failed one costs.
 //! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
 //!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
 //!
@@ -27,6 +28,7 @@ pub mod output;
 mod pair;
 mod plan;
 mod progress;
+pub mod rails;
 pub mod report;
 #[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
 mod shared_region;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, endpoint, group, node};
+use crosstie_bench::{copyrpc, device, endpoint, group, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Barrier(group::Arguments),
     /// Messages of a process group: SEND/RECEIVE over RC or UD queue pairs.
     Message(group::Arguments),
+    /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
+    Rails(rails::Arguments),
     /// Operations of an endpoint, whose buffers and completions have one owner.
     Endpoint(endpoint::Arguments),
     /// The key-value store on a cluster of nodes and their clients.
@@ -55,6 +57,14 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
         Command::Lock(arguments) => return run_group(group::Kind::Lock, arguments),
         Command::Barrier(arguments) => return run_group(group::Kind::Barrier, arguments),
         Command::Message(arguments) => return run_group(group::Kind::Message, arguments),
+        Command::Rails(arguments) => {
+            let summary = rails::run(&rails::Plan::new(arguments)?)?;
+            crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
+            return match summary.errors() {
+                0 => Ok(()),
+                errors => Err(crosstie_bench::Error::WrongData(errors).into()),
+            };
+        }
         Command::Endpoint(arguments) => {
             return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
         }

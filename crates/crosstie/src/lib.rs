@@ -54,6 +54,8 @@ mod pages {
     struct Ipc;
     #[doc = include_str!("../../../docs/guide/copyrpc.md")]
     struct Copyrpc;
+    #[doc = include_str!("../../../docs/guide/rails.md")]
+    struct Rails;
     #[doc = include_str!("../../../docs/guide/endpoint.md")]
     struct Endpoint;
     #[doc = include_str!("../../../docs/guide/tuning.md")]

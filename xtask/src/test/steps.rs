@@ -107,7 +107,7 @@ pub(super) const STEPS: &[Step] = &[
                 "--workspace",
                 "--all-targets",
                 "--features",
-                "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs",
+                "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-nccl/verbs",
                 "--",
                 "-D",
                 "warnings",

@@ -70,6 +70,17 @@ impl Device {
         dispatch!(Provider, &self.provider, x => x.address())
     }
 
+    /// Whether memory can be registered by a DMA-BUF file descriptor, see [`Pd::register_dma_buf`]: device, driver and kernel
+    /// must support it. The software device does not.
+    pub fn has_dma_buf(&self) -> bool {
+        match &self.provider {
+            Provider::Software(_) => false,
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => x.has_dma_buf(),
+            Provider::Fault(x) => x.has_dma_buf(),
+        }
+    }
+
     /// Creates a protection domain.
     pub fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         Ok(Pd::new(match &self.provider {

@@ -26,7 +26,7 @@ use crate::memory::copy;
 pub struct Mr {
     /// The address that the device and peers know.
     addr: u64,
-    /// The address in this process. The software device may add a tag to it for `addr`.
+    /// The address in this process, 0 if there is none. The software device may add a tag to it for `addr`.
     start: usize,
     len: usize,
     lkey: u32,
@@ -55,6 +55,12 @@ impl Mr {
         };
         let is_writable = is_ours || access.contains(Access::LOCAL_WRITE);
         Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider }
+    }
+
+    /// A region whose address is not one of this process.
+    #[cfg(feature = "verbs")]
+    pub(super) fn unmapped(pd: u32, access: Access, len: usize, provider: Provider) -> Mr {
+        Mr { start: 0, ..Mr::new(pd, access, len, false, provider) }
     }
 
     /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
@@ -106,7 +112,8 @@ impl Mr {
         self.access
     }
 
-    /// Pointer to the first byte, in this process.
+    /// Pointer to the first byte, in this process. NULL if the memory is not mapped here, see
+    /// [`Pd::register_dma_buf`](super::Pd::register_dma_buf).
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.start)
@@ -208,7 +215,7 @@ impl Mr {
     fn checked(&self, offset: usize, len: usize, limit: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
             // SAFETY: `offset <= limit <= self.len`, so the result is inside the region or one past its end.
-            Some(end) if end <= limit => Ok(unsafe { self.as_ptr().add(offset) }),
+            Some(end) if end <= limit && self.start != 0 => Ok(unsafe { self.as_ptr().add(offset) }),
             _ => Err(OutOfRegion { offset, len, region: limit }),
         }
     }

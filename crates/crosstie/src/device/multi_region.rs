@@ -61,6 +61,27 @@ impl MultiRegion {
         Ok(MultiRegion { regions })
     }
 
+    /// Registers memory that a DMA-BUF file descriptor names in all domains, see [`Pd::register_dma_buf`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register_dma_buf`], until this object is dropped or [deregistered](MultiRegion::deregister).
+    pub unsafe fn register_dma_buf(
+        domains: &[Pd],
+        fd: std::os::fd::BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<MultiRegion, DeviceError> {
+        let mut regions = Vec::with_capacity(domains.len());
+        for domain in domains.iter().rev() {
+            // SAFETY: the caller's promise.
+            regions.push(unsafe { domain.register_dma_buf(fd, offset, len, address, access)? });
+        }
+        Ok(MultiRegion { regions })
+    }
+
     /// The region in domain `index`.
     #[inline]
     pub fn region(&self, index: usize) -> &Mr {

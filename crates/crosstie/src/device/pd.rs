@@ -78,6 +78,36 @@ impl Pd {
         }
     }
 
+    /// Registers memory that a DMA-BUF file descriptor names, for example memory of a GPU: `len` bytes from `offset`.
+    /// Requests and peers name it by `address`, which need not be an address of this process; so the bytes cannot be read or
+    /// written through the [`Mr`]. The descriptor may be closed afterwards. See [`Device::has_dma_buf`](super::Device::has_dma_buf).
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register`], if the memory is mapped into a process.
+    pub unsafe fn register_dma_buf(
+        &self,
+        fd: std::os::fd::BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<Mr, DeviceError> {
+        match &self.provider {
+            Provider::Software(_) => {
+                let _unused = (fd, offset, len, address, access);
+                Err(DeviceError::BadAddress("the software device cannot register DMA-BUF memory"))
+            }
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => {
+                let provider = mr::Provider::Verbs(x.register_dma_buf(fd, offset, len, address, access)?);
+                Ok(Mr::unmapped(self.id, access, len, provider))
+            }
+            // SAFETY: the caller's promise.
+            Provider::Fault(x) => unsafe { x.inner().register_dma_buf(fd, offset, len, address, access) },
+        }
+    }
+
     /// Creates a shared receive queue.
     pub fn create_srq(&self, config: &SrqConfig) -> Result<Srq, DeviceError> {
         Ok(Srq::from(match &self.provider {

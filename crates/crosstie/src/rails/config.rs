@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use crosstie_protocol::rails::{MAX_GROUP, MAX_RAILS, MAX_SLOTS};
 
@@ -59,6 +60,8 @@ pub struct Config {
     /// That is faster than writing into memory of another process on a software device; a NIC writes directly at no cost. `None`
     /// chooses: 8 KiB if all rails are software devices, otherwise 0.
     pub staging: Option<u32>,
+    /// The memory with the hints of a program outside, see [`HintPublisher`](super::HintPublisher).
+    pub hint: Option<PathBuf>,
     /// The traffic class and service level of the connections, see
     /// [`ConnectConfig`](crate::device::ConnectConfig).
     pub traffic_class: u8,
@@ -79,10 +82,11 @@ impl Default for Config {
             link_rates: [10_000; MAX_RAILS],
             stall_timeout: Duration::from_millis(20),
             probe_timeout: Duration::from_millis(30),
-            rebuild_pause: (Duration::from_millis(10), Duration::from_secs(2)),
+            rebuild_pause: (Duration::from_millis(10), Duration::from_millis(500)),
             give_up: Duration::from_secs(60),
             listen_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             staging: None,
+            hint: None,
             traffic_class: 0,
             service_level: 0,
         }

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver as Channel, SyncSender, TryRecvError, sync_channel};
+use std::time::Instant;
 
 use crosstie_protocol::rails::Mask;
 
@@ -203,6 +204,7 @@ fn publish<T>(outcome: &SyncSender<Outcome<T>>, (connection, core): (T, Core), c
 }
 
 fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), SetupError> {
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     let mut stream =
         TcpStream::connect_timeout(&handle.address(), HANDSHAKE_TIMEOUT).map_err(SetupError::Handshake)?;
     set_timeouts(&stream)?;
@@ -226,7 +228,7 @@ fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), 
     bytes.extend_from_slice(&handle.secret());
     bytes.extend_from_slice(&Frame::Hello(proposal, first_mask, addresses).encode());
     stream.write_all(&bytes).map_err(SetupError::Handshake)?;
-    let (agreed, peers) = match read_frame(&mut stream)? {
+    let (agreed, peers) = match read_frame(&mut stream, deadline)? {
         Frame::Welcome(agreed, peers) => (agreed, peers),
         Frame::Error(text) => return Err(SetupError::Refused(text)),
         _ => return Err(SetupError::Refused("it sent something else than a welcome".into())),
@@ -251,13 +253,14 @@ fn accept(
 ) -> Result<(Parts, Control), SetupError> {
     set_timeouts(&stream)?;
     let mut opening = [0; MAGIC.len() + 32];
-    stream.read_exact(&mut opening).map_err(SetupError::Handshake)?;
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    read_exact(&mut stream, &mut opening, deadline)?;
     // In constant time, so that the secret cannot be guessed byte by byte.
     let differing = opening.iter().zip(MAGIC.iter().chain(secret)).fold(0, |all, (a, b)| all | (a ^ b));
     if differing != 0 {
         return Err(SetupError::Refused("it does not know the secret of the handle".into()));
     }
-    let Frame::Hello(proposal, first_mask, peers) = read_frame(&mut stream)? else {
+    let Frame::Hello(proposal, first_mask, peers) = read_frame(&mut stream, deadline)? else {
         return Err(SetupError::Refused("it sent something else than a hello".into()));
     };
     let made = accept_proposal(context, &proposal, &peers);
@@ -270,7 +273,7 @@ fn accept(
     };
     let addresses = endpoints.iter().map(Endpoint::address).collect();
     stream.write_all(&Frame::Welcome(agreed, addresses).encode()).map_err(SetupError::Handshake)?;
-    match read_frame(&mut stream)? {
+    match read_frame(&mut stream, deadline)? {
         Frame::Ready => finish(context, stream, Role::Receiver, agreed, endpoints, first_mask),
         _ => Err(SetupError::Refused("it did not get ready".into())),
     }
@@ -345,12 +348,30 @@ fn set_timeouts(stream: &TcpStream) -> Result<(), SetupError> {
     set(stream).map_err(SetupError::Handshake)
 }
 
-fn read_frame(stream: &mut TcpStream) -> Result<Frame, SetupError> {
+fn read_frame(stream: &mut TcpStream, deadline: Instant) -> Result<Frame, SetupError> {
     let mut header = [0; HEADER];
-    stream.read_exact(&mut header).map_err(SetupError::Handshake)?;
+    read_exact(stream, &mut header, deadline)?;
     let invalid = || SetupError::Refused("it sent an invalid frame".into());
     let len = Frame::body_len(&header).ok_or_else(invalid)?;
     let mut body = vec![0; len];
-    stream.read_exact(&mut body).map_err(SetupError::Handshake)?;
+    read_exact(stream, &mut body, deadline)?;
     Frame::decode(&header, &body).ok_or_else(invalid)
+}
+
+/// Reads so many bytes before the deadline. A peer that sends one byte at a time does not get more time.
+fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> Result<(), SetupError> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(SetupError::Handshake(io::ErrorKind::TimedOut.into()));
+        }
+        stream.set_read_timeout(Some(left)).map_err(SetupError::Handshake)?;
+        match stream.read(bytes) {
+            Ok(0) => return Err(SetupError::Handshake(io::ErrorKind::UnexpectedEof.into())),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(SetupError::Handshake(error)),
+        }
+    }
+    Ok(())
 }

@@ -55,6 +55,7 @@ impl Rails {
         let staging = config.staging.unwrap_or(if all_software { 8 << 10 } else { 0 });
         let max_message = devices.iter().map(|device| device.attr().max_message).min().unwrap_or(0);
         let max_message = max_message.min(crosstie_protocol::rails::MAX_MESSAGE);
+        let hint = config.hint.as_deref().map(HintReader::open).transpose()?;
         let context = Context {
             devices,
             domains,
@@ -65,7 +66,7 @@ impl Rails {
             connections: Mutex::new(Vec::new()),
             next_connection: AtomicU64::new(0),
             events: PortEvents::default(),
-            hint: HintReader::default(),
+            hint: hint.unwrap_or_default(),
         };
         let context = Arc::new(context);
         events::watch(&context)?;
@@ -103,6 +104,11 @@ impl Rails {
             return Err(SetupError::Config("the memory is not registered for writes on every rail"));
         }
         Ok(Memory { regions: Arc::new(regions), context: self.context.id })
+    }
+
+    /// The devices: rail `r` is device `r`.
+    pub fn devices(&self) -> &[Device] {
+        &self.context.devices
     }
 
     /// The protection domains of the devices, to register memory in them: see [`Rails::adopt`].

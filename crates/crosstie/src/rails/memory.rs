@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use crate::device::{MultiRegion, OutOfRegion};
+use crate::device::{MultiRegion, OutOfRegion, RemoteMemory};
 
 /// Memory registered on all devices of a [`Rails`](super::Rails) context. Any thread may register memory while others send.
 ///
@@ -45,6 +45,11 @@ impl Memory {
     /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
+    }
+
+    /// What a peer needs to access it over this rail.
+    pub fn remote(&self, rail: usize) -> RemoteMemory {
+        self.regions.region(rail).remote()
     }
 
     /// Copies bytes into the memory.

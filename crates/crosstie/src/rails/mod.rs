@@ -91,7 +91,7 @@ pub use context::Rails;
 pub use counters::{Counters, RailCounters};
 pub use crosstie_protocol::rails::{MAX_GROUP, MAX_RAILS, Mask, Violation};
 pub use error::{Cause, RequestError, SetupError};
-pub use hint::Hint;
+pub use hint::{Hint, HintPublisher};
 pub use memory::{DeregisterError, Memory};
 pub use metrics::MetricsServer;
 pub use receiver::{Received, RecvBuffer, RecvRequest};

@@ -23,6 +23,7 @@ const DATA: u8 = 0x11;
 const WATCHED: usize = 40;
 
 pub(crate) fn cancelled_operations_write_nothing_after_their_buffers_are_back(side: &mut TestPeer) {
+    side.agree_on_seed();
     for progress in [Progress::Thread, Progress::Caller] {
         run_rounds(side, progress, if side.is_slow() { 20 } else { 500 });
     }

@@ -90,6 +90,14 @@ impl TestPeer {
         RemoteRegion::decode(&theirs).expect("a descriptor")
     }
 
+    /// Both sides use the seed of side 0 from now on. Two hosts have chosen different ones.
+    pub(crate) fn agree_on_seed(&mut self) {
+        let theirs = self.exchange(&self.seed.to_le_bytes());
+        if self.index == 1 {
+            self.seed = u64::from_le_bytes(theirs.try_into().expect("a seed"));
+        }
+    }
+
     pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.channel.send(bytes).expect("the other side is there");
         self.channel.recv().expect("the other side is there")

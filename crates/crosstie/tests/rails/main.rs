@@ -1,9 +1,13 @@
 //! Messages over several rails: right bytes, exact counters, failover.
 
+#[path = "../allocations/mod.rs"]
+mod allocations;
 #[path = "../rng/mod.rs"]
 mod rng;
 
 mod pair;
 
 mod failover;
+mod observe;
+mod peers;
 mod transfers;

@@ -69,6 +69,15 @@ impl Control {
         self.state.lock().kill_peer_device(*peer);
     }
 
+    /// Limits the rate of the link to so many bytes per second; `None` removes the limit. Send requests of connected queue pairs
+    /// leave one after the other: each is posted to the wrapped device when its bytes have passed the link, at the next post or
+    /// poll of the device. So its data and its completions arrive no sooner than over such a link.
+    ///
+    /// Hardware: a slow or a shared link.
+    pub fn set_rate(&self, bytes_per_second: Option<u64>) {
+        self.state.lock().set_rate(bytes_per_second);
+    }
+
     /// Posts so far, including refused ones: sends, receives and datagrams.
     pub fn posts(&self) -> u64 {
         self.state.lock().posts()

@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::super::{
     Data, DeviceAddress, PostError, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Sge, Status, UdQp,
@@ -38,6 +39,8 @@ pub(super) struct TrackedSend {
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
     pub(super) state: SendState,
+    /// On a link with a limited rate: when its bytes have passed the link.
+    pub(super) due: Option<Instant>,
 }
 
 /// The state of a send request.

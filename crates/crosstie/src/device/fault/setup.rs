@@ -45,6 +45,10 @@ impl Device {
         self.inner.counters()
     }
 
+    pub(crate) fn has_dma_buf(&self) -> bool {
+        self.inner.has_dma_buf()
+    }
+
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         Ok(Pd { inner: Box::new(self.inner.alloc_pd()?), state: self.state.clone() })
     }

@@ -1,9 +1,10 @@
 //! The state of a wrapped device: its requests, its completions, and the effect of the plan on them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use super::super::{
-    Completion, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
+    Completion, Data, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
 };
 use super::plan::{Hold, Plan};
 use super::qp::{InnerQp, SendState, StoredWr, TrackedQp, TrackedSend};
@@ -16,6 +17,8 @@ pub(super) struct State {
     posts: u64,
     completions: u64,
     port: Port,
+    /// Bytes per second, and when the link has passed all requests so far.
+    link: Option<(u64, Instant)>,
     killed_peers: Vec<DeviceAddress>,
     events: VecDeque<Event>,
     next_id: u64,
@@ -76,6 +79,7 @@ impl State {
             posts: 0,
             completions: 0,
             port: Port::Up,
+            link: None,
             killed_peers: Vec::new(),
             events: VecDeque::new(),
             next_id: 0,
@@ -176,6 +180,11 @@ impl State {
     /// Advances time: the port may come up, and stalled requests may fail.
     pub(super) fn tick(&mut self, ticks: u64) {
         self.ticks += ticks;
+        if self.link.is_some() {
+            for qp_num in self.all_qps() {
+                self.advance_sends(qp_num);
+            }
+        }
         match self.port {
             Port::Up => return,
             Port::Down(Some(until)) if self.ticks >= until => return self.port_up(),
@@ -194,7 +203,7 @@ impl State {
 
     /// Whether something waits for ticks or polls to pass.
     pub(super) fn needs_ticks(&self) -> bool {
-        self.port != Port::Up || self.cqs.values().any(|q| !q.held.is_empty())
+        self.port != Port::Up || self.link.is_some() || self.cqs.values().any(|q| !q.held.is_empty())
     }
 
     pub(super) fn port_down(&mut self, ticks: Option<u64>) {
@@ -202,6 +211,36 @@ impl State {
             self.events.push_back(Event::PortDown);
         }
         self.port = Port::Down(ticks.map(|n| self.ticks + n));
+        // Requests that wait for the link stall from now on.
+        let now = self.ticks;
+        for qp_num in self.all_qps() {
+            let qp = self.qp(qp_num);
+            if qp.sends.iter().any(|sent| matches!(sent.state, SendState::Stalled(_))) {
+                qp.stalled_since.get_or_insert(now);
+            }
+        }
+    }
+
+    pub(super) fn set_rate(&mut self, bytes_per_second: Option<u64>) {
+        self.link = bytes_per_second.map(|rate| (rate.max(1), Instant::now()));
+        if self.link.is_none() {
+            for qp_num in self.all_qps() {
+                self.qp(qp_num).sends.iter_mut().for_each(|sent| sent.due = None);
+                self.advance_sends(qp_num);
+            }
+        }
+    }
+
+    /// When the bytes of a request have passed the link, if its rate is limited.
+    fn pass_link(&mut self, wr: &SendWr<'_>) -> Option<Instant> {
+        let (rate, free_at) = self.link.as_mut()?;
+        let bytes = match wr.data {
+            Data::Inline(bytes) => bytes.len() as u64,
+            Data::Regions(sges) => sges.iter().map(|sge| u64::from(sge.len())).sum(),
+        };
+        let time = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(*rate)) as u64);
+        *free_at = (*free_at).max(Instant::now()) + time;
+        Some(*free_at)
     }
 
     pub(super) fn port_up(&mut self) {
@@ -282,14 +321,17 @@ impl State {
         let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let loss = self.plan.loss(k);
         let (port, now, id) = (self.port, self.ticks, self.next_request_id());
+        let due = self.pass_link(wr);
         let qp = self.qps.get_mut(&qp_num).expect("a queue pair is in the table while its handle lives");
         let behind = qp.sends.back().is_some_and(|s| !matches!(s.state, SendState::Posted));
         let state = if let Some(status) = loss {
             qp.check(wr)?;
             SendState::Lost(status)
-        } else if behind || port != Port::Up {
+        } else if behind || port != Port::Up || due.is_some() {
             qp.check(wr)?;
-            qp.stalled_since.get_or_insert(now);
+            if port != Port::Up {
+                qp.stalled_since.get_or_insert(now);
+            }
             SendState::Stalled(StoredWr::new(wr))
         } else {
             let queue = self.cqs.get(&qp.send_cq);
@@ -302,7 +344,7 @@ impl State {
             forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
             SendState::Posted
         };
-        self.track_send(qp_num, id, wr, state);
+        self.track_send(qp_num, id, wr, state, due);
         self.advance_sends(qp_num);
         Ok(())
     }
@@ -329,14 +371,14 @@ impl State {
             forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
             SendState::Posted
         };
-        self.track_send(qp_num, id, wr, state);
+        self.track_send(qp_num, id, wr, state, None);
         self.advance_sends(qp_num);
         Ok(())
     }
 
-    fn track_send(&mut self, qp_num: u32, id: u64, wr: &SendWr<'_>, state: SendState) {
+    fn track_send(&mut self, qp_num: u32, id: u64, wr: &SendWr<'_>, state: SendState, due: Option<Instant>) {
         self.requests.insert(id, PendingRequest { wr_id: wr.wr_id, owner: RequestQueue::Send(qp_num) });
-        let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signaled, state };
+        let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signaled, state, due };
         let hidden = sent.is_hidden();
         let qp = self.qp(qp_num);
         qp.sends.push_back(sent);
@@ -377,6 +419,9 @@ impl State {
             return false;
         };
         let SendState::Stalled(stored) = &sent.state else { return false };
+        if sent.due.is_some_and(|due| due > Instant::now()) {
+            return false;
+        }
         let posted = stored.with(sent.id, |wr| qp.inner.post_detached(wr));
         sent.state = match posted {
             Ok(()) => SendState::Posted,

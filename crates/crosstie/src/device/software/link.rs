@@ -11,6 +11,7 @@ use rustix::process::Pid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
+use super::copy_helpers::{CopyHelpers, MIN_SHARED};
 use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
@@ -230,8 +231,23 @@ impl Link {
             if self.has_ended() {
                 return Err(Status::RetryExceeded);
             }
+            let remote = pointer(addr).addr() as u64;
+            let helpers =
+                if len >= MIN_SHARED { CopyHelpers::of_process(copy_between_processes) } else { None };
             // SAFETY: the caller's promise; the kernel checks the remote address.
-            match unsafe { process_vm(pid, write, pointer(addr).addr() as u64, local, len) } {
+            let copied = unsafe {
+                match helpers {
+                    Some(helpers) => {
+                        let pid = pid.as_raw_nonzero().get();
+                        match helpers.copy(pid, write, remote, local.expose_provenance() as u64, len) {
+                            0 => Ok(()),
+                            error => Err(error),
+                        }
+                    }
+                    None => process_vm(pid, write, remote, local, len),
+                }
+            };
+            match copied {
                 Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
                 Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.use_proxy.store(true, Relaxed),
@@ -329,6 +345,16 @@ fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
 /// # Safety
 ///
 /// `local..local + len` is valid for reads, and for writes if `write` is false.
+unsafe fn copy_between_processes(pid: i32, write: bool, remote: u64, local: u64, len: usize) -> i32 {
+    let Some(pid) = Pid::from_raw(pid) else { return libc::ESRCH };
+    let local = core::ptr::with_exposed_provenance_mut(local as usize);
+    // SAFETY: the caller's promise.
+    unsafe { process_vm(pid, write, remote, local, len) }.err().unwrap_or(0)
+}
+
+/// # Safety
+///
+/// As for [`copy_between_processes`].
 unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usize) -> Result<(), i32> {
     let mut done = 0;
     while done < len {

@@ -40,11 +40,13 @@
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
 //! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs`, `cq_ring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
+//! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
 //! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 
 mod control;
+mod copy_helpers;
 mod cq;
 mod cq_ring;
 mod datagram;

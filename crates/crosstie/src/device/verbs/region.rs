@@ -1,6 +1,7 @@
 //! Memory regions: registering memory, and allocating memory to register.
 
 use core::ptr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use rdma_mummy_sys as ffi;
@@ -37,6 +38,25 @@ impl Pd {
         let mr = unsafe {
             ffi::ibv_reg_mr(self.inner.pd, start.cast(), len, self.inner.device.access_flags(access) as i32)
         };
+        self.finish(mr, start)
+    }
+
+    pub(crate) fn register_dma_buf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<Mr, DeviceError> {
+        let flags = self.inner.device.access_flags(access) as i32;
+        // SAFETY: the domain is live and the descriptor is open; the kernel checks the rest.
+        let mr =
+            unsafe { ffi::ibv_reg_dmabuf_mr(self.inner.pd, offset, len, address, fd.as_raw_fd(), flags) };
+        self.finish(mr, ptr::without_provenance_mut(address as usize))
+    }
+
+    fn finish(&self, mr: *mut ffi::ibv_mr, start: *mut u8) -> Result<Mr, DeviceError> {
         if mr.is_null() {
             return Err(match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOSPC) => DeviceError::Exhausted { what: "regions" },
@@ -46,7 +66,7 @@ impl Pd {
                 code => os_error("register memory", code),
             });
         }
-        // SAFETY: the call above filled the structure in; it lives until the region is deregistered.
+        // SAFETY: the call that returned it filled the structure in; it lives until the region is deregistered.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
         Ok(Mr { mr, start, lkey, rkey, memory: None, _pd: self.inner.clone() })
     }

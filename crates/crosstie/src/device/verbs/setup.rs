@@ -182,6 +182,15 @@ impl Device {
         self.inner.address
     }
 
+    /// Whether the kernel knows how to register DMA-BUF memory on this device: it is asked to register an invalid descriptor.
+    pub(crate) fn has_dma_buf(&self) -> bool {
+        let Ok(pd) = self.alloc_pd() else { return false };
+        // SAFETY: the domain is live; without a valid descriptor nothing is registered.
+        let mr = unsafe { ffi::ibv_reg_dmabuf_mr(pd.inner.pd, 0, 0, 0, -1, 0) };
+        let error = std::io::Error::last_os_error().raw_os_error();
+        mr.is_null() && !matches!(error, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+    }
+
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         // SAFETY: the context is open.
         let pd = unsafe { ffi::ibv_alloc_pd(self.inner.context) };

@@ -1,0 +1,369 @@
+//! The measurements.
+
+use core::hint::black_box;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crosstie::device::DeviceSpec;
+use crosstie::rails::{
+    Config, MAX_RAILS, Memory, RecvBuffer, RecvConnection, RecvRequest, SendConnection, Split,
+};
+use crosstie::telemetry::Histogram;
+use crosstie_protocol::rails::{RailLoad, split};
+
+use super::link::{Link, connect, failed};
+use super::{Failover, Plan, SizeResult, Throttled};
+use crate::error::Error;
+
+/// Messages outstanding in a stream.
+const WINDOW: usize = 16;
+/// The most memory for the buffers of a stream.
+const MAX_BUFFERS: usize = 512 << 20;
+
+/// Receives a stream until messages without bytes arrive, one for each buffer that is posted. Calls `each` with the slot of each message.
+fn receive_stream(
+    receiver: &mut RecvConnection,
+    memory: &Memory,
+    size: usize,
+    window: usize,
+    mut each: impl FnMut(usize),
+) -> Result<u64, Error> {
+    let wrong = failed("receiving over rails");
+    let mut outstanding: VecDeque<(RecvRequest, usize)> = VecDeque::new();
+    let (mut next, mut messages, mut is_over) = (0, 0, false);
+    while !is_over || !outstanding.is_empty() {
+        while !is_over && outstanding.len() < window {
+            let slot = next % window;
+            let buffer = RecvBuffer { memory, range: slot * size..(slot + 1) * size, tag: 0 };
+            match receiver.irecv(&[buffer]).map_err(|error| wrong(&error))? {
+                Some(request) => outstanding.push_back((request, slot)),
+                None => break,
+            }
+            next += 1;
+        }
+        let Some((request, slot)) = outstanding.front().copied() else { break };
+        match receiver.test(request).map_err(|error| wrong(&error))? {
+            Some(received) => {
+                outstanding.pop_front();
+                if received.sizes() == [0] {
+                    is_over = true;
+                } else {
+                    messages += 1;
+                    each(slot);
+                }
+            }
+            None => std::thread::yield_now(),
+        }
+    }
+    Ok(messages)
+}
+
+/// Sends messages until `go_on` says no; then messages without bytes, one for each buffer of the receiver. Returns the bytes and
+/// the time.
+fn send_stream(
+    sender: &mut SendConnection,
+    memory: &Memory,
+    size: usize,
+    window: usize,
+    mut go_on: impl FnMut(&mut SendConnection, u64) -> bool,
+) -> Result<(u64, Duration), Error> {
+    let wrong = failed("sending over rails");
+    let started = Instant::now();
+    let mut outstanding = VecDeque::new();
+    let (mut sent, mut done) = (0u64, 0u64);
+    let mut is_ending = false;
+    loop {
+        if !is_ending && !go_on(sender, done) {
+            is_ending = true;
+        }
+        if !is_ending && outstanding.len() < window {
+            let at = (sent as usize % window) * size;
+            if let Some(request) = sender.isend(memory, at..at + size, 0).map_err(|error| wrong(&error))? {
+                outstanding.push_back(request);
+                sent += 1;
+            }
+        }
+        while let Some(request) = outstanding.front() {
+            if sender.test(*request).map_err(|error| wrong(&error))?.is_none() {
+                std::thread::yield_now();
+                break;
+            }
+            outstanding.pop_front();
+            done += 1;
+        }
+        if is_ending && outstanding.is_empty() {
+            break;
+        }
+    }
+    let time = started.elapsed();
+    for _ in 0..window {
+        let last = loop {
+            if let Some(last) = sender.isend(memory, 0..0, 0).map_err(|error| wrong(&error))? {
+                break last;
+            }
+            std::thread::yield_now();
+        };
+        while sender.test(last).map_err(|error| wrong(&error))?.is_none() {
+            std::thread::yield_now();
+        }
+    }
+    Ok((done * size as u64, time))
+}
+
+/// Bytes per second and messages per second of a stream.
+fn stream(link: &mut Link, size: usize, duration: Duration) -> Result<(f64, f64), Error> {
+    let window = WINDOW.min((MAX_BUFFERS / size.max(1)).max(1));
+    let setup = failed("allocating memory of rails");
+    let from = link.here.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
+    let to = link.there.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
+    let Link { sender, receiver, .. } = link;
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive_stream(receiver, &to, size, window, |_| {}));
+        let deadline = Instant::now() + duration;
+        let sent = send_stream(sender, &from, size, window, |_, _| Instant::now() < deadline);
+        let received = receiving.join().unwrap_or(Err(Error::Protocol));
+        let (bytes, time) = sent?;
+        received?;
+        let seconds = time.as_secs_f64();
+        Ok((bytes as f64 / seconds, bytes as f64 / size.max(1) as f64 / seconds))
+    })
+}
+
+pub(super) fn measure_size(plan: &Plan, size: usize) -> Result<SizeResult, Error> {
+    let mut link = Link::open(&plan.devices, None, &Config::default())?;
+    // The first messages touch the memory.
+    stream(&mut link, size, plan.duration / 10)?;
+    let mut link = Link::open(&plan.devices, None, &Config::default())?;
+    let (bytes_per_second, messages_per_second) = stream(&mut link, size, plan.duration)?;
+    let counters = link.sender.counters().into();
+    let times = ping_pong(plan, size)?;
+    Ok(SizeResult {
+        bytes: size,
+        messages_per_second,
+        bytes_per_second,
+        half_round_trip_p50_ns: times.quantile(0.5).unwrap_or(0) / 2,
+        half_round_trip_p99_ns: times.quantile(0.99).unwrap_or(0) / 2,
+        memcpy_bytes_per_second: memcpy(size, plan.duration / 10),
+        counters,
+    })
+}
+
+/// Round trips: one connection in each direction.
+fn ping_pong(plan: &Plan, size: usize) -> Result<Histogram, Error> {
+    let Link { here, there, mut sender, mut receiver, .. } =
+        Link::open(&plan.devices, None, &Config::default())?;
+    let (mut back_sender, mut back_receiver) = connect(&there, &here)?;
+    let setup = failed("allocating memory of rails");
+    let len = size.max(1);
+    let (mine, theirs) = (
+        here.allocate(2 * len).map_err(|error| setup(&error))?,
+        there.allocate(2 * len).map_err(|error| setup(&error))?,
+    );
+    let wrong = failed("a round trip over rails");
+    let exchange = |sender: &mut SendConnection,
+                    receiver: &mut RecvConnection,
+                    memory: &Memory,
+                    sends_first: bool,
+                    len: usize|
+     -> Result<usize, Error> {
+        let buffer = RecvBuffer { memory, range: size.max(1)..size.max(1) + size, tag: 0 };
+        let receive = receiver.irecv(&[buffer]).map_err(|error| wrong(&error))?.ok_or(Error::Protocol)?;
+        let mut received = None;
+        let mut send = None;
+        loop {
+            if send.is_none() && (sends_first || received.is_some()) {
+                // An answer without bytes to a message without bytes: the end.
+                let len = if sends_first { len } else { received.unwrap_or(0) };
+                send = sender.isend(memory, 0..len, 0).map_err(|error| wrong(&error))?;
+            }
+            if received.is_none() {
+                received = receiver.test(receive).map_err(|error| wrong(&error))?.map(|done| done.sizes()[0]);
+            }
+            if let (Some(send), Some(received)) = (send, received)
+                && sender.test(send).map_err(|error| wrong(&error))?.is_some()
+            {
+                return Ok(received);
+            }
+            std::thread::yield_now();
+        }
+    };
+    let mut times = Histogram::new();
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| -> Result<(), Error> {
+            while exchange(&mut back_sender, &mut receiver, &theirs, false, size)? > 0 {}
+            Ok(())
+        });
+        let deadline = Instant::now() + plan.duration / 2;
+        let mut outcome = Ok(());
+        while outcome.is_ok() && Instant::now() < deadline {
+            let started = Instant::now();
+            outcome = exchange(&mut sender, &mut back_receiver, &mine, true, size).map(drop);
+            times.record(started.elapsed().as_nanos() as u64);
+            if size == 0 {
+                break;
+            }
+        }
+        if size > 0 && outcome.is_ok() {
+            outcome = exchange(&mut sender, &mut back_receiver, &mine, true, 0).map(drop);
+        }
+        drop((sender, back_receiver));
+        let answered = answering.join().unwrap_or(Err(Error::Protocol));
+        outcome.and(answered)
+    })?;
+    Ok(times)
+}
+
+/// Bytes per second of copies of this size on one core.
+fn memcpy(size: usize, duration: Duration) -> f64 {
+    let (from, mut to) = (vec![1u8; size.max(1)], vec![0u8; size.max(1)]);
+    let (started, mut copies) = (Instant::now(), 0u64);
+    while started.elapsed() < duration {
+        for _ in 0..(1 << 16) / size.clamp(1, 1 << 16) {
+            to.copy_from_slice(black_box(&from));
+            black_box(&mut to);
+            copies += 1;
+        }
+    }
+    copies as f64 * size as f64 / started.elapsed().as_secs_f64()
+}
+
+/// The links of the measurements with links of limited speed.
+const SLOW_LINKS: [u64; 2] = [300_000_000, 100_000_000];
+const EQUAL_LINKS: [u64; 2] = [200_000_000, 200_000_000];
+const STREAM_MESSAGE: usize = 1 << 20;
+
+pub(super) fn measure_throttled(plan: &Plan) -> Result<Throttled, Error> {
+    let devices = [DeviceSpec::Software, DeviceSpec::Software];
+    let mut adaptive = Link::open(&devices, Some(&SLOW_LINKS), &Config::default())?;
+    // The sender learns the speed of its links.
+    stream(&mut adaptive, STREAM_MESSAGE, plan.duration / 4)?;
+    let before: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
+    let (adaptive_rate, _) = stream(&mut adaptive, STREAM_MESSAGE, plan.duration)?;
+    let after: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
+    let config = Config { split: Split::Fixed([1, 1, 0, 0]), ..Config::default() };
+    let mut equal = Link::open(&devices, Some(&SLOW_LINKS), &config)?;
+    let (equal_rate, _) = stream(&mut equal, STREAM_MESSAGE, plan.duration)?;
+    let sum = SLOW_LINKS.iter().sum::<u64>() as f64;
+    let moved = [after[0] - before[0], after[1] - before[1]].map(|bytes| bytes as f64);
+    Ok(Throttled {
+        link_bytes_per_second: SLOW_LINKS,
+        adaptive_bytes_per_second: adaptive_rate,
+        equal_bytes_per_second: equal_rate,
+        adaptive_share: adaptive_rate / sum,
+        equal_share: equal_rate / sum,
+        adaptive_fast_rail: moved[0] / (moved[0] + moved[1]),
+    })
+}
+
+/// Where a run with a failure is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Before,
+    Down,
+    Returning,
+    After,
+}
+
+pub(super) fn measure_failover(plan: &Plan) -> Result<Failover, Error> {
+    let devices = [DeviceSpec::Software, DeviceSpec::Software];
+    let mut link = Link::open(&devices, Some(&EQUAL_LINKS), &Config::default())?;
+    stream(&mut link, STREAM_MESSAGE, plan.duration / 4)?;
+    let window = WINDOW;
+    let setup = failed("allocating memory of rails");
+    let from = link.here.allocate(window * STREAM_MESSAGE).map_err(|error| setup(&error))?;
+    let to = link.there.allocate(window * STREAM_MESSAGE).map_err(|error| setup(&error))?;
+    let pattern: Vec<u8> = (0..window * STREAM_MESSAGE).map(|at| (at * 31 + (at >> 9)) as u8).collect();
+    from.write(0, &pattern).map_err(|error| setup(&error))?;
+    let faults = link.faults[1].clone();
+    let (mut stage, mut since, mut done_at_start) = (Stage::Before, Instant::now(), 0);
+    let (mut last_done, mut last_progress) = (0, Instant::now());
+    let mut longest = Duration::ZERO;
+    let mut rates = [0.0; 3];
+    let mut return_ms = 0.0;
+    let slice = plan.duration / 2;
+    let mut wrong_messages = 0;
+    let Link { sender, receiver, .. } = &mut link;
+    let messages = std::thread::scope(|scope| {
+        let (to, pattern) = (&to, &pattern);
+        let wrong = &mut wrong_messages;
+        let receiving = scope.spawn(move || {
+            let mut bytes = vec![0; STREAM_MESSAGE];
+            receive_stream(receiver, to, STREAM_MESSAGE, window, |slot| {
+                let at = slot * STREAM_MESSAGE;
+                let read = to.read(at, &mut bytes);
+                let is_right = read.is_ok() && bytes == pattern[at..at + STREAM_MESSAGE];
+                *wrong += u64::from(!is_right);
+                // The next message must write every byte again.
+                to.write(at, &[0; 4096]).ok();
+            })
+        });
+        let sent = send_stream(sender, &from, STREAM_MESSAGE, window, |sender, done| {
+            let now = Instant::now();
+            if done != last_done {
+                if stage != Stage::Before {
+                    longest = longest.max(now - last_progress);
+                }
+                (last_done, last_progress) = (done, now);
+            }
+            let moved = (done - done_at_start) as f64 * STREAM_MESSAGE as f64;
+            let rate = moved / (now - since).as_secs_f64();
+            let next = match stage {
+                Stage::Before if now - since > slice => {
+                    rates[0] = rate;
+                    faults.port_down();
+                    Stage::Down
+                }
+                Stage::Down if now - since > slice => {
+                    rates[1] = rate;
+                    faults.port_up();
+                    Stage::Returning
+                }
+                Stage::Returning if sender.rails_up() == 3 => {
+                    return_ms = (now - since).as_secs_f64() * 1000.0;
+                    Stage::After
+                }
+                Stage::After if now - since > slice => {
+                    rates[2] = rate;
+                    return false;
+                }
+                same => same,
+            };
+            if next != stage {
+                (stage, since, done_at_start) = (next, now, done);
+            }
+            true
+        });
+        let received = receiving.join().unwrap_or(Err(Error::Protocol));
+        sent?;
+        received
+    })?;
+    let counters = link.sender.counters();
+    Ok(Failover {
+        link_bytes_per_second: EQUAL_LINKS,
+        bytes_per_second_before: rates[0],
+        bytes_per_second_one_rail: rates[1],
+        bytes_per_second_after: rates[2],
+        after_share: rates[2] / rates[0],
+        longest_stall_ms: longest.as_secs_f64() * 1000.0,
+        return_ms,
+        replayed_parts: counters.rails.iter().map(|rail| rail.replays).sum(),
+        replayed_bytes: counters.rails.iter().map(|rail| rail.replayed_bytes).sum(),
+        wrong_messages,
+        messages,
+    })
+}
+
+/// Nanoseconds for one split over four rails with different loads.
+pub(super) fn measure_split() -> f64 {
+    const ROUNDS: u32 = 1_000_000;
+    let mut loads: [RailLoad; MAX_RAILS] = core::array::from_fn(|rail| RailLoad {
+        rate: 1000 * (rail as u64 + 1),
+        queued: 100_000 * rail as u64,
+    });
+    let started = Instant::now();
+    for round in 0..ROUNDS {
+        loads[round as usize % MAX_RAILS].queued = u64::from(round % 4096) * 256;
+        black_box(split(black_box((1 << 20) + round % 4096), black_box(&loads), 32 << 10));
+    }
+    started.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
+}

@@ -1,0 +1,296 @@
+//! Sending, receiving, flushing, and asking whether a request is done.
+
+use core::ffi::c_int;
+
+use crosstie::device::{Access, ConnectConfig, Cq, CqConfig, Data, Mr, QpConfig, RcQp, SendOp, SendWr};
+use crosstie::rails::{Rails, RecvBuffer, RecvRequest, RequestError, SendRequest};
+
+use crate::abi::Fault;
+use crate::abi::functions::MAX_RECVS;
+use crate::comm::{RECVS, SENDS};
+use crate::key::{Key, Kind};
+use crate::memory::MEMORY;
+use crate::network::MAX_REQUESTS;
+use crate::table::Guard;
+
+/// One buffer of a request, as NCCL names it.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffer {
+    pub(crate) data: usize,
+    pub(crate) size: usize,
+    pub(crate) tag: c_int,
+    pub(crate) memory: Key,
+}
+
+impl Buffer {
+    pub(crate) const EMPTY: Buffer = Buffer { data: 0, size: 0, tag: 0, memory: Key::NULL };
+}
+
+/// A send that NCCL has not seen done.
+pub(crate) struct SendEntry {
+    request: SendRequest,
+    pub(crate) memory: Key,
+}
+
+/// A receive or a flush that NCCL has not seen done.
+pub(crate) struct RecvEntry {
+    request: Option<RecvRequest>,
+    memory: [Key; MAX_RECVS],
+}
+
+impl RecvEntry {
+    pub(crate) fn uses(&self, memory: Key) -> bool {
+        self.memory.contains(&memory)
+    }
+}
+
+/// The requests of a comm. A key of a request is the index of the comm and of the slot, and the slot's generation.
+pub(crate) struct Requests<T> {
+    comm: u32,
+    slots: Box<[(u32, Option<T>)]>,
+    free: Vec<u16>,
+}
+
+const SLOT_BITS: u32 = 10;
+/// Twice what NCCL uses.
+const SLOT_COUNT: usize = 2 * MAX_REQUESTS;
+const _: () = assert!(SLOT_COUNT <= 1 << SLOT_BITS);
+
+impl<T> Requests<T> {
+    /// For the comm with this key.
+    pub(crate) fn new(comm: Key) -> Requests<T> {
+        // Keys of an earlier comm with the same index are most likely not valid for this one.
+        let generation = comm.generation().wrapping_mul(0x9e37_79b1);
+        Requests {
+            comm: comm.index(),
+            slots: (0..SLOT_COUNT).map(|_| (generation, None)).collect(),
+            free: (0..SLOT_COUNT as u16).rev().collect(),
+        }
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    #[inline]
+    fn insert(&mut self, kind: Kind, entry: T) -> Result<Key, Fault> {
+        let Some(index) = self.free.pop() else {
+            return Err(Fault::TooMany { what: kind, limit: SLOT_COUNT });
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        slot.0 = slot.0.wrapping_add(1) % Key::GENERATIONS;
+        slot.1 = Some(entry);
+        Ok(Key::new(kind, slot.0, self.comm << SLOT_BITS | u32::from(index)))
+    }
+
+    #[inline]
+    fn get(&mut self, kind: Kind, key: Key) -> Result<&mut Option<T>, Fault> {
+        let index = key.index() as usize & ((1 << SLOT_BITS) - 1);
+        match self.slots.get_mut(index) {
+            Some((generation, entry)) if *generation == key.generation() && entry.is_some() => Ok(entry),
+            _ => Err(Fault::InvalidKey(kind)),
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, key: Key) {
+        let index = key.index() & ((1 << SLOT_BITS) - 1);
+        self.slots[index as usize].1 = None;
+        self.free.push(index as u16);
+    }
+
+    /// Those that are not done.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|(_, entry)| entry.as_ref())
+    }
+}
+
+/// `isend`. `None` if the receiver has not posted a buffer for it.
+#[inline]
+pub(crate) fn isend(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
+    let mut comm = SENDS.lock(comm)?;
+    let comm = &mut *comm;
+    if comm.requests.is_full() {
+        comm.connection.progress();
+        return Ok(None);
+    }
+    let registered = MEMORY.lock(buffer.memory)?;
+    let (memory, range) = registered.range(buffer.data, buffer.size)?;
+    let sent = match comm.connection.isend(memory, range.clone(), buffer.tag as u32) {
+        // NCCL sends at most what the receiver takes.
+        Err(RequestError::TooLong { room, .. }) => {
+            comm.connection.isend(memory, range.start..range.start + room, buffer.tag as u32)?
+        }
+        sent => sent?,
+    };
+    let Some(request) = sent else { return Ok(None) };
+    comm.requests.insert(Kind::SendRequest, SendEntry { request, memory: buffer.memory }).map(Some)
+}
+
+/// `irecv`. `None` if too many receives are outstanding.
+pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault> {
+    let mut comm = RECVS.lock(comm)?;
+    let comm = &mut *comm;
+    if comm.requests.is_full() {
+        comm.connection.progress();
+        return Ok(None);
+    }
+    let mut guards: [Option<Guard<_>>; MAX_RECVS] = [const { None }; MAX_RECVS];
+    for (at, buffer) in buffers.iter().enumerate() {
+        // Several buffers may be in the same memory, which must be locked once.
+        if !buffers[..at].iter().any(|earlier| earlier.memory == buffer.memory) {
+            guards[at] = Some(MEMORY.lock(buffer.memory)?);
+        }
+    }
+    let part = |buffer: &Buffer| -> Result<RecvBuffer<'_>, Fault> {
+        let at = buffers.iter().position(|first| first.memory == buffer.memory);
+        let registered = at.and_then(|at| guards[at].as_ref()).ok_or(Fault::InvalidKey(Kind::Memory))?;
+        let (memory, range) = registered.range(buffer.data, buffer.size)?;
+        Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
+    };
+    let received = if let [buffer] = buffers {
+        comm.connection.irecv(&[part(buffer)?])?
+    } else {
+        let parts = buffers.iter().map(part).collect::<Result<Vec<_>, _>>()?;
+        comm.connection.irecv(&parts)?
+    };
+    let Some(request) = received else { return Ok(None) };
+    let mut memory = [Key::NULL; MAX_RECVS];
+    for (key, buffer) in memory.iter_mut().zip(buffers) {
+        *key = buffer.memory;
+    }
+    comm.requests.insert(Kind::RecvRequest, RecvEntry { request: Some(request), memory }).map(Some)
+}
+
+/// What a request that is done did.
+pub(crate) struct Done {
+    count: usize,
+    sizes: [usize; MAX_RECVS],
+}
+
+impl Done {
+    fn of(sizes: &[usize]) -> Done {
+        let mut done = Done { count: sizes.len().min(MAX_RECVS), sizes: [0; MAX_RECVS] };
+        done.sizes[..done.count].copy_from_slice(&sizes[..done.count]);
+        done
+    }
+
+    /// Bytes per buffer.
+    pub(crate) fn sizes(&self) -> &[usize] {
+        &self.sizes[..self.count]
+    }
+}
+
+/// `test`: `Some` ends the request.
+#[inline]
+pub(crate) fn test(key: Key) -> Result<Option<Done>, Fault> {
+    let index = key.index() >> SLOT_BITS;
+    if key.is(Kind::SendRequest) {
+        let mut comm = SENDS.lock_index(index)?;
+        let comm = &mut *comm;
+        let Some(entry) = comm.requests.get(Kind::SendRequest, key)? else { return Ok(None) };
+        let Some(len) = comm.connection.test(entry.request)? else { return Ok(None) };
+        comm.requests.remove(key);
+        return Ok(Some(Done::of(&[len])));
+    }
+    if !key.is(Kind::RecvRequest) {
+        return Err(Fault::InvalidKey(Kind::RecvRequest));
+    }
+    let mut comm = RECVS.lock_index(index)?;
+    let comm = &mut *comm;
+    let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(None) };
+    let done = match entry.request {
+        Some(request) => match comm.connection.test(request)? {
+            Some(received) => Done::of(received.sizes()),
+            None => return Ok(None),
+        },
+        None => {
+            if let Some(flusher) = &mut comm.flusher
+                && !flusher.is_done()?
+            {
+                return Ok(None);
+            }
+            Done::of(&[])
+        }
+    };
+    comm.requests.remove(key);
+    Ok(Some(done))
+}
+
+/// `iflush`: makes received bytes visible to the GPU. `None` if there is nothing to do: for memory of the host.
+pub(crate) fn iflush(comm: Key, last: Option<&Buffer>) -> Result<Option<Key>, Fault> {
+    let mut comm = RECVS.lock(comm)?;
+    let comm = &mut *comm;
+    let (Some(flusher), Some(buffer)) = (&mut comm.flusher, last) else { return Ok(None) };
+    let registered = MEMORY.lock(buffer.memory)?;
+    if !registered.is_gpu {
+        return Ok(None);
+    }
+    let (memory, range) = registered.range(buffer.data, buffer.size)?;
+    flusher.start(memory, range.start)?;
+    let mut keys = [Key::NULL; MAX_RECVS];
+    keys[0] = buffer.memory;
+    comm.requests.insert(Kind::RecvRequest, RecvEntry { request: None, memory: keys }).map(Some)
+}
+
+/// Reads from GPU memory through each NIC. PCIe does not let a read overtake the writes before it, so the writes of that NIC
+/// have reached the GPU when the read is done.
+pub(crate) struct Flusher {
+    rails: Vec<Loop>,
+}
+
+/// A queue pair of a rail that is connected to itself.
+struct Loop {
+    qp: RcQp,
+    cq: Cq,
+    target: Mr,
+    under_way: u32,
+}
+
+impl Flusher {
+    pub(crate) fn new(rails: &Rails) -> Result<Flusher, Fault> {
+        let make =
+            |(device, domain): (&crosstie::device::Device, &crosstie::device::Pd)| -> Result<Loop, Fault> {
+                let cq = device.create_cq(&CqConfig { depth: 2 * SLOT_COUNT as u32 })?;
+                let config =
+                    QpConfig { max_send_wr: SLOT_COUNT as u32, max_recv_wr: 1, ..QpConfig::default() };
+                let mut qp = domain.create_rc(&config, &cq, &cq, None)?;
+                let address = qp.address();
+                qp.connect(&address, &ConnectConfig { access: Access::ALL, ..ConnectConfig::default() })?;
+                let target = domain.allocate(64, Access::LOCAL_WRITE)?;
+                Ok(Loop { qp, cq, target, under_way: 0 })
+            };
+        let loops = rails.devices().iter().zip(rails.domains()).map(make).collect::<Result<_, _>>()?;
+        Ok(Flusher { rails: loops })
+    }
+
+    fn start(&mut self, memory: &crosstie::rails::Memory, offset: usize) -> Result<(), Fault> {
+        for (rail, state) in self.rails.iter_mut().enumerate() {
+            let from = memory.remote(rail).at(offset as u64);
+            let sges = [state.target.sge(0..1).map_err(RequestError::from)?];
+            let wr = SendWr::new(0, SendOp::Read(from), Data::Regions(&sges)).signaled();
+            state.qp.post(&wr).map_err(|_| Fault::Unsupported("flushing GPU memory: the queue is full"))?;
+            state.under_way += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether all reads are done.
+    fn is_done(&mut self) -> Result<bool, Fault> {
+        let mut is_done = true;
+        for state in &mut self.rails {
+            let mut failed = false;
+            let under_way = &mut state.under_way;
+            let polled = state.cq.poll(64, |completion| {
+                *under_way = under_way.saturating_sub(1);
+                failed |= !completion.status.is_success();
+            });
+            if failed || polled.is_err() {
+                return Err(Fault::Unsupported("flushing GPU memory: the read failed"));
+            }
+            is_done &= state.under_way == 0;
+        }
+        Ok(is_done)
+    }
+}

@@ -1,0 +1,214 @@
+//! Closing, aborting, and beginning again.
+
+use crate::Case;
+use crate::arguments::VERSIONS;
+use crate::net::{NULL, Net, Ptr, REMOTE_ERROR, SYSTEM_ERROR, log, wait_for};
+use crate::pair::{Buffer, Pair, check, fill, finish, receive, send};
+
+pub(crate) const CASES: &[Case] = &[
+    ("library_stays_loaded_when_nccl_closes_it", library_stays_loaded_when_nccl_closes_it),
+    ("destroyed_communicators_can_be_created_again", destroyed_communicators_can_be_created_again),
+    ("versions_can_be_used_together", versions_can_be_used_together),
+    ("deregister_before_close_when_all_is_done", deregister_before_close_when_all_is_done),
+    ("deregister_aborts_outstanding_receives", deregister_aborts_outstanding_receives),
+    ("deregister_aborts_sends_of_an_incomplete_group", deregister_aborts_sends_of_an_incomplete_group),
+    (
+        "close_with_requests_outstanding_ends_those_of_the_peer",
+        close_with_requests_outstanding_ends_those_of_the_peer,
+    ),
+    (
+        "messages_that_arrived_before_the_close_are_received",
+        messages_that_arrived_before_the_close_are_received,
+    ),
+    ("counters_are_logged_at_close", counters_are_logged_at_close),
+];
+
+fn library_stays_loaded_when_nccl_closes_it() {
+    let net = Net::load(11);
+    let (table, name) = (net.word(1), net.name().as_ptr() as usize);
+    net.close_library();
+    let again = Net::load(11);
+    assert_eq!((again.word(1), again.name().as_ptr() as usize), (table, name), "it was loaded anew");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains("crosstie_nccl"));
+    again.close_library();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains("crosstie_nccl"), "link the library with -z nodelete");
+}
+
+fn transfer(net: &Net, pair: &Pair<'_>, number: usize, len: usize) {
+    let (mut from, mut to) = (Buffer::new(net, pair.send, len), Buffer::new(net, pair.recv, len));
+    fill(&mut from.bytes, number);
+    let received = receive(net, pair.recv, &mut to, &[(0, len, 0)]);
+    let sent = send(net, pair.send, &mut from, 0, len, 0);
+    assert_eq!((finish(net, received, 1), finish(net, sent, 1)), (vec![len], vec![len]));
+    from.free();
+    check(&to.free(), number);
+}
+
+fn destroyed_communicators_can_be_created_again() {
+    for version in VERSIONS {
+        for round in 0..4 {
+            let net = Net::open(version);
+            let (first, second) = (Pair::new(&net), Pair::new(&net));
+            transfer(&net, &first, round, 100_000);
+            first.close();
+            transfer(&net, &second, round, 1000);
+            second.close();
+            net.close();
+        }
+    }
+}
+
+fn versions_can_be_used_together() {
+    let nets = VERSIONS.map(Net::open);
+    let pairs: Vec<_> = nets.iter().map(Pair::new).collect();
+    for (number, pair) in pairs.iter().enumerate() {
+        transfer(pair.net, pair, number, 50_000);
+    }
+    pairs.into_iter().for_each(Pair::close);
+    nets.into_iter().for_each(Net::close);
+}
+
+fn deregister_before_close_when_all_is_done() {
+    let net = Net::open(11);
+    let pair = Pair::new(&net);
+    transfer(&net, &pair, 1, 30_000);
+    // The memory is gone; the connection is not.
+    transfer(&net, &pair, 2, 30_000);
+    pair.close();
+    net.close();
+}
+
+fn deregister_aborts_outstanding_receives() {
+    for posted_len in [64, 100_000] {
+        let net = Net::open(11);
+        let pair = Pair::new(&net);
+        let mut from = Buffer::new(&net, pair.send, posted_len);
+        let mut to = Buffer::new(&net, pair.recv, posted_len);
+        let received = receive(&net, pair.recv, &mut to, &[(0, posted_len, 0)]);
+        let mut memory = to.free();
+        memory.fill(0x11);
+        // The sender learns it: with an error, sooner or later. It must not write there.
+        fill(&mut from.bytes, 5);
+        let rc = wait_for("the sender's error", || {
+            let mut request = NULL;
+            let rc = net.isend(pair.send, from.at(0), posted_len, 0, from.key, &raw mut request);
+            if rc != 0 {
+                return Some(rc);
+            }
+            let mut done = 0;
+            if request.is_null() {
+                None
+            } else {
+                Some(net.test(request, &raw mut done, core::ptr::null_mut()))
+            }
+            .filter(|rc| *rc != 0)
+        });
+        assert!(rc == REMOTE_ERROR || rc == SYSTEM_ERROR, "{rc}");
+        assert!(memory.iter().all(|byte| *byte == 0x11), "memory was written after deregMr");
+        let mut done = 0;
+        assert_eq!(net.test(received, &raw mut done, core::ptr::null_mut()), SYSTEM_ERROR);
+        assert_eq!(done, 0);
+        from.free();
+        pair.close();
+        net.close();
+    }
+}
+
+fn deregister_aborts_sends_of_an_incomplete_group() {
+    let net = Net::open(11);
+    let pair = Pair::new(&net);
+    let (mut from, mut to) = (Buffer::new(&net, pair.send, 64), Buffer::new(&net, pair.recv, 128));
+    let received = receive(&net, pair.recv, &mut to, &[(0, 64, 1), (64, 64, 2)]);
+    let sent = send(&net, pair.send, &mut from, 0, 64, 1);
+    from.free();
+    let mut done = 0;
+    assert_eq!(net.test(sent, &raw mut done, core::ptr::null_mut()), SYSTEM_ERROR);
+    let rc = error_of(&net, received);
+    assert_eq!(rc, REMOTE_ERROR);
+    to.free();
+    pair.close();
+    net.close();
+}
+
+/// Tests a request until it fails.
+fn error_of(net: &Net, request: Ptr) -> i32 {
+    wait_for("the error of a request", || {
+        let mut done = 0;
+        let rc = net.test(request, &raw mut done, core::ptr::null_mut());
+        assert_eq!(done, 0);
+        (rc != 0).then_some(rc)
+    })
+}
+
+fn close_with_requests_outstanding_ends_those_of_the_peer() {
+    let net = Net::open(11);
+    // The sender closes.
+    let pair = Pair::new(&net);
+    let mut to = Buffer::new(&net, pair.recv, 4096);
+    let receives: Vec<_> = (0..8).map(|_| receive(&net, pair.recv, &mut to, &[(0, 64, 0)])).collect();
+    assert_eq!(net.close_send(pair.send), 0);
+    for request in receives {
+        assert_eq!(error_of(&net, request), REMOTE_ERROR);
+    }
+    to.free();
+    assert_eq!((net.close_recv(pair.recv), net.close_listen(pair.listen)), (0, 0));
+
+    // The receiver closes.
+    let pair = Pair::new(&net);
+    let mut from = Buffer::new(&net, pair.send, 64);
+    let mut to = Buffer::new(&net, pair.recv, 128);
+    receive(&net, pair.recv, &mut to, &[(0, 64, 1), (64, 64, 2)]);
+    let sent = send(&net, pair.send, &mut from, 0, 64, 1);
+    to.free();
+    assert_eq!(net.close_recv(pair.recv), 0);
+    let rc = error_of(&net, sent);
+    assert_eq!(rc, REMOTE_ERROR);
+    from.free();
+    assert_eq!((net.close_send(pair.send), net.close_listen(pair.listen)), (0, 0));
+    net.close();
+}
+
+fn messages_that_arrived_before_the_close_are_received() {
+    let net = Net::open(11);
+    for len in [100, 100_000] {
+        let pair = Pair::new(&net);
+        let (mut from, mut to) = (Buffer::new(&net, pair.send, len), Buffer::new(&net, pair.recv, 4 * len));
+        let receives: Vec<_> =
+            (0..4).map(|at| receive(&net, pair.recv, &mut to, &[(at * len, len, 0)])).collect();
+        for number in 0..4 {
+            fill(&mut from.bytes, number);
+            let sent = send(&net, pair.send, &mut from, 0, len, 0);
+            assert_eq!(finish(&net, sent, 1), [len]);
+        }
+        from.free();
+        assert_eq!(net.close_send(pair.send), 0);
+        for (number, request) in receives.into_iter().enumerate() {
+            assert_eq!(finish(&net, request, 1), [len]);
+            check(&to.bytes[number * len..][..len], number);
+        }
+        to.free();
+        assert_eq!((net.close_recv(pair.recv), net.close_listen(pair.listen)), (0, 0));
+    }
+    net.close();
+}
+
+fn counters_are_logged_at_close() {
+    let net = Net::open(11);
+    let pair = Pair::new(&net);
+    transfer(&net, &pair, 0, 123_456);
+    let before = log().len();
+    pair.close();
+    let lines = log().split_off(before);
+    let find = |text: &str| lines.iter().find(|line| line.contains(text)).cloned().unwrap_or_default();
+    assert!(
+        find("sent ").contains("sent 1 messages (0 staged) over software; rail masks {0x1: 1}"),
+        "{lines:?}"
+    );
+    assert!(find("received ").contains("received 1 messages"), "{lines:?}");
+    let rails: Vec<_> = lines.iter().filter(|line| line.contains("rail 0 software: 123456 bytes")).collect();
+    assert_eq!(rails.len(), 2, "{lines:?}");
+    assert!(rails[0].contains("1 work requests, 1 completions, 0 retries, 0 replays"), "{lines:?}");
+    net.close();
+}

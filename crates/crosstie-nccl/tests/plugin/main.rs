@@ -1,0 +1,52 @@
+//! Drives the plugin as NCCL does: through the tables of functions of the shared library, in one process and between two.
+//!
+//! Without arguments all cases run; an argument selects those whose name contains it. `--list` lists them. The library is the
+//! one that cargo built; `CROSSTIE_NCCL_LIBRARY` names another.
+
+mod arguments;
+mod lifecycle;
+mod net;
+mod pair;
+mod peers;
+mod rails;
+mod transfers;
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+
+type Case = (&'static str, fn());
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, role, rest @ ..] = arguments.as_slice()
+        && flag == "--child"
+    {
+        peers::run_child(role, rest);
+        return ExitCode::SUCCESS;
+    }
+    let cases: Vec<Case> =
+        [arguments::CASES, transfers::CASES, lifecycle::CASES, peers::CASES, rails::CASES].concat();
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let (mut passed, mut failed) = (0, 0);
+    for (name, case) in cases {
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
+            continue;
+        }
+        if arguments.iter().any(|argument| argument == "--list") {
+            println!("{name}: test");
+            continue;
+        }
+        println!("test {name} ...");
+        match catch_unwind(case) {
+            Ok(()) => passed += 1,
+            Err(_) => {
+                println!("test {name} FAILED; the last lines of the plugin's log:");
+                let log = net::log();
+                log.iter().rev().take(12).rev().for_each(|line| println!("  {line}"));
+                failed += 1;
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}

@@ -1,0 +1,204 @@
+//! Peers in other processes: killed, stopped, or something else than a peer.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crosstie::rails::*;
+
+use super::pair::*;
+
+const ROLE: &str = "CROSSTIE_RAILS_PEER";
+const LEN: usize = 600_000;
+
+fn rails() -> Rails {
+    Rails::new(vec![software(), software()], Config::default()).unwrap()
+}
+
+/// In a child process: receives messages into memory of the program until it is killed. In an ordinary run it does nothing.
+#[test]
+fn peer_process() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let rails = rails();
+    let mut listener = rails.listen().unwrap();
+    let hex: String = listener.handle().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("\nhandle {hex}");
+    std::io::stdout().flush().unwrap();
+    let mut receiver = loop {
+        if let Some(receiver) = listener.accept().unwrap() {
+            break receiver;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    };
+    let memory = rails.allocate(LEN).unwrap();
+    let mut outstanding = std::collections::VecDeque::new();
+    loop {
+        while outstanding.len() < 4 {
+            let buffer = RecvBuffer { memory: &memory, range: 0..LEN, tag: 0 };
+            match receiver.irecv(&[buffer]) {
+                Ok(Some(receive)) => outstanding.push_back(receive),
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        match receiver.test(outstanding[0]) {
+            Ok(Some(_)) => drop(outstanding.pop_front()),
+            Ok(None) => std::thread::yield_now(),
+            Err(_) => return,
+        }
+    }
+}
+
+fn start() -> (Child, Handle) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["peers::peer_process", "--exact", "--nocapture"])
+        .env(ROLE, "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = output.lines().map(Result::unwrap);
+    let hex = lines.find_map(|line| Some(line.strip_prefix("handle ")?.to_owned())).expect("a handle");
+    // The test harness of the child writes to the same pipe when it ends.
+    std::thread::spawn(move || lines.for_each(drop));
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+    (child, Handle::from_bytes(&bytes.try_into().unwrap()).unwrap())
+}
+
+fn connect_to(rails: &Rails, handle: &Handle) -> SendConnection {
+    let mut connecting = rails.connect(handle).unwrap();
+    let started = Instant::now();
+    loop {
+        if let Some(sender) = connecting.poll().unwrap() {
+            return sender;
+        }
+        check_hang(started);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Sends until `stop`, or until the connection ends; returns why.
+fn send_until(
+    sender: &mut SendConnection,
+    memory: &Memory,
+    sizes: &mut super::rng::Random,
+    mut stop: impl FnMut(u64) -> bool,
+) -> Result<u64, RequestError> {
+    let (mut done, started) = (0, Instant::now());
+    let mut outstanding = std::collections::VecDeque::new();
+    while !stop(done) {
+        check_hang(started);
+        if outstanding.len() < 4 {
+            let len = [100, 4096, 50_000, LEN][sizes.index(4)];
+            outstanding.extend(sender.isend(memory, 0..len, 0)?);
+        }
+        if let Some(request) = outstanding.front()
+            && sender.test(*request)?.is_some()
+        {
+            outstanding.pop_front();
+            done += 1;
+        }
+        if outstanding.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+    Ok(done)
+}
+
+#[test]
+fn all_requests_end_with_a_cause_when_the_peer_is_killed_at_any_time() {
+    let mut random = super::rng::Random(super::rng::seed());
+    let rails = rails();
+    let memory = rails.allocate(LEN).unwrap();
+    for _ in 0..8 {
+        let (mut child, handle) = start();
+        let mut sender = connect_to(&rails, &handle);
+        send_until(&mut sender, &memory, &mut random, |done| done >= 20).unwrap();
+        let delay = Duration::from_micros(random.below(3000));
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let error = send_until(&mut sender, &memory, &mut random, |_| false).unwrap_err();
+        assert_eq!(error, RequestError::Ended(Cause::PeerGone));
+        killer.join().unwrap();
+        assert_eq!(sender.cause(), Some(Cause::PeerGone));
+    }
+    // Nothing holds the memory.
+    memory.deregister(HANG).unwrap();
+}
+
+#[test]
+fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
+    let mut random = super::rng::Random(super::rng::seed());
+    let rails = rails();
+    let memory = rails.allocate(LEN).unwrap();
+    let (mut stopped, stopped_handle) = start();
+    let (mut running, running_handle) = start();
+    let mut to_stopped = connect_to(&rails, &stopped_handle);
+    let mut to_running = connect_to(&rails, &running_handle);
+    let signal = |child: &Child, signal| {
+        // SAFETY: a signal to a child process that is not waited for yet.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+    };
+    send_until(&mut to_stopped, &memory, &mut random, |done| done >= 10).unwrap();
+    signal(&stopped, libc::SIGSTOP);
+    // The stopped peer posts no buffers: sends to it wait, and return.
+    let mut waiting = 0;
+    send_until(&mut to_stopped, &memory, &mut random, |_| {
+        waiting += 1;
+        waiting > 20_000
+    })
+    .unwrap();
+    send_until(&mut to_running, &memory, &mut random, |done| done >= 100).unwrap();
+    signal(&stopped, libc::SIGCONT);
+    send_until(&mut to_stopped, &memory, &mut random, |done| done >= 50).unwrap();
+    drop((to_stopped, to_running));
+    // Both peers learn that the connection is closed, and end.
+    for child in [&mut stopped, &mut running] {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn whoever_does_not_know_the_secret_is_dropped_and_disturbs_nobody() {
+    let (here, there) = (rails(), rails());
+    let mut listener = there.listen().unwrap();
+    let handle = listener.handle();
+    let port = u16::from_le_bytes([handle.to_bytes()[4], handle.to_bytes()[5]]);
+    let address = ("127.0.0.1", port);
+    let mut strangers: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (n, stranger) in strangers.iter_mut().enumerate() {
+        // Nothing, too little, or the wrong secret.
+        stranger.write_all(&vec![n as u8; [0, 5, 40, 5000][n % 4]]).ok();
+    }
+    let mut wrong = handle.to_bytes();
+    wrong[30] ^= 1;
+    let mut refused = here.connect(&Handle::from_bytes(&wrong).unwrap()).unwrap();
+    let mut right = here.connect(&handle).unwrap();
+    let (mut sender, mut receiver, mut is_refused) = (None, None, false);
+    let started = Instant::now();
+    while sender.is_none() || receiver.is_none() || !is_refused {
+        if sender.is_none() {
+            sender = right.poll().unwrap();
+        }
+        if receiver.is_none() {
+            receiver = listener.accept().unwrap();
+        }
+        if !is_refused {
+            is_refused = refused.poll().is_err();
+        }
+        check_hang(started);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let mut one = [0];
+    strangers[2].set_read_timeout(Some(HANG)).unwrap();
+    assert!(matches!(strangers[2].read(&mut one), Ok(0) | Err(_)), "the stranger got an answer");
+    assert!(Handle::from_bytes(&[0; Handle::LEN]).is_err());
+}
