@@ -61,6 +61,8 @@ mod pages {
     struct Rails;
     #[doc = include_str!("../../../docs/guide/endpoint.md")]
     struct Endpoint;
+    #[doc = include_str!("../../../docs/guide/groups.md")]
+    struct Groups;
     #[doc = include_str!("../../../docs/guide/tuning.md")]
     struct Tuning;
 }
