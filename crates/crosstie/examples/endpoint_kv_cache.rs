@@ -24,7 +24,7 @@
 //!
 //! The decode server tells the prefill server its pages, in one message. The prefill server moves all layers in one call; the number
 //! of a layer arrives when all its blocks are in place, so that decoding can begin with the first layer while the others are moved.
-//! Each round is followed by a memcpy of the same blocks inside one process, between the same pages.
+//! Each round is followed by a memcpy of the same blocks inside one process, between the same pages, while the other process sleeps.
 
 mod pair;
 
@@ -128,7 +128,6 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
         // The first round also touches all pages for the first time.
         if round > 0 {
             moved.push(took);
-            copied.push(memcpy.run());
         } else {
             println!(
                 "{} blocks of {BLOCK} bytes in {} layers, {} pieces, one call that returned after {issued:.2?}",
@@ -138,6 +137,10 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
             );
         }
         wait_for_decode(endpoint)?;
+        // Now the other process sleeps, as it does while it waits for the first layer.
+        if round > 0 {
+            copied.push(memcpy.run());
+        }
     }
     let (moved, copied) = (median(&mut moved), median(&mut copied));
     let speed = |time: Duration| (shape.total() * BLOCK) as f64 / time.as_secs_f64() / 1e9;
@@ -227,7 +230,10 @@ struct Memcpy<'a> {
 
 impl Memcpy<'_> {
     fn new<'a>(shape: &Shape, pages: &'a [u32], remote_pages: &'a [u32]) -> Memcpy<'a> {
-        Memcpy { from: vec![1; shape.pool_len()], to: vec![2; shape.pool_len()], pages, remote_pages }
+        let (mut from, mut to) = (huge_pages(shape.pool_len()), huge_pages(shape.pool_len()));
+        from.fill(1);
+        to.fill(2);
+        Memcpy { from, to, pages, remote_pages }
     }
 
     fn run(&mut self) -> Duration {
@@ -239,6 +245,19 @@ impl Memcpy<'_> {
         std::hint::black_box(&mut self.to);
         begin.elapsed()
     }
+}
+
+/// Memory on huge pages, as the device's memory is. With small pages memcpy is slower.
+fn huge_pages(len: usize) -> Vec<u8> {
+    // Zeros that nobody has touched have no pages yet.
+    let memory = vec![0; len];
+    let start = memory.as_ptr().addr().next_multiple_of(4096);
+    let end = (memory.as_ptr().addr() + len) & !4095;
+    if start < end {
+        // SAFETY: the range is inside the vector. The advice does not change its contents; a kernel that refuses it does nothing.
+        unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
+    }
+    memory
 }
 
 fn median(times: &mut [Duration]) -> Duration {
