@@ -157,7 +157,7 @@ fn run_member(
     if rank != 0 {
         return Ok(None);
     }
-    let (errors, counters) = named_counters(plan.kind, &sums, measured.ops);
+    let (errors, counters) = named_counters(plan.kind, &sums, slices.rounds());
     Ok(Some(GroupSummary::new(
         plan,
         measured.ops,
@@ -194,7 +194,7 @@ fn counter_words(before: &Counters, after: &Counters, errors: u64) -> Vec<u64> {
     words
 }
 
-fn named_counters(kind: Kind, sums: &[u64], ops: u64) -> (u64, BTreeMap<String, u64>) {
+fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<String, u64>) {
     let kinds = PacketKind::ALL.len();
     let mut counters: BTreeMap<String, u64> = BTreeMap::new();
     for (packet, count) in PacketKind::ALL.iter().zip(sums) {
@@ -212,7 +212,7 @@ fn named_counters(kind: Kind, sums: &[u64], ops: u64) -> (u64, BTreeMap<String, 
             counters.insert("handed_over".into(), rest[2]);
         }
         Kind::Barrier => {
-            counters.insert("rounds".into(), ops);
+            counters.insert("rounds".into(), rounds);
         }
         Kind::Message => {
             counters.insert("sent".into(), of(PacketKind::Data) - rest[4]);

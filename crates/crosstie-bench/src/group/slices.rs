@@ -24,6 +24,7 @@ pub(super) struct Slices<'g> {
     contention: f64,
     random: u64,
     errors: u64,
+    rounds: u64,
 }
 
 fn failed(error: GroupError) -> Error {
@@ -34,7 +35,11 @@ impl<'g> Slices<'g> {
     pub(super) fn new(plan: &Plan, group: &'g Group) -> Result<Slices<'g>, Error> {
         let channel = match plan.kind {
             Kind::Message => {
-                let options = group.channel_options();
+                let mut options = group.channel_options();
+                if plan.arguments.loss > 0.0 {
+                    // The device loses nothing, but this measurement does.
+                    options.resend_after = 2_000_000;
+                }
                 Some(group.open_channel(1, &options).map_err(failed)?)
             }
             _ => None,
@@ -50,15 +55,22 @@ impl<'g> Slices<'g> {
             contention: plan.arguments.contention,
             random: 0x9e37_79b9_7f4a_7c15 ^ group.member().index() as u64,
             errors: 0,
+            rounds: 0,
         })
     }
 
     pub(super) fn reset(&mut self) {
         self.errors = 0;
+        self.rounds = 0;
     }
 
     pub(super) fn errors(&self) -> u64 {
         self.errors
+    }
+
+    /// Rounds of the barrier, with those that separate slices.
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds
     }
 
     /// Operations that count for one of a slice: barriers are counted once, locks and messages for each member.
@@ -82,6 +94,7 @@ impl<'g> Slices<'g> {
     fn run_barriers(&mut self, ops: u64, latency: &mut Histogram) -> Result<f64, Error> {
         let barrier = self.group.barrier(0);
         barrier.wait().map_err(failed)?;
+        self.rounds += 1 + ops;
         let begin = Instant::now();
         let mut last = begin;
         for _ in 0..ops {

@@ -57,6 +57,8 @@ pub(super) struct Engine {
     next_probe: u64,
     loss: Option<Loss>,
     pub(super) counters: GroupCounters,
+    /// Completions of the pass; empty between passes.
+    batch: Vec<Completion>,
     /// A queue or the device failed: nothing works any more.
     pub(super) failed: Option<GroupError>,
     next_waiter: u64,
@@ -129,6 +131,7 @@ impl Engine {
                 state: seed | 1,
             }),
             counters: GroupCounters::default(),
+            batch: Vec::with_capacity(BATCH),
             failed: None,
             next_waiter: 0,
             fences: FenceTable::new(config.locks),
@@ -233,19 +236,21 @@ impl Engine {
         count
     }
 
+    #[inline]
     fn poll_links(&mut self) -> usize {
-        let mut batch: [Option<Completion>; BATCH] = [None; BATCH];
-        let mut count = 0;
-        let polled = self.recv_cq.poll(BATCH, |completion| {
-            batch[count] = Some(*completion);
-            count += 1;
-        });
-        if let Err(error) = polled {
-            self.fail(GroupError::Queue(error));
+        let batch = &mut self.batch;
+        match self.recv_cq.poll(BATCH, |completion| batch.push(*completion)) {
+            Ok(0) => return 0,
+            Ok(_) => {}
+            Err(error) => self.fail(GroupError::Queue(error)),
         }
-        for completion in batch.iter().take(count).flatten() {
+        let mut batch = core::mem::take(&mut self.batch);
+        for completion in &batch {
             self.on_receive(completion);
         }
+        let count = batch.len();
+        batch.clear();
+        self.batch = batch;
         count
     }
 
@@ -310,18 +315,19 @@ impl Engine {
 
     fn poll_datagrams(&mut self) -> usize {
         let Some(port) = &mut self.datagrams else { return 0 };
-        let mut batch: [Option<Completion>; BATCH] = [None; BATCH];
-        let mut count = 0;
-        let polled = port.recv_cq.poll(BATCH, |completion| {
-            batch[count] = Some(*completion);
-            count += 1;
-        });
-        if let Err(error) = polled {
-            self.fail(GroupError::Queue(error));
+        let batch = &mut self.batch;
+        match port.recv_cq.poll(BATCH, |completion| batch.push(*completion)) {
+            Ok(0) => return 0,
+            Ok(_) => {}
+            Err(error) => self.fail(GroupError::Queue(error)),
         }
-        for completion in batch.iter().take(count).flatten() {
+        let mut batch = core::mem::take(&mut self.batch);
+        for completion in &batch {
             self.on_datagram(completion);
         }
+        let count = batch.len();
+        batch.clear();
+        self.batch = batch;
         count
     }
 

@@ -218,12 +218,6 @@ impl LockGuard {
 
     /// Releases the lock, and says whether this member still had it: the group may have declared it dead meanwhile.
     pub fn release(mut self) -> Result<(), GroupError> {
-        {
-            // A packet that says that this member was expelled may have come meanwhile.
-            let mut engine = self.shared.engine();
-            engine.progress();
-            self.shared.release(engine);
-        }
         self.released = true;
         self.unlock()
     }
@@ -231,6 +225,8 @@ impl LockGuard {
     #[inline]
     fn unlock(&self) -> Result<(), GroupError> {
         let mut engine = self.shared.engine();
+        // A member that takes the lock again and again without a packet would not see that another one asks.
+        engine.progress();
         let Engine { machine, wires, .. } = &mut *engine;
         let result = machine.unlock(self.id, wires);
         end_waiter(wires, self.id, self.waiter);

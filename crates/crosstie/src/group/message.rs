@@ -55,7 +55,7 @@ impl Group {
         let transport = if engine.datagrams.is_some() { Transport::Ud } else { Transport::Rc };
         let resend_after = match transport {
             Transport::Rc => 500_000_000,
-            Transport::Ud => 5_000_000,
+            Transport::Ud => 2_000_000,
         };
         Options { mtu: engine.mtu as u32, resend_after, ..Options::default() }
     }
