@@ -6,12 +6,14 @@
 //!   NIC nor a kernel module on this machine ([`vm`]).
 //! - `cargo xtask fuzz` fuzzes every decoder of peer bytes, guided by coverage ([`fuzz`]).
 //! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
+//! - `cargo xtask figures` measures what the documents claim, and writes their tables ([`figures`]).
 //!
 //! Exit status: 0 success, 1 the work failed, 2 the command line is wrong. `vm` exits with the status of the command in the
 //! guest, or with 97 when a guest ended without one.
 
 mod error;
 mod fuzz;
+mod figures;
 mod packages;
 mod peers;
 mod process;
@@ -40,6 +42,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Measure Crosstie, UCX, Redis and memcached on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
+    /// Measure what docs/PERFORMANCE.md claims, interleaved, and write its tables
+    Figures(figures::Options),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
         Task::Vm(options) => vm::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
+        Task::Figures(options) => figures::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
