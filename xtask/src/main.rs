@@ -12,8 +12,8 @@
 //! guest, or with 97 when a guest ended without one.
 
 mod error;
-mod fuzz;
 mod figures;
+mod fuzz;
 mod packages;
 mod peers;
 mod process;
