@@ -155,7 +155,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "softroce",
         shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and the store between two",
         packages: VERBS,
-        timeout: 360,
+        timeout: 900,
         work: &[
             Cargo {
                 // What needs no device. With the features of the guests' programs, so that the dependencies are not built again.
