@@ -198,7 +198,7 @@ fn operations_make_no_system_call() {
 
 const ROUNDS: u32 = 2000;
 /// Instructions of one operation of 64 bytes, from the call to the result, both sides and the device included. The tests are built
-/// with little optimisation; a release build needs about half.
+/// with little optimisation.
 const WRITE_LIMIT: u64 = 3800;
 const MESSAGE_LIMIT: u64 = 14000;
 

@@ -1,6 +1,6 @@
 //! What a daemon does when there is nothing to do: spin, then yield, then sleep until somebody wakes it.
 //!
-//! Whoever publishes something for a daemon wakes it: clients, other daemons, other nodes, the control plane. So a sleep may be long.
+//! Clients, other daemons, other nodes and the control plane wake a daemon when they publish something for it. So a sleep may be long.
 //! Only space in a full queue comes without a notification, so a daemon with a backlog sleeps for a short time.
 
 use std::time::Duration;
