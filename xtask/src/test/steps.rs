@@ -157,6 +157,21 @@ pub(super) const STEPS: &[Step] = &[
         packages: VERBS,
         timeout: 900,
         work: &[
+            Cargo {
+                // What needs no device. With the features of the guests' programs, so that the dependencies are not built again.
+                arguments: &[
+                    "test",
+                    "--workspace",
+                    "--features",
+                    "crosstie/verbs,crosstie-cli/verbs",
+                    "--lib",
+                    "--",
+                    "verbs::",
+                ],
+                variables: &[],
+                target: None,
+                tests: true,
+            },
             Guest {
                 test: "conformance",
                 hosts: 1,
