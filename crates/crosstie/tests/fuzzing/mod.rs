@@ -7,9 +7,10 @@
 //! 2. the target's own examples: valid messages, made by the encoder;
 //! 3. mutations of both, until the time is over.
 //!
-//! `cargo test` gives each target [`SHORT_RUN`]. `cargo xtask fuzz --seconds N` builds with LLVM's coverage counters and traces of
-//! comparisons ([`coverage`]), gives each target N seconds, and keeps inputs that reach new code. With `--save` it writes these
-//! inputs to the corpus. Both print the seed; `CROSSTIE_SEED` repeats a run.
+//! `cargo test` gives each target [`SHORT_RUN`], always with the same seed, so that an unchanged tree gives the same result.
+//! `cargo xtask fuzz --seconds N` builds with LLVM's coverage counters and traces of comparisons ([`coverage`]), gives each target N
+//! seconds and another seed each time, and keeps inputs that reach new code. With `--save` it writes these inputs to the corpus. Both
+//! print the seed; `CROSSTIE_SEED` sets it.
 //!
 //! An input on which the function panics is written to `target/fuzz-failures/`, made shorter if possible, and printed.
 #![allow(dead_code, reason = "each crate uses a part")]
@@ -22,12 +23,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::rng::{Random, choose_seed};
+use super::rng::{Random, choose_seed, given_seed};
 use coverage::Coverage;
 use mutation::Mutator;
 
 /// How long `cargo test` fuzzes one target.
 const SHORT_RUN: Duration = Duration::from_millis(400);
+/// The seed of these runs.
+const SHORT_RUN_SEED: u64 = 1;
 /// The longest input.
 const MAX_INPUT: usize = 4096;
 /// The longest input that is written to the corpus: longer ones would only make the files large.
@@ -45,7 +48,11 @@ pub(crate) fn fuzz(
 ) {
     let seconds = std::env::var("CROSSTIE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let time = seconds.map_or(SHORT_RUN, Duration::from_secs);
-    let seed = choose_seed();
+    let seed = match (seconds, given_seed()) {
+        (_, Some(seed)) => seed,
+        (Some(_), None) => choose_seed(),
+        (None, None) => SHORT_RUN_SEED,
+    };
     println!("fuzz {target}: seed {seed} (set CROSSTIE_SEED to repeat)");
 
     let path = Path::new(directory).join("tests/corpus").join(format!("{target}.hex"));

@@ -11,9 +11,13 @@ pub(crate) fn seed() -> u64 {
 
 /// Chooses a seed: `CROSSTIE_SEED`, or the time.
 pub(crate) fn choose_seed() -> u64 {
-    let given = std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    given.unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))
+    given_seed().unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))
+}
+
+/// The value of `CROSSTIE_SEED`.
+pub(crate) fn given_seed() -> Option<u64> {
+    std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok())
 }
 
 /// The splitmix64 generator.

@@ -48,6 +48,9 @@ impl Collective {
         }
         let size = u32::try_from(self.contributions.len()).expect("built from a u32");
         let protocol_error = |violation| Error::Protocol { rank, violation };
+        if payload.len() > limits.max_message {
+            return Err(too_large(payload.len(), limits));
+        }
         match operation {
             Operation::Join => return Err(protocol_error(Violation::Kind)),
             Operation::Barrier if payload.is_empty() => {}
