@@ -176,7 +176,13 @@ pub(super) fn slot_holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> 
     let mut line = [0u64; 8];
     let seen = payload.min(64);
     memory.read(slot * stride(payload), &mut line.as_mut_bytes()[..seen])?;
-    Ok(seen < 8 || line[0] == seq)
+    Ok(holds(&line.as_bytes()[..seen], seq))
+}
+
+/// Whether a message begins with the number `seq`. Messages of less than 8 bytes have none.
+#[inline]
+pub(super) fn holds(message: &[u8], seq: u64) -> bool {
+    message.first_chunk().is_none_or(|first| u64::from_ne_bytes(*first) == seq)
 }
 
 /// Distance between two slots in bytes.

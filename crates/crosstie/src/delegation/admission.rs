@@ -13,7 +13,7 @@ use super::layout::{AcceptReply, ClientKey, SharedRing};
 use super::lease;
 use crate::local::listener::{Admission, ClientHandler, ClientId};
 use crate::local_rpc::hello::{Hello, Refusal};
-use crate::ring::{fence, reservation};
+use crate::ring::reservation;
 
 /// What the watcher thread and the server's thread share. None of it is in the segment: clients cannot write it.
 #[derive(Debug)]
@@ -113,10 +113,8 @@ impl ClientRegistry {
             return true;
         }
         if membership.mode == reservation::EXCLUSIVE {
-            // As `reservation::switch_to_shared`, but without waiting: the only client may be about to reserve without
-            // compare-and-swap.
-            header.mode.store(reservation::SHARED, Relaxed);
-            fence::heavy();
+            // The only client may be about to reserve without compare-and-swap.
+            reservation::switch_to_shared(&header.mode);
             membership.mode = reservation::SHARED;
             membership.pending_claim =
                 membership.connected.values().next().map(|key| (*key, self.claim_of(*key)));

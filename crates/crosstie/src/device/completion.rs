@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use zerocopy::IntoBytes;
+
 /// The result of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
@@ -19,6 +21,71 @@ pub struct Completion {
     pub qp_num: u32,
     /// The sender's queue pair, for datagrams.
     pub src_qp: u32,
+    pub(crate) data: InlineData,
+}
+
+impl Completion {
+    /// The bytes of the message, if they came with the completion: a device may deliver a short WRITE+IMM or SEND so. They are a
+    /// copy of what the message wrote to memory, so a program that takes them from here need not read that memory, which would
+    /// move one more cache line.
+    ///
+    /// `None` says nothing about the message; then the bytes are in memory only. Long messages, failed requests and devices without
+    /// this feature have none.
+    ///
+    /// ```
+    /// # use crosstie::device::*;
+    /// # fn message(c: &Completion, memory: &Mr, at: usize) -> Result<Vec<u8>, OutOfRegion> {
+    /// if let Some(bytes) = c.inline_data() {
+    ///     return Ok(bytes.to_vec());
+    /// }
+    /// let mut bytes = vec![0; c.byte_len as usize];
+    /// memory.read(at, &mut bytes)?;
+    /// # Ok(bytes) }
+    /// ```
+    #[inline(always)]
+    pub fn inline_data(&self) -> Option<&[u8]> {
+        self.data.get()
+    }
+}
+
+/// The bytes of a short message, or none.
+#[derive(Clone, Copy)]
+pub(crate) struct InlineData {
+    words: [u64; InlineData::MAX / 8],
+    /// More than [`InlineData::MAX`]: there are none.
+    len: u32,
+}
+
+impl InlineData {
+    /// The longest message that a completion can carry.
+    pub(crate) const MAX: usize = 48;
+    /// No bytes.
+    pub(crate) const NONE: InlineData = InlineData { words: [0; InlineData::MAX / 8], len: u32::MAX };
+
+    /// The first `len` bytes of `words`; none if there are not so many.
+    #[inline(always)]
+    pub(crate) fn new(words: [u64; InlineData::MAX / 8], len: u32) -> InlineData {
+        InlineData { words, len }
+    }
+
+    #[inline(always)]
+    fn get(&self) -> Option<&[u8]> {
+        self.words.as_bytes().get(..self.len as usize)
+    }
+}
+
+impl PartialEq for InlineData {
+    fn eq(&self, other: &InlineData) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for InlineData {}
+
+impl fmt::Debug for InlineData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
 }
 
 /// The kind of request that completed.
@@ -41,6 +108,23 @@ pub enum Opcode {
     RecvWriteImm = 6,
     /// Unknown, because the request failed.
     Unspecified = 7,
+}
+
+impl Opcode {
+    /// The opcode with this number; [`Opcode::Unspecified`] for all other numbers.
+    #[inline(always)]
+    pub(crate) fn from_code(code: u8) -> Opcode {
+        match code {
+            0 => Opcode::Send,
+            1 => Opcode::Write,
+            2 => Opcode::Read,
+            3 => Opcode::CompareSwap,
+            4 => Opcode::FetchAdd,
+            5 => Opcode::Recv,
+            6 => Opcode::RecvWriteImm,
+            _ => Opcode::Unspecified,
+        }
+    }
 }
 
 /// How a request ended. The names follow `enum ibv_wc_status`.

@@ -159,6 +159,8 @@ pub mod verbs;
 mod work;
 
 pub use address::{DeviceAddress, QpAddress};
+#[cfg(test)]
+pub(crate) use completion::InlineData;
 pub use completion::{Completion, Event, Opcode, Status};
 pub use config::{
     ConnectConfig, CqConfig, DeviceAttr, DeviceCounters, QpConfig, QpState, SrqConfig, rnr_delay,

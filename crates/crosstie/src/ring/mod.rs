@@ -1,6 +1,6 @@
 //! Lock-free queues in shared memory, whose writers may die at any instruction: an MPSC ring ([`reservation`], [`stalled`]), and an SPSC
 //! lane of request-response slots ([`lane`]) with the caller's table of calls in flight ([`call_table`]). [`presence`] says who
-//! is still inside an operation.
+//! is still inside an operation, and [`ready_set`] which of many SPSC lanes their reader has to look at.
 //!
 //! The code is generic over its atomic words ([`Word`]), so that loom checks the same code that ships. [`fence`] is the
 //! asymmetric memory barrier that the other modules use.
@@ -11,6 +11,7 @@ pub(crate) mod fence;
 pub(crate) mod lane;
 pub(crate) mod operation_table;
 pub(crate) mod presence;
+pub(crate) mod ready_set;
 pub(crate) mod reservation;
 pub(crate) mod stalled;
 mod word;

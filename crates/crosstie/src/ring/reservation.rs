@@ -16,7 +16,8 @@
 //!
 //! A ring with one producer needs no compare-and-swap, which is expensive: the processor must first complete all earlier
 //! stores. So a ring has a *mode*: [`EXCLUSIVE`] while one producer uses it, otherwise [`SHARED`]. The owner of the ring
-//! calls [`switch_to_shared`] and waits for [`has_reserved`] before it admits a second producer. It may store [`EXCLUSIVE`] again, with Release, when it
+//! calls [`switch_to_shared`] and waits until the first producer's claim is idle or its position is reserved, before it admits a second
+//! one. It may store [`EXCLUSIVE`] again, with Release, when it
 //! knows that all producers but one are gone.
 //!
 //! **Promise.** If a producer dies between reserving and publishing, [`is_abandoned`] recognises its position. It never
@@ -93,20 +94,12 @@ fn reserve_ordered<W: Word, C: Word>(
     }
 }
 
-/// Prepares a ring for a second producer. The second one may begin when [`has_reserved`] is true for the claim of the
-/// present producer, or that producer is dead. This function does not wait: the present producer may be stopped.
+/// Prepares a ring for a second producer. The second one may begin when the claim of the present producer is idle or less than `head`:
+/// then only publishing is left of a reservation without compare-and-swap; or when the present producer is dead. This function does not
+/// wait: the present producer may be stopped.
 pub(crate) fn switch_to_shared<W: Word>(mode: &W) {
     mode.store(SHARED, Relaxed);
     fence::heavy();
-}
-
-/// Whether the producer with this claim is outside a reservation without compare-and-swap that it began before
-/// [`switch_to_shared`]. Its claim is idle, or its position is reserved already: only publishing it is left.
-pub(crate) fn has_reserved<W: Word, C: Word>(head: &W, claim: &C) -> bool {
-    // Acquire, partner: the Release store in `clear_claim`.
-    let position = claim.load(Acquire);
-    // Acquire, partner: the Release reservation in `reserve`. The second producer continues from this head.
-    position == IDLE || head.load(Acquire) > position
 }
 
 /// Whether a ring of `depth` slots has room at `position`, if the consumer has read all positions below `consumed`.
@@ -342,6 +335,15 @@ mod loom_tests {
             seen.sort();
             assert_eq!(seen, [0, 1]);
         });
+    }
+
+    /// Whether the producer with this claim is outside a reservation without compare-and-swap that it began before
+    /// [`switch_to_shared`]. Its claim is idle, or its position is reserved already: only publishing it is left.
+    fn has_reserved<W: Word, C: Word>(head: &W, claim: &C) -> bool {
+        // Acquire, partner: the Release store in `clear_claim`.
+        let position = claim.load(Acquire);
+        // Acquire, partner: the Release reservation in `reserve`. The second producer continues from this head.
+        position == IDLE || head.load(Acquire) > position
     }
 
     /// A second producer is admitted while the first one reserves without compare-and-swap. `wait` is what the owner does

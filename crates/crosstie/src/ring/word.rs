@@ -14,6 +14,8 @@ pub(crate) trait Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64>;
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
+    fn swap(&self, value: u64, order: Ordering) -> u64;
 }
 
 macro_rules! implement {
@@ -36,6 +38,12 @@ macro_rules! implement {
                 err: Ordering,
             ) -> Result<u64, u64> {
                 self.compare_exchange_weak(old, new, ok, err)
+            }
+            fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+                self.fetch_or(bits, order)
+            }
+            fn swap(&self, value: u64, order: Ordering) -> u64 {
+                self.swap(value, order)
             }
         }
     };

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::super::completion::InlineData;
 use super::super::{
     Completion, Data, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
 };
@@ -444,8 +445,16 @@ impl State {
         self.requests.remove(&sent.id);
         if sent.signaled || !status.is_success() {
             let opcode = if status.is_success() { Opcode::Send } else { Opcode::Unspecified };
-            let completion =
-                Completion { wr_id: sent.wr_id, status, opcode, byte_len: 0, imm: None, qp_num, src_qp: 0 };
+            let completion = Completion {
+                wr_id: sent.wr_id,
+                status,
+                opcode,
+                byte_len: 0,
+                imm: None,
+                qp_num,
+                src_qp: 0,
+                data: InlineData::NONE,
+            };
             self.enqueue_completion(send_cq, completion);
         }
     }
@@ -492,6 +501,7 @@ impl State {
         if !completion.status.is_success() {
             completion.opcode = Opcode::Unspecified;
             completion.imm = None;
+            completion.data = InlineData::NONE;
             visible = true;
         }
         if visible {

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::local::socket::{self, Address};
 
 /// Version of everything that two devices must agree on: these messages and the layout of the segment.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// Longest payload of one message; longer proxied copies are split.
 pub(super) const MAX_PAYLOAD: usize = 32 * 1024;

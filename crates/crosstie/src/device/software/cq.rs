@@ -1,35 +1,45 @@
 //! Completion queues, as their owner polls them.
 //!
-//! The poller reads the ring (`cq_ring.rs`) and turns entries into [`Completion`]s. Entries come from peers, so every field
-//! is checked against the queue pairs that use this queue. Two kinds of entries are markers of the service thread; they make
-//! the poller complete receives that have no entry of their own: those of a queue pair in ERR (`Flush`) and those that a
-//! dead datagram sender had taken (`Reclaim`).
+//! The poller turns entries into [`Completion`]s. They come from several sources, which it looks at in turn:
+//!
+//! - the lanes of connections (`lane.rs`), in which receives complete: the *hot* ones, at most [`MAX_HOT`], in every poll, all
+//!   others when their writers say so (`ring/ready_set.rs`);
+//! - the ring (`cq_ring.rs`), for everything else: send requests, datagrams, and markers of the service thread.
+//!
+//! The completions of one queue pair's sends are in order, and those of its receives. There is no order between queue pairs.
+//!
+//! Entries come from peers, so every field is checked against the queue pairs that use this queue. Markers make the poller complete
+//! receives that have no entry of their own: those of a queue pair in ERR (`Flush`) and those that a dead datagram sender had taken
+//! (`Reclaim`).
 
 use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use super::cq_ring::CqRing;
+use super::lane::LaneReader;
 use super::layout::{
     CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch,
     taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
-use super::quiescence::QUIESCE_TIMEOUT;
 use super::recv::SharedRecvQueue;
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
+use crate::device::completion::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
-use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
-use crate::ring::reservation;
 use crate::ring::stalled::StalledPositions;
 use crate::wait::{self, WaitStrategy};
 
 /// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
+
+/// Most lanes that are looked at in every poll.
+const MAX_HOT: usize = 8;
+/// A hot lane that was empty in so many polls can be replaced by another one. That takes a system call.
+const MIN_QUIET_POLLS: u32 = 1 << 16;
 
 /// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
 const POLLS_PER_HOLE_CHECK: u32 = 64;
@@ -51,45 +61,6 @@ pub(super) struct CqShared {
     changes: Mutex<Option<Vec<QpChange>>>,
     /// Number of changes so far.
     version: AtomicU32,
-    producers: Mutex<Producers>,
-}
-
-/// The queue pairs whose completions are pushed to a queue.
-#[derive(Debug, Default)]
-struct Producers {
-    list: Vec<Producer>,
-    /// Whether the ring's mode is EXCLUSIVE. Peers can write the mode itself.
-    is_exclusive: bool,
-}
-
-/// A queue pair whose completions are pushed to this queue.
-#[derive(Debug)]
-struct Producer {
-    qp: Arc<QpShared>,
-    role: CqRole,
-}
-
-/// Which completions of a queue pair a completion queue receives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CqRole {
-    /// Those of its send requests; the poster pushes them.
-    Send,
-    /// Those of its receives; the connected peer pushes them or, for datagrams, any sender.
-    Recv,
-}
-
-impl Producer {
-    /// Whether the producer is outside a reservation that it began as the only producer.
-    fn has_reserved(&self, ring: &CqRing) -> bool {
-        let head = &ring.header.head.word;
-        match self.role {
-            CqRole::Send => reservation::has_reserved(head, &self.qp.send_claim),
-            CqRole::Recv => self.qp.peer_line().is_none_or(|peer| {
-                reservation::has_reserved(head, &peer.line.claim)
-                    || !self.qp.device.is_peer_connected(&peer.gid)
-            }),
-        }
-    }
 }
 
 /// A change that the poller has to learn of.
@@ -106,54 +77,13 @@ impl CqShared {
         self.memory.at
     }
 
-    /// Adds a queue pair whose completions will be pushed here.
-    ///
-    /// If the queue has one producer so far, that one may be inside a reservation without compare-and-swap: a few
-    /// instructions. A peer that is stopped exactly there is waited for up to [`QUIESCE_TIMEOUT`]; then the call fails, and
-    /// nothing has changed for the queue pairs that use this queue already.
-    pub(super) fn add_qp(&self, qp: &Arc<QpShared>, role: CqRole) -> Result<(), DeviceError> {
-        let deadline = Instant::now() + QUIESCE_TIMEOUT;
-        let mut switched = false;
-        loop {
-            let mut producers = locked(&self.producers);
-            let mode = &self.ring.header.mode;
-            let becomes_exclusive = producers.list.is_empty() && !(role == CqRole::Recv && qp.is_datagram());
-            if becomes_exclusive {
-                mode.store(reservation::EXCLUSIVE, Relaxed);
-                producers.is_exclusive = true;
-            } else if producers.is_exclusive || !switched {
-                reservation::switch_to_shared(mode);
-                producers.is_exclusive = false;
-                switched = true;
-            }
-            let blocking = producers.list.iter().find(|producer| !producer.has_reserved(&self.ring));
-            let Some(blocking) = blocking else {
-                self.record_change(QpChange::Added(qp.clone()));
-                producers.list.push(Producer { qp: qp.clone(), role });
-                return Ok(());
-            };
-            if Instant::now() >= deadline {
-                let peer = blocking.qp.peer_line();
-                drop(producers);
-                return Err(self.device.peer_busy(peer.as_ref().map(|peer| &peer.gid)));
-            }
-            // Others may use the queue meanwhile.
-            drop(producers);
-            std::thread::yield_now();
-        }
+    /// Adds a queue pair whose completions will arrive here.
+    pub(super) fn add_qp(&self, qp: &Arc<QpShared>) {
+        self.record_change(QpChange::Added(qp.clone()));
     }
 
-    /// Removes a queue pair whose peer is not inside a push.
+    /// Removes a queue pair whose peer is not inside an operation.
     pub(super) fn remove_qp(&self, qp: &Arc<QpShared>) {
-        let added = {
-            let mut producers = locked(&self.producers);
-            let before = producers.list.len();
-            producers.list.retain(|producer| !Arc::ptr_eq(&producer.qp, qp));
-            before != producers.list.len()
-        };
-        if !added {
-            return;
-        }
         let head = self.ring.header.head.word.load(Acquire);
         self.record_change(QpChange::Removed(qp.clone(), head));
     }
@@ -189,7 +119,6 @@ impl Device {
             memory,
             changes: Mutex::new(Some(Vec::new())),
             version: AtomicU32::new(0),
-            producers: Mutex::default(),
         };
         Ok(Cq {
             stalled: StalledPositions::new(shared.ring.depth()),
@@ -197,6 +126,9 @@ impl Device {
             shared: Arc::new(shared),
             cursor: 0,
             qps: Vec::new(),
+            hot: Vec::with_capacity(MAX_HOT),
+            listed: VecDeque::new(),
+            next_source: 0,
             removed: VecDeque::new(),
             seen_version: 0,
             flushes: VecDeque::new(),
@@ -216,8 +148,14 @@ pub struct Cq {
     stalled: StalledPositions,
     empty_polls: u32,
     /// Queue pairs by index.
-    qps: Vec<Option<Arc<QpShared>>>,
-    /// Queue pairs that are gone but may still have entries before a position.
+    qps: Vec<Option<Member>>,
+    /// The lanes that are looked at in every poll, by the index of their queue pair. At most [`MAX_HOT`].
+    hot: Vec<usize>,
+    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`].
+    listed: VecDeque<usize>,
+    /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
+    next_source: usize,
+    /// Queue pairs that are gone but may still have entries in the ring before a position.
     removed: VecDeque<(Arc<QpShared>, u64)>,
     seen_version: u32,
     /// Receives to be completed that have no entry of their own.
@@ -227,11 +165,19 @@ pub struct Cq {
     handle: Arc<DeviceHandle>,
 }
 
+/// A queue pair that uses this queue.
+#[derive(Debug)]
+struct Member {
+    qp: Arc<QpShared>,
+    /// Its lane, if its receives complete here.
+    lane: Option<LaneReader>,
+}
+
 /// Receives that the poller completes because their sender will not.
 #[derive(Debug)]
 enum PendingFlush {
-    /// All outstanding receives of a queue pair's own receive queue.
-    Own(Arc<QpShared>),
+    /// What is left in a connection's lane, and then all outstanding receives of its queue pair.
+    Connection(Arc<QpShared>),
     /// One receive of a shared receive queue.
     Shared { queue: Arc<SharedRecvQueue>, slot: u32, qp_num: u32, status: Status },
 }
@@ -240,10 +186,53 @@ impl Cq {
     #[inline]
     pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
         let mut count = 0;
+        let sources = self.hot.len() + 2;
+        let mut source = self.next_source;
+        for _ in 0..sources {
+            count += match source {
+                0 => self.poll_ring(max - count, &mut each),
+                _ if source <= self.hot.len() => {
+                    let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(self.hot[source - 1])
+                    else {
+                        source += 1;
+                        continue;
+                    };
+                    lane.empty_polls = lane.empty_polls.saturating_add(1);
+                    lane.read(qp, max - count, &mut each)
+                }
+                _ if self.listed.is_empty() && self.shared.ring.header.ready.is_empty() => 0,
+                _ => self.poll_listed(max - count, &mut each),
+            };
+            // The next poll begins behind a source that may have more: none has to wait for ever.
+            source = if source + 1 < sources { source + 1 } else { 0 };
+            if count >= max {
+                break;
+            }
+        }
+        self.next_source = if count >= max && source < self.hot.len() + 2 { source } else { 0 };
+        if count == 0 {
+            self.check_after_empty_poll()?;
+            if self.last_poll_found_some {
+                // The poller has just caught up with a stream. Polling again at once would take the cache line from the
+                // producer while it writes its next entry. A response to something sent just now takes longer than this
+                // pause anyway.
+                for _ in 0..CATCH_UP_PAUSES {
+                    core::hint::spin_loop();
+                }
+            }
+        }
+        self.last_poll_found_some = count != 0;
+        Ok(count)
+    }
+
+    /// Polls what is not in a lane: the ring, and what markers in it have announced.
+    #[inline(always)]
+    fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
         let begin = self.cursor;
         while count < max {
             if !self.flushes.is_empty() {
-                count += self.complete_one_flush(&mut each);
+                count += self.complete_one_flush(each);
                 continue;
             }
             if !self.stalled.is_empty()
@@ -261,11 +250,6 @@ impl Cq {
             }
             let (request, subject, result) = cqe.load();
             self.cursor = self.cursor.wrapping_add(1);
-            if count > 0 {
-                // This is a stream: prefetch the cache line after the next one. After a single entry that would take the
-                // line away from the producer, which has just fetched it for its next entry.
-                prefetch::for_read(self.shared.ring.cqes.ring(self.cursor.wrapping_add(4)));
-            }
             if let Some(completion) = self.decode(request, subject, result) {
                 each(&completion);
                 count += 1;
@@ -275,19 +259,72 @@ impl Cq {
             // Release, partner: the Acquire load in `CqRing::reserve`. The entries have been read.
             self.shared.ring.header.consumed.word.store(self.cursor, Release);
         }
-        if count == 0 {
-            self.check_after_empty_poll()?;
-            if self.last_poll_found_some {
-                // The poller has just caught up with a stream. Polling again at once would take the cache line from the
-                // producer while it writes its next entry. A response to something sent just now takes longer than this
-                // pause anyway.
-                for _ in 0..CATCH_UP_PAUSES {
-                    core::hint::spin_loop();
+        count
+    }
+
+    /// Polls the lanes that are not hot and whose writers have announced entries.
+    #[cold]
+    fn poll_listed(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
+        let shared = self.shared.clone();
+        shared.ring.header.ready.take(|index| {
+            // A new queue pair was recorded before its peer could announce anything.
+            if shared.version.load(Acquire) != self.seen_version {
+                self.apply_changes();
+            }
+            self.list_lane(index);
+        });
+        let mut count = 0;
+        while count < max
+            && let Some(&index) = self.listed.front()
+        {
+            let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(index) else {
+                self.listed.pop_front();
+                continue;
+            };
+            let found = lane.read(qp, max - count, &mut *each);
+            count += found;
+            if count < max {
+                lane.is_listed = false;
+                self.listed.pop_front();
+                if found > 0 {
+                    self.make_hot(index);
                 }
             }
         }
-        self.last_poll_found_some = count != 0;
-        Ok(count)
+        count
+    }
+
+    /// Has the lane of the queue pair with this index looked at.
+    fn list_lane(&mut self, index: usize) {
+        if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index)
+            && !lane.is_listed
+        {
+            lane.is_listed = true;
+            self.listed.push_back(index);
+        }
+    }
+
+    /// Looks at a lane in every poll from now on, if there is room for it among the hot ones, or if one of them has long been empty.
+    fn make_hot(&mut self, index: usize) {
+        if self.hot.contains(&index) {
+            return;
+        }
+        if self.hot.len() == MAX_HOT {
+            let is_quiet = |index: &usize| match self.qps.get(*index) {
+                Some(Some(Member { lane: Some(lane), .. })) => lane.empty_polls >= MIN_QUIET_POLLS,
+                _ => true,
+            };
+            let Some(at) = self.hot.iter().position(is_quiet) else { return };
+            let quiet = self.hot.swap_remove(at);
+            if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(quiet) {
+                lane.stop_polling();
+                self.list_lane(quiet);
+            }
+        }
+        self.hot.push(index);
+        if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index) {
+            lane.start_polling();
+        }
     }
 
     /// Checks for an overrun and for queue pairs that were added or removed.
@@ -333,7 +370,7 @@ impl Cq {
         }
         // Nobody else repairs this ring meanwhile.
         let _one_at_a_time = locked(&device.service.cleanup);
-        let is_abandoned = |position: u64| device.is_abandoned(ring, shared.at(), position);
+        let is_abandoned = |position: u64| device.is_abandoned(ring, position);
         let gone: Vec<u64> = self.stalled.iter().filter(|position| is_abandoned(*position)).collect();
         for position in gone {
             self.stalled.remove(position, &ring.header.stalled);
@@ -374,7 +411,7 @@ impl Cq {
         let qp_num = subject.qp_num();
         let index = QpNum::from_bits(qp_num).index() as usize;
         let qp = match self.qps.get(index) {
-            Some(Some(qp)) if qp.num == qp_num => qp,
+            Some(Some(Member { qp, .. })) if qp.num == qp_num => qp,
             _ if tag.is(CqeKind::Void) => return None,
             _ => return self.decode_of_unknown_qp(request, subject, result),
         };
@@ -390,12 +427,6 @@ impl Cq {
             qp.sq_done.store(done.wrapping_add(ahead.into()), Release);
             (request.wr_id(), None, 0)
         } else if tag.is(CqeKind::Recv) {
-            let RecvSource::Own(queue) = &qp.recv else { return None };
-            if stale {
-                return None;
-            }
-            (queue.complete_next()?, result.imm(), request.src_qp())
-        } else if tag.is(CqeKind::SharedRecv) {
             let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { return None };
             let wr_id = queue.complete(request.recv_slot())?;
             if stale {
@@ -416,11 +447,12 @@ impl Cq {
         Some(Completion {
             wr_id,
             status,
-            opcode: opcode(tag.opcode),
+            opcode: Opcode::from_code(tag.opcode),
             byte_len: subject.byte_len(),
             imm,
             qp_num,
             src_qp,
+            data: InlineData::NONE,
         })
     }
 
@@ -437,13 +469,13 @@ impl Cq {
         if self.shared.version.load(Acquire) != self.seen_version {
             self.apply_changes();
             let index = QpNum::from_bits(qp_num).index() as usize;
-            if self.qps.get(index).is_some_and(|qp| qp.as_ref().is_some_and(|qp| qp.num == qp_num)) {
+            if matches!(self.qps.get(index), Some(Some(member)) if member.qp.num == qp_num) {
                 return self.decode_again(request, subject, result);
             }
         }
         // The queue pair is gone: a receive of a shared queue becomes free again, without a completion.
         if let Some((qp, _)) = self.removed.iter().find(|(qp, _)| qp.num == qp_num)
-            && result.tag().is(CqeKind::SharedRecv)
+            && result.tag().is(CqeKind::Recv)
             && let RecvSource::Shared(queue) | RecvSource::Datagram(queue) = &qp.recv
         {
             queue.complete(request.recv_slot());
@@ -472,49 +504,60 @@ impl Cq {
         };
         for change in changes {
             match change {
-                QpChange::Added(qp) => {
-                    let index = qp.index() as usize;
-                    if self.qps.len() <= index {
-                        self.qps.resize(index + 1, None);
-                    }
-                    self.qps[index] = Some(qp);
-                }
-                QpChange::Removed(qp, position) => {
-                    let index = qp.index() as usize;
-                    if self.qps[index].as_ref().is_some_and(|known| known.num == qp.num) {
-                        self.qps[index] = None;
-                    }
-                    self.flushes
-                        .retain(|flush| !matches!(flush, PendingFlush::Own(own) if own.num == qp.num));
-                    self.removed.push_back((qp, position));
-                }
+                QpChange::Added(qp) => self.add_member(qp),
+                QpChange::Removed(qp, position) => self.remove_member(qp, position),
             }
         }
         // An entry that was passed may be one of a removed queue pair.
         while self.stalled.is_empty()
             && self.removed.front().is_some_and(|(_, position)| self.cursor >= *position)
         {
-            let Some((qp, _)) = self.removed.pop_front() else { break };
-            if let RecvSource::Shared(queue) = &qp.recv
-                && Arc::ptr_eq(&qp.recv_cq, &self.shared)
-            {
-                for slot in queue.taken_by(taker_of_qp(qp.num)) {
-                    queue.complete(slot);
-                }
-            }
+            self.removed.pop_front();
         }
     }
 
-    /// The flush marker of a queue pair was reached: every receive that its peer completed has been handed out. The
-    /// remaining ones are flushed.
+    fn add_member(&mut self, qp: Arc<QpShared>) {
+        let index = qp.index() as usize;
+        if self.qps.len() <= index {
+            self.qps.resize_with(index + 1, || None);
+            // Later lists need no memory.
+            self.listed.reserve(self.qps.len() - self.listed.len());
+        }
+        let completes_here = Arc::ptr_eq(&qp.recv_cq, &self.shared);
+        let lane = qp.lane.as_ref().filter(|_| completes_here).map(LaneReader::new);
+        self.qps[index] = Some(Member { qp, lane });
+    }
+
+    fn remove_member(&mut self, qp: Arc<QpShared>, position: u64) {
+        let index = qp.index() as usize;
+        let is_known = |member: &mut Member| member.qp.num == qp.num;
+        if let Some(mut member) = self.qps.get_mut(index).and_then(|member| member.take_if(is_known)) {
+            self.hot.retain(|hot| *hot != index);
+            self.listed.retain(|listed| *listed != index);
+            // Its peer is outside, so the receives that it completed are in the lane, and it had taken no others.
+            if let Some(lane) = &mut member.lane {
+                lane.drop_entries(&qp);
+                if let RecvSource::Shared(queue) = &qp.recv {
+                    for slot in queue.taken_by(taker_of_qp(qp.num)) {
+                        queue.complete(slot);
+                    }
+                }
+            }
+        }
+        self.flushes
+            .retain(|flush| !matches!(flush, PendingFlush::Connection(flushed) if flushed.num == qp.num));
+        self.removed.push_back((qp, position));
+    }
+
+    /// The flush marker of a queue pair was reached: its peer completes no more receives. The remaining ones are flushed.
     #[cold]
     fn queue_flush(&mut self, qp: &Arc<QpShared>) {
-        let (queue, slots) = match &qp.recv {
-            RecvSource::Own(_) => return self.flushes.push_back(PendingFlush::Own(qp.clone())),
-            RecvSource::Shared(queue) => (queue, queue.taken_by(taker_of_qp(qp.num))),
-            RecvSource::Datagram(queue) => (queue, queue.all_outstanding()),
-        };
-        self.queue_shared_flushes(queue, slots, qp.num, Status::Flushed);
+        match &qp.recv {
+            RecvSource::Datagram(queue) => {
+                self.queue_shared_flushes(queue, queue.all_outstanding(), qp.num, Status::Flushed);
+            }
+            _ => self.flushes.push_back(PendingFlush::Connection(qp.clone())),
+        }
     }
 
     /// The reclaim marker of a dead datagram sender was reached: every receive that it completed has been handed out. The
@@ -543,10 +586,20 @@ impl Cq {
     #[cold]
     fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
         let (wr_id, qp_num, status, last) = match self.flushes.front() {
-            Some(PendingFlush::Own(qp)) => {
+            Some(PendingFlush::Connection(qp)) => {
+                let qp = qp.clone();
+                if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize)
+                    && lane.read(&qp, 1, &mut *each) == 1
+                {
+                    return 1;
+                }
+                let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
                 let wr_id = match &qp.recv {
-                    RecvSource::Own(queue) if qp.state() == QpState::Error && !qp.destroyed.load(Acquire) => {
-                        queue.complete_next()
+                    RecvSource::Own(queue) if is_current => queue.complete_next(),
+                    RecvSource::Shared(queue) if is_current => {
+                        let slots = queue.taken_by(taker_of_qp(qp.num));
+                        self.queue_shared_flushes(queue, slots, qp.num, Status::Flushed);
+                        None
                     }
                     _ => None,
                 };
@@ -569,6 +622,7 @@ impl Cq {
             imm: None,
             qp_num,
             src_qp: 0,
+            data: InlineData::NONE,
         });
         1
     }
@@ -595,8 +649,15 @@ impl Cq {
     /// Whether there is something to poll: a completion or an error.
     pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
+        let is_hot_ready = |index: &usize| match self.qps.get(*index) {
+            Some(Some(Member { lane: Some(lane), .. })) => lane.is_ready(),
+            _ => false,
+        };
         !self.flushes.is_empty()
             || ring.is_published(self.cursor)
+            || self.hot.iter().any(is_hot_ready)
+            || !self.listed.is_empty()
+            || !ring.header.ready.is_empty()
             || ring.header.overrun.load(Relaxed) != 0
             || self.stalled.iter().any(|position| ring.is_published(position))
     }
@@ -621,19 +682,5 @@ impl CqParker {
 impl Drop for Cq {
     fn drop(&mut self) {
         *locked(&self.shared.changes) = None;
-    }
-}
-
-#[inline]
-fn opcode(code: u8) -> Opcode {
-    match code {
-        0 => Opcode::Send,
-        1 => Opcode::Write,
-        2 => Opcode::Read,
-        3 => Opcode::CompareSwap,
-        4 => Opcode::FetchAdd,
-        5 => Opcode::Recv,
-        6 => Opcode::RecvWriteImm,
-        _ => Opcode::Unspecified,
     }
 }

@@ -1,7 +1,7 @@
 //! The ring behind a completion queue, as its producers use it.
 //!
-//! Producers are the queue's own queue pairs (send completions), the connected peers (receive completions) and the device's
-//! service thread (markers). `ring/reservation.rs` describes how they share the ring and what happens when one dies. The
+//! Producers are the queue's own queue pairs (send completions), datagram senders, and the device's service thread (markers). The
+//! receives of connections complete in lanes (`lane.rs`). `ring/reservation.rs` describes how they share the ring and what happens when one dies. The
 //! consumer is in `cq.rs`.
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
@@ -53,12 +53,6 @@ impl CqRing {
         }
         let cqes = SharedSlice::new(segment, offset.checked_add(CQES_AT)?, depth as usize)?;
         Some(CqRing { header, cqes, depth: depth.into(), seen_consumed: AtomicU64::new(0) })
-    }
-
-    /// Prefetches the cache line of the next entry, so that it arrives while the request is still being checked.
-    #[inline(always)]
-    pub(super) fn prefetch_next(&self) {
-        prefetch::for_write(self.cqes.ring(self.header.head.word.load(Relaxed)));
     }
 
     /// Reserves a position. The caller must [`publish`](CqRing::publish) it at once: the consumer waits for it before it passes it.

@@ -243,7 +243,7 @@ impl DatagramPeer {
         let memory = PeerMemory { link, pd: to.pd };
         let status = memory.scatter(to.recv.sges(taken), &grh, data).err().unwrap_or(Status::Success);
         let completion = NewCqe {
-            kind: CqeKind::SharedRecv,
+            kind: CqeKind::Recv,
             opcode: if status == Status::Success { Opcode::Recv } else { Opcode::Unspecified },
             status,
             request: RequestWord::of_recv(taken.slot, from.num),

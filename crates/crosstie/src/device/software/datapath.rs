@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::control::Request;
-use super::cq_ring::{NewCqe, Overrun};
 use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
-use super::layout::{ConnectionWord, CqeKind, PeerLine, QpBlock, RequestWord, short_epoch};
+use super::lane::{LANE_DATA, NewEntry};
+use super::layout::{ConnectionWord, PeerLine, QpBlock};
 use super::link::Link;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
 use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp, attach};
@@ -21,9 +21,8 @@ use super::state::locked;
 use crate::device::{Access, Data, Opcode, PostError, QpConfig, QpState, SendOp, SendWr, Status, rnr_delay};
 use crate::memory::prefetch;
 
-/// For messages up to this size the completion's position is reserved before the bytes are copied, so that both cache lines
-/// are fetched at the same time. For longer ones other producers would wait too long behind the reservation.
-const RESERVE_FIRST_MAX: u32 = 256;
+/// The cache lines of messages up to this size are moved towards the receiver when the message is complete.
+const DEMOTE_MAX: u32 = 256;
 
 /// How many messages ahead the cache line of a payload is prefetched if payloads follow each other at a constant distance,
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
@@ -168,7 +167,7 @@ impl RcQp {
                     fail_request(&self.shared, peer, wr.wr_id, position, status, notify_peer);
                 }
             }
-            ExecuteError::PeerNotReady => {
+            ExecuteError::PeerNotReady | ExecuteError::LaneFull => {
                 let due = now + NOT_READY_RETRY;
                 self.defer(DeferredWr::new(wr, len, position, due, &self.connect));
             }
@@ -283,10 +282,15 @@ pub(super) fn execute(
             memory.write(target, data)?;
         }
         SendOp::WriteImm(to, imm) => {
-            attached.ring.prefetch_next();
+            attached.lane.prefetch(attached.recv.taken());
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            if let RemotePtr::Mapped(at) = target {
+            // A short message travels in the completion as well: nobody may ever read it at its target.
+            let mapped = match target {
+                RemotePtr::Mapped(at) if len as usize > LANE_DATA => Some(at),
+                _ => None,
+            };
+            if let Some(at) = mapped {
                 for_each_line(at, len, prefetch::for_write);
                 let stride = at.addr().wrapping_sub(attached.last_at);
                 attached.last_at = at.addr();
@@ -294,38 +298,38 @@ pub(super) fn execute(
                 prefetch::for_write(at.wrapping_add(stride.wrapping_mul(PREFETCH_AHEAD)));
             }
             let taken = take_recv(attached, block, line)?;
-            let completion =
-                recv_completion(attached, num, qp.num, taken, Opcode::RecvWriteImm, len, Some(imm));
-            let claim = &line.claim;
-            let overrun = |Overrun| report_overrun(link, num, connection);
-            if let (RemotePtr::Mapped(_), ..=RESERVE_FIRST_MAX) = (target, len) {
-                let position = attached.ring.reserve(claim).map_err(overrun)?;
-                memory.write(target, data)?;
-                attached.ring.publish(claim, position, &completion);
-                if let RemotePtr::Mapped(at) = target {
-                    for_each_line(at, len, prefetch::demote);
-                }
-            } else {
-                memory.write(target, data)?;
-                attached.ring.push(claim, &completion).map_err(overrun)?;
+            memory.write(target, data)?;
+            let completion = NewEntry {
+                opcode: Opcode::RecvWriteImm,
+                status: Status::Success,
+                byte_len: len,
+                imm: Some(imm),
+            };
+            attached.lane.push(taken, &completion, data);
+            if let Some(at) = mapped
+                && len <= DEMOTE_MAX
+            {
+                for_each_line(at, len, prefetch::demote);
             }
         }
         SendOp::Send | SendOp::SendImm(_) => {
+            attached.lane.prefetch(attached.recv.taken());
             let imm = if let SendOp::SendImm(imm) = *op { Some(imm) } else { None };
             let taken = take_recv(attached, block, line)?;
-            let mut completion = recv_completion(attached, num, qp.num, taken, Opcode::Recv, len, imm);
+            let mut completion =
+                NewEntry { opcode: Opcode::Recv, status: Status::Success, byte_len: len, imm };
             let scattered = memory.scatter(attached.recv.sges(taken), &[], data);
             if let Err(status) = scattered {
                 completion.status = status;
                 completion.opcode = Opcode::Unspecified;
             }
-            let pushed = attached.ring.push(&line.claim, &completion);
+            attached.lane.push(taken, &completion, data);
             match scattered {
+                Ok(()) => {}
                 Err(Status::LocalLength) => {
                     return Err(ExecuteError::both_ends(Status::RemoteInvalidRequest));
                 }
                 Err(_) => return Err(ExecuteError::both_ends(Status::RemoteOperation)),
-                Ok(()) => pushed.map_err(|Overrun| report_overrun(link, num, connection))?,
             }
         }
         SendOp::Read(from) => {
@@ -404,47 +408,34 @@ fn check_access(attached: &AttachedQp, access: Access) -> Result<(), ExecuteErro
 
 #[inline(always)]
 fn take_recv(attached: &mut AttachedQp, block: &QpBlock, line: &PeerLine) -> Result<TakenRecv, ExecuteError> {
-    if let Some(taken) = attached.recv.take(block, line) {
+    if attached.lane.has_room(attached.recv.taken())
+        && let Some(taken) = attached.recv.take(block, line)
+    {
         return Ok(taken);
     }
+    wait_for_recv(attached, block, line)
+}
+
+/// Looks for a receive, and for room in the lane for its completion, again.
+#[cold]
+fn wait_for_recv(
+    attached: &mut AttachedQp,
+    block: &QpBlock,
+    line: &PeerLine,
+) -> Result<TakenRecv, ExecuteError> {
     for _ in 0..RNR_SPINS {
         core::hint::spin_loop();
-        if let Some(taken) = attached.recv.take(block, line) {
+        if attached.lane.has_room(attached.recv.taken())
+            && let Some(taken) = attached.recv.take(block, line)
+        {
             return Ok(taken);
         }
     }
-    Err(ExecuteError::ReceiverNotReady(attached.rnr_timer))
-}
-
-/// The completion of a taken receive of queue pair `num`, for a message of queue pair `from`.
-#[inline(always)]
-fn recv_completion(
-    attached: &AttachedQp,
-    num: u32,
-    from: u32,
-    taken: TakenRecv,
-    opcode: Opcode,
-    byte_len: u32,
-    imm: Option<u32>,
-) -> NewCqe {
-    NewCqe {
-        kind: if attached.recv.is_shared() { CqeKind::SharedRecv } else { CqeKind::Recv },
-        opcode,
-        status: Status::Success,
-        request: RequestWord::of_recv(taken.slot, from),
-        qp_num: num,
-        byte_len,
-        detail: imm.unwrap_or(0),
-        has_imm: imm.is_some(),
-        epoch: short_epoch(attached.connection.epoch()),
+    if attached.lane.has_room(attached.recv.taken()) {
+        Err(ExecuteError::ReceiverNotReady(attached.rnr_timer))
+    } else {
+        Err(ExecuteError::LaneFull)
     }
-}
-
-#[cold]
-fn report_overrun(link: &Link, num: u32, connection: ConnectionWord) -> ExecuteError {
-    let overrun = Request::new(Request::CQ_OVERRUN);
-    link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..overrun });
-    ExecuteError::both_ends(Status::RemoteOperation)
 }
 
 #[cfg(test)]
@@ -454,7 +445,7 @@ mod tests {
     #[test]
     fn a_cache_line_is_hinted_once() {
         for start in 0..2 * CACHE_LINE {
-            for len in 0..=RESERVE_FIRST_MAX {
+            for len in 0..=DEMOTE_MAX {
                 let mut lines = Vec::new();
                 let at = core::ptr::without_provenance_mut(4096 + start);
                 for_each_line(at, len, |hinted| lines.push(hinted.addr() / CACHE_LINE));

@@ -9,6 +9,8 @@ pub(super) enum ExecuteError {
     PeerNotReady,
     /// The peer has no receive posted (RNR). The request is retried after the peer's timer, given as its verbs code.
     ReceiverNotReady(u8),
+    /// The peer has not polled the completions of earlier requests. The request is retried without limit.
+    LaneFull,
     /// The request failed. If `notify_peer`, the peer's queue pair has to go to ERR too, and the peer must be told.
     Failed { status: Status, notify_peer: bool },
 }

@@ -8,6 +8,7 @@
 //!  4 KiB       regions       2^18 x RegionEntry    owner
 //!  +16 MiB     queue pairs   2^14 x QpBlock        owner
 //!  heap        completion queues: CqHeader, then Cqe[depth]
+//!              completion lanes: LaneHeader, then LaneEntry[depth], see lane.rs
 //!              receive queues: slots[depth], see RECV_HEAD_WORDS
 //!              shared receive queues: SrqHeader, SrqWord[2 depth], slots[depth]
 //!              memory of regions
@@ -24,6 +25,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Rela
 use crosstie_protocol::key::Key;
 
 use crate::memory::segment::Shared;
+use crate::ring::ready_set::ReadySet;
 use crate::ring::stalled::StalledSlots;
 use crate::wait::Parker;
 
@@ -110,7 +112,10 @@ pub(super) struct OwnerLine {
     pub(super) recv_sges: AtomicU32,
     /// 1 if `recv_at` names a shared receive queue, 0 if it names the queue pair's own receive queue.
     pub(super) shared: AtomicU32,
-    pub(super) reserved: AtomicU32,
+    /// RC: number of entries of the completion lane.
+    pub(super) lane_depth: AtomicU32,
+    /// RC: offset of the completion lane, see `lane.rs`.
+    pub(super) lane_at: AtomicU64,
 }
 
 /// The cache line that one sending half of a queue pair writes while it works on the owner's segment: one connection, or
@@ -119,9 +124,9 @@ pub(super) struct OwnerLine {
 pub(super) struct PeerLine {
     /// Odd while the peer is inside an operation on this segment, see `quiescence.rs`.
     pub(super) busy: AtomicU64,
-    /// Position that the peer is reserving in a completion queue, see [`crate::ring::reservation`].
+    /// Datagrams: position that the peer is reserving in a completion queue, see [`crate::ring::reservation`].
     pub(super) claim: AtomicU64,
-    /// RC: receives taken so far.
+    /// RC: receives taken so far, which is also the next position in the completion lane.
     pub(super) taken: AtomicU64,
     /// Datagrams: offset of the completion queue that `claim` refers to.
     pub(super) cq_at: AtomicU64,
@@ -134,7 +139,8 @@ pub(super) const KIND_RC: u32 = 1;
 /// `QpBlock::kind` of a datagram queue pair.
 pub(super) const KIND_UD: u32 = 2;
 
-/// The head of a completion queue; the entries follow at [`CQES_AT`].
+/// The head of a completion queue; the entries follow at [`CQES_AT`]. Receives of connections complete in lanes of their own
+/// (`lane.rs`); all other completions are entries here.
 #[repr(C, align(64))]
 pub(super) struct CqHeader {
     /// Next free position. Writers: all producers.
@@ -145,13 +151,16 @@ pub(super) struct CqHeader {
     pub(super) depth: AtomicU32,
     /// Nonzero once a completion was lost. Writer: the producer that lost it.
     pub(super) overrun: AtomicU32,
-    /// Whether there is more than one producer, see [`crate::ring::reservation`]. Writer: the owner.
+    /// [`SHARED`](crate::ring::reservation::SHARED), which is zero: there can always be more than one producer.
     pub(super) mode: AtomicU64,
     /// Entries that producers must leave out. Writer: the owner.
     pub(super) stalled: StalledSlots,
     /// The owner parks here while it waits for completions. Writers: the owner and the peer that wakes it.
     pub(super) parker: Parker,
     pub(super) reserved2: [AtomicU32; 15],
+    /// The lanes with entries that the owner may not know, by the index of the queue pair. Writers: the owner, and peers whose lane
+    /// is not polled.
+    pub(super) ready: ReadySet<{ QpNum::INDICES as usize / 64 }>,
 }
 
 /// One word alone on a cache line.
@@ -163,7 +172,7 @@ pub(super) struct CacheLine {
 /// Offset of the entries behind a [`CqHeader`].
 pub(super) const CQES_AT: u64 = size_of::<CqHeader>() as u64;
 
-/// A completion queue entry, two to a cache line. The producer that reserved its position writes it.
+/// An entry of a completion queue that is not one of a lane, two to a cache line. The producer that reserved its position writes it.
 ///
 /// ```text
 ///  word       bits 63..32                                      bits 31..0
@@ -322,12 +331,9 @@ pub(super) enum CqeKind {
     Void = 0,
     /// A send request completed.
     Send = 1,
-    /// A receive of the queue pair's own receive queue completed.
+    /// A datagram was received.
     Recv = 2,
-    /// A receive of a shared receive queue completed.
-    SharedRecv = 3,
-    /// Marker: every receive that the queue pair's peer completed has its entry before this one. The poller flushes the
-    /// remaining receives.
+    /// Marker: the queue pair's peer completes no more receives. The poller flushes the remaining ones.
     Flush = 4,
     /// Marker: every receive that a dead datagram sender completed has its entry before this one. The poller returns the
     /// receives that the sender had taken without completing them.
@@ -385,7 +391,7 @@ pub(super) const fn recv_stride(sges: u32) -> usize {
 pub(super) struct SrqHeader {
     /// Receives posted so far. Writer: the owner.
     pub(super) posted: CacheLine,
-    /// Receives taken so far; may lag behind. Writers: all takers.
+    /// Receives before this one are taken; lags behind. Writers: all takers.
     pub(super) taken: CacheLine,
     /// Number of slots, a power of two; there are twice as many words. Writer: the owner, once.
     pub(super) depth: AtomicU32,
@@ -499,8 +505,8 @@ const _: () = {
     assert!(size_of::<PeerLine>() == 64);
     assert!(size_of::<QpBlock>() == 128);
     assert!(core::mem::offset_of!(QpBlock, owner_line) == 64);
-    assert!(size_of::<CqHeader>() == 256);
     assert!(core::mem::offset_of!(CqHeader, parker) == 192);
+    assert!(core::mem::offset_of!(CqHeader, ready) == 256);
     assert!(size_of::<Cqe>() == 32);
     assert!(core::mem::offset_of!(Cqe, sequence) == 0);
     assert!(core::mem::offset_of!(Cqe, request) == 8);

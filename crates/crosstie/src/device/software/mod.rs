@@ -59,6 +59,7 @@ mod forged_data_tests;
 mod fuzz_tests;
 #[cfg(test)]
 mod invalid_input_tests;
+mod lane;
 mod layout;
 mod link;
 mod peer_lines;

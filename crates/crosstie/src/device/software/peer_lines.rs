@@ -24,8 +24,8 @@ use crate::ring::{presence, reservation};
 /// What a line is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LineUse {
-    /// A connection of a queue pair in protection domain `pd`, whose receive completions go to the queue at `recv_cq`.
-    Connection { pd: u32, recv_cq: u64 },
+    /// A connection of a queue pair in protection domain `pd`.
+    Connection { pd: u32 },
     /// The datagram sender with this number. It reaches all datagram queue pairs, of any protection domain.
     Datagrams { sender: u32 },
 }

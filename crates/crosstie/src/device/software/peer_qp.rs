@@ -3,8 +3,8 @@
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::sync::Arc;
 
-use super::cq_ring::CqRing;
 use super::error::ExecuteError;
+use super::lane::PeerLane;
 use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block_at, taker_of_qp};
 use super::link::Link;
 use super::peer_lines::OpenLine;
@@ -36,7 +36,7 @@ pub(super) struct AttachedPeer {
 #[derive(Debug)]
 pub(super) struct AttachedQp {
     pub(super) connection: ConnectionWord,
-    pub(super) ring: CqRing,
+    pub(super) lane: PeerLane,
     pub(super) recv: PeerRecvQueue,
     pub(super) pd: u32,
     pub(super) access: Access,
@@ -83,14 +83,14 @@ pub(super) fn attach(
         return Err(ExecuteError::PeerNotReady);
     }
     let invalid = || ExecuteError::both_ends(Status::BadResponse);
-    let ring = CqRing::new(&link.segment, block.recv_cq.load(Relaxed)).ok_or_else(invalid)?;
     let index = block.line.load(Relaxed);
     let line = OpenLine::open(&link.lines, index, connection.tenure()).ok_or(ExecuteError::PeerNotReady)?;
     let taken = line.taken.load(Relaxed);
     let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num), taken).ok_or_else(invalid)?;
+    let lane = PeerLane::new(&link.segment, block, num, taken, recv.is_shared()).ok_or_else(invalid)?;
     let qp = AttachedQp {
         connection,
-        ring,
+        lane,
         recv,
         pd: block.pd.load(Relaxed),
         access: Access::from_bits_truncate(block.access.load(Relaxed)),

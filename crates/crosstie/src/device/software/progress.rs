@@ -226,6 +226,12 @@ fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
                 }
                 (Status::RnrRetryExceeded, false)
             }
+            Err(ExecuteError::LaneFull) => {
+                // The peer has receives and polls late: this is no failure, however long it takes.
+                request.due = now + NOT_READY_RETRY;
+                request.deadline = retry_deadline(&peer.connect);
+                return Some(request.due);
+            }
             Err(ExecuteError::PeerNotReady) => {
                 let late = request.deadline.is_some_and(|deadline| now >= deadline);
                 if !late && !peer.link.is_dead() {

@@ -7,9 +7,10 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::cq::{CqRole, CqShared};
+use super::cq::CqShared;
 use super::cq_ring::NewCqe;
 use super::deferred::DeferredSends;
+use super::lane::Lane;
 use super::layout::{
     ConnectionWord, CqeKind, KIND_UD, QpBlock, QpNum, RequestWord, qp_block_at, short_epoch,
 };
@@ -38,6 +39,8 @@ pub(super) struct QpShared {
     pub(super) send_cq: Arc<CqShared>,
     pub(super) recv_cq: Arc<CqShared>,
     pub(super) recv: RecvSource,
+    /// RC: where its receives complete.
+    pub(super) lane: Option<Lane>,
     /// Send requests retired so far. Writer: the poller of `send_cq`.
     pub(super) sq_done: AtomicU64,
     /// Claim in the ring of `send_cq`. Writer: the owner of the sending half (the poster or the progress thread).
@@ -218,6 +221,13 @@ pub(super) fn create(
         return Err(DeviceError::WrongDevice("the shared receive queue"));
     }
     device.add_qp(|key| {
+        let lane = match kind {
+            KIND_UD => None,
+            _ => {
+                let receives = srq.map_or(config.max_recv_wr, |srq| srq.shared.header.depth.load(Relaxed));
+                Some(Lane::new(device, receives, srq.is_some())?)
+            }
+        };
         let recv = match srq {
             Some(srq) => RecvSource::Shared(srq.shared.clone()),
             None if kind == KIND_UD => {
@@ -245,6 +255,9 @@ pub(super) fn create(
         line.recv_depth.store(depth, Relaxed);
         line.recv_sges.store(sges, Relaxed);
         line.shared.store(shared, Relaxed);
+        if let Some(lane) = &lane {
+            lane.describe(&block);
+        }
         let qp = Arc::new(QpShared {
             device: device.clone(),
             num: key.bits(),
@@ -256,17 +269,16 @@ pub(super) fn create(
             send_cq: send_cq.shared.clone(),
             recv_cq: recv_cq.shared.clone(),
             recv,
+            lane,
             sq_done: AtomicU64::new(0),
             send_claim: AtomicU64::new(reservation::IDLE),
             deferred: Mutex::default(),
             peer: Mutex::new(None),
             destroyed: AtomicBool::new(false),
         });
-        let added = qp.send_cq.add_qp(&qp, CqRole::Send).and_then(|()| qp.recv_cq.add_qp(&qp, CqRole::Recv));
-        if let Err(e) = added {
-            qp.leave_cqs();
-            qp.free_recv_queue();
-            return Err(e);
+        qp.send_cq.add_qp(&qp);
+        if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
+            qp.recv_cq.add_qp(&qp);
         }
         Ok(qp)
     })

@@ -186,7 +186,7 @@ impl DeviceShared {
     /// away.
     pub(super) fn observe_domain(&self, pd: u32) -> Quiescence {
         let reaches = |usage: &LineUse| match usage {
-            LineUse::Connection { pd: other, .. } => *other == pd,
+            LineUse::Connection { pd: other } => *other == pd,
             LineUse::Datagrams { .. } => true,
         };
         Quiescence { ends_with_peer: true, ..self.observe(reaches) }
@@ -213,14 +213,9 @@ impl DeviceShared {
         DeviceError::PeerBusy { process: gid.and_then(|gid| self.peer_process(gid)) }
     }
 
-    /// Publishes a void entry at the position that a dead peer reserved in `ring` and did not publish, if there is one, and
-    /// clears the peer's claim. Returns false if that cannot be decided yet.
-    pub(super) fn void_abandoned_reservation(
-        &self,
-        dead: &AssignedLine,
-        ring: &CqRing,
-        ring_at: u64,
-    ) -> bool {
+    /// Publishes a void entry at the position that a dead datagram sender reserved in `ring` and did not publish, if there is one, and
+    /// clears the sender's claim. Returns false if that cannot be decided yet.
+    pub(super) fn void_abandoned_reservation(&self, dead: &AssignedLine, ring: &CqRing) -> bool {
         let _one_at_a_time = locked(&self.service.cleanup);
         let position = dead.line.claim.load(Acquire);
         let header = &*ring.header;
@@ -232,7 +227,7 @@ impl DeviceShared {
             || header.consumed.word.load(Acquire) > position
             || ring.is_published(position);
         if !is_complete {
-            if !self.is_abandoned(ring, ring_at, position) {
+            if !self.is_abandoned(ring, position) {
                 return false;
             }
             ring.publish_void(position);
@@ -242,17 +237,13 @@ impl DeviceShared {
     }
 
     /// Whether no live producer can still publish `position` of `ring`. The caller holds the lock `cleanup`.
-    pub(super) fn is_abandoned(&self, ring: &CqRing, ring_at: u64, position: u64) -> bool {
+    pub(super) fn is_abandoned(&self, ring: &CqRing, position: u64) -> bool {
         let qps = self.all_qps();
         let mut live: Vec<&AtomicU64> = vec![&self.service.claim];
         live.extend(qps.iter().map(|qp| &qp.send_claim));
-        // Lines of connections that push elsewhere do not matter: a peer that is stopped there holds up nobody here.
         let lines: Vec<AssignedLine> = locked(&self.peer_lines)
             .all()
-            .filter(|line| match line.usage {
-                LineUse::Connection { recv_cq, .. } => recv_cq == ring_at,
-                LineUse::Datagrams { .. } => true,
-            })
+            .filter(|line| matches!(line.usage, LineUse::Datagrams { .. }))
             .filter(|line| self.is_peer_connected(&line.gid))
             .collect();
         live.extend(lines.iter().map(|line| &line.line.claim));
@@ -295,7 +286,7 @@ impl QpShared {
     pub(super) fn peer_has_left(&self, departure: &mut PeerDeparture) -> bool {
         let Some(peer) = self.peer_line() else { return true };
         if !self.device.is_peer_connected(&peer.gid) {
-            return self.device.void_abandoned_reservation(&peer, &self.recv_cq.ring, self.recv_cq.at());
+            return true;
         }
         let seen = *departure.seen.get_or_insert_with(|| {
             // After this fence either the peer sees that the connection is closed, or we see its odd `busy`.

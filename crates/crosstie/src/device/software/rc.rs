@@ -87,10 +87,11 @@ impl RcQp {
         let shared = &self.shared;
         let connection = ConnectionWord::ready(shared.epoch());
         let taken = match &shared.recv {
-            RecvSource::Own(queue) => queue.base(),
-            _ => 0,
+            RecvSource::Own(queue) => Some(queue.base()),
+            _ => None,
         };
-        let usage = LineUse::Connection { pd: shared.pd, recv_cq: shared.recv_cq.at() };
+        let taken = shared.lane.as_ref().map_or(0, |lane| lane.begin_connection(shared.epoch(), taken));
+        let usage = LineUse::Connection { pd: shared.pd };
         let line = shared.device.assign_line(peer.device.gid, connection.tenure(), usage, taken)?;
         shared.block.line.store(line.index, Relaxed);
         let [low, high] = gid_words(&peer.device.gid);

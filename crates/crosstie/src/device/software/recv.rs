@@ -8,7 +8,7 @@
 //!                   peer:   takes slots in order, taken += 1                 (PeerLine::taken)
 //!
 //!  shared queue     owner:  free slot = SGEs, words[posted % 2 depth] = slot, posted += 1
-//!                   takers: compare-and-swap their number into the word, then advance `taken`
+//!                   takers: compare-and-swap their number into the first word that is not taken
 //! ```
 //!
 //! A taker of a shared queue records itself in the same compare-and-swap with which it takes. If it dies before it
@@ -29,6 +29,8 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 #[derive(Clone, Debug)]
 pub(super) struct RecvSlots {
     words: SharedSlice<AtomicU64>,
+    /// The number of slots.
+    depth: usize,
     stride: usize,
     max_sge: u32,
 }
@@ -49,7 +51,7 @@ impl RecvSlots {
     pub(super) fn new(segment: &Arc<Segment>, offset: u64, depth: u32, max_sge: u32) -> Option<RecvSlots> {
         let stride = recv_stride(max_sge);
         let words = SharedSlice::new(segment, offset, (depth as usize).checked_mul(stride)?)?;
-        Some(RecvSlots { words, stride, max_sge })
+        Some(RecvSlots { words, depth: depth as usize, stride, max_sge })
     }
 
     fn write(&self, slot: usize, sges: &[Sge<'_>]) {
@@ -143,7 +145,7 @@ impl RecvQueue {
         self.slots.write(slot, wr.sges);
         // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
-        // Release, partner: the sender's Acquire load in `PeerRecvQueue::has_recv`. It makes the slot visible to the
+        // Release, partner: the sender's Acquire load in `PeerRecvQueue::take`. It makes the slot visible to the
         // sender and, through the sender's completion, the `wr_id` to the poller.
         line.posted.store(posted + 1, Release);
         Ok(())
@@ -193,6 +195,9 @@ pub(super) struct SharedRecvQueue {
     completed: AtomicBool,
     pub(super) memory: Allocation,
 }
+
+/// How often takers publish how far they are, in receives.
+const TAKEN_INTERVAL: u64 = 16;
 
 const SRQ_WORDS_AT: u64 = size_of::<SrqHeader>() as u64;
 
@@ -255,7 +260,7 @@ impl SharedRecvQueue {
         self.outstanding[slot].store(1, Relaxed);
         self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
         cursor.posted += 1;
-        // Release, partner: the taker's Acquire load in `PeerRecvQueue::take`. It makes word and slot visible to the
+        // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes word and slot visible to the
         // taker and, through the taker's completion, the private fields to the poller.
         self.header.posted.word.store(position + 1, Release);
         Ok(())
@@ -368,17 +373,24 @@ fn words_and_slots(
 
 /// A peer's receive queue, as a sender uses it.
 #[derive(Debug)]
-pub(super) enum PeerRecvQueue {
-    /// The queue pair's own queue: this sender is the only taker and takes in order.
-    Own { slots: RecvSlots, mask: u64, taken: u64, seen_posted: u64 },
-    /// A shared queue: other senders take from it too, and each records its `taker` number in what it takes.
-    Shared {
-        header: SharedRef<SrqHeader>,
-        words: SharedSlice<AtomicU64>,
-        slots: RecvSlots,
-        taker: u16,
-        seen_posted: u64,
-    },
+pub(super) struct PeerRecvQueue {
+    slots: RecvSlots,
+    /// Receives that this sender has taken: the position of the next one in an own queue.
+    taken: u64,
+    /// Receives that were posted, as far as this sender knows.
+    seen_posted: u64,
+    shared: Option<SharedTaker>,
+}
+
+/// What a sender needs to take from a shared queue: other senders take from it too, and each records its `taker` number in what it
+/// takes.
+#[derive(Debug)]
+struct SharedTaker {
+    header: SharedRef<SrqHeader>,
+    words: SharedSlice<AtomicU64>,
+    taker: u16,
+    /// The receives before this position are taken.
+    next: u64,
 }
 
 /// A receive that a sender has taken.
@@ -386,12 +398,14 @@ pub(super) enum PeerRecvQueue {
 pub(super) struct TakenRecv {
     /// Identifies the receive to its owner.
     pub(super) slot: u32,
+    /// How many receives the sender had taken before.
+    pub(super) position: u64,
 }
 
 impl PeerRecvQueue {
     /// The receive queue of the queue pair in `block`. `None` if the block's values are invalid.
     ///
-    /// `taken` is the number of receives that this sender has taken already, for a queue pair's own queue.
+    /// `taken` is the number of receives that this sender has taken already.
     pub(super) fn new(
         segment: &Arc<Segment>,
         block: &QpBlock,
@@ -406,99 +420,94 @@ impl PeerRecvQueue {
         }
         if line.shared.load(Relaxed) == 0 {
             let slots = RecvSlots::new(segment, at, depth, max_sge)?;
-            Some(PeerRecvQueue::Own { slots, mask: u64::from(depth) - 1, taken, seen_posted: taken })
+            Some(PeerRecvQueue { slots, taken, seen_posted: taken, shared: None })
         } else {
             let header: SharedRef<SrqHeader> = SharedRef::new(segment, at)?;
             let (words, slots) = words_and_slots(segment, at, depth, max_sge)?;
-            Some(PeerRecvQueue::Shared { header, words, slots, taker, seen_posted: 0 })
+            let shared = Some(SharedTaker { header, words, taker, next: 0 });
+            Some(PeerRecvQueue { slots, taken, seen_posted: 0, shared })
         }
     }
 
-    /// Whether there is a receive to take. For an own queue, `true` stays true until this sender takes it.
-    #[inline]
-    pub(super) fn has_recv(&mut self, block: &QpBlock) -> bool {
-        match self {
-            PeerRecvQueue::Own { taken, seen_posted, .. } => {
-                if *taken == *seen_posted {
-                    // Acquire, partner: the Release store in `RecvQueue::post`.
-                    *seen_posted = block.owner_line.posted.load(Acquire);
-                }
-                // A count that went backwards is invalid; treat the queue as empty.
-                *taken < *seen_posted
-            }
-            PeerRecvQueue::Shared { header, seen_posted, .. } => {
-                let taken = header.taken.word.load(Relaxed);
-                if taken >= *seen_posted {
-                    // Acquire, partner: the Release store in `SharedRecvQueue::post`.
-                    *seen_posted = header.posted.word.load(Acquire);
-                }
-                taken < *seen_posted
-            }
-        }
+    /// The number of receives that this sender has taken.
+    #[inline(always)]
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Takes the next receive. `line` is this sender's line at the owner.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, block: &QpBlock, line: &PeerLine) -> Option<TakenRecv> {
-        if !self.has_recv(block) {
-            return None;
-        }
-        match self {
-            PeerRecvQueue::Own { mask, taken, .. } => {
-                let slot = (*taken & *mask) as u32;
-                *taken = taken.wrapping_add(1);
-                line.taken.store(*taken, Relaxed);
-                Some(TakenRecv { slot })
-            }
-            PeerRecvQueue::Shared { header, words, taker, seen_posted, .. } => {
-                // Other takers may be ahead of `taken`, so several words may have to be skipped. The bound ends the loop
-                // if the queue holds invalid words.
-                for _ in 0..2 * words.len() + 64 {
-                    let position = header.taken.word.load(Acquire);
-                    if position >= *seen_posted {
-                        *seen_posted = header.posted.word.load(Acquire);
-                        if position >= *seen_posted {
-                            return None;
-                        }
-                    }
-                    let at = words.ring(position);
-                    let word = SrqWord(at.load(Acquire));
-                    let advance = || {
-                        // Release, partner: the Acquire load above: a thread that sees the count also sees that the words
-                        // before it are taken.
-                        header
-                            .taken
-                            .word
-                            .compare_exchange(position, position.wrapping_add(1), Release, Relaxed)
-                            .ok();
-                    };
-                    if word.is_at(position) && !word.is_taken() {
-                        // One compare-and-swap takes the receive and records the taker: if this process dies now, the
-                        // owner knows who had the receive.
-                        if at.compare_exchange(word.0, word.taken_by(*taker).0, AcqRel, Relaxed).is_ok() {
-                            advance();
-                            return Some(TakenRecv { slot: word.slot().into() });
-                        }
-                    } else if word.is_at(position) {
-                        advance();
-                    }
+        let position = self.taken;
+        let slot = match &mut self.shared {
+            None => {
+                if position == self.seen_posted {
+                    // Acquire, partner: the Release store in `RecvQueue::post`.
+                    self.seen_posted = block.owner_line.posted.load(Acquire);
                 }
-                None
+                // A count that went backwards is invalid; treat the queue as empty.
+                if position >= self.seen_posted {
+                    return None;
+                }
+                position as u32 & (self.slots.depth as u32 - 1)
             }
-        }
+            Some(shared) => shared.take(&mut self.seen_posted)?.into(),
+        };
+        self.taken = position.wrapping_add(1);
+        line.taken.store(self.taken, Relaxed);
+        Some(TakenRecv { slot, position })
     }
 
     /// The scatter/gather entries of a taken receive.
     pub(super) fn sges(&self, taken: TakenRecv) -> impl Iterator<Item = RecvSge> {
-        let slots = match self {
-            PeerRecvQueue::Own { slots, .. } | PeerRecvQueue::Shared { slots, .. } => slots,
-        };
-        let depth = slots.words.len() / slots.stride;
-        slots.sges(taken.slot as usize & (depth - 1))
+        self.slots.sges(taken.slot as usize & (self.slots.depth - 1))
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self, PeerRecvQueue::Shared { .. })
+        self.shared.is_some()
+    }
+}
+
+impl SharedTaker {
+    /// Takes the first receive that nobody has taken. Returns its slot.
+    ///
+    /// Everyone takes the first one, so all receives before one that is taken are taken as well: a sender need not look at what
+    /// comes before its own last one, nor before [`SrqHeader::taken`].
+    #[inline]
+    fn take(&mut self, seen_posted: &mut u64) -> Option<u16> {
+        let count = self.words.len() as u64;
+        // The bound ends the loop if the queue holds invalid words.
+        for _ in 0..2 * count + 64 {
+            if self.next >= *seen_posted {
+                // Acquire, partner: the Release store in `SharedRecvQueue::post`.
+                *seen_posted = self.header.posted.word.load(Acquire);
+                if self.next >= *seen_posted {
+                    return None;
+                }
+                // The words before have been used again.
+                self.next = self.next.max(seen_posted.saturating_sub(count));
+            }
+            let position = self.next;
+            let at = self.words.ring(position);
+            let word = SrqWord(at.load(Acquire));
+            // One compare-and-swap takes the receive and records the taker: if this process dies now, the owner knows who had the
+            // receive.
+            if word.is_at(position)
+                && !word.is_taken()
+                && at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_ok()
+            {
+                self.next = position + 1;
+                if self.next.is_multiple_of(TAKEN_INTERVAL) {
+                    self.header.taken.word.store(self.next, Relaxed);
+                }
+                return Some(word.slot());
+            }
+            // Others have taken it, and perhaps many more.
+            let others = self.header.taken.word.load(Relaxed);
+            let is_ahead = others > position && others <= *seen_posted;
+            self.next = if is_ahead { others } else { position + 1 };
+        }
+        None
     }
 }
 

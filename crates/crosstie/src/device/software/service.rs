@@ -561,7 +561,7 @@ fn try_reclaim_datagram_sender(device: &DeviceShared, peer: &AssignedLine, sende
     // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
     if line.claim.load(Relaxed) != reservation::IDLE
         && let Some(qp) = device.all_qps().iter().find(|qp| is_cq_of_datagrams(qp))
-        && !device.void_abandoned_reservation(peer, &qp.recv_cq.ring, ring_at)
+        && !device.void_abandoned_reservation(peer, &qp.recv_cq.ring)
     {
         return false;
     }

@@ -226,6 +226,7 @@ impl CqState {
     /// Translates a completion of the device. `None` for queue pairs that were destroyed.
     #[inline]
     fn translate(&self, raw: &RawCompletion) -> Option<Completion> {
+        use crate::device::completion::InlineData;
         use crate::device::{Opcode, Status};
         let receive = raw.opcode & ffi::ibv_wc_opcode::IBV_WC_RECV != 0;
         let mut completion = Completion {
@@ -236,6 +237,7 @@ impl CqState {
             imm: None,
             qp_num: raw.qp_num,
             src_qp: raw.src_qp,
+            data: InlineData::NONE,
         };
         if raw.status != ffi::ibv_wc_status::IBV_WC_SUCCESS {
             // Only `wr_id`, `qp_num` and the status are defined. The tag shows whether it was a send request.

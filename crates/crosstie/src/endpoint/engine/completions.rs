@@ -172,7 +172,16 @@ mod tests {
     }
 
     fn completion(wr_id: u64, status: Status) -> Completion {
-        Completion { wr_id, status, opcode: Opcode::Write, byte_len: 0, imm: None, qp_num: 0, src_qp: 0 }
+        Completion {
+            wr_id,
+            status,
+            opcode: Opcode::Write,
+            byte_len: 0,
+            imm: None,
+            qp_num: 0,
+            src_qp: 0,
+            data: crate::device::InlineData::NONE,
+        }
     }
 
     /// I2 and I3: completions of former leases, repeated ones and made-up ones are counted, and reach nobody, whatever their status.

@@ -1,0 +1,473 @@
+//! Completion lanes: where the receives of a connection complete.
+//!
+//! Every RC queue pair has a lane in its owner's segment: a ring of entries, one cache line each, that **one peer writes and one
+//! poller reads**. An entry is there or it is not. So a peer that is stopped or killed at any instruction leaves nothing to repair
+//! and holds up nobody else. A short message travels inside of the entry; the memory that it is addressed to gets it too, but a
+//! poller that takes it from the entry need not read that memory.
+//!
+//! ```text
+//!  peer (PeerLane)                                    poller (LaneReader)
+//!  position = its count of taken receives
+//!  write the message to its target, and here,
+//!     if it is short
+//!  head = position + 1, slot, tag  (Release) -------> head == cursor + 1 ?  copy the entry, complete the receive
+//!  is the lane polled? else ready.add(lane)  -------> `ring/ready_set.rs`
+//!                                            <------- consumed = cursor
+//! ```
+//!
+//! **Room.** A lane of a queue pair with its own receive queue has an entry for each receive. A receive can be posted again only after
+//! its completion was polled, so there is always room. Queue pairs that share a receive queue could take all of it, each of them; their
+//! lanes have at most [`MAX_SHARED_DEPTH`] entries. A peer that finds no room defers its request until the poller has made some.
+//!
+//! **Connections.** Positions are never used twice: a new connection begins at [`Lane::begin_connection`], behind everything that the
+//! old peer can have written. The old peer is outside by then (`quiescence.rs`). The poller may still be reading an old entry while the
+//! new peer overwrites it; it checks the queue pair's epoch after it has copied the entry.
+//!
+//! **Trust.** A peer can write anything into its lane (and, as it has mapped the whole segment, into others). The poller copies an
+//! entry once, and decides from the private record of receives what it completes.
+
+use core::sync::atomic::{
+    AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence as atomic_fence,
+};
+use std::sync::Arc;
+
+use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
+use super::qp::{QpShared, RecvSource};
+use super::recv::TakenRecv;
+use super::region_keys::pointer;
+use super::state::{Allocation, DeviceShared};
+use crate::device::completion::InlineData;
+use crate::device::{Completion, Data, DeviceError, Opcode, Status};
+use crate::memory::copy::copy;
+use crate::memory::prefetch;
+use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
+use crate::ring::ready_set;
+
+/// Most entries of the lane of a queue pair with a shared receive queue.
+const MAX_SHARED_DEPTH: u32 = 256;
+
+/// The head of a completion lane; the entries follow at [`LANE_ENTRIES_AT`].
+#[repr(C, align(64))]
+pub(super) struct LaneHeader {
+    /// Whether the owner looks at the lane in every poll, see [`crate::ring::ready_set`]. Writer: the owner.
+    pub(super) polled: CacheLine,
+    /// Entries read so far. Writer: the owner.
+    pub(super) consumed: CacheLine,
+}
+
+/// Offset of the entries behind a [`LaneHeader`].
+pub(super) const LANE_ENTRIES_AT: u64 = size_of::<LaneHeader>() as u64;
+
+/// Longest message that travels inside of a [`LaneEntry`].
+pub(super) const LANE_DATA: usize = 48;
+
+/// A completed receive of a connection: one cache line, written by the one connected peer.
+///
+/// ```text
+///  word       bits 63..48            47..32           31..0
+///  head       LaneTag                receive slot     position + 1 (low bits), once the entry is published
+///  detail     immediate (63..32)                      byte_len
+///  data       the message, if LaneTag::has_data
+/// ```
+#[repr(C, align(64))]
+pub(super) struct LaneEntry {
+    head: AtomicU64,
+    detail: AtomicU64,
+    data: [AtomicU64; LANE_DATA / 8],
+}
+
+impl LaneEntry {
+    /// The slot and the tag of the entry at `position`, if it has been published. A peer wrote them: nothing about them is certain.
+    #[inline(always)]
+    pub(super) fn published(&self, position: u64) -> Option<(u16, LaneTag)> {
+        // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
+        let head = self.head.load(Acquire);
+        (head as u32 == position.wrapping_add(1) as u32)
+            .then(|| ((head >> 32) as u16, LaneTag::from_bits((head >> 48) as u16)))
+    }
+
+    /// The immediate and the length. As uncertain as the slot.
+    #[inline(always)]
+    pub(super) fn detail(&self) -> (u32, u32) {
+        let detail = self.detail.load(Relaxed);
+        ((detail >> 32) as u32, detail as u32)
+    }
+
+    /// A copy of the message. As uncertain as the slot.
+    #[inline(always)]
+    pub(super) fn data(&self) -> [u64; LANE_DATA / 8] {
+        core::array::from_fn(|i| self.data[i].load(Relaxed))
+    }
+
+    /// Where the writer of this entry stores up to [`LANE_DATA`] bytes.
+    #[inline(always)]
+    pub(super) fn data_ptr(&self) -> *mut u8 {
+        core::ptr::from_ref(&self.data).cast_mut().cast()
+    }
+
+    #[inline(always)]
+    pub(super) fn publish(&self, position: u64, slot: u16, tag: LaneTag, imm: u32, byte_len: u32) {
+        self.detail.store(u64::from(imm) << 32 | u64::from(byte_len), Relaxed);
+        let sequence = position.wrapping_add(1) as u32;
+        let head = u64::from(tag.to_bits()) << 48 | u64::from(slot) << 32 | u64::from(sequence);
+        // Release, partner: the Acquire load in `published`.
+        self.head.store(head, Release);
+    }
+}
+
+/// Opcode, status and flags of a [`LaneEntry`], packed into 16 bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneTag {
+    pub(super) opcode: u8,
+    pub(super) status: u8,
+    pub(super) has_imm: bool,
+    /// Whether the entry carries the message.
+    pub(super) has_data: bool,
+}
+
+impl LaneTag {
+    #[inline(always)]
+    fn to_bits(self) -> u16 {
+        u16::from(self.status) << 8
+            | u16::from(self.opcode & 7)
+            | u16::from(self.has_imm) << 3
+            | u16::from(self.has_data) << 4
+    }
+
+    #[inline(always)]
+    fn from_bits(bits: u16) -> LaneTag {
+        LaneTag {
+            opcode: bits as u8 & 7,
+            status: (bits >> 8) as u8,
+            has_imm: bits & 8 != 0,
+            has_data: bits & 16 != 0,
+        }
+    }
+}
+
+// SAFETY: atomics only; alignment 64.
+unsafe impl Shared for LaneHeader {}
+// SAFETY: as above.
+unsafe impl Shared for LaneEntry {}
+
+const _: () = {
+    assert!(size_of::<LaneHeader>() == 128);
+    assert!(size_of::<LaneEntry>() == 64);
+    assert!(core::mem::offset_of!(LaneEntry, head) == 0);
+    assert!(core::mem::offset_of!(LaneEntry, detail) == 8);
+    assert!(core::mem::offset_of!(LaneEntry, data) == 16);
+    assert!(LANE_DATA == InlineData::MAX);
+};
+
+/// The lane of a queue pair, as its owner keeps it.
+#[derive(Debug)]
+pub(super) struct Lane {
+    device: Arc<DeviceShared>,
+    header: SharedRef<LaneHeader>,
+    entries: SharedSlice<LaneEntry>,
+    memory: Allocation,
+    /// Entries read so far, as in the header, which peers can write.
+    read: AtomicU64,
+    /// The first position of the connection of epoch `epoch`.
+    first: AtomicU64,
+    epoch: AtomicU64,
+}
+
+impl Lane {
+    /// A lane for a queue pair with this number of receives of its own, or with a shared receive queue.
+    pub(super) fn new(
+        device: &Arc<DeviceShared>,
+        receives: u32,
+        is_shared: bool,
+    ) -> Result<Lane, DeviceError> {
+        let depth = receives.max(2).next_power_of_two();
+        let depth = if is_shared { depth.min(MAX_SHARED_DEPTH) } else { depth };
+        let memory = device.allocate(LANE_ENTRIES_AT + u64::from(depth) * size_of::<LaneEntry>() as u64)?;
+        let parts = SharedRef::new(&device.segment, memory.at).zip(SharedSlice::new(
+            &device.segment,
+            memory.at + LANE_ENTRIES_AT,
+            depth as usize,
+        ));
+        let Some((header, entries)) = parts else {
+            device.free(&memory);
+            return Err(DeviceError::Exhausted { what: "device memory" });
+        };
+        Ok(Lane {
+            device: device.clone(),
+            header,
+            entries,
+            memory,
+            read: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
+        })
+    }
+
+    /// Tells peers where the lane is.
+    pub(super) fn describe(&self, block: &QpBlock) {
+        block.owner_line.lane_at.store(self.memory.at, Relaxed);
+        block.owner_line.lane_depth.store(self.entries.len() as u32, Relaxed);
+    }
+
+    /// Begins the connection of `epoch`. Returns its first position, which is also the number of receives that count as taken
+    /// already. The peer of the last connection is outside.
+    ///
+    /// `taken` is that number for a queue pair's own receive queue, where each receive has its position.
+    pub(super) fn begin_connection(&self, epoch: u64, taken: Option<u64>) -> u64 {
+        // The last peer found room, so it was less than one round ahead of the poller.
+        let behind_all = || self.read.load(Relaxed) + 2 * self.entries.len() as u64;
+        let first = taken.unwrap_or_else(behind_all);
+        self.first.store(first, Relaxed);
+        // Release, partner: the Acquire load in `LaneReader::follow_connection`.
+        self.epoch.store(epoch, Release);
+        first
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.device.free(&self.memory);
+    }
+}
+
+/// The lane of a connected peer's queue pair, as this sender writes it.
+#[derive(Debug)]
+pub(super) struct PeerLane {
+    header: SharedRef<LaneHeader>,
+    entries: SharedSlice<LaneEntry>,
+    cq: SharedRef<CqHeader>,
+    /// The number of the lane in the peer's set of ready lanes.
+    number: usize,
+    /// The last known value of `consumed`: it is read again only when the lane looks full.
+    seen_consumed: u64,
+    /// Whether the peer's receives do not guarantee room.
+    is_bounded: bool,
+}
+
+/// A completed receive, without its message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewEntry {
+    pub(super) opcode: Opcode,
+    pub(super) status: Status,
+    pub(super) byte_len: u32,
+    pub(super) imm: Option<u32>,
+}
+
+impl PeerLane {
+    /// The lane of queue pair `num` with this block, from position `first` on. `None` if the block's values are invalid.
+    pub(super) fn new(
+        segment: &Arc<Segment>,
+        block: &QpBlock,
+        num: u32,
+        first: u64,
+        is_shared: bool,
+    ) -> Option<PeerLane> {
+        let line = &block.owner_line;
+        let (at, depth) = (line.lane_at.load(Relaxed), line.lane_depth.load(Relaxed));
+        if !depth.is_power_of_two() {
+            return None;
+        }
+        // Everything that this sender writes comes after what it has seen of the connection. Partner: the Acquire fence in
+        // `LaneReader::read`.
+        atomic_fence(Release);
+        Some(PeerLane {
+            header: SharedRef::new(segment, at)?,
+            entries: SharedSlice::new(segment, at.checked_add(LANE_ENTRIES_AT)?, depth as usize)?,
+            cq: SharedRef::new(segment, block.recv_cq.load(Relaxed))?,
+            number: QpNum::from_bits(num).index() as usize,
+            seen_consumed: first,
+            is_bounded: is_shared,
+        })
+    }
+
+    /// Prefetches the entry at `position`, so that it arrives while the request is still being checked.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, position: u64) {
+        prefetch::for_write(self.entries.ring(position));
+    }
+
+    /// Whether the entry at `position` can be written.
+    #[inline(always)]
+    pub(super) fn has_room(&mut self, position: u64) -> bool {
+        let depth = self.entries.len() as u64;
+        !self.is_bounded || position.wrapping_sub(self.seen_consumed) < depth || {
+            // Acquire, partner: the Release store in `LaneReader::read`. The entry has been read.
+            self.seen_consumed = self.header.consumed.word.load(Acquire);
+            position.wrapping_sub(self.seen_consumed) < depth
+        }
+    }
+
+    /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry.
+    #[inline(always)]
+    pub(super) fn push(&self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>) {
+        let has_data = new.byte_len as usize <= LANE_DATA && new.status == Status::Success;
+        let entry = self.entries.ring(taken.position);
+        if has_data {
+            store_data(entry, data);
+        }
+        let tag = LaneTag {
+            opcode: new.opcode as u8,
+            status: new.status as u8,
+            has_imm: new.imm.is_some(),
+            has_data,
+        };
+        entry.publish(taken.position, taken.slot as u16, tag, new.imm.unwrap_or(0), new.byte_len);
+        // The next entry arrives while the next request is prepared.
+        prefetch::for_write(self.entries.ring(taken.position.wrapping_add(1)));
+        if !ready_set::is_polled(&self.header.polled.word) {
+            self.cq.ready.add(self.number);
+        }
+        self.cq.parker.notify();
+    }
+}
+
+/// Stores a message of at most [`LANE_DATA`] bytes, as its request was checked, into an entry.
+#[inline(always)]
+fn store_data(entry: &LaneEntry, data: &Data<'_>) {
+    let mut to = entry.data_ptr();
+    match data {
+        // SAFETY: the slice is readable; the entry has room for a message of this length.
+        Data::Inline(bytes) => unsafe { copy(bytes.as_ptr(), to, bytes.len()) },
+        Data::Regions(sges) => {
+            for sge in *sges {
+                // SAFETY: the entry is inside a live region; the lengths of all entries add up to that of the message.
+                unsafe { copy(pointer(sge.addr), to, sge.len as usize) };
+                to = to.wrapping_add(sge.len as usize);
+            }
+        }
+    }
+}
+
+/// The lane of a queue pair, as the poller of its completion queue reads it.
+#[derive(Debug)]
+pub(super) struct LaneReader {
+    /// Copies of those of the queue pair's [`Lane`].
+    header: SharedRef<LaneHeader>,
+    entries: SharedSlice<LaneEntry>,
+    cursor: u64,
+    /// The epoch of the connection whose entries are read.
+    epoch: u64,
+    /// Polls since the lane had an entry.
+    pub(super) empty_polls: u32,
+    /// Whether the poller has it on its list of lanes to look at.
+    pub(super) is_listed: bool,
+}
+
+impl LaneReader {
+    pub(super) fn new(lane: &Lane) -> LaneReader {
+        LaneReader {
+            header: lane.header.clone(),
+            entries: lane.entries.clone(),
+            cursor: 0,
+            epoch: 0,
+            empty_polls: 0,
+            is_listed: false,
+        }
+    }
+
+    /// Whether there is an entry to read.
+    #[inline(always)]
+    pub(super) fn is_ready(&self) -> bool {
+        self.entries.ring(self.cursor).published(self.cursor).is_some()
+    }
+
+    pub(super) fn start_polling(&mut self) {
+        self.empty_polls = 0;
+        ready_set::start_polling(&self.header.polled.word);
+    }
+
+    /// The caller must look at the lane once more.
+    pub(super) fn stop_polling(&mut self) {
+        ready_set::stop_polling(&self.header.polled.word);
+    }
+
+    /// Reads up to `max` completions. Entries of earlier connections are dropped.
+    #[inline(always)]
+    pub(super) fn read(&mut self, qp: &QpShared, max: usize, mut each: impl FnMut(&Completion)) -> usize {
+        if (self.epoch != qp.epoch() || qp.destroyed.load(Acquire)) && !self.follow_connection(qp) {
+            return 0;
+        }
+        let begin = self.cursor;
+        let mut count = 0;
+        // A peer that writes invalid entries does not keep the poller here.
+        let end = begin.wrapping_add(self.entries.len() as u64);
+        while count < max && self.cursor != end {
+            let entry = self.entries.ring(self.cursor);
+            let Some((slot, tag)) = entry.published(self.cursor) else { break };
+            let (imm, byte_len) = entry.detail();
+            let data = if tag.has_data { InlineData::new(entry.data(), byte_len) } else { InlineData::NONE };
+            // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
+            // changes the epoch before it connects a peer that can overwrite the entry.
+            atomic_fence(Acquire);
+            if qp.epoch() != self.epoch {
+                break;
+            }
+            self.cursor = self.cursor.wrapping_add(1);
+            if count > 0 {
+                // This is a stream: the entry after the next one is probably there.
+                prefetch::for_read(self.entries.ring(self.cursor.wrapping_add(1)));
+            }
+            let wr_id = match &qp.recv {
+                RecvSource::Own(queue) => queue.complete_next(),
+                RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
+            };
+            let Some(wr_id) = wr_id else { continue };
+            let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
+            each(&Completion {
+                wr_id,
+                status,
+                opcode: Opcode::from_code(tag.opcode),
+                byte_len,
+                imm: tag.has_imm.then_some(imm),
+                qp_num: qp.num,
+                src_qp: 0,
+                data,
+            });
+            count += 1;
+        }
+        if self.cursor != begin {
+            self.empty_polls = 0;
+            self.publish_cursor(qp);
+        }
+        count
+    }
+
+    fn publish_cursor(&self, qp: &QpShared) {
+        if let Some(lane) = &qp.lane {
+            lane.read.store(self.cursor, Relaxed);
+        }
+        // Release, partner: the Acquire load in `PeerLane::has_room`. The entries have been read.
+        self.header.consumed.word.store(self.cursor, Release);
+    }
+
+    /// The connection that the entries belonged to has ended. Drops what is left of it, and goes to the first entry of the current
+    /// connection. Returns whether there is one.
+    #[cold]
+    fn follow_connection(&mut self, qp: &QpShared) -> bool {
+        self.drop_entries(qp);
+        let Some(lane) = &qp.lane else { return false };
+        // Acquire, partner: the Release store in `Lane::begin_connection`.
+        let epoch = lane.epoch.load(Acquire);
+        if qp.destroyed.load(Acquire) || epoch != qp.epoch() {
+            return false;
+        }
+        // The old peer was outside before the new connection began.
+        self.drop_entries(qp);
+        self.cursor = lane.first.load(Relaxed);
+        self.epoch = epoch;
+        self.publish_cursor(qp);
+        true
+    }
+
+    /// Drops entries without completions. Their receives of a shared receive queue become free again; those of the queue pair's own
+    /// queue were dropped by the reset.
+    pub(super) fn drop_entries(&mut self, qp: &QpShared) {
+        for _ in 0..self.entries.len() {
+            let Some((slot, _)) = self.entries.ring(self.cursor).published(self.cursor) else { break };
+            self.cursor = self.cursor.wrapping_add(1);
+            if let RecvSource::Shared(queue) = &qp.recv {
+                queue.complete(slot.into());
+            }
+        }
+    }
+}
