@@ -31,7 +31,10 @@ pub(crate) enum Provider {
 }
 
 impl Cq {
-    /// Calls `each` with up to `max` completions, oldest first, and returns how many there were. Never blocks.
+    /// Calls `each` with up to `max` completions, and returns how many there were. Never blocks.
+    ///
+    /// The sends of a queue pair complete in the order in which they were posted, and so do the receives of its peer's messages. There
+    /// is no order between queue pairs, nor between the sends and the receives of one.
     #[inline]
     pub fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
         match &mut self.provider {

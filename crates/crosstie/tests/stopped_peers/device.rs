@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("peer_killed_inside_delays_no_later_removal", killed_inside),
     ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
     ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
-    ("create_rc_ends_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
+    ("create_rc_succeeds_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
     ("completions_of_others_arrive_while_a_producer_is_stopped_anywhere_in_a_post", stopped_beside_others),
 ];
 
@@ -247,10 +247,9 @@ fn stopped_producer(_: &mut Random) -> Fallible {
     let region = node.pd.allocate(PAGE, Access::ALL)?;
     let mut peer = Peer::start()?;
     let send_cq = node.device.create_cq(&CqConfig::default())?;
-    let (mut refusals, mut step) = (0, 1);
+    let (mut stops, mut step) = (0, 1);
     loop {
         let recv_cq = node.device.create_cq(&CqConfig { depth: 16 })?;
-        // The peer is the only producer of `recv_cq`: it reserves without compare-and-swap.
         let mut qp = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None)?;
         qp.init(Access::ALL)?;
         for wr_id in 0..2 {
@@ -262,11 +261,8 @@ fn stopped_producer(_: &mut Random) -> Fallible {
         let executed = trace::step(pid, step)?;
         let mut recv_cq = recv_cq;
         let second = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None);
-        match &second {
-            Ok(_) => {}
-            Err(DeviceError::PeerBusy { process }) if *process == Some(pid) => refusals += 1,
-            Err(e) => return Err(format!("step {step}: {e}").into()),
-        }
+        let second = second.map_err(|e| format!("step {step}: {e}"))?;
+        stops += u32::from(executed == step);
         if executed == step {
             // It runs on to the stop behind the post.
             trace::resume(pid)?;
@@ -287,8 +283,8 @@ fn stopped_producer(_: &mut Random) -> Fallible {
         }
         step += 1;
     }
-    println!("create_rc at each of {step} instructions of a post: refused at {refusals}");
-    check(refusals > 0, "the peer was never stopped inside a reservation: the test shows nothing")
+    println!("create_rc at each of {step} instructions of a post: {stops} stops inside");
+    check(stops > 50, "the peer was hardly ever stopped inside a post: the test shows nothing")
 }
 
 /// Two producers of one completion queue: a peer that is stopped at each instruction of a post, and a queue pair of this process,

@@ -37,9 +37,9 @@ use crate::wait::{self, WaitStrategy};
 const CATCH_UP_PAUSES: u32 = 4;
 
 /// Most lanes that are looked at in every poll.
-const MAX_HOT: usize = 8;
+pub(super) const MAX_HOT: usize = 8;
 /// A hot lane that was empty in so many polls can be replaced by another one. That takes a system call.
-const MIN_QUIET_POLLS: u32 = 1 << 16;
+pub(super) const MIN_QUIET_POLLS: u32 = 1 << 16;
 
 /// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
 const POLLS_PER_HOLE_CHECK: u32 = 64;
@@ -150,7 +150,7 @@ pub struct Cq {
     /// Queue pairs by index.
     qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll, by the index of their queue pair. At most [`MAX_HOT`].
-    hot: Vec<usize>,
+    pub(super) hot: Vec<usize>,
     /// Other lanes that have to be looked at, see [`LaneReader::is_listed`].
     listed: VecDeque<usize>,
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
@@ -275,20 +275,15 @@ impl Cq {
         });
         let mut count = 0;
         while count < max
-            && let Some(&index) = self.listed.front()
+            && let Some(index) = self.listed.pop_front()
         {
-            let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(index) else {
-                self.listed.pop_front();
-                continue;
-            };
+            let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(index) else { continue };
+            lane.is_listed = false;
             let found = lane.read(qp, max - count, &mut *each);
             count += found;
-            if count < max {
-                lane.is_listed = false;
-                self.listed.pop_front();
-                if found > 0 {
-                    self.make_hot(index);
-                }
+            // There may be more, which must not keep other lanes waiting.
+            if found > 0 && !self.make_hot(index) && count >= max {
+                self.list_lane(index);
             }
         }
         count
@@ -305,16 +300,17 @@ impl Cq {
     }
 
     /// Looks at a lane in every poll from now on, if there is room for it among the hot ones, or if one of them has long been empty.
-    fn make_hot(&mut self, index: usize) {
+    /// Returns whether it is looked at in every poll.
+    fn make_hot(&mut self, index: usize) -> bool {
         if self.hot.contains(&index) {
-            return;
+            return true;
         }
         if self.hot.len() == MAX_HOT {
             let is_quiet = |index: &usize| match self.qps.get(*index) {
                 Some(Some(Member { lane: Some(lane), .. })) => lane.empty_polls >= MIN_QUIET_POLLS,
                 _ => true,
             };
-            let Some(at) = self.hot.iter().position(is_quiet) else { return };
+            let Some(at) = self.hot.iter().position(is_quiet) else { return false };
             let quiet = self.hot.swap_remove(at);
             if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(quiet) {
                 lane.stop_polling();
@@ -325,6 +321,7 @@ impl Cq {
         if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index) {
             lane.start_polling();
         }
+        true
     }
 
     /// Checks for an overrun and for queue pairs that were added or removed.

@@ -1,7 +1,7 @@
 //! The software device: RDMA semantics in shared memory, for peers on one machine.
 //!
 //! **The poster's thread executes the operation.** A WRITE is a lookup in the peer's table of regions and a copy into its
-//! mapped segment; a completion is a store into the peer's completion queue. The peer's CPU takes no part. There are two
+//! mapped segment; a completion is a store of one cache line into the peer's completion lane. The peer's CPU takes no part. There are two
 //! exceptions. Memory registered in place is reached with `process_vm_writev`; atomics on it, and all access where the
 //! kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
 //! peer not ready) is retried by a progress thread here.
@@ -10,7 +10,7 @@
 //!  process A                                         process B
 //!  RcQp::post --- copy ----------------------------> memory of a region      segment of B,
 //!       |-------- take a receive ------------------> receive queue           mapped by both
-//!       '-------- store a completion --------------> completion queue  <---- Cq::poll
+//!       '-------- store a completion --------------> completion lane   <---- Cq::poll
 //!  service thread <--- Unix socket: segments, ------> service thread
 //!                      errors, proxied copies
 //! ```
@@ -25,13 +25,11 @@
 //!
 //! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals its
 //! pidfd. The service threads of the surviving devices then move its connections to ERR, void the position that it may have
-//! reserved in a completion queue without publishing it (`ring/reservation.rs`), and push a marker behind everything that
-//! it did complete. When the poller reaches the marker, it flushes the remaining receives, including those of shared
-//! receive queues that the dead process had taken. Nothing is left in a file system.
+//! reserved in a completion queue as a datagram sender without publishing it (`ring/reservation.rs`), and push a marker. When the
+//! poller reaches the marker, it takes what the dead process did complete, and flushes the remaining receives, including those of
+//! shared receive queues that the dead process had taken. Nothing is left in a file system.
 //!
-//! A peer that is *stopped* (SIGSTOP) between reserving a position and publishing it holds up the completion queue it was
-//! writing to until it continues: it is alive, and may still write. Nothing else waits for a stopped peer without a limit,
-//! except the drop of memory registered in place, see `quiescence.rs`.
+//! Nothing waits for a *stopped* (SIGSTOP) peer without a limit, except the drop of memory registered in place, see `quiescence.rs`.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -39,7 +37,8 @@
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
 //! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
-//! | `recv.rs`, `cq_ring.rs`, `cq.rs` | receive queues, completion rings, completion queues |
+//! | `recv.rs` | receive queues |
+//! | `lane.rs`, `cq_ring.rs`, `cq.rs` | completion lanes, completion rings, completion queues |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
@@ -60,6 +59,8 @@ mod fuzz_tests;
 #[cfg(test)]
 mod invalid_input_tests;
 mod lane;
+#[cfg(test)]
+mod lane_tests;
 mod layout;
 mod link;
 mod peer_lines;

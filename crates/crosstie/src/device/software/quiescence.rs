@@ -15,8 +15,8 @@
 //!  load connection word, region key                  for each line that could reach the object:
 //!     -> gone: the operation fails                       remember busy if it is odd     (Quiescence)
 //!     -> there: copy, take a receive,                none is odd: free the object at once
-//!        claim = p, publish a completion,            else: look again later; free it when every remembered
-//!        claim = IDLE                                     line has moved on, or its peer is gone (removal.rs)
+//!        publish a completion                        else: look again later; free it when every remembered
+//!                                                         line has moved on, or its peer is gone (removal.rs)
 //!  busy += 1, now even       (OperationGuard drop)
 //! ```
 //!
@@ -46,7 +46,7 @@
 //! | word | writer | meaning |
 //! | --- | --- | --- |
 //! | `PeerLine::busy` | the peer that opened the line | odd while inside an operation |
-//! | `PeerLine::claim` | the same peer; after its death, the owner | the position it is reserving in a completion queue, or `IDLE` |
+//! | `PeerLine::claim` | the same peer, if it is a datagram sender; after its death, the owner | the position it is reserving in a completion queue, or `IDLE` |
 //! | `PeerLine::tenure` | owner and peer in turn, see `ring/presence.rs` | who may write the line |
 //! | `PeerLine::taken`, `SrqWord` | the peer that takes a receive | which receives were taken, and by whom |
 //! | `RegionEntry::key`, `QpBlock::connection`, `QpBlock::line` | the owner | zero: the object is gone |
@@ -61,7 +61,6 @@
 //! | `Mr::deregister`, memory in place | the same | the caller's timeout | the region is handed back, closed to new operations |
 //! | queue pair drop | its own peer, or datagram senders that are inside | [`DROP_TIMEOUT`] | block, number and receive memory are kept until the peer has left |
 //! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`] | the queue pair goes to ERR, `reset` fails and can be tried again |
-//! | `CqShared::add_qp`, second producer | the first producer, if it is in the few instructions of a reservation | [`QUIESCE_TIMEOUT`] | the queue pair is not created |
 //! | allocation that finds no memory | removals that are on the list | [`DROP_TIMEOUT`] | it fails: out of memory |
 //! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
 //! | `Mr::drop`, memory in place | our own progress thread and service thread | the operation that they execute now | |
@@ -74,8 +73,8 @@
 //!
 //! A peer is gone when its process has ended (pidfd), or when it has closed its socket, which it does after it has unmapped
 //! our segment. A peer that we cut off because it sent a malformed message is not gone: its process lives and may be inside
-//! an operation. What a dead peer left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
-//! position that it had reserved without publishing. Receives that it had taken are returned by the poller when it comes to
+//! an operation. What a dead datagram sender left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
+//! position that it had reserved without publishing. A dead peer of a connection leaves nothing to repair (`lane.rs`). Receives that it had taken are returned by the poller when it comes to
 //! the `Flush` or `Reclaim` marker, which the service thread pushes only after the peer can complete no more receives
 //! (`cq.rs`, `service.rs`).
 //!
@@ -90,11 +89,6 @@
 //!   that memory, as any process that has mapped the segment can do at any time.
 //! - It cannot make us free what **another** peer may still touch: the lines of the other peer are in a segment that it
 //!   has not mapped, and the record of who writes which line is private.
-//!
-//! # What this does not guarantee
-//!
-//! A peer that is stopped between reserving and publishing an entry of a completion queue holds up that queue, and the queue
-//! pairs that use it, until it continues or dies.
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use core::time::Duration;

@@ -240,30 +240,34 @@ impl SharedRecvQueue {
     #[inline]
     pub(super) fn post(&self, cursor: &mut PostCursor, wr: &RecvWr<'_>) -> Result<(), PostError> {
         check(wr, self.slots.max_sge)?;
-        let position = cursor.posted;
-        let ring = self.words.len() as u64;
-        if position >= ring {
-            // This post overwrites a word that may be the only record of who took a receive. Refuse while it is needed.
-            let old = SrqWord(self.words.ring(position).load(Relaxed));
-            let slot = usize::from(old.slot()) & (self.wr_ids.len() - 1);
-            if old.is_at(position - ring)
-                && self.outstanding[slot].load(Acquire) != 0
-                && self.positions[slot].load(Relaxed) == position - ring
-            {
-                return Err(PostError::Full);
-            }
-        }
+        let position = self.free_position(cursor).ok_or(PostError::Full)?;
         let slot = self.free_slot(cursor).ok_or(PostError::Full)?;
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
         self.positions[slot].store(position, Relaxed);
         self.slots.write(slot, wr.sges);
         self.outstanding[slot].store(1, Relaxed);
         self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
-        cursor.posted += 1;
+        cursor.posted = position + 1;
         // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes word and slot visible to the
         // taker and, through the taker's completion, the private fields to the poller.
         self.header.posted.word.store(position + 1, Release);
         Ok(())
+    }
+
+    /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
+    /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
+    /// there are of other positions. `None` only if a peer has written invalid words: there are twice as many words as receives.
+    #[inline]
+    fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
+        let last = self.words.len() as u64 - 1;
+        (cursor.posted..=cursor.posted + last).find(|position| {
+            let old = SrqWord(self.words.ring(*position).load(Relaxed));
+            let slot = usize::from(old.slot()) & (self.wr_ids.len() - 1);
+            let posted_at = self.positions[slot].load(Relaxed);
+            let is_record = old.is_at(posted_at) && posted_at & last == position & last;
+            // Acquire, partner: the Release store in `complete`.
+            !is_record || self.outstanding[slot].load(Acquire) == 0
+        })
     }
 
     /// A slot that is not in use. Slots usually become free in the order of posting, so the first one that is checked is free.
@@ -298,7 +302,7 @@ impl SharedRecvQueue {
             return None;
         }
         let wr_id = self.wr_ids[slot as usize].load(Relaxed);
-        // Release, partner: the Acquire loads in `free_slot` and `post`.
+        // Release, partner: the Acquire loads in `free_slot` and `free_position`.
         flag.store(0, Release);
         // Release, partner: the Acquire swap in `free_slot`.
         self.completed.store(true, Release);
@@ -518,6 +522,50 @@ pub(super) const RECV_ACCESS: Access = Access::LOCAL_WRITE;
 mod tests {
     use super::*;
     use crate::device::{Device, software};
+
+    /// One receive completes very late. Meanwhile the queue is used many times over: it has room for all other receives, they are taken
+    /// in order, and it is known who took the late one.
+    #[test]
+    fn receive_that_completes_late_does_not_hold_up_the_others() {
+        const CAPACITY: u32 = 4;
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let shared = super::super::invalid_input_tests::shared_arc(&device);
+        let queue = SharedRecvQueue::new(shared, 1, CAPACITY, 1).unwrap();
+        let (words, _) = words_and_slots(&shared.segment, queue.memory.at, CAPACITY, 1).unwrap();
+        let taker =
+            |taker| SharedTaker { header: queue.header.clone(), words: words.clone(), taker, next: 0 };
+        let (mut late, mut others, mut newcomer) = (taker(1), taker(2), taker(3));
+        let mut cursor = PostCursor::default();
+        let mut wr_ids = 0..;
+        let mut post = |cursor: &mut PostCursor| {
+            let wr_id = wr_ids.next().unwrap();
+            queue.post(cursor, &RecvWr { wr_id, sges: &[] }).map(|()| wr_id)
+        };
+        let mut posted: std::collections::VecDeque<u64> =
+            (0..CAPACITY).map(|_| post(&mut cursor).unwrap()).collect();
+        let (mut seen, mut seen_by_newcomer) = (0, 0);
+        let kept = late.take(&mut seen).unwrap();
+        let kept_wr_id = posted.pop_front().unwrap();
+        for round in 0..100 {
+            assert!(matches!(post(&mut cursor), Err(PostError::Full)), "round {round}");
+            let slot = match round % 7 {
+                3 => newcomer.take(&mut seen_by_newcomer),
+                _ => others.take(&mut seen),
+            };
+            let slot = slot.expect("a receive is there");
+            assert_eq!(queue.complete(slot.into()), posted.pop_front(), "round {round}");
+            posted.push_back(post(&mut cursor).unwrap());
+            assert_eq!(queue.taken_by(1), [u32::from(kept)], "round {round}");
+        }
+        assert_eq!(queue.complete(kept.into()), Some(kept_wr_id));
+        assert!(queue.taken_by(1).is_empty());
+        posted.push_back(post(&mut cursor).unwrap());
+        while let Some(wr_id) = posted.pop_front() {
+            let slot = late.take(&mut seen).unwrap();
+            assert_eq!(queue.complete(slot.into()), Some(wr_id));
+        }
+        assert_eq!((late.take(&mut seen), others.take(&mut seen)), (None, None));
+    }
 
     #[test]
     fn posting_to_a_full_shared_queue_does_not_search_it_again() {

@@ -11,7 +11,7 @@ use crate::participant::{
 cases!("shapes":
     sends_of_all_sizes, writes_of_all_sizes, reads_of_all_sizes, write_of_mebibytes, inline_up_to_the_limit,
     inline_bytes_are_copied_at_once, gather, scatter, read_scatters, unaligned, same_bytes_gathered_twice,
-    receive_longer_than_the_message,
+    receive_longer_than_the_message, data_of_a_completion_is_that_of_the_message,
 );
 
 /// Sizes around the limits of packets, pages and copying strategies.
@@ -333,4 +333,65 @@ fn receive_longer_than_the_message(side: &mut Participant) {
     }
     side.wait_for_other();
     assert_no_completion(&mut end.cq);
+}
+
+/// A device may hand out a short message with its completion. If it does, the bytes are those of the message, and they are in memory as
+/// well, where a SEND or WRITE+IMM puts them; a failed request and a completed send have none.
+fn data_of_a_completion_is_that_of_the_message(side: &mut Participant) {
+    let mut end = side.connected_qp();
+    let region = end.region(512);
+    let remote: RemoteMemory = side.exchange(&region.remote());
+    for len in (0..=70).chain([127, 200]) {
+        let (id, bytes) = (len as u64, pattern(len, len as u64));
+        let (first, third) = (len / 3, len - len / 4);
+        if side.is_left() {
+            // Gathered in an order that is not that of the memory, so that a copy of the memory is not the message.
+            let parts = [(0, 0..first), (300, first..third), (100, third..len)];
+            let sges: Vec<_> = parts
+                .into_iter()
+                .filter(|(_, part)| !part.is_empty())
+                .map(|(at, part)| {
+                    write_bytes(&region, at, &bytes[part.clone()]);
+                    region.sge(at..at + part.len()).unwrap()
+                })
+                .collect();
+            side.wait_for_other();
+            let ops = [SendOp::Send, SendOp::WriteImm(remote.at(256), 7)];
+            for (op, data) in
+                ops.into_iter().flat_map(|op| [(op, Data::Inline(&bytes)), (op, Data::Regions(&sges))])
+            {
+                end.qp.post(&SendWr::new(id, op, data).signaled()).unwrap();
+                assert_eq!(end.expect_success(id).inline_data(), None, "a send has no data");
+                side.wait_for_other();
+            }
+        } else {
+            for _ in 0..4 {
+                let sges = [region.sge(0..100).unwrap(), region.sge(120..220).unwrap()];
+                end.qp.post_recv(&RecvWr { wr_id: id, sges: &sges }).unwrap();
+            }
+            side.wait_for_other();
+            for i in 0..4 {
+                let received = end.expect_success(id);
+                assert_eq!(received.byte_len as usize, len);
+                if let Some(data) = received.inline_data() {
+                    assert_eq!(data, bytes, "{len} bytes, message {i}");
+                }
+                let held = if i < 2 {
+                    [read_bytes(&region, 0, len.min(100)), read_bytes(&region, 120, len.saturating_sub(100))]
+                        .concat()
+                } else {
+                    read_bytes(&region, 256, len)
+                };
+                assert_eq!(held, bytes, "{len} bytes in memory, message {i}");
+                write_bytes(&region, 0, &[0; 512]);
+                side.wait_for_other();
+            }
+        }
+    }
+    end.qp.fail().unwrap();
+    if !side.is_left() {
+        end.qp.post_recv(&RecvWr { wr_id: 9, sges: &[] }).unwrap();
+        assert_eq!(end.expect_status(9, &[crosstie::device::Status::Flushed]).inline_data(), None);
+    }
+    side.wait_for_other();
 }

@@ -13,7 +13,7 @@ use crate::participant::{
 cases!("srq":
     shared_by_many, sends_land_in_order, different_completion_queues, a_broken_queue_pair_leaves_the_receives,
     a_destroyed_queue_pair_leaves_the_receives, refilled_while_it_runs, all_starved_connections_make_progress,
-    receives_may_have_pieces,
+    receives_may_have_pieces, one_connection_may_use_all_receives, all_connections_are_polled,
 );
 
 /// `count` connections: the right participant's queue pairs share one receive queue, the left's have their own. Each
@@ -84,10 +84,21 @@ fn sends_land_in_order(side: &mut Participant) {
             srq.post_recv(&RecvWr { wr_id: i as u64, sges: &[whole_region(buffer)] }).unwrap();
         }
         side.wait_for_other();
-        for i in 0..20 {
-            let received = expect_success(&mut end.cq, i);
-            assert_eq!((received.imm, received.byte_len), (Some(i as u32), 30));
-            assert_eq!(received.qp_num, qps[i as usize % 2].qp_num());
+        // The completions of two queue pairs have no common order; those of each are in order.
+        let received = take_completions(&mut end.cq, 20);
+        for (parity, qp) in qps.iter().enumerate() {
+            let ids: Vec<u64> =
+                received.iter().filter(|c| c.qp_num == qp.qp_num()).map(|c| c.wr_id).collect();
+            assert_eq!(ids, (0..20).filter(|i| i % 2 == parity as u64).collect::<Vec<_>>());
+        }
+        for received in &received {
+            let i = received.wr_id;
+            assert_opcode(received, Opcode::Recv);
+            assert_eq!(
+                (received.imm, received.byte_len),
+                (Some(i as u32), 30),
+                "receives are taken in order"
+            );
             assert_eq!(read_bytes(&buffers[i as usize], 0, 30), pattern(30, i));
         }
     }
@@ -258,4 +269,87 @@ fn receives_may_have_pieces(side: &mut Participant) {
         assert_eq!(read_bytes(&region, 600, 100), [&bytes[101..], &[0]].concat());
     }
     side.wait_for_other();
+}
+
+/// One connection completes every receive of a large queue before anything is polled. All of them arrive, in order; then all receives
+/// can be used again.
+fn one_connection_may_use_all_receives(side: &mut Participant) {
+    const RECEIVES: u64 = 700;
+    let qp = QpConfig { max_send_wr: RECEIVES as u32, ..QpConfig::default() };
+    let shape = TestConfig { qp, cq: CqConfig { depth: 2 * RECEIVES as u32 }, ..TestConfig::default() };
+    let mut end = TestQp::unconnected(&side.device, &shape);
+    let mut srq = end.pd.create_srq(&SrqConfig { max_wr: RECEIVES as u32, max_sge: 1 }).unwrap();
+    let mut qp = end.pd.create_rc(&qp, &end.cq, &end.cq, Some(&srq)).unwrap();
+    // A receive is there, so the request must not fail, however late it is polled.
+    let connect = crosstie::device::ConnectConfig { rnr_retry: 0, ..Default::default() };
+    side.connect(&mut qp, &connect);
+    for round in 0..2 {
+        if side.is_left() {
+            side.wait_for_other();
+            for i in 0..RECEIVES {
+                let bytes = i.to_ne_bytes();
+                let wr = SendWr::new(i, SendOp::SendImm(i as u32), Data::Inline(&bytes));
+                qp.post(&if i + 1 == RECEIVES { wr.signaled() } else { wr }).unwrap();
+            }
+            side.wait_for_other();
+            expect_success(&mut end.cq, RECEIVES - 1);
+        } else {
+            let buffers = end.region(8 * RECEIVES as usize);
+            for i in 0..RECEIVES as usize {
+                let sges = [buffers.sge(8 * i..8 * i + 8).unwrap()];
+                srq.post_recv(&RecvWr { wr_id: i as u64, sges: &sges }).unwrap();
+            }
+            side.wait_for_other();
+            side.wait_for_other();
+            // Longer than all retries of the other side.
+            std::thread::sleep(core::time::Duration::from_millis(600));
+            for i in 0..RECEIVES {
+                let received = expect_success(&mut end.cq, i);
+                assert_eq!(received.imm, Some(i as u32), "round {round}");
+                assert_eq!(crate::participant::read_word(&buffers, 8 * i as usize), i);
+            }
+        }
+    }
+    side.wait_for_other();
+}
+
+/// Many connections of one completion queue are busy in turn: each message arrives, those of a connection in order, however long the
+/// connection was idle before.
+fn all_connections_are_polled(side: &mut Participant) {
+    const QPS: usize = 24;
+    let (mut end, mut srq, mut qps) = fan_in(side, QPS, &SrqConfig::default());
+    let rounds = side.repetitions(40) as u32;
+    for round in 0..rounds {
+        // Every third connection, then the others: each is busy for a while and idle for a while.
+        let busy: Vec<usize> = (0..QPS).filter(|i| (*i as u32 + round).is_multiple_of(3)).collect();
+        if side.is_left() {
+            side.wait_for_other();
+            for message in 0..3 {
+                for i in &busy {
+                    let imm = (round * 3 + message) << 8 | *i as u32;
+                    send(&mut qps[*i], &mut end.cq, SendOp::SendImm(imm), &[]);
+                }
+            }
+            side.wait_for_other();
+        } else {
+            (0..3 * busy.len() as u64).for_each(|i| post_srq_recv(&mut srq, i));
+            side.wait_for_other();
+            let mut seen = [0; QPS];
+            for _ in 0..3 * busy.len() {
+                let received = next_completion(&mut end.cq);
+                let imm = received.imm.unwrap();
+                let from = (imm & 0xFF) as usize;
+                assert_eq!(qps[from].qp_num(), received.qp_num);
+                assert_eq!(imm >> 8, round * 3 + seen[from], "connection {from}");
+                seen[from] += 1;
+            }
+            assert!(busy.iter().all(|i| seen[*i] == 3), "{seen:?}");
+            assert_no_completion_now(&mut end.cq);
+            side.wait_for_other();
+        }
+    }
+}
+
+fn assert_no_completion_now(cq: &mut Cq) {
+    assert_eq!(cq.poll(1, |c| panic!("nothing should complete, yet {c:?}")), Ok(0));
 }

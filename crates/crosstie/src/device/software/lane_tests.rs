@@ -1,0 +1,256 @@
+//! Completion lanes: connections that end with entries in their lane, lanes that are seldom used, and peers that write anything into
+//! lanes and into the set of ready lanes.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::cq::{MAX_HOT, MIN_QUIET_POLLS};
+use super::invalid_input_tests::shared;
+use super::layout::{CqHeader, QpBlock, QpNum, qp_block_at};
+use crate::device::cq::Provider;
+use crate::device::*;
+use crate::memory::segment::{SharedRef, SharedSlice};
+use crate::rng::{Random, seed};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const RECEIVES: u32 = 16;
+
+/// Connections between two devices of this process. The receiving ends use one completion queue.
+struct Fan {
+    senders: Vec<RcQp>,
+    receivers: Vec<RcQp>,
+    cq: Cq,
+    srq: Option<Srq>,
+    target: Mr,
+    near: Device,
+    far: Device,
+    far_pd: Pd,
+}
+
+impl Fan {
+    fn new(count: usize, is_shared: bool) -> Fan {
+        let open = || Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let (near, far) = (open(), open());
+        let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+        let near_cq = near.create_cq(&CqConfig { depth: 64 }).unwrap();
+        let cq = far.create_cq(&CqConfig { depth: 64 }).unwrap();
+        let srq = is_shared.then(|| far_pd.create_srq(&SrqConfig { max_wr: RECEIVES, max_sge: 1 }).unwrap());
+        let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
+        let senders = (0..count).map(|_| near_pd.create_rc(&config, &near_cq, &near_cq, None).unwrap());
+        let receivers = (0..count).map(|_| far_pd.create_rc(&config, &cq, &cq, srq.as_ref()).unwrap());
+        let target = far_pd.allocate(4096, Access::ALL).unwrap();
+        let (senders, receivers) = (senders.collect(), receivers.collect());
+        let mut fan = Fan { senders, receivers, cq, srq, target, near, far, far_pd };
+        (0..count).for_each(|i| fan.connect(i));
+        fan
+    }
+
+    fn connect(&mut self, i: usize) {
+        let (sender, receiver) = (&mut self.senders[i], &mut self.receivers[i]);
+        sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
+        receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
+    }
+
+    fn post_recv(&mut self, i: usize, wr_id: u64) -> Result<(), PostError> {
+        let wr = RecvWr { wr_id, sges: &[] };
+        match &mut self.srq {
+            Some(srq) => srq.post_recv(&wr),
+            None => self.receivers[i].post_recv(&wr),
+        }
+    }
+
+    fn send(&mut self, i: usize, message: u32) {
+        let op = SendOp::WriteImm(self.target.remote().at(0), message);
+        self.senders[i].post(&SendWr::new(1, op, Data::Inline(&message.to_ne_bytes()))).unwrap();
+    }
+
+    fn next(&mut self) -> Completion {
+        let begun = Instant::now();
+        let mut got = None;
+        while self.cq.poll(1, |completion| got = Some(*completion)).unwrap() == 0 {
+            assert!(begun.elapsed() < TIMEOUT, "no completion");
+        }
+        got.unwrap()
+    }
+
+    fn assert_empty(&mut self) {
+        for _ in 0..10 {
+            assert_eq!(self.cq.poll(16, |c| panic!("unexpected: {c:?}")), Ok(0));
+        }
+    }
+
+    fn hot(&self) -> usize {
+        match &self.cq.provider {
+            Provider::Software(cq) => cq.hot.len(),
+            _ => unreachable!("a software device was opened"),
+        }
+    }
+
+    /// The block of a receiving queue pair, as a peer can write it.
+    fn block(&self, i: usize) -> SharedRef<QpBlock> {
+        let index = QpNum::from_bits(self.receivers[i].qp_num()).index();
+        SharedRef::new(&shared(&self.far).segment, qp_block_at(index)).unwrap()
+    }
+}
+
+#[test]
+fn reset_drops_completions_that_were_not_polled_and_frees_their_receives() {
+    for is_shared in [false, true] {
+        let mut fan = Fan::new(1, is_shared);
+        for round in 0..5 {
+            (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+            (0..RECEIVES).for_each(|i| fan.send(0, 1000 * round + i));
+            // Some are polled, some are not.
+            for i in 0..2 * round {
+                assert_eq!(fan.next().imm, Some(1000 * round + i));
+            }
+            fan.receivers[0].reset().unwrap();
+            fan.senders[0].reset().unwrap();
+            if round % 2 == 0 {
+                fan.assert_empty();
+            }
+            fan.connect(0);
+            fan.assert_empty();
+            // All receives are free again, and messages of the new connection arrive.
+            (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, 100 + wr_id).unwrap());
+            for i in 0..RECEIVES {
+                fan.send(0, 7000 + i);
+            }
+            for i in 0..RECEIVES {
+                let received = fan.next();
+                assert_eq!((received.wr_id, received.imm), (100 + u64::from(i), Some(7000 + i)));
+                assert_eq!(received.inline_data(), Some((7000 + i).to_ne_bytes().as_slice()));
+            }
+            fan.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn dropped_queue_pair_frees_the_shared_receives_of_completions_that_were_not_polled() {
+    let mut fan = Fan::new(2, true);
+    for _ in 0..3 {
+        (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+        (0..RECEIVES).for_each(|i| fan.send(0, i));
+        assert_eq!(fan.next().imm, Some(0));
+        let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
+        fan.receivers[0] = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, fan.srq.as_ref()).unwrap();
+        fan.senders[0].reset().unwrap();
+        fan.connect(0);
+        fan.assert_empty();
+        (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+        for i in 0..RECEIVES {
+            fan.send(i as usize % 2, i);
+            assert_eq!(fan.next().imm, Some(i));
+        }
+    }
+}
+
+/// More connections than hot lanes. A connection that was hot and then idle for long loses its place to another one; its next message
+/// arrives all the same.
+#[test]
+fn messages_arrive_on_lanes_that_are_polled_always_seldom_or_no_longer() {
+    let count = 2 * MAX_HOT;
+    let mut fan = Fan::new(count, false);
+    for i in 0..count {
+        (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(i, wr_id).unwrap());
+    }
+    assert_eq!(fan.hot(), 0);
+    for round in 0..4 {
+        for i in 0..count {
+            fan.send(i, i as u32);
+            let received = fan.next();
+            assert_eq!((received.imm, received.wr_id), (Some(i as u32), 2 * round));
+            assert_eq!(received.qp_num, fan.receivers[i].qp_num());
+        }
+        assert_eq!(fan.hot(), MAX_HOT);
+        // One poll takes what is there on hot lanes and on others.
+        (0..count).rev().for_each(|i| fan.send(i, i as u32));
+        let mut seen = vec![0; count];
+        let mut polls = 0;
+        while seen.iter().sum::<u32>() < count as u32 {
+            fan.cq.poll(3, |c| seen[c.imm.unwrap() as usize] += 1).unwrap();
+            polls += 1;
+            assert!(polls < 100, "{seen:?}");
+        }
+        assert_eq!(seen, vec![1; count]);
+        if round == 1 {
+            (0..=MIN_QUIET_POLLS).for_each(|_| assert_eq!(fan.cq.poll(1, |_| {}), Ok(0)));
+        }
+    }
+}
+
+#[test]
+fn every_connection_gets_its_turn_when_polls_take_one_completion() {
+    const COUNT: usize = 3;
+    let mut fan = Fan::new(COUNT, false);
+    let mut polled = [0; COUNT];
+    for _ in 0..100 {
+        for i in 0..COUNT {
+            // Connection 0 is always ready.
+            if i == 0 || polled[i] == 0 {
+                while fan.post_recv(i, 0).is_ok() {
+                    fan.send(i, i as u32);
+                }
+            }
+        }
+        let imm = fan.next().imm.unwrap();
+        polled[imm as usize] += 1;
+    }
+    assert!(polled.iter().all(|count| *count > 0), "{polled:?}");
+}
+
+#[test]
+fn forged_entries_complete_outstanding_receives_at_most() {
+    let mut random = Random(seed());
+    for is_shared in [false, true] {
+        for _ in 0..30 {
+            let mut fan = Fan::new(1, is_shared);
+            let posted = random.next() % 5;
+            (0..posted).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+            let block = fan.block(0);
+            let depth = block.owner_line.lane_depth.load(Relaxed) as usize;
+            let at = block.owner_line.lane_at.load(Relaxed);
+            let words: SharedSlice<AtomicU64> =
+                SharedSlice::new(&shared(&fan.far).segment, at, 16 + 8 * depth).unwrap();
+            let header: SharedRef<CqHeader> =
+                SharedRef::new(&shared(&fan.far).segment, block.recv_cq.load(Relaxed)).unwrap();
+            let mut completed = 0;
+            for _ in 0..50 {
+                // The positions of a shared lane begin at twice its depth.
+                let first = if is_shared { 2 * depth } else { 0 };
+                for entry in 0..depth {
+                    let position = first + entry + if random.next() % 4 == 0 { depth } else { 0 };
+                    let head = random.next() << 32 | (position as u64 + 1);
+                    (1..8).for_each(|word| words[16 + 8 * entry + word].store(random.next(), Relaxed));
+                    words[16 + 8 * entry].store(head, Relaxed);
+                }
+                header.ready.add(random.next() as usize % 20_000);
+                header.ready.add(QpNum::from_bits(fan.receivers[0].qp_num()).index() as usize);
+                fan.cq
+                    .poll(64, |completion| {
+                        completed += 1;
+                        let len = completion.inline_data().map(|data| data.len());
+                        assert!(len.is_none_or(|len| len <= 48 && len == completion.byte_len as usize));
+                    })
+                    .unwrap();
+            }
+            assert!(completed <= posted, "{completed} completions of {posted} receives");
+        }
+    }
+}
+
+#[test]
+fn forged_ready_bits_cost_no_message() {
+    let mut fan = Fan::new(2, false);
+    let at = fan.block(0).recv_cq.load(Relaxed);
+    let header: SharedRef<CqHeader> = SharedRef::new(&shared(&fan.far).segment, at).unwrap();
+    for i in 0..200 {
+        (0..QpNum::INDICES as usize).step_by(1 + i).for_each(|lane| header.ready.add(lane));
+        fan.assert_empty();
+        fan.post_recv(i % 2, 5).unwrap();
+        fan.send(i % 2, i as u32);
+        assert_eq!(fan.next().imm, Some(i as u32));
+    }
+    assert_eq!(fan.near.counters(), DeviceCounters::default());
+}
