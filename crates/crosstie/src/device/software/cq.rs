@@ -590,6 +590,10 @@ impl Cq {
                 {
                     return 1;
                 }
+                // Of a connection that a reset has ended, or tried to end.
+                if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize) {
+                    lane.drop_entries(&qp);
+                }
                 let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
                 let wr_id = match &qp.recv {
                     RecvSource::Own(queue) if is_current => queue.complete_next(),

@@ -19,8 +19,8 @@
 //! its completion was polled, so there is always room. Queue pairs that share a receive queue could take all of it, each of them; their
 //! lanes have at most [`MAX_SHARED_DEPTH`] entries. A peer that finds no room defers its request until the poller has made some.
 //!
-//! **Connections.** Positions are never used twice: a new connection begins at [`Lane::begin_connection`], behind everything that the
-//! old peer can have written. The old peer is outside by then (`quiescence.rs`). The poller may still be reading an old entry while the
+//! **Connections.** Positions are never used twice: a connection begins behind everything that the old peer can have written
+//! ([`Lane::end_connection`]). The old peer is outside by then (`quiescence.rs`). The poller may still be reading an old entry while the
 //! new peer overwrites it; it checks the queue pair's epoch after it has copied the entry.
 //!
 //! **Trust.** A peer can write anything into its lane (and, as it has mapped the whole segment, into others). The poller copies an
@@ -168,17 +168,18 @@ pub(super) struct Lane {
     memory: Allocation,
     /// Entries read so far, as in the header, which peers can write.
     read: AtomicU64,
-    /// The first position of the connection of epoch `epoch`.
+    /// The first position of the connection of epoch `epoch`. Entries before it belong to earlier ones.
     first: AtomicU64,
     epoch: AtomicU64,
 }
 
 impl Lane {
-    /// A lane for a queue pair with this number of receives of its own, or with a shared receive queue.
+    /// A lane for a queue pair in its first epoch, with this number of receives, of its own or of a shared receive queue.
     pub(super) fn new(
         device: &Arc<DeviceShared>,
         receives: u32,
         is_shared: bool,
+        epoch: u64,
     ) -> Result<Lane, DeviceError> {
         let depth = receives.max(2).next_power_of_two();
         let depth = if is_shared { depth.min(MAX_SHARED_DEPTH) } else { depth };
@@ -199,7 +200,7 @@ impl Lane {
             memory,
             read: AtomicU64::new(0),
             first: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
+            epoch: AtomicU64::new(epoch),
         })
     }
 
@@ -209,18 +210,24 @@ impl Lane {
         block.owner_line.lane_depth.store(self.entries.len() as u32, Relaxed);
     }
 
-    /// Begins the connection of `epoch`. Returns its first position, which is also the number of receives that count as taken
-    /// already. The peer of the last connection is outside.
-    ///
-    /// `taken` is that number for a queue pair's own receive queue, where each receive has its position.
-    pub(super) fn begin_connection(&self, epoch: u64, taken: Option<u64>) -> u64 {
-        // The last peer found room, so it was less than one round ahead of the poller.
-        let behind_all = || self.read.load(Relaxed) + 2 * self.entries.len() as u64;
-        let first = taken.unwrap_or_else(behind_all);
+    /// The first position of the current or next connection, which is also the number of receives that count as taken already.
+    pub(super) fn first(&self) -> u64 {
+        self.first.load(Relaxed)
+    }
+
+    /// Ends a connection whose peer is outside; the next one is of epoch `epoch`. The peer says that it has taken `taken` receives.
+    pub(super) fn end_connection(&self, epoch: u64, taken: u64) {
+        let read = self.read.load(Relaxed);
+        // A peer that finds room is at most one round ahead of the poller.
+        let ahead = taken.wrapping_sub(read).min(self.entries.len() as u64);
+        self.skip_to(epoch, read.wrapping_add(ahead));
+    }
+
+    /// As above, for a queue pair with its own receive queue, where each receive has its position: the next receive is at `first`.
+    pub(super) fn skip_to(&self, epoch: u64, first: u64) {
         self.first.store(first, Relaxed);
         // Release, partner: the Acquire load in `LaneReader::follow_connection`.
         self.epoch.store(epoch, Release);
-        first
     }
 }
 
@@ -254,12 +261,11 @@ pub(super) struct NewEntry {
 }
 
 impl PeerLane {
-    /// The lane of queue pair `num` with this block, from position `first` on. `None` if the block's values are invalid.
+    /// The lane of queue pair `num` with this block. `None` if the block's values are invalid.
     pub(super) fn new(
         segment: &Arc<Segment>,
         block: &QpBlock,
         num: u32,
-        first: u64,
         is_shared: bool,
     ) -> Option<PeerLane> {
         let line = &block.owner_line;
@@ -270,12 +276,14 @@ impl PeerLane {
         // Everything that this sender writes comes after what it has seen of the connection. Partner: the Acquire fence in
         // `LaneReader::read`.
         atomic_fence(Release);
+        let header: SharedRef<LaneHeader> = SharedRef::new(segment, at)?;
         Some(PeerLane {
-            header: SharedRef::new(segment, at)?,
+            // Acquire, partner: the Release store in `LaneReader::publish_cursor`.
+            seen_consumed: header.consumed.word.load(Acquire),
+            header,
             entries: SharedSlice::new(segment, at.checked_add(LANE_ENTRIES_AT)?, depth as usize)?,
             cq: SharedRef::new(segment, block.recv_cq.load(Relaxed))?,
             number: QpNum::from_bits(num).index() as usize,
-            seen_consumed: first,
             is_bounded: is_shared,
         })
     }
@@ -291,7 +299,7 @@ impl PeerLane {
     pub(super) fn has_room(&mut self, position: u64) -> bool {
         let depth = self.entries.len() as u64;
         !self.is_bounded || position.wrapping_sub(self.seen_consumed) < depth || {
-            // Acquire, partner: the Release store in `LaneReader::read`. The entry has been read.
+            // Acquire, partner: the Release store in `LaneReader::publish_cursor`. The entry has been read.
             self.seen_consumed = self.header.consumed.word.load(Acquire);
             position.wrapping_sub(self.seen_consumed) < depth
         }
@@ -440,30 +448,36 @@ impl LaneReader {
         self.header.consumed.word.store(self.cursor, Release);
     }
 
-    /// The connection that the entries belonged to has ended. Drops what is left of it, and goes to the first entry of the current
-    /// connection. Returns whether there is one.
+    /// The connection that the entries belonged to has ended. Drops what is left of it, and goes to the first entry of the current or
+    /// next connection. Returns whether the poller is there.
     #[cold]
     fn follow_connection(&mut self, qp: &QpShared) -> bool {
-        self.drop_entries(qp);
         let Some(lane) = &qp.lane else { return false };
-        // Acquire, partner: the Release store in `Lane::begin_connection`.
+        // Acquire, partner: the Release store in `Lane::skip_to`. The old peer was outside before.
         let epoch = lane.epoch.load(Acquire);
         if qp.destroyed.load(Acquire) || epoch != qp.epoch() {
             return false;
         }
-        // The old peer was outside before the new connection began.
-        self.drop_entries(qp);
-        self.cursor = lane.first.load(Relaxed);
+        let first = lane.first.load(Relaxed);
+        self.drop_entries_before(first, qp);
+        self.cursor = first;
         self.epoch = epoch;
         self.publish_cursor(qp);
         true
     }
 
+    /// Drops all entries without completions. The peer is outside, and no other one is connected.
+    pub(super) fn drop_entries(&mut self, qp: &QpShared) {
+        self.drop_entries_before(self.cursor.wrapping_add(self.entries.len() as u64), qp);
+        self.publish_cursor(qp);
+    }
+
     /// Drops entries without completions. Their receives of a shared receive queue become free again; those of the queue pair's own
     /// queue were dropped by the reset.
-    pub(super) fn drop_entries(&mut self, qp: &QpShared) {
+    fn drop_entries_before(&mut self, end: u64, qp: &QpShared) {
         for _ in 0..self.entries.len() {
-            let Some((slot, _)) = self.entries.ring(self.cursor).published(self.cursor) else { break };
+            let published = self.entries.ring(self.cursor).published(self.cursor);
+            let Some((slot, _)) = published.filter(|_| self.cursor != end) else { break };
             self.cursor = self.cursor.wrapping_add(1);
             if let RecvSource::Shared(queue) = &qp.recv {
                 queue.complete(slot.into());

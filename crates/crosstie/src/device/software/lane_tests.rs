@@ -217,10 +217,8 @@ fn forged_entries_complete_outstanding_receives_at_most() {
                 SharedRef::new(&shared(&fan.far).segment, block.recv_cq.load(Relaxed)).unwrap();
             let mut completed = 0;
             for _ in 0..50 {
-                // The positions of a shared lane begin at twice its depth.
-                let first = if is_shared { 2 * depth } else { 0 };
                 for entry in 0..depth {
-                    let position = first + entry + if random.next() % 4 == 0 { depth } else { 0 };
+                    let position = entry + if random.next() % 4 == 0 { depth } else { 0 };
                     let head = random.next() << 32 | (position as u64 + 1);
                     (1..8).for_each(|word| words[16 + 8 * entry + word].store(random.next(), Relaxed));
                     words[16 + 8 * entry].store(head, Relaxed);

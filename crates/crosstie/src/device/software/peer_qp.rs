@@ -87,7 +87,7 @@ pub(super) fn attach(
     let line = OpenLine::open(&link.lines, index, connection.tenure()).ok_or(ExecuteError::PeerNotReady)?;
     let taken = line.taken.load(Relaxed);
     let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num), taken).ok_or_else(invalid)?;
-    let lane = PeerLane::new(&link.segment, block, num, taken, recv.is_shared()).ok_or_else(invalid)?;
+    let lane = PeerLane::new(&link.segment, block, num, recv.is_shared()).ok_or_else(invalid)?;
     let qp = AttachedQp {
         connection,
         lane,

@@ -221,11 +221,12 @@ pub(super) fn create(
         return Err(DeviceError::WrongDevice("the shared receive queue"));
     }
     device.add_qp(|key| {
+        let epoch = device.next_epoch(0);
         let lane = match kind {
             KIND_UD => None,
             _ => {
                 let receives = srq.map_or(config.max_recv_wr, |srq| srq.shared.header.depth.load(Relaxed));
-                Some(Lane::new(device, receives, srq.is_some())?)
+                Some(Lane::new(device, receives, srq.is_some(), epoch)?)
             }
         };
         let recv = match srq {
@@ -265,7 +266,7 @@ pub(super) fn create(
             kind,
             block,
             state: AtomicU8::new(QpState::Reset as u8),
-            epoch: AtomicU64::new(device.next_epoch(0)),
+            epoch: AtomicU64::new(epoch),
             send_cq: send_cq.shared.clone(),
             recv_cq: recv_cq.shared.clone(),
             recv,

@@ -86,11 +86,7 @@ impl RcQp {
         let link = self.shared.device.link(&peer.device)?;
         let shared = &self.shared;
         let connection = ConnectionWord::ready(shared.epoch());
-        let taken = match &shared.recv {
-            RecvSource::Own(queue) => Some(queue.base()),
-            _ => None,
-        };
-        let taken = shared.lane.as_ref().map_or(0, |lane| lane.begin_connection(shared.epoch(), taken));
+        let taken = shared.lane.as_ref().map_or(0, |lane| lane.first());
         let usage = LineUse::Connection { pd: shared.pd };
         let line = shared.device.assign_line(peer.device.gid, connection.tenure(), usage, taken)?;
         shared.block.line.store(line.index, Relaxed);
@@ -138,9 +134,15 @@ impl RcQp {
             shared.move_to_error();
             return Err(busy);
         }
+        let taken = shared.peer_line().map(|peer| peer.line.taken.load(Relaxed));
         shared.retire_peer_line();
-        if let RecvSource::Own(queue) = &shared.recv {
-            queue.reset();
+        match (&shared.recv, &shared.lane) {
+            (RecvSource::Own(queue), Some(lane)) => {
+                queue.reset();
+                lane.skip_to(shared.epoch(), queue.base());
+            }
+            (_, Some(lane)) => lane.end_connection(shared.epoch(), taken.unwrap_or(lane.first())),
+            _ => {}
         }
         self.sq_base = self.sq_posted;
         Ok(())
