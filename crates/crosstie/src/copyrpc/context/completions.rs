@@ -175,6 +175,13 @@ impl<U> ContextCore<U> {
                     connection.put_back_response(region);
                     done = Some(space);
                 }
+                Some(NextMessage::Refused { user, space }) => {
+                    if let Some(user) = user {
+                        *responses += 1;
+                        on_response(user, Err(CallFailed::NoMemory));
+                    }
+                    done = Some(space);
+                }
                 Some(NextMessage::RequestQueued) => self.collect_ready(connection),
             }
         }
