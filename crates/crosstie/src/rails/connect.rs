@@ -138,7 +138,7 @@ impl Listener {
     /// do not complete the handshake, are dropped.
     ///
     /// Connections that have not shown the secret take no thread, are limited in number ([`MAX_UNAUTHENTICATED`]) and in time
-    /// ([`UNAUTHENTICATED_TIMEOUT`]), and do not keep out a peer that shows it.
+    /// ([`UNAUTHENTICATED_TIMEOUT`]), and do not keep out a peer that shows it. They are looked at by calls of this function only.
     pub fn accept(&mut self) -> Result<Option<RecvConnection>, SetupError> {
         // If more connections are pending, the next call accepts them.
         for _ in 0..MAX_UNAUTHENTICATED {
