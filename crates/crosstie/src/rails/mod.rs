@@ -77,6 +77,8 @@ mod endpoint;
 mod error;
 mod events;
 mod frames;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod hint;
 mod mailbox;
 mod memory;
