@@ -199,7 +199,11 @@ pub(super) fn bytes_of<'a>(receive_memory: &'a [u8], body: &'a Body) -> &'a [u8]
 pub(super) enum Source<'a> {
     Bytes(&'a [u8]),
     /// `len` bytes of a registered region.
-    Region { region: &'a Mr, start: usize, len: usize },
+    Region {
+        region: &'a Mr,
+        start: usize,
+        len: usize,
+    },
 }
 
 impl Source<'_> {
@@ -266,11 +270,11 @@ impl Engine {
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
         let part = part_at(parts.len() as u32, offset as u32, channel.options.mtu);
         let len = part.len as usize;
-        let extra = if part.flags & flags::FIRST != 0 { parts.flags } else { 0 };
         let (packet, transmit) = channel.protocol.sender.send(
             to,
             (HEADER_SIZE + len) as u32,
-            part.flags | extra,
+            // In every part: the receiver looks at those of the last one.
+            part.flags | parts.flags,
             part.aux,
             now,
         )?;

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::{
-    CONTROL_CHANNEL, Config, Control, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE, Header,
-    Dropped, MAX_CONTROL_SIZE, MemberId, MemberRegion, PacketKind,
+    CONTROL_CHANNEL, Config, Control, Dropped, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE,
+    Header, MAX_CONTROL_SIZE, MemberId, MemberRegion, PacketKind,
 };
 
 use super::channel::ChannelState;

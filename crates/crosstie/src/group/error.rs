@@ -204,7 +204,9 @@ pub enum GroupError {
     #[error("{0} could not read the message out of the buffer: was it allocated by this group?")]
     NotPulled(MemberId),
     /// Too many tagged sends or receives have not ended: wait for one of them.
-    #[error("too many sends or receives have not ended ({0}): wait for one of them, or raise the limit of the channel")]
+    #[error(
+        "too many sends or receives have not ended ({0}): wait for one of them, or raise the limit of the channel"
+    )]
     TooManyRequests(u32),
     /// All other members are dead: no message can come.
     #[error("all other members are dead")]

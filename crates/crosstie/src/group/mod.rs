@@ -60,8 +60,8 @@ use std::thread::JoinHandle;
 
 pub use crosstie_protocol::group::message::{OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
-    BarrierError, DropCounters, Dropped, FenceTable, LockCounters, LockError, LockState, MemberId, MemberSet,
-    MemberRegion, PacketKind, StaleToken, Status, TreeOptions,
+    BarrierError, DropCounters, Dropped, FenceTable, LockCounters, LockError, LockState, MemberId,
+    MemberRegion, MemberSet, PacketKind, StaleToken, Status, TreeOptions,
 };
 
 pub use barrier::{Barrier, BarrierWait};

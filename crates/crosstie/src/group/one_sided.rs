@@ -58,8 +58,9 @@ impl UnconnectedEndpoints {
         progress: Progress,
     ) -> Result<UnconnectedEndpoints, DeviceError> {
         let config = EndpointConfig { messages: 1, imm_window: 1, progress, ..EndpointConfig::default() };
-        let open =
-            |member| if member == me.index() { Ok(None) } else { Endpoint::new(device, pd, &config).map(Some) };
+        let open = |member| {
+            if member == me.index() { Ok(None) } else { Endpoint::new(device, pd, &config).map(Some) }
+        };
         let idle = EndpointConfig { operations: 1, slots: 1, progress: Progress::Caller, ..config.clone() };
         Ok(UnconnectedEndpoints {
             local: Endpoint::new(device, pd, &idle)?,
@@ -68,7 +69,12 @@ impl UnconnectedEndpoints {
     }
 
     /// After every endpoint was connected.
-    pub(super) fn connected(self, id: GroupId, me: MemberId, device: &Device) -> Result<OneSided, DeviceError> {
+    pub(super) fn connected(
+        self,
+        id: GroupId,
+        me: MemberId,
+        device: &Device,
+    ) -> Result<OneSided, DeviceError> {
         Ok(OneSided {
             id,
             me,
@@ -258,7 +264,8 @@ impl Group {
             return Err(GroupError::PutTooLong { len: bytes.len(), max: MAX_PUT });
         }
         let (pool, member) = (&one_sided.puts, to.member);
-        let slot = pool.take().ok_or(GroupError::NotStarted(NotStarted::TooManyOperations(PUT_SLOTS as u32)))?;
+        let slot =
+            pool.take().ok_or(GroupError::NotStarted(NotStarted::TooManyOperations(PUT_SLOTS as u32)))?;
         let start = usize::from(slot) * MAX_PUT;
         // The slot is inside the pool's memory.
         if let Err(outside) = pool.memory.write(start, bytes) {
@@ -316,10 +323,8 @@ impl Abandoned {
 
 impl PutPool {
     fn new(memory: Buffer) -> PutPool {
-        let slots = PutSlots {
-            free: (0..PUT_SLOTS as u16).collect(),
-            abandoned: Vec::with_capacity(PUT_SLOTS),
-        };
+        let slots =
+            PutSlots { free: (0..PUT_SLOTS as u16).collect(), abandoned: Vec::with_capacity(PUT_SLOTS) };
         PutPool { memory: memory.into_pool(), slots: Mutex::new(slots) }
     }
 

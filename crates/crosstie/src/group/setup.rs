@@ -238,8 +238,10 @@ fn config_digest(config: &GroupConfig, ranks: &[u32]) -> u64 {
     let TreeOptions { fanout, hosts } = tree;
     digest(
         0,
-        format!("{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?} {one_sided}")
-            .as_bytes(),
+        format!(
+            "{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?} {one_sided}"
+        )
+        .as_bytes(),
     )
 }
 

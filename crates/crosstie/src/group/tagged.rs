@@ -219,7 +219,8 @@ impl Tagged {
         let mut engine = self.shared.engine();
         engine.progress();
         engine.serve_tagged(self.id);
-        let found = engine.channels[usize::from(self.id)].as_ref().and_then(|channel| channel.tagged.as_ref());
+        let found =
+            engine.channels[usize::from(self.id)].as_ref().and_then(|channel| channel.tagged.as_ref());
         let found = found.and_then(|tagged| tagged.probe(from, tag));
         let failed = engine.failed.clone();
         self.shared.release(engine);

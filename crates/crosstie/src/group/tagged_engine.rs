@@ -12,7 +12,9 @@
 use core::task::Waker;
 use std::collections::VecDeque;
 
-use crosstie_protocol::group::message::{Matched, Matcher, PostedId, Pulled, Rendezvous, TAG_SIZE, decode_tag};
+use crosstie_protocol::group::message::{
+    Matched, Matcher, PostedId, Pulled, Rendezvous, TAG_SIZE, decode_tag,
+};
 use crosstie_protocol::group::{MemberId, flags};
 
 use super::channel::{Parts, Ready, Source};
@@ -20,7 +22,7 @@ use super::engine::Engine;
 use super::error::GroupError;
 use super::message::LongSend;
 use super::tagged::{MessageInfo, TaggedOptions};
-use crate::endpoint::{Buffer, OperationFuture};
+use crate::endpoint::{Buffer, NotStarted, OperationFuture};
 
 /// Vectors of unexpected messages that are kept for the next ones.
 const SPARE_VECTORS: usize = 32;
@@ -171,7 +173,10 @@ impl TaggedState {
 
     /// Whether a pass has something to do although no packet has come.
     pub(super) fn is_busy(&self) -> bool {
-        !self.pulls.is_empty() || !self.answers.is_empty() || !self.waiting_pulls.is_empty() || self.queued > 0
+        !self.pulls.is_empty()
+            || !self.answers.is_empty()
+            || !self.waiting_pulls.is_empty()
+            || self.queued > 0
     }
 
     pub(super) fn unexpected(&self) -> usize {
@@ -456,8 +461,7 @@ impl Engine {
         let is_dead = from.is_some_and(|from| self.machine.dead().contains(from));
         let is_alone = self.is_alone();
         let Some(tagged) = self.tagged(id) else { return Err((GroupError::InvalidChannel(id), buffer)) };
-        let slot =
-            RecvSlot { buffer: Some(buffer), posted: None, ended: None, detached: false, waker: None };
+        let slot = RecvSlot { buffer: Some(buffer), posted: None, ended: None, detached: false, waker: None };
         let key = match tagged.recvs.insert(slot) {
             Ok(key) => key,
             Err(slot) => match slot.buffer {
@@ -547,7 +551,8 @@ impl Engine {
                             match tagged.matcher.take_receive(from, rendezvous.tag) {
                                 Some(recv) => pull = Some((recv, rendezvous)),
                                 None => {
-                                    if !tagged.arrive(from, rendezvous.tag, Arrived::Rendezvous(&rendezvous)) {
+                                    if !tagged.arrive(from, rendezvous.tag, Arrived::Rendezvous(&rendezvous))
+                                    {
                                         channel.ready.push_front(ready);
                                         return;
                                     }
@@ -561,9 +566,7 @@ impl Engine {
             } else if kind == flags::PULLED {
                 match Pulled::decode(bytes) {
                     // Only the receiver of a rendezvous may end it.
-                    Ok(pulled)
-                        if tagged.sends.get(pulled.key).is_some_and(|slot| slot.to == from) =>
-                    {
+                    Ok(pulled) if tagged.sends.get(pulled.key).is_some_and(|slot| slot.to == from) => {
                         let result = if pulled.succeeded { Ok(()) } else { Err(GroupError::NotPulled(from)) };
                         tagged.end_send(pulled.key, result);
                         true
@@ -587,6 +590,7 @@ impl Engine {
 
     fn start_pull(&mut self, id: u16, recv: u64, from: MemberId, rendezvous: &Rendezvous) {
         let one_sided = self.one_sided.clone();
+        let is_dead = self.machine.dead().contains(from);
         let Some(tagged) = self.tagged(id) else { return };
         let len = rendezvous.region.region.len();
         let info = MessageInfo { from, tag: rendezvous.tag, len };
@@ -594,7 +598,11 @@ impl Engine {
         let send_key = rendezvous.key;
         if len > buffer.len() as u64 {
             let room = buffer.len() as u64;
-            tagged.end_recv(recv, Some(buffer), Err(GroupError::Truncated { from, tag: info.tag, len, room }));
+            tagged.end_recv(
+                recv,
+                Some(buffer),
+                Err(GroupError::Truncated { from, tag: info.tag, len, room }),
+            );
             tagged.answers.push_back((from, Pulled { key: send_key, succeeded: true }));
             return;
         }
@@ -606,7 +614,10 @@ impl Engine {
         let (memory, endpoint) = match (memory, endpoint) {
             (Ok(memory), Some(endpoint)) => (memory, endpoint),
             (memory, _) => {
-                let error = memory.err().unwrap_or(GroupError::PeerDead(from));
+                let error = match memory {
+                    Err(error) if !is_dead => error,
+                    _ => GroupError::PeerDead(from),
+                };
                 tagged.end_recv(recv, Some(buffer), Err(error));
                 tagged.answers.push_back((from, Pulled { key: send_key, succeeded: false }));
                 return;
@@ -626,7 +637,11 @@ impl Engine {
                 tagged.waiting_pulls.push_back((recv, from, Box::new(*rendezvous)));
             }
             Err(refused) => {
-                tagged.end_recv(recv, Some(refused.buffer), Err(GroupError::NotStarted(refused.cause)));
+                let error = match refused.cause {
+                    NotStarted::Ended(_) => GroupError::PeerDead(from),
+                    cause => GroupError::NotStarted(cause),
+                };
+                tagged.end_recv(recv, Some(refused.buffer), Err(error));
                 tagged.answers.push_back((from, Pulled { key: send_key, succeeded: false }));
             }
         }
@@ -668,8 +683,7 @@ impl Engine {
 
     fn send_answers(&mut self, id: u16) {
         while let Some((to, pulled)) = self.tagged(id).and_then(|tagged| tagged.answers.front().copied()) {
-            let parts =
-                Parts { flags: flags::PULLED, prefix: &[], body: Source::Bytes(&pulled.encode()) };
+            let parts = Parts { flags: flags::PULLED, prefix: &[], body: Source::Bytes(&pulled.encode()) };
             let mut progress = LongSend { channel: id, to, offset: 0, owner: None };
             if self.step_send(&mut progress, &parts).is_none() {
                 return;

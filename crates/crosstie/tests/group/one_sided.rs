@@ -42,8 +42,9 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
             let source = futures::executor::block_on(push).unwrap().buffer;
             assert_eq!(source.into_memory::<Vec<u8>>(Duration::from_secs(5)).unwrap().len(), 100);
             // More than there are slots, without waiting for all.
-            let puts: Vec<Put> =
-                (0..32).map(|at| group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32 + at).unwrap()).collect();
+            let puts: Vec<Put> = (0..32)
+                .map(|at| group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32 + at).unwrap())
+                .collect();
             for (at, put) in puts.into_iter().enumerate() {
                 if at % 2 == 0 { put.wait().unwrap() } else { drop(put) }
             }
@@ -53,7 +54,10 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
             futures::executor::block_on(group.put(&[], &memory, 0).unwrap()).unwrap();
             let outside = group.put(&[1; 9], &memory, 184).unwrap_err();
             assert!(matches!(outside, GroupError::NotStarted(NotStarted::Remote { .. })), "{outside}");
-            assert_eq!(group.put(&[1; 257], &memory, 0).unwrap_err(), GroupError::PutTooLong { len: 257, max: 256 });
+            assert_eq!(
+                group.put(&[1; 257], &memory, 0).unwrap_err(),
+                GroupError::PutTooLong { len: 257, max: 256 }
+            );
         }
         group.barrier(0).wait().unwrap();
         let mut expected = vec![0; 192];
@@ -82,8 +86,8 @@ fn memory_of_another_group_is_refused_and_counted() {
         for mut job in jobs {
             scope.spawn(move || {
                 let device = Device::open(&"software".parse().unwrap()).unwrap();
-                let [first, second] =
-                    [1, 2].map(|id| Group::join(&mut job, &device, &GroupConfig::new(id).one_sided(true)).unwrap());
+                let [first, second] = [1, 2]
+                    .map(|id| Group::join(&mut job, &device, &GroupConfig::new(id).one_sided(true)).unwrap());
                 let window = first.allocate(64).unwrap();
                 let region = first.describe(&window).unwrap();
                 let all = job.all_gather(&region.encode()).unwrap();
@@ -149,7 +153,10 @@ fn late_push_of_an_expelled_member_has_no_effect() {
                     }
                     assert!(begin.elapsed() < Duration::from_secs(30));
                 };
-                assert!(matches!(failed, GroupError::Operation { .. } | GroupError::NotStarted(_)), "{failed}");
+                assert!(
+                    matches!(failed, GroupError::Operation { .. } | GroupError::NotStarted(_)),
+                    "{failed}"
+                );
             }
         }
     });

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use crosstie::group::{Group, GroupConfig, GroupError, MemberId, MessageInfo, Tagged, TaggedOptions, Transport};
+use crosstie::group::{
+    Group, GroupConfig, GroupError, MemberId, MessageInfo, Tagged, TaggedOptions, Transport,
+};
 
 use crate::run;
 
@@ -79,7 +81,8 @@ fn exchange_by_tags(config: &GroupConfig, members: usize, count: usize) -> Vec<c
                         // Not at the start of the buffer, and not to its end.
                         let buffer = allocate(bytes.len() + 20);
                         buffer.write(10, &bytes).unwrap();
-                        let send = tagged.isend(MemberId::new(to), tag, buffer, 10..10 + bytes.len()).unwrap();
+                        let send =
+                            tagged.isend(MemberId::new(to), tag, buffer, 10..10 + bytes.len()).unwrap();
                         if number % 5 == 0 {
                             drop(send);
                         } else {
@@ -139,9 +142,11 @@ fn tagged_messages_match_as_two_ordered_lists_do() {
         let config = GroupConfig::new(1).one_sided(true).transport(transport);
         let counters = exchange_by_tags(&config, 3, 120);
         let pulls: u64 = counters.iter().map(|counters| counters.pulls).sum();
-        let long = (0..3).flat_map(|from| (0..3).filter(move |to| *to != from).map(move |to| script(from, to, 120)));
+        let long =
+            (0..3).flat_map(|from| (0..3).filter(move |to| *to != from).map(move |to| script(from, to, 120)));
         let long = long.flat_map(|script| script.sends.into_iter().enumerate());
-        let long = long.filter(|(number, (_, len))| message(0, *number, *len).len() > EAGER_MAX as usize).count();
+        let long =
+            long.filter(|(number, (_, len))| message(0, *number, *len).len() > EAGER_MAX as usize).count();
         assert_eq!(pulls, long as u64, "exactly the long messages are pulled");
         assert!(counters.iter().all(|counters| counters.dropped.invalid == 0));
     }
@@ -252,7 +257,8 @@ fn stopped_receive_gives_its_buffer_back_and_takes_no_message() {
             assert_eq!(info, MessageInfo { from: left, tag: 1, len: 5 });
             assert_eq!(tagged.probe(None, Some(2)).unwrap(), None);
             for expected in [&b"first"[..], b"second"] {
-                let (info, buffer) = tagged.irecv(None, None, group.allocate(64).unwrap()).unwrap().wait().unwrap();
+                let (info, buffer) =
+                    tagged.irecv(None, None, group.allocate(64).unwrap()).unwrap().wait().unwrap();
                 assert_eq!(&buffer.to_vec()[..info.len as usize], expected);
             }
         }
