@@ -164,7 +164,8 @@ fn future_receives_and_sends_to_the_dead_fail() {
             let late = channel.recv_timeout(Duration::from_millis(5), &mut bytes);
             assert_eq!(late, Err(GroupError::TimedOut));
         }
-        barrier.wait().unwrap();
+        // The one that is expelled may hear of it before its barrier ends.
+        assert!(barrier.wait().is_ok() || group.member() == MemberId::new(2));
         if group.member() == left {
             group.expel(MemberId::new(2)).unwrap();
             let gone = MemberId::new(2);

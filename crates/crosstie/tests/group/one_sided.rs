@@ -46,12 +46,25 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
                 .map(|at| group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32 + at).unwrap())
                 .collect();
             for (at, put) in puts.into_iter().enumerate() {
-                if at % 2 == 0 { put.wait().unwrap() } else { drop(put) }
+                match at % 3 {
+                    0 => put.wait().unwrap(),
+                    1 => futures::executor::block_on(put).unwrap(),
+                    _ => drop(put),
+                }
             }
             for _ in 0..1000 {
-                drop(group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32).unwrap());
+                // Too many in flight is back-pressure.
+                while let Err(error) = group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32) {
+                    assert!(
+                        matches!(error, GroupError::NotStarted(NotStarted::TooManyOperations(_))),
+                        "{error}"
+                    );
+                    std::thread::yield_now();
+                }
             }
-            futures::executor::block_on(group.put(&[], &memory, 0).unwrap()).unwrap();
+            while group.put(&[], &memory, 0).is_err() {
+                std::thread::yield_now();
+            }
             let outside = group.put(&[1; 9], &memory, 184).unwrap_err();
             assert!(matches!(outside, GroupError::NotStarted(NotStarted::Remote { .. })), "{outside}");
             assert_eq!(
@@ -128,7 +141,8 @@ fn late_push_of_an_expelled_member_has_no_effect() {
         let all = exchange(group, &group.describe(&window).unwrap());
         let gone = MemberId::new(2);
         let memories: Vec<_> = (0..2).map(|peer| group.import(&all[peer])).collect();
-        group.barrier(0).wait().unwrap();
+        // The one that is expelled may hear of it before its barrier ends.
+        assert!(group.barrier(0).wait().is_ok() || group.member() == gone);
         if group.member() == MemberId::new(0) {
             group.expel(gone).unwrap();
         }
