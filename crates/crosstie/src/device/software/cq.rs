@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex};
 use super::cq_ring::CqRing;
 use super::lane::LaneReader;
 use super::layout::{
-    CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch,
-    taker_of_datagram_sender, taker_of_qp,
+    CQES_AT, CqHeader, Cqe, CqeKind, MAX_DATAGRAM_SENDERS, QpNum, RequestWord, ResultWord, SubjectWord,
+    short_epoch, taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
 use super::recv::SharedRecvQueue;
@@ -230,7 +230,9 @@ impl Cq {
     fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         let begin = self.cursor;
-        while count < max {
+        // Entries that are no completions. A peer that forges them faster than they are read must not keep the poller here.
+        let mut skipped = 0;
+        while count < max && skipped <= self.shared.ring.depth() {
             if !self.flushes.is_empty() {
                 count += self.complete_one_flush(each);
                 continue;
@@ -238,9 +240,12 @@ impl Cq {
             if !self.stalled.is_empty()
                 && let Some((request, subject, result)) = self.take_late_entry()
             {
-                if let Some(completion) = self.decode(request, subject, result) {
-                    each(&completion);
-                    count += 1;
+                match self.decode(request, subject, result) {
+                    Some(completion) => {
+                        each(&completion);
+                        count += 1;
+                    }
+                    None => skipped += 1,
                 }
                 continue;
             }
@@ -250,9 +255,12 @@ impl Cq {
             }
             let (request, subject, result) = cqe.load();
             self.cursor = self.cursor.wrapping_add(1);
-            if let Some(completion) = self.decode(request, subject, result) {
-                each(&completion);
-                count += 1;
+            match self.decode(request, subject, result) {
+                Some(completion) => {
+                    each(&completion);
+                    count += 1;
+                }
+                None => skipped += 1,
             }
         }
         if self.cursor != begin {
@@ -414,7 +422,9 @@ impl Cq {
         };
         // Acquire, partner: the Release store in `qp::destroy`.
         let stale = tag.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
-        let (wr_id, imm, src_qp) = if tag.is(CqeKind::Send) {
+        let byte_len = subject.byte_len();
+        let opcode = Opcode::from_code(tag.opcode);
+        let (wr_id, imm, src_qp, is_valid) = if tag.is(CqeKind::Send) {
             if stale {
                 return None;
             }
@@ -422,14 +432,18 @@ impl Cq {
             let ahead = result.send_position().wrapping_add(1).wrapping_sub(done as u32);
             // Release, partner: the Acquire load in `RcQp::check`.
             qp.sq_done.store(done.wrapping_add(ahead.into()), Release);
-            (request.wr_id(), None, 0)
+            (request.wr_id(), None, 0, !is_of_recv(opcode))
         } else if tag.is(CqeKind::Recv) {
             let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { return None };
-            let wr_id = queue.complete(request.recv_slot())?;
+            // The receives of connections complete in lanes.
+            if !qp.is_datagram() {
+                return None;
+            }
+            let recv = queue.complete(request.recv_slot())?;
             if stale {
                 return None;
             }
-            (wr_id, result.imm(), request.src_qp())
+            (recv.wr_id, result.imm(), request.src_qp(), recv.fits(opcode, byte_len))
         } else {
             if tag.is(CqeKind::Flush) && !stale {
                 let qp = qp.clone();
@@ -441,16 +455,10 @@ impl Cq {
             return None;
         };
         let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
-        Some(Completion {
-            wr_id,
-            status,
-            opcode: Opcode::from_code(tag.opcode),
-            byte_len: subject.byte_len(),
-            imm,
-            qp_num,
-            src_qp,
-            data: InlineData::NONE,
-        })
+        if !is_valid && status == Status::Success {
+            return Some(qp.reject_completion(wr_id));
+        }
+        Some(Completion { wr_id, status, opcode, byte_len, imm, qp_num, src_qp, data: InlineData::NONE })
     }
 
     /// Decodes an entry of a queue pair that is not, or no longer, in `qps`.
@@ -561,6 +569,10 @@ impl Cq {
     /// receives that it took without completing them are returned to the program.
     #[cold]
     fn queue_reclaim(&mut self, qp: &Arc<QpShared>, sender: u32) {
+        // A peer can forge a marker, too.
+        if sender >= MAX_DATAGRAM_SENDERS {
+            return;
+        }
         if let RecvSource::Datagram(queue) | RecvSource::Shared(queue) = &qp.recv {
             let slots = queue.taken_by(taker_of_datagram_sender(sender));
             self.queue_shared_flushes(queue, slots, qp.num, Status::RemoteAborted);
@@ -582,7 +594,7 @@ impl Cq {
     /// Hands out the completion of one pending flush. Returns how many were handed out: 0 or 1.
     #[cold]
     fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
-        let (wr_id, qp_num, status, last) = match self.flushes.front() {
+        let (recv, qp_num, status, last) = match self.flushes.front() {
             Some(PendingFlush::Connection(qp)) => {
                 let qp = qp.clone();
                 if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize)
@@ -590,12 +602,14 @@ impl Cq {
                 {
                     return 1;
                 }
-                // Of a connection that a reset has ended, or tried to end.
-                if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize) {
+                let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
+                if is_current
+                    && let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize)
+                {
+                    // Of a connection that a reset could not end.
                     lane.drop_entries(&qp);
                 }
-                let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
-                let wr_id = match &qp.recv {
+                let recv = match &qp.recv {
                     RecvSource::Own(queue) if is_current => queue.complete_next(),
                     RecvSource::Shared(queue) if is_current => {
                         let slots = queue.taken_by(taker_of_qp(qp.num));
@@ -604,7 +618,7 @@ impl Cq {
                     }
                     _ => None,
                 };
-                (wr_id, qp.num, Status::Flushed, wr_id.is_none())
+                (recv, qp.num, Status::Flushed, recv.is_none())
             }
             Some(PendingFlush::Shared { queue, slot, qp_num, status }) => {
                 (queue.complete(*slot), *qp_num, *status, true)
@@ -614,9 +628,9 @@ impl Cq {
         if last {
             self.flushes.pop_front();
         }
-        let Some(wr_id) = wr_id else { return 0 };
+        let Some(recv) = recv else { return 0 };
         each(&Completion {
-            wr_id,
+            wr_id: recv.wr_id,
             status,
             opcode: Opcode::Unspecified,
             byte_len: 0,
@@ -684,4 +698,9 @@ impl Drop for Cq {
     fn drop(&mut self) {
         *locked(&self.shared.changes) = None;
     }
+}
+
+#[inline]
+fn is_of_recv(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Recv | Opcode::RecvWriteImm)
 }

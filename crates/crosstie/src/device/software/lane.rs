@@ -391,7 +391,12 @@ impl LaneReader {
 
     /// Reads up to `max` completions. Entries of earlier connections are dropped.
     #[inline(always)]
-    pub(super) fn read(&mut self, qp: &QpShared, max: usize, mut each: impl FnMut(&Completion)) -> usize {
+    pub(super) fn read(
+        &mut self,
+        qp: &Arc<QpShared>,
+        max: usize,
+        mut each: impl FnMut(&Completion),
+    ) -> usize {
         if (self.epoch != qp.epoch() || qp.destroyed.load(Acquire)) && !self.follow_connection(qp) {
             return 0;
         }
@@ -415,23 +420,28 @@ impl LaneReader {
                 // This is a stream: the entry after the next one is probably there.
                 prefetch::for_read(self.entries.ring(self.cursor.wrapping_add(1)));
             }
-            let wr_id = match &qp.recv {
+            let recv = match &qp.recv {
                 RecvSource::Own(queue) => queue.complete_next(),
                 RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
             };
-            let Some(wr_id) = wr_id else { continue };
+            let Some(recv) = recv else { continue };
+            count += 1;
             let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
+            let opcode = Opcode::from_code(tag.opcode);
+            if !recv.fits(opcode, byte_len) && status == Status::Success {
+                each(&qp.reject_completion(recv.wr_id));
+                continue;
+            }
             each(&Completion {
-                wr_id,
+                wr_id: recv.wr_id,
                 status,
-                opcode: Opcode::from_code(tag.opcode),
+                opcode,
                 byte_len,
                 imm: tag.has_imm.then_some(imm),
                 qp_num: qp.num,
                 src_qp: 0,
                 data,
             });
-            count += 1;
         }
         if self.cursor != begin {
             self.empty_polls = 0;

@@ -21,7 +21,8 @@ use super::removal::QpRemoval;
 use super::setup::Pd;
 use super::state::{DeviceShared, check_limit, locked};
 use super::{Cq, Srq};
-use crate::device::{DeviceError, Event, Opcode, QpConfig, QpState, Status};
+use crate::device::completion::InlineData;
+use crate::device::{Completion, DeviceError, Event, Opcode, QpConfig, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
@@ -187,6 +188,24 @@ impl QpShared {
         if self.send_cq.ring.push(&self.send_claim, &completion).is_err() {
             self.device.emit(Event::CqOverrun);
             self.move_to_error();
+        }
+    }
+
+    /// The completion of a request whose entry a peer forged: a program that believed the entry would read beyond its receive, or take a
+    /// receive for a send. The queue pair goes to ERR.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn reject_completion(self: &Arc<Self>, wr_id: u64) -> Completion {
+        self.move_to_error();
+        Completion {
+            wr_id,
+            status: Status::BadResponse,
+            opcode: Opcode::Unspecified,
+            byte_len: 0,
+            imm: None,
+            qp_num: self.num,
+            src_qp: 0,
+            data: InlineData::NONE,
         }
     }
 

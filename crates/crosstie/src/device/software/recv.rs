@@ -15,14 +15,14 @@
 //! completes the receive, the owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::Arc;
 
 use super::layout::{OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, SrqHeader, SrqWord, recv_stride};
 use super::state::{Allocation, DeviceShared};
-use crate::device::{Access, DeviceError, PostError, RecvWr, Sge};
+use crate::device::{Access, DeviceError, Opcode, PostError, RecvWr, Sge};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
 /// The receive slots in a segment.
@@ -87,11 +87,37 @@ fn check(wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostError> {
     Ok(())
 }
 
+/// Bytes that a receive has room for.
+fn room(wr: &RecvWr<'_>) -> u32 {
+    wr.sges.iter().fold(0, |sum: u32, sge| sum.saturating_add(sge.len))
+}
+
+/// A receive that completed. This is the owner's own record of it, not what a peer wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CompletedRecv {
+    pub(super) wr_id: u64,
+    /// Bytes that it has room for.
+    pub(super) room: u32,
+}
+
+impl CompletedRecv {
+    /// Whether a peer can have completed this receive so. The bytes of a WRITE+IMM are not in the receive.
+    #[inline(always)]
+    pub(super) fn fits(self, opcode: Opcode, byte_len: u32) -> bool {
+        match opcode {
+            Opcode::Recv => byte_len <= self.room,
+            _ => opcode == Opcode::RecvWriteImm,
+        }
+    }
+}
+
 /// A queue pair's own receive queue, as its owner uses it.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     pub(super) slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
+    /// Per slot: bytes that its receive has room for.
+    rooms: Box<[AtomicU32]>,
     capacity: u64,
     /// Receives posted so far. Writer: the poster.
     pub(super) posted: AtomicU64,
@@ -115,6 +141,7 @@ impl RecvQueue {
         Ok(RecvQueue {
             slots,
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
             capacity: max_wr.into(),
             posted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -142,6 +169,7 @@ impl RecvQueue {
         }
         let slot = posted as usize & (self.wr_ids.len() - 1);
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
+        self.rooms[slot].store(room(wr), Relaxed);
         self.slots.write(slot, wr.sges);
         // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
@@ -151,19 +179,20 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Completes the oldest outstanding receive (they complete in order) and returns its `wr_id`. `None` if no receive is
-    /// outstanding.
+    /// Completes the oldest outstanding receive: they complete in order. `None` if no receive is outstanding.
     #[inline]
-    pub(super) fn complete_next(&self) -> Option<u64> {
+    pub(super) fn complete_next(&self) -> Option<CompletedRecv> {
         let completed = self.completed.load(Relaxed).max(self.base.load(Relaxed));
         // Acquire, partner: `posted.store` in `post`.
         if completed >= self.posted.load(Acquire) {
             return None;
         }
-        let wr_id = self.wr_ids[completed as usize & (self.wr_ids.len() - 1)].load(Relaxed);
+        let slot = completed as usize & (self.wr_ids.len() - 1);
+        let recv =
+            CompletedRecv { wr_id: self.wr_ids[slot].load(Relaxed), room: self.rooms[slot].load(Relaxed) };
         // Release, partner: the Acquire load in `post`.
         self.completed.store(completed + 1, Release);
-        Some(wr_id)
+        Some(recv)
     }
 
     /// Drops every outstanding receive. No peer may be taking from the queue.
@@ -185,6 +214,8 @@ pub(super) struct SharedRecvQueue {
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
+    /// Per slot: bytes that its receive has room for.
+    rooms: Box<[AtomicU32]>,
     /// Per slot: 0 free, 1 outstanding. The poster sets it, pollers clear it.
     outstanding: Box<[AtomicU8]>,
     /// Per slot: the position at which it was posted.
@@ -229,6 +260,7 @@ impl SharedRecvQueue {
             words,
             slots,
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
             outstanding: (0..depth).map(|_| AtomicU8::new(0)).collect(),
             positions: (0..depth).map(|_| AtomicU64::new(0)).collect(),
             capacity: max_wr as usize,
@@ -243,6 +275,7 @@ impl SharedRecvQueue {
         let position = self.free_position(cursor).ok_or(PostError::Full)?;
         let slot = self.free_slot(cursor).ok_or(PostError::Full)?;
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
+        self.rooms[slot].store(room(wr), Relaxed);
         self.positions[slot].store(position, Relaxed);
         self.slots.write(slot, wr.sges);
         self.outstanding[slot].store(1, Relaxed);
@@ -293,20 +326,22 @@ impl SharedRecvQueue {
         None
     }
 
-    /// Completes the receive in `slot` and returns its `wr_id`. `None` if no such receive is outstanding: the slot number
-    /// comes from a peer.
+    /// Completes the receive in `slot`. `None` if no such receive is outstanding: the slot number comes from a peer.
     #[inline]
-    pub(super) fn complete(&self, slot: u32) -> Option<u64> {
+    pub(super) fn complete(&self, slot: u32) -> Option<CompletedRecv> {
         let flag = self.outstanding.get(slot as usize)?;
         if flag.load(Acquire) == 0 {
             return None;
         }
-        let wr_id = self.wr_ids[slot as usize].load(Relaxed);
+        let recv = CompletedRecv {
+            wr_id: self.wr_ids[slot as usize].load(Relaxed),
+            room: self.rooms[slot as usize].load(Relaxed),
+        };
         // Release, partner: the Acquire loads in `free_slot` and `free_position`.
         flag.store(0, Release);
         // Release, partner: the Acquire swap in `free_slot`.
         self.completed.store(true, Release);
-        Some(wr_id)
+        Some(recv)
     }
 
     /// Slots that `taker` took and did not complete. Correct only after every completion of that taker has been polled.
@@ -534,6 +569,7 @@ mod tests {
         let (words, _) = words_and_slots(&shared.segment, queue.memory.at, CAPACITY, 1).unwrap();
         let taker =
             |taker| SharedTaker { header: queue.header.clone(), words: words.clone(), taker, next: 0 };
+        let completed = |slot: u16| queue.complete(slot.into()).map(|recv| recv.wr_id);
         let (mut late, mut others, mut newcomer) = (taker(1), taker(2), taker(3));
         let mut cursor = PostCursor::default();
         let mut wr_ids = 0..;
@@ -553,16 +589,16 @@ mod tests {
                 _ => others.take(&mut seen),
             };
             let slot = slot.expect("a receive is there");
-            assert_eq!(queue.complete(slot.into()), posted.pop_front(), "round {round}");
+            assert_eq!(completed(slot), posted.pop_front(), "round {round}");
             posted.push_back(post(&mut cursor).unwrap());
             assert_eq!(queue.taken_by(1), [u32::from(kept)], "round {round}");
         }
-        assert_eq!(queue.complete(kept.into()), Some(kept_wr_id));
+        assert_eq!(completed(kept), Some(kept_wr_id));
         assert!(queue.taken_by(1).is_empty());
         posted.push_back(post(&mut cursor).unwrap());
         while let Some(wr_id) = posted.pop_front() {
             let slot = late.take(&mut seen).unwrap();
-            assert_eq!(queue.complete(slot.into()), Some(wr_id));
+            assert_eq!(completed(slot), Some(wr_id));
         }
         assert_eq!((late.take(&mut seen), others.take(&mut seen)), (None, None));
     }
@@ -586,7 +622,7 @@ mod tests {
             assert_eq!(cursor.checks, 2 * capacity as usize, "only the first search found the queue full");
             // Each completion makes room for exactly one receive, in any order.
             for slot in (0..capacity).rev().step_by(2) {
-                assert_eq!(queue.complete(slot), Some(slot.into()));
+                assert_eq!(queue.complete(slot), Some(CompletedRecv { wr_id: slot.into(), room: 0 }));
                 queue.post(&mut cursor, &wr(slot.into())).unwrap();
                 assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
             }
