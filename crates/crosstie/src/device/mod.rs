@@ -159,7 +159,6 @@ pub mod verbs;
 mod work;
 
 pub use address::{DeviceAddress, QpAddress};
-#[cfg(test)]
 pub(crate) use completion::InlineData;
 pub use completion::{Completion, Event, Opcode, Status};
 pub use config::{

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::super::completion::InlineData;
+use super::super::InlineData;
 use super::super::{
     Completion, Data, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
 };

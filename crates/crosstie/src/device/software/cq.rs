@@ -17,8 +17,8 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use super::cq_lanes::{MAX_HOT, Member};
 use super::cq_ring::CqRing;
-use super::lane::LaneReader;
 use super::layout::{
     CQES_AT, CqHeader, Cqe, CqeKind, MAX_DATAGRAM_SENDERS, QpNum, RequestWord, ResultWord, SubjectWord,
     short_epoch, taker_of_datagram_sender, taker_of_qp,
@@ -27,7 +27,7 @@ use super::qp::{QpShared, RecvSource};
 use super::recv::SharedRecvQueue;
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
-use crate::device::completion::InlineData;
+use crate::device::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::stalled::StalledPositions;
@@ -35,11 +35,6 @@ use crate::wait::{self, WaitStrategy};
 
 /// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
-
-/// Most lanes that are looked at in every poll.
-pub(super) const MAX_HOT: usize = 8;
-/// A hot lane that was empty in so many polls can be replaced by another one. That takes a system call.
-pub(super) const MIN_QUIET_POLLS: u32 = 1 << 16;
 
 /// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
 const POLLS_PER_HOLE_CHECK: u32 = 64;
@@ -60,7 +55,7 @@ pub(super) struct CqShared {
     /// do not keep each other alive.
     changes: Mutex<Option<Vec<QpChange>>>,
     /// Number of changes so far.
-    version: AtomicU32,
+    pub(super) version: AtomicU32,
 }
 
 /// A change that the poller has to learn of.
@@ -148,34 +143,26 @@ pub struct Cq {
     stalled: StalledPositions,
     empty_polls: u32,
     /// Queue pairs by index.
-    qps: Vec<Option<Member>>,
+    pub(super) qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll, by the index of their queue pair. At most [`MAX_HOT`].
     pub(super) hot: Vec<usize>,
-    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`].
-    listed: VecDeque<usize>,
+    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
+    pub(super) listed: VecDeque<usize>,
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
     next_source: usize,
     /// Queue pairs that are gone but may still have entries in the ring before a position.
-    removed: VecDeque<(Arc<QpShared>, u64)>,
-    seen_version: u32,
+    pub(super) removed: VecDeque<(Arc<QpShared>, u64)>,
+    pub(super) seen_version: u32,
     /// Receives to be completed that have no entry of their own.
-    flushes: VecDeque<PendingFlush>,
+    pub(super) flushes: VecDeque<PendingFlush>,
     last_poll_found_some: bool,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
 }
 
-/// A queue pair that uses this queue.
-#[derive(Debug)]
-struct Member {
-    qp: Arc<QpShared>,
-    /// Its lane, if its receives complete here.
-    lane: Option<LaneReader>,
-}
-
 /// Receives that the poller completes because their sender will not.
 #[derive(Debug)]
-enum PendingFlush {
+pub(super) enum PendingFlush {
     /// What is left in a connection's lane, and then all outstanding receives of its queue pair.
     Connection(Arc<QpShared>),
     /// One receive of a shared receive queue.
@@ -268,68 +255,6 @@ impl Cq {
             self.shared.ring.header.consumed.word.store(self.cursor, Release);
         }
         count
-    }
-
-    /// Polls the lanes that are not hot and whose writers have announced entries.
-    #[cold]
-    fn poll_listed(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
-        let shared = self.shared.clone();
-        shared.ring.header.ready.take(|index| {
-            // A new queue pair was recorded before its peer could announce anything.
-            if shared.version.load(Acquire) != self.seen_version {
-                self.apply_changes();
-            }
-            self.list_lane(index);
-        });
-        let mut count = 0;
-        while count < max
-            && let Some(index) = self.listed.pop_front()
-        {
-            let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(index) else { continue };
-            lane.is_listed = false;
-            let found = lane.read(qp, max - count, &mut *each);
-            count += found;
-            // There may be more, which must not keep other lanes waiting.
-            if found > 0 && !self.make_hot(index) && count >= max {
-                self.list_lane(index);
-            }
-        }
-        count
-    }
-
-    /// Has the lane of the queue pair with this index looked at.
-    fn list_lane(&mut self, index: usize) {
-        if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index)
-            && !lane.is_listed
-        {
-            lane.is_listed = true;
-            self.listed.push_back(index);
-        }
-    }
-
-    /// Looks at a lane in every poll from now on, if there is room for it among the hot ones, or if one of them has long been empty.
-    /// Returns whether it is looked at in every poll.
-    fn make_hot(&mut self, index: usize) -> bool {
-        if self.hot.contains(&index) {
-            return true;
-        }
-        if self.hot.len() == MAX_HOT {
-            let is_quiet = |index: &usize| match self.qps.get(*index) {
-                Some(Some(Member { lane: Some(lane), .. })) => lane.empty_polls >= MIN_QUIET_POLLS,
-                _ => true,
-            };
-            let Some(at) = self.hot.iter().position(is_quiet) else { return false };
-            let quiet = self.hot.swap_remove(at);
-            if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(quiet) {
-                lane.stop_polling();
-                self.list_lane(quiet);
-            }
-        }
-        self.hot.push(index);
-        if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index) {
-            lane.start_polling();
-        }
-        true
     }
 
     /// Checks for an overrun and for queue pairs that were added or removed.
@@ -501,7 +426,7 @@ impl Cq {
 
     /// Applies the recorded changes, and forgets removed queue pairs that have no entry left.
     #[cold]
-    fn apply_changes(&mut self) {
+    pub(super) fn apply_changes(&mut self) {
         let changes = {
             let mut changes = locked(&self.shared.changes);
             self.seen_version = self.shared.version.load(Acquire);
@@ -519,39 +444,6 @@ impl Cq {
         {
             self.removed.pop_front();
         }
-    }
-
-    fn add_member(&mut self, qp: Arc<QpShared>) {
-        let index = qp.index() as usize;
-        if self.qps.len() <= index {
-            self.qps.resize_with(index + 1, || None);
-            // Later lists need no memory.
-            self.listed.reserve(self.qps.len() - self.listed.len());
-        }
-        let completes_here = Arc::ptr_eq(&qp.recv_cq, &self.shared);
-        let lane = qp.lane.as_ref().filter(|_| completes_here).map(LaneReader::new);
-        self.qps[index] = Some(Member { qp, lane });
-    }
-
-    fn remove_member(&mut self, qp: Arc<QpShared>, position: u64) {
-        let index = qp.index() as usize;
-        let is_known = |member: &mut Member| member.qp.num == qp.num;
-        if let Some(mut member) = self.qps.get_mut(index).and_then(|member| member.take_if(is_known)) {
-            self.hot.retain(|hot| *hot != index);
-            self.listed.retain(|listed| *listed != index);
-            // Its peer is outside, so the receives that it completed are in the lane, and it had taken no others.
-            if let Some(lane) = &mut member.lane {
-                lane.drop_entries(&qp);
-                if let RecvSource::Shared(queue) = &qp.recv {
-                    for slot in queue.taken_by(taker_of_qp(qp.num)) {
-                        queue.complete(slot);
-                    }
-                }
-            }
-        }
-        self.flushes
-            .retain(|flush| !matches!(flush, PendingFlush::Connection(flushed) if flushed.num == qp.num));
-        self.removed.push_back((qp, position));
     }
 
     /// The flush marker of a queue pair was reached: its peer completes no more receives. The remaining ones are flushed.

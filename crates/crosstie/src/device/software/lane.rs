@@ -36,7 +36,7 @@ use super::qp::{QpShared, RecvSource};
 use super::recv::TakenRecv;
 use super::region_keys::pointer;
 use super::state::{Allocation, DeviceShared};
-use crate::device::completion::InlineData;
+use crate::device::InlineData;
 use crate::device::{Completion, Data, DeviceError, Opcode, Status};
 use crate::memory::copy::copy;
 use crate::memory::prefetch;

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::cq::{MAX_HOT, MIN_QUIET_POLLS};
+use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
 use super::invalid_input_tests::shared;
 use super::layout::{CqHeader, QpBlock, QpNum, qp_block_at};
 use crate::device::cq::Provider;

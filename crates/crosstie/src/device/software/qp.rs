@@ -21,7 +21,7 @@ use super::removal::QpRemoval;
 use super::setup::Pd;
 use super::state::{DeviceShared, check_limit, locked};
 use super::{Cq, Srq};
-use crate::device::completion::InlineData;
+use crate::device::InlineData;
 use crate::device::{Completion, DeviceError, Event, Opcode, QpConfig, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;

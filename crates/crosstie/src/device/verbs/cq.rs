@@ -226,7 +226,7 @@ impl CqState {
     /// Translates a completion of the device. `None` for queue pairs that were destroyed.
     #[inline]
     fn translate(&self, raw: &RawCompletion) -> Option<Completion> {
-        use crate::device::completion::InlineData;
+        use crate::device::InlineData;
         use crate::device::{Opcode, Status};
         let receive = raw.opcode & ffi::ibv_wc_opcode::IBV_WC_RECV != 0;
         let mut completion = Completion {
