@@ -219,24 +219,24 @@ mod loom_tests {
         stops_polling(|| (), fence::heavy);
     }
 
-    /// Two writers of lanes that are not polled, and a reader that takes the set once in between and starts to poll a lane in which
-    /// it found something. Nothing is overlooked, and what a bit stands for is visible.
-    #[test]
-    fn loom_entries_of_two_writers_are_seen_with_their_bits() {
-        loom::model(|| {
+    /// Writers of lanes that are not polled, each with its lane and its entries, and a reader that takes the set once in between and
+    /// starts to poll a lane in which it found something. Nothing is overlooked, and what a bit stands for is visible.
+    fn takes_the_set_meanwhile(writers: &'static [(usize, &'static [usize])]) {
+        loom::model(move || {
             let lanes = Lanes::new(0);
-            let writers = [[0, 2].as_slice(), &[1]].map(|entries| {
-                let (lanes, lane) = (lanes.clone(), entries[0]);
-                thread::spawn(move || {
-                    entries.iter().for_each(|entry| lanes.publish(lane, *entry, fence::light))
+            let threads: Vec<_> = writers
+                .iter()
+                .map(|(lane, entries)| {
+                    let lanes = lanes.clone();
+                    thread::spawn(move || {
+                        entries.iter().for_each(|entry| lanes.publish(*lane, *entry, fence::light));
+                    })
                 })
-            });
+                .collect();
             let mut seen = [false; 3];
             let look = |lane: usize, seen: &mut [bool; 3]| {
-                for entry in [lane, lane + 2] {
-                    if entry < 3 {
-                        seen[entry] |= lanes.has(entry);
-                    }
+                for (_, entries) in writers.iter().filter(|(other, _)| *other == lane) {
+                    entries.iter().for_each(|entry| seen[*entry] |= lanes.has(*entry));
                 }
             };
             lanes.ready.take(|lane| {
@@ -244,15 +244,27 @@ mod loom_tests {
                 start_polling(&lanes.polled[lane]);
                 look(lane, &mut seen);
             });
-            for writer in writers {
-                writer.join().unwrap();
+            for thread in threads {
+                thread.join().unwrap();
             }
             (0..2)
                 .filter(|lane| lanes.polled[*lane].load(Relaxed) != 0)
                 .for_each(|lane| look(lane, &mut seen));
             lanes.ready.take(|lane| look(lane, &mut seen));
-            assert_eq!(seen, [true; 3], "an entry was overlooked");
+            for entry in writers.iter().flat_map(|(_, entries)| *entries) {
+                assert!(seen[*entry], "entry {entry} was overlooked");
+            }
         });
+    }
+
+    #[test]
+    fn loom_entries_of_two_writers_are_seen_with_their_bits() {
+        takes_the_set_meanwhile(&[(0, &[0]), (1, &[1])]);
+    }
+
+    #[test]
+    fn loom_entries_before_and_after_a_lane_is_polled_are_seen() {
+        takes_the_set_meanwhile(&[(0, &[0, 2])]);
     }
 
     /// A lane is used again after a reset: the reader may be reading an entry of the old connection while the new writer overwrites

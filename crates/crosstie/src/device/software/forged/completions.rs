@@ -45,14 +45,14 @@ fn send_template(victim: &Victim, qp: &RcQp) -> ForgedCompletion {
         kind: CqeKind::Send,
         opcode: Opcode::Send,
         status: Status::Success,
-        request: RequestWord::of_send(1 << 32),
+        request: RequestWord::of_send(99),
         qp_num: qp.qp_num(),
         byte_len: 16,
         detail: 0,
         has_imm: false,
         epoch: short_epoch(shared.epoch()),
     };
-    ForgedCompletion::like(new, 1 << 32)
+    ForgedCompletion::like(new, 99)
 }
 
 fn cases(victim: &Victim, ends: &Ends, posted: usize) -> Vec<Case> {
