@@ -71,6 +71,18 @@ pub(super) const STEPS: &[Step] = &[
         }],
     },
     Step {
+        name: "instructions",
+        shows: "operations stay within their limits on instructions, in an optimized build",
+        packages: &["valgrind"],
+        timeout: 900,
+        work: &[Cargo {
+            arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
+            variables: &[],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
         name: "docs",
         shows: "the documentation builds without a warning",
         packages: &[],
@@ -153,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, the examples of endpoints and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -174,31 +186,47 @@ pub(super) const STEPS: &[Step] = &[
             },
             Guest {
                 test: "conformance",
+                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
             },
             Guest {
                 test: "conformance",
+                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
             },
             Guest {
                 test: "copyrpc",
-                hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
-            },
-            Guest { test: "copyrpc", hosts: 2, arguments: &["--device", "verbs:r0", "--mode", "hosts"] },
-            Guest {
-                test: "endpoint_peers",
+                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
             Guest {
-                test: "endpoint_peers",
+                test: "copyrpc",
+                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
-            Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
+            Guest {
+                test: "endpoint_peers",
+                examples: &[],
+                hosts: 1,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
+            },
+            Guest {
+                test: "endpoint_peers",
+                examples: &[],
+                hosts: 2,
+                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+            },
+            Guest {
+                test: "endpoint_examples",
+                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache"],
+                hosts: 2,
+                arguments: &["--test-threads=1", "--nocapture"],
+            },
+            Guest { test: "kv_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
         ],
     },
 ];
