@@ -205,7 +205,8 @@ mod loom_tests {
             let run = |index: usize| {
                 let (work, lock) = (work.clone(), lock.clone());
                 move || {
-                    work[index].store(1, Relaxed);
+                    // Not a store: loom lets a store change places with a swap that does not read it.
+                    work[index].swap(1, Relaxed);
                     let mut guard = if broken { lock.try_lock() } else { lock.lock_or_call() };
                     while let Some(mut held) = guard {
                         *held += work.iter().map(|item| item.swap(0, Relaxed)).sum::<usize>();
