@@ -47,14 +47,9 @@ enum Work {
     Dependencies,
     /// Check that `cargo xtask vm` works.
     GuestCheck,
-    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package, and these
-    /// examples, are copied into the guest as well.
-    Guest {
-        test: &'static str,
-        examples: &'static [&'static str],
-        hosts: u8,
-        arguments: &'static [&'static str],
-    },
+    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package are
+    /// copied into the guest as well.
+    Guest { test: &'static str, hosts: u8, arguments: &'static [&'static str] },
 }
 
 /// `cargo xtask test`.
@@ -157,8 +152,8 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
             *counts += Counts { passed, failed, ignored: 0 };
             Ok(None)
         }
-        Work::Guest { test, examples, hosts, arguments } => {
-            let (program, files) = match build_test(test, examples, timeout)? {
+        Work::Guest { test, hosts, arguments } => {
+            let (program, files) = match build_test(test, timeout)? {
                 Ok(built) => built,
                 Err(problem) => return Ok(Some(problem)),
             };
@@ -183,21 +178,16 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
 }
 
 /// Builds a test program. Returns its path and the paths of the programs that it may start, or what went wrong.
-fn build_test(
-    test: &str,
-    examples: &[&str],
-    timeout: Duration,
-) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
+fn build_test(test: &str, timeout: Duration) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
     let features = "crosstie/verbs,crosstie-cli/verbs";
     let arguments = ["test", "--workspace", "--features", features, "--test", test, "--no-run"];
     let mut command = cargo(timeout, &arguments);
-    command.args(examples.iter().flat_map(|example| ["--example", example]));
     command.arg("--message-format=json-render-diagnostics");
     let mut program = None;
     let mut others = Vec::new();
     let outcome = process::run_streaming(&mut command, timeout, |line| {
         program = executable(line, "test", Some(test)).or(program.take());
-        others.extend(executable(line, "bin", None).or_else(|| executable(line, "example", None)));
+        others.extend(executable(line, "bin", None));
         false
     })?;
     Ok(match (describe_failure(&outcome, timeout), program) {

@@ -165,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, the examples of endpoints and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -186,47 +186,31 @@ pub(super) const STEPS: &[Step] = &[
             },
             Guest {
                 test: "conformance",
-                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
             },
             Guest {
                 test: "conformance",
-                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
             },
             Guest {
                 test: "copyrpc",
-                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
-            Guest {
-                test: "copyrpc",
-                examples: &[],
-                hosts: 2,
-                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
-            },
+            Guest { test: "copyrpc", hosts: 2, arguments: &["--device", "verbs:r0", "--mode", "hosts"] },
             Guest {
                 test: "endpoint_peers",
-                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
             Guest {
                 test: "endpoint_peers",
-                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
-            Guest {
-                test: "endpoint_examples",
-                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache"],
-                hosts: 2,
-                arguments: &["--test-threads=1", "--nocapture"],
-            },
-            Guest { test: "kv_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
+            Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
         ],
     },
 ];
