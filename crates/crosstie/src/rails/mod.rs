@@ -77,6 +77,7 @@ mod endpoint;
 mod error;
 mod events;
 mod frames;
+mod head;
 mod hint;
 mod mailbox;
 mod memory;
