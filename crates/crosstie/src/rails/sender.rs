@@ -335,7 +335,7 @@ impl SendCore {
                 return RailLoad::default();
             }
             let state = &self.rails[rail];
-            let rate = state.rates.rate().unwrap_or(self.context.config.link_rates[rail].into());
+            let rate = state.rates.rate().unwrap_or(self.context.link_rates[rail].into());
             RailLoad { rate: hint.apply(rail, rate), queued: state.queued }
         })
     }

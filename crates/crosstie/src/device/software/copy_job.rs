@@ -20,7 +20,7 @@ use core::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 use loom::sync::atomic::{AtomicI32, AtomicU64, fence};
 
 /// Bytes that a thread copies at a time.
-pub(super) const CHUNK: usize = if cfg!(all(test, loom)) { 1 } else { 32 << 10 };
+pub(super) const CHUNK: usize = if cfg!(all(test, loom)) { 1 } else { 64 << 10 };
 /// The most chunks of a job; the number of a chunk has 32 bits.
 pub(super) const MAX_CHUNKS: usize = 1 << 20;
 /// In place of a chunk's number: no chunk can be taken.
