@@ -12,6 +12,10 @@ use super::error::SetupError;
 pub const MAX_DATA_QPS: usize = 8;
 /// Handshakes of peers that a listener has under way at once. Further connections are closed.
 pub const MAX_HANDSHAKES: usize = 64;
+/// Connections of a listener that have not shown the secret of its handle yet. When another one arrives, the oldest is closed.
+pub const MAX_UNAUTHENTICATED: usize = 64;
+/// How long a connection may take to show the secret.
+pub const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -67,12 +67,13 @@ impl Device {
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
-        let deadline = Instant::now() + timeout;
+        // None: without an end.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(event) = self.state.lock().next_event() {
                 return Ok(Some(event));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let event = self.inner.wait_event(left.min(POLL_INTERVAL))?;
             if event.is_some() || left.is_zero() {
                 return Ok(event);

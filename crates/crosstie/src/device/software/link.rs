@@ -162,6 +162,9 @@ impl Link {
                 reply.version,
                 control::VERSION
             ))),
+            (Reply::NOT_YOURS, _) => Err(refused(
+                "it found another process, or none, under the name of our device; this process was forked after it opened the device, or the two run in different network namespaces (containers)".into(),
+            )),
             _ => Err(refused(format!("it replied with status {}", reply.status))),
         }
     }

@@ -54,6 +54,8 @@ mod datagram;
 mod datapath;
 mod deferred;
 mod error;
+#[cfg(all(test, not(loom)))]
+mod forged;
 #[cfg(test)]
 mod forged_data_tests;
 #[cfg(all(test, not(loom)))]
