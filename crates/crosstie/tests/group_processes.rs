@@ -1,5 +1,5 @@
-//! Groups of four processes, one of which is killed or stopped: while it holds a lock, while it waits for one, inside a barrier,
-//! and at random instants. The last line is `N passed, N failed`.
+//! Groups of four processes, one of which is killed or stopped: while it holds a lock, while it waits for one, inside a barrier, in the
+//! middle of messages, and at random instants. The last line is `N passed, N failed`.
 //!
 //! The test is rank 0 of each job; the other ranks are this same program. `CROSSTIE_SEED` chooses the random instants.
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Limits, local};
 use crosstie::device::Device;
-use crosstie::group::{Channel, Group, GroupConfig, GroupError, MemberId};
+use crosstie::group::{Channel, Group, GroupConfig, GroupError, MemberId, TaggedOptions};
 
 const MEMBERS: u32 = 4;
 const VICTIM: MemberId = MemberId::new(2);
@@ -25,10 +25,14 @@ struct Member {
 /// What one member does in a scenario.
 type Scenario = fn(&Member);
 
-const SCENARIOS: [(&str, Scenario); 5] = [
+const SCENARIOS: [(&str, Scenario); 9] = [
     ("holder_dies", holder_dies),
     ("queued_member_dies", queued_member_dies),
     ("member_dies_in_a_barrier", member_dies_in_a_barrier),
+    ("sender_dies_in_the_middle_of_a_message", sender_dies_in_the_middle_of_a_message),
+    ("receiver_dies_in_the_middle_of_a_message", receiver_dies_in_the_middle_of_a_message),
+    ("partner_of_a_pull_dies", partner_of_a_pull_dies),
+    ("stopped_member_is_named_and_waited_for", stopped_member_is_named),
     ("member_dies_at_a_random_instant", member_dies_at_a_random_instant),
     ("stopped_holder_is_expelled_and_its_late_message_refused", stopped_holder_is_expelled),
 ];
@@ -75,7 +79,7 @@ fn run_member(job: &mut dyn Bootstrap, scenario: Scenario, seed: u64) {
         }
     });
     let device = Device::open(&"software".parse().unwrap()).unwrap();
-    let group = Group::join(job, &device, &GroupConfig::new(42)).unwrap();
+    let group = Group::join(job, &device, &GroupConfig::new(42).one_sided(true)).unwrap();
     let channel = group.open_channel(0, &group.channel_options()).unwrap();
     group.barrier(0).wait().unwrap();
     let member = Member { group, channel, seed };
@@ -227,6 +231,127 @@ fn member_dies_at_a_random_instant(member: &Member) {
             Err(error) => panic!("{error}"),
         };
     }
+}
+
+/// Members that live send again and again to member 0; the victim is killed while it sends long messages. Whole messages arrive, or none.
+fn sender_dies_in_the_middle_of_a_message(member: &Member) {
+    let group = &member.group;
+    let channel = group.open_channel(2, &group.channel_options()).unwrap();
+    group.barrier(0).wait().unwrap();
+    let receiver = MemberId::new(0);
+    if group.member() == VICTIM {
+        channel.send(receiver, &std::process::id().to_le_bytes()).unwrap();
+        loop {
+            channel.send(receiver, &[7; 300_000]).unwrap();
+        }
+    }
+    if group.member() != receiver {
+        for _ in 0..50 {
+            channel.send(receiver, &[group.member().index() as u8; 10_000]).unwrap();
+        }
+        wait_for_survivors(group);
+        return;
+    }
+    let (mut victim, mut whole, mut others) = (None, 0, 0);
+    while others < 100 || !group.dead().contains(VICTIM) {
+        let mut bytes = Vec::new();
+        let Ok(from) = channel.recv_timeout(Duration::from_millis(20), &mut bytes) else { continue };
+        if from == VICTIM && victim.is_none() {
+            victim = Some(u32::from_le_bytes(bytes.try_into().unwrap()));
+        } else if from == VICTIM {
+            assert!(bytes == [7; 300_000], "{} bytes", bytes.len());
+            whole += 1;
+            if whole == 3 {
+                // SAFETY: plain system call.
+                unsafe { libc::kill(victim.unwrap() as i32, libc::SIGKILL) };
+            }
+        } else {
+            assert!(bytes == [from.index() as u8; 10_000], "{} bytes of {from}", bytes.len());
+            others += 1;
+        }
+    }
+    assert!(whole >= 3);
+    wait_for_survivors(group);
+}
+
+fn receiver_dies_in_the_middle_of_a_message(member: &Member) {
+    let (group, channel) = (&member.group, &member.channel);
+    if group.member() == VICTIM {
+        for _ in 0..5 {
+            channel.recv().unwrap();
+        }
+        die();
+    }
+    // Until the window is full, and then until the death is noticed.
+    let ended = loop {
+        if let Err(error) = channel.send(VICTIM, &[1; 300_000]) {
+            break error;
+        }
+    };
+    assert_eq!(ended, GroupError::PeerDead(VICTIM));
+    wait_for_survivors(group);
+}
+
+/// The victim dies with a long tagged message on offer, and with one that it has not received.
+fn partner_of_a_pull_dies(member: &Member) {
+    let group = &member.group;
+    let options = TaggedOptions { eager_max: 0, ..group.tagged_options() };
+    let tagged = group.open_tagged(1, &options).unwrap();
+    group.barrier(0).wait().unwrap();
+    if group.member() == VICTIM {
+        for to in [0, 1, 3] {
+            std::mem::forget(
+                tagged.isend(MemberId::new(to), 5, group.allocate(100_000).unwrap(), ..).unwrap(),
+            );
+        }
+        group.barrier(0).wait().unwrap();
+        die();
+    }
+    let send = tagged.isend(VICTIM, 6, group.allocate(100_000).unwrap(), ..).unwrap();
+    group.barrier(0).wait().unwrap();
+    let failed = send.wait().unwrap_err();
+    assert_eq!(
+        (failed.error, failed.buffer.map(|buffer| buffer.len())),
+        (GroupError::PeerDead(VICTIM), Some(100_000))
+    );
+    // Its offer came before it died; nobody can pull it any more.
+    let recv = tagged.irecv(None, Some(5), group.allocate(100_000).unwrap());
+    let failed = recv.and_then(|recv| recv.wait()).unwrap_err();
+    assert!(matches!(failed.error, GroupError::PeerDead(VICTIM) | GroupError::Operation { .. }), "{failed}");
+    wait_for_survivors(group);
+}
+
+fn stopped_member_is_named(member: &Member) {
+    let (group, channel) = (&member.group, &member.channel);
+    if group.member() == VICTIM {
+        channel.send(MemberId::new(0), &std::process::id().to_le_bytes()).unwrap();
+        channel.flush().unwrap();
+        // SAFETY: stops this process until member 0 continues it.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        group.barrier(0).wait().unwrap();
+        group.barrier(0).wait().unwrap();
+        return;
+    }
+    if group.member() == MemberId::new(0) {
+        let pid = u32::from_le_bytes(channel.recv().unwrap().bytes.try_into().unwrap());
+        let begin = Instant::now();
+        while !is_stopped(pid) {
+            assert!(begin.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match group.barrier(0).wait_timeout(Duration::from_millis(50)) {
+            Err(error @ GroupError::BarrierTimedOut { .. }) => {
+                assert!(error.to_string().contains("member 2 does not answer"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        // SAFETY: plain system call.
+        unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    }
+    // It is not dead: the round and the next one complete.
+    group.barrier(0).wait().unwrap();
+    assert!(group.dead().is_empty());
+    group.barrier(0).wait().unwrap();
 }
 
 fn stopped_holder_is_expelled(member: &Member) {

@@ -39,6 +39,27 @@ pub(crate) enum TransportName {
     Ud,
 }
 
+/// How messages are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// `send` and `recv` of bytes.
+    Bytes,
+    /// `isend` and `irecv` with tags; messages travel with their bytes.
+    Eager,
+    /// `isend` and `irecv` with tags; receivers PULL messages out of the sender's buffer.
+    Pull,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Bytes => "bytes",
+            Mode::Eager => "eager",
+            Mode::Pull => "pull",
+        }
+    }
+}
+
 /// Locks, barriers and messages of a process group. Every member is a process.
 ///
 /// Counters are sums over all members: packets of every kind, and `messages`, the sum of them. In `bench message` all members send to
@@ -70,6 +91,9 @@ pub struct Arguments {
     /// Which queue pairs carry messages.
     #[arg(long, value_name = "NAME", default_value = "rc")]
     pub(crate) transport: TransportName,
+    /// How messages are sent: bytes, or with tags, eager or pulled by the receiver.
+    #[arg(long, value_name = "MODE", default_value = "bytes")]
+    pub(crate) mode: Mode,
     /// Most children of a member in the tree of a barrier.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) fanout: usize,
@@ -105,10 +129,11 @@ impl Plan {
     }
 
     pub(super) fn config(&self, rank: usize) -> GroupConfig {
-        let Arguments { loss, fanout, transport, .. } = self.arguments;
+        let Arguments { loss, fanout, transport, mode, .. } = self.arguments;
         let config = GroupConfig::new(0x0062_656e_6368)
             .tree(crosstie::group::TreeOptions { fanout, ..Default::default() })
             .locks(self.arguments.members as usize + 1)
+            .one_sided(self.kind == Kind::Message && mode != Mode::Bytes)
             .transport(match transport {
                 TransportName::Rc => Transport::Rc,
                 TransportName::Ud => Transport::Ud,
@@ -118,7 +143,8 @@ impl Plan {
 
     /// The same options as a command line, for the other processes.
     pub(super) fn command_line(&self) -> Vec<OsString> {
-        let Arguments { device, members, payload, contention, loss, transport, fanout, .. } = &self.arguments;
+        let Arguments { device, members, payload, contention, loss, transport, mode, fanout, .. } =
+            &self.arguments;
         let mut line: Vec<OsString> = vec!["bench".into(), self.kind.name().into()];
         let transport = match transport {
             TransportName::Rc => "rc",
@@ -131,6 +157,7 @@ impl Plan {
             ("--contention", contention.to_string()),
             ("--loss", loss.to_string()),
             ("--transport", transport.to_string()),
+            ("--mode", mode.name().to_string()),
             ("--fanout", fanout.to_string()),
         ] {
             line.extend([name.into(), value.into()]);

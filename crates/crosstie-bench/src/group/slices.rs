@@ -1,21 +1,27 @@
 //! The measured loops.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
-use crosstie::group::{Channel, Group, GroupError, MemberId};
+use crosstie::endpoint::Buffer;
+use crosstie::group::{Channel, Group, GroupError, MemberId, RecvRequest, SendRequest, Tagged, TaggedFailed};
 use crosstie::telemetry::Histogram;
 
-use super::plan::{Kind, Plan};
+use super::plan::{Kind, Mode, Plan};
 use crate::error::Error;
 
 /// The member to which all others send.
 const RECEIVER: usize = 0;
+/// Tagged messages in flight from each sender.
+const TAGGED_DEPTH: usize = 16;
+const TAG: u64 = 1;
 
 /// One member's part of all slices.
 pub(super) struct Slices<'g> {
     kind: Kind,
     group: &'g Group,
     channel: Option<Channel>,
+    tagged: Option<TaggedPart>,
     payload: Vec<u8>,
     received: Vec<u8>,
     /// Next message number of each sender.
@@ -27,6 +33,61 @@ pub(super) struct Slices<'g> {
     rounds: u64,
 }
 
+/// Buffers and requests of tagged messages.
+struct TaggedPart {
+    tagged: Tagged,
+    free: Vec<Buffer>,
+    sends: VecDeque<SendRequest>,
+    receives: VecDeque<RecvRequest>,
+}
+
+fn tagged_failed(failed: TaggedFailed) -> Error {
+    Error::rpc("the group")(failed.error)
+}
+
+impl TaggedPart {
+    fn send(&mut self, to: MemberId, payload: &[u8]) -> Result<(), Error> {
+        let buffer = match self.free.pop() {
+            Some(buffer) => buffer,
+            None => {
+                let send = self.sends.pop_front().ok_or(Error::Protocol)?;
+                send.wait().map_err(tagged_failed)?
+            }
+        };
+        // The number at the start; the rest does not change.
+        buffer.write(0, &payload[..8]).map_err(|_| Error::Protocol)?;
+        let send = self.tagged.isend(to, TAG, buffer, ..payload.len()).map_err(tagged_failed)?;
+        self.sends.push_back(send);
+        Ok(())
+    }
+
+    fn post_receives(&mut self, count: usize) -> Result<(), Error> {
+        while self.receives.len() < count {
+            let Some(buffer) = self.free.pop() else { break };
+            self.receives.push_back(self.tagged.irecv(None, Some(TAG), buffer).map_err(tagged_failed)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the next message. Its number, as bytes, comes to `received`.
+    fn recv(&mut self, received: &mut Vec<u8>, left: usize) -> Result<MemberId, Error> {
+        self.post_receives(left.min(TAGGED_DEPTH))?;
+        let recv = self.receives.pop_front().ok_or(Error::Protocol)?;
+        let (info, buffer) = recv.wait().map_err(tagged_failed)?;
+        received.resize(info.len as usize, 0);
+        buffer.read(0, &mut received[..8]).map_err(|_| Error::Protocol)?;
+        self.free.push(buffer);
+        Ok(info.from)
+    }
+
+    fn end_sends(&mut self) -> Result<(), Error> {
+        while let Some(send) = self.sends.pop_front() {
+            self.free.push(send.wait().map_err(tagged_failed)?);
+        }
+        Ok(())
+    }
+}
+
 fn failed(error: GroupError) -> Error {
     Error::rpc("the group")(error)
 }
@@ -34,7 +95,7 @@ fn failed(error: GroupError) -> Error {
 impl<'g> Slices<'g> {
     pub(super) fn new(plan: &Plan, group: &'g Group) -> Result<Slices<'g>, Error> {
         let channel = match plan.kind {
-            Kind::Message => {
+            Kind::Message if plan.arguments.mode == Mode::Bytes => {
                 let mut options = group.channel_options();
                 if plan.arguments.loss > 0.0 {
                     // The device loses nothing, but this measurement does.
@@ -44,10 +105,31 @@ impl<'g> Slices<'g> {
             }
             _ => None,
         };
+        let tagged = match plan.kind {
+            Kind::Message if plan.arguments.mode != Mode::Bytes => {
+                let mut options = group.tagged_options();
+                options.eager_max = if plan.arguments.mode == Mode::Eager { u32::MAX } else { 0 };
+                if plan.arguments.loss > 0.0 {
+                    options.channel.resend_after = 2_000_000;
+                }
+                let tagged = group.open_tagged(1, &options).map_err(failed)?;
+                let buffer = || {
+                    let buffer = group.allocate(plan.arguments.payload as usize).map_err(failed)?;
+                    buffer
+                        .write(0, &vec![7; plan.arguments.payload as usize])
+                        .map_err(|_| Error::Protocol)?;
+                    Ok(buffer)
+                };
+                let free = (0..2 * TAGGED_DEPTH).map(|_| buffer()).collect::<Result<_, Error>>()?;
+                Some(TaggedPart { tagged, free, sends: VecDeque::new(), receives: VecDeque::new() })
+            }
+            _ => None,
+        };
         Ok(Slices {
             kind: plan.kind,
             group,
             channel,
+            tagged,
             payload: vec![7; plan.arguments.payload as usize],
             received: Vec::with_capacity(plan.arguments.payload as usize),
             next: vec![0; group.members()],
@@ -126,6 +208,9 @@ impl<'g> Slices<'g> {
 
     /// All members send `ops` messages each to member 0.
     fn run_stream(&mut self, ops: u64) -> Result<f64, Error> {
+        if self.tagged.is_some() {
+            return self.run_tagged_stream(ops);
+        }
         let channel = self.channel.clone().ok_or(Error::Protocol)?;
         self.group.barrier(0).wait().map_err(failed)?;
         let begin = Instant::now();
@@ -145,8 +230,62 @@ impl<'g> Slices<'g> {
         Ok(elapsed)
     }
 
+    fn run_tagged_stream(&mut self, ops: u64) -> Result<f64, Error> {
+        let mut part = self.tagged.take().ok_or(Error::Protocol)?;
+        let receives = self.group.member().index() == RECEIVER;
+        let messages = ops * self.per_op();
+        if receives {
+            part.post_receives((messages as usize).min(TAGGED_DEPTH))?;
+        }
+        self.group.barrier(0).wait().map_err(failed)?;
+        let begin = Instant::now();
+        if receives {
+            for number in 0..messages {
+                let from = part.recv(&mut self.received, (messages - number) as usize)?;
+                self.check(from);
+            }
+        } else {
+            for _ in 0..ops {
+                self.stamp();
+                part.send(MemberId::new(RECEIVER), &self.payload)?;
+            }
+            part.end_sends()?;
+        }
+        let elapsed = begin.elapsed().as_secs_f64();
+        self.tagged = Some(part);
+        Ok(elapsed)
+    }
+
+    fn run_tagged_round_trips(&mut self, ops: u64, latency: &mut Histogram) -> Result<(), Error> {
+        let mut part = self.tagged.take().ok_or(Error::Protocol)?;
+        self.group.barrier(0).wait().map_err(failed)?;
+        let me = self.group.member().index();
+        if me < 2 {
+            for _ in 0..ops {
+                let begin = Instant::now();
+                part.post_receives(1)?;
+                for step in 0..2 {
+                    if step == me {
+                        self.stamp();
+                        part.send(MemberId::new(1 - me), &self.payload)?;
+                    } else {
+                        let from = part.recv(&mut self.received, 1)?;
+                        self.check(from);
+                    }
+                }
+                latency.record(begin.elapsed().as_nanos() as u64);
+            }
+            part.end_sends()?;
+        }
+        self.tagged = Some(part);
+        Ok(())
+    }
+
     /// Round trips between members 0 and 1.
     pub(super) fn run_round_trips(&mut self, ops: u64, latency: &mut Histogram) -> Result<(), Error> {
+        if self.tagged.is_some() {
+            return self.run_tagged_round_trips(ops, latency);
+        }
         let channel = self.channel.clone().ok_or(Error::Protocol)?;
         self.group.barrier(0).wait().map_err(failed)?;
         let me = self.group.member().index();

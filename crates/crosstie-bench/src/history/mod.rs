@@ -150,9 +150,11 @@ impl Recorder {
             Status::Done => Outcome::Done,
             Status::NotFound => Outcome::NotFound,
             Status::Mismatch => Outcome::Mismatch,
-            Status::OutOfMemory | Status::NoRegisteredMemory | Status::Misrouted | Status::Malformed => {
-                Outcome::Refused
-            }
+            Status::OutOfMemory
+            | Status::NoRegisteredMemory
+            | Status::Misrouted
+            | Status::Malformed
+            | Status::Fenced => Outcome::Refused,
         };
         // The number in a `Pending` of another recorder may be out of range.
         if let Some(event) = self.events.get_mut(pending.0 as usize) {

@@ -7,13 +7,13 @@ use crosstie::ipc;
 use zerocopy::FromBytes;
 
 use super::{
-    AttachError, BeginBytesError, BeginError, Client, Error, SwapOutcome, TimeLimit, bits, connect,
-    no_response_error, status_error,
+    AttachError, BeginBytesError, BeginError, Client, Error, FencedOutcome, SwapOutcome, TimeLimit, bits,
+    connect, no_response_error, status_error,
 };
 use crate::service_names;
 use crate::sharding::ShardId;
 use crate::store::ShardStats;
-use crate::wire::{BytesOp, BytesRequest, BytesResponse, Status};
+use crate::wire::{BytesOp, BytesRequest, BytesResponse, Status, Token};
 
 /// The connection to a daemon for byte strings.
 pub(super) type Lane<T> = ipc::Client<[u8], [u8], T>;
@@ -172,6 +172,52 @@ impl<T> Client<T> {
             (_, Status::Done, _) => Ok(SwapOutcome::Done),
             (_, Status::Mismatch, value) => Ok(SwapOutcome::Mismatch(value)),
             (_, Status::NotFound, _) => Ok(SwapOutcome::NotFound),
+            (rank, status, _) => Err(status_error(rank, status)),
+        }
+    }
+
+    /// Stores a value under a key, with the fencing token of the lock that protects the key. If the key has seen a newer token, the
+    /// lock has passed on and nothing changes.
+    ///
+    /// A key remembers the newest token that it was given, also when it is deleted. Operations without a token are not concerned.
+    ///
+    /// ```
+    /// # use crosstie_kv::node::{Node, NodeConfig};
+    /// use crosstie_kv::client::{Client, FencedOutcome};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::start(&NodeConfig::single("doc-fenced"))?;
+    /// let mut client = Client::attach("doc-fenced")?;
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"first", 7)?, FencedOutcome::Done);
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"second", 8)?, FencedOutcome::Done);
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"late", 7)?, FencedOutcome::Stale { newest: 8 });
+    /// assert_eq!(client.get_bytes(b"plan")?.as_deref(), Some(&b"second"[..]));
+    /// # Ok(()) }
+    /// ```
+    pub fn put_bytes_fenced(&mut self, key: &[u8], value: &[u8], token: u64) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_le_bytes();
+        self.exchange_fenced(BytesOp::FencedPut { key, token: Token::new(&bytes), value })
+    }
+
+    /// Removes a key, if it exists, with a fencing token. See [`put_bytes_fenced`](Client::put_bytes_fenced).
+    pub fn delete_bytes_fenced(&mut self, key: &[u8], token: u64) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_le_bytes();
+        self.exchange_fenced(BytesOp::FencedDelete { key, token: Token::new(&bytes) })
+    }
+
+    /// Lets a key refuse older tokens from now on, without changing its value. A new holder of a lock that protects several keys calls
+    /// this for each key that it relies on, before it reads them.
+    pub fn raise_fence(&mut self, key: &[u8], token: u64) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_le_bytes();
+        self.exchange_fenced(BytesOp::Fence { key, token: Token::new(&bytes) })
+    }
+
+    fn exchange_fenced(&mut self, op: BytesOp<'_>) -> Result<FencedOutcome, Error> {
+        match self.exchange_keyed(op)? {
+            (_, Status::Done | Status::NotFound, _) => Ok(FencedOutcome::Done),
+            (rank, Status::Fenced, value) => match value.as_slice().try_into() {
+                Ok(newest) => Ok(FencedOutcome::Stale { newest: u64::from_le_bytes(newest) }),
+                Err(_) => Err(status_error(rank, Status::Malformed)),
+            },
             (rank, status, _) => Err(status_error(rank, status)),
         }
     }

@@ -119,6 +119,18 @@ pub enum SwapOutcome<V> {
     NotFound,
 }
 
+/// The result of an operation with a fencing token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FencedOutcome {
+    /// The operation was done.
+    Done,
+    /// The key has seen a newer token: the lock has passed on. Nothing has changed.
+    Stale {
+        /// The newest token that the key has seen.
+        newest: u64,
+    },
+}
+
 impl Client<()> {
     /// Attaches to the node `name` on this machine.
     pub fn attach(name: &str) -> Result<Client, AttachError> {

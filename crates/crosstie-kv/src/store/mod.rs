@@ -40,6 +40,8 @@ pub struct Shard {
     /// The value of key zero, which is not in the table: there, key zero marks a vacant slot.
     zero_value: Option<u64>,
     bytes: BytesMap,
+    /// The newest fencing token of each byte-string key that has seen one.
+    fences: BytesMap,
     stats: ShardStats,
 }
 
@@ -97,6 +99,7 @@ impl Shard {
             words: Table::new(),
             zero_value: None,
             bytes: BytesMap::new(),
+            fences: BytesMap::new(),
             stats: ShardStats { limit: limit as u64, ..ShardStats::default() },
         }
     }
@@ -218,6 +221,23 @@ impl Shard {
                 };
                 (Op::CompareAndSwap, status)
             }
+            BytesOp::FencedPut { token, value, .. } => {
+                self.stats.puts += 1;
+                let status = match self.raise_fence(hash, key, token.number()) {
+                    Status::Done => self.put_bytes(hash, key, value),
+                    refused => refused,
+                };
+                (Op::Put, status)
+            }
+            BytesOp::FencedDelete { token, .. } => {
+                self.stats.deletes += 1;
+                let status = match self.raise_fence(hash, key, token.number()) {
+                    Status::Done if !self.bytes.remove(hash, key) => Status::NotFound,
+                    status => status,
+                };
+                (Op::Delete, status)
+            }
+            BytesOp::Fence { token, .. } => (Op::Put, self.raise_fence(hash, key, token.number())),
             BytesOp::Info | BytesOp::Stats => unreachable!("requests without a key were handled above"),
         };
         if kind == Op::Get && status == Status::Done {
@@ -225,6 +245,9 @@ impl Shard {
         }
         self.count_failure(kind, status);
         match (kind, status) {
+            (_, Status::Fenced) => {
+                wire::BytesResponse { status, value: self.fences.get(hash, key).unwrap_or_default() }
+            }
             (Op::Get, Status::Done) | (_, Status::Mismatch) => {
                 wire::BytesResponse { status, value: self.bytes.get(hash, key).unwrap_or_default() }
             }
@@ -243,7 +266,7 @@ impl Shard {
     }
 
     fn allocated(&self) -> usize {
-        self.words.allocated() + self.bytes.allocated()
+        self.words.allocated() + self.bytes.allocated() + self.fences.allocated()
     }
 
     fn spare_bytes(&self) -> usize {
@@ -295,6 +318,25 @@ impl Shard {
         }
         let hash = self.seed.hash_word(key);
         self.words.remove(hash, |slot| slot[0] == key, |slot| self.seed.hash_word(slot[0])).is_some()
+    }
+
+    /// Remembers a fencing token, unless the key has seen a newer one.
+    fn raise_fence(&mut self, hash: u64, key: &[u8], token: u64) -> Status {
+        let newest = self.fences.get(hash, key).and_then(|bytes| bytes.first_chunk());
+        match newest.map(|bytes| u64::from_le_bytes(*bytes)) {
+            Some(newest) if newest > token => return Status::Fenced,
+            Some(newest) if newest == token => return Status::Done,
+            _ => {}
+        }
+        if key.len() > wire::MAX_KEY {
+            return Status::Malformed;
+        }
+        let spare = self.spare_bytes();
+        if self.fences.put(hash, key, &token.to_le_bytes(), spare) {
+            Status::Done
+        } else {
+            Status::OutOfMemory
+        }
     }
 
     fn put_bytes(&mut self, hash: u64, key: &[u8], value: &[u8]) -> Status {

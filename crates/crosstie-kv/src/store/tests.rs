@@ -97,6 +97,49 @@ proptest! {
     }
 }
 
+proptest! {
+    /// The oracle: a value and the newest token of each key.
+    #[test]
+    fn older_tokens_change_nothing(
+        steps in prop::collection::vec((0u8..4, 0u8..3, 0u64..6, any::<u8>()), 0..100),
+    ) {
+        let mut shard = Shard::new(1 << 20);
+        let mut values: BTreeMap<u8, u8> = BTreeMap::new();
+        let mut newest: BTreeMap<u8, u64> = BTreeMap::new();
+        for (kind, key, token, value) in steps {
+            let (name, bytes) = ([key], token.to_le_bytes());
+            let token_bytes = wire::Token::new(&bytes);
+            let op = match kind {
+                0 => BytesOp::FencedPut { key: &name, token: token_bytes, value: &[value] },
+                1 => BytesOp::FencedDelete { key: &name, token: token_bytes },
+                2 => BytesOp::Fence { key: &name, token: token_bytes },
+                _ => BytesOp::Put { key: &name, value: &[value] },
+            };
+            let response = shard.apply_bytes(&op);
+            let (status, returned) = (response.status, response.value.to_vec());
+            if kind == 3 {
+                prop_assert_eq!(status, Status::Done, "requests without a token are not concerned");
+                values.insert(key, value);
+            } else if newest.get(&key).is_some_and(|newest| *newest > token) {
+                prop_assert_eq!((status, returned), (Status::Fenced, newest[&key].to_le_bytes().to_vec()));
+            } else {
+                newest.insert(key, token);
+                let existed = values.contains_key(&key);
+                match kind {
+                    0 => _ = values.insert(key, value),
+                    1 => _ = values.remove(&key),
+                    _ => {}
+                }
+                prop_assert_eq!(status, if kind == 1 && !existed { Status::NotFound } else { Status::Done });
+            }
+            for key in 0..3u8 {
+                let found = shard.apply_bytes(&BytesOp::Get { key: &[key] }).value.first().copied();
+                prop_assert_eq!(found, values.get(&key).copied());
+            }
+        }
+    }
+}
+
 #[test]
 fn all_words_are_found_after_growing_and_deleting() {
     let mut shard = Shard::new(64 << 20);

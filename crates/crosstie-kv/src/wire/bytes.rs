@@ -81,10 +81,50 @@ pub enum BytesOp<'a> {
         /// Its new value.
         value: &'a [u8],
     },
+    /// Stores `value` under `key`, unless the key has seen a newer fencing token.
+    FencedPut {
+        /// The key.
+        key: &'a [u8],
+        /// The token of the lock that protects the key.
+        token: Token<'a>,
+        /// Its new value.
+        value: &'a [u8],
+    },
+    /// Removes `key`, unless it has seen a newer fencing token. The key remembers the token.
+    FencedDelete {
+        /// The key.
+        key: &'a [u8],
+        /// The token of the lock that protects the key.
+        token: Token<'a>,
+    },
+    /// Lets the key refuse older fencing tokens from now on, without changing its value.
+    Fence {
+        /// The key.
+        key: &'a [u8],
+        /// The token of the lock that protects the key.
+        token: Token<'a>,
+    },
     /// Reads the description of a node. The response's value is a [`NodeInfo`](super::NodeInfo).
     Info,
     /// Reads the statistics of a daemon's shard. The response's value is a [`ShardStats`](crate::store::ShardStats).
     Stats,
+}
+
+/// A fencing token as a request carries it: 8 bytes, little-endian, in the place of the expected value. Tokens come from the locks of a
+/// [group](crosstie::group).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token<'a>(&'a [u8; 8]);
+
+impl<'a> Token<'a> {
+    /// The token in these bytes.
+    pub fn new(bytes: &'a [u8; 8]) -> Token<'a> {
+        Token(bytes)
+    }
+
+    /// The token as a number.
+    pub fn number(self) -> u64 {
+        u64::from_le_bytes(*self.0)
+    }
 }
 
 /// A response, borrowed from the store or from the bytes it was decoded from.
@@ -92,7 +132,7 @@ pub enum BytesOp<'a> {
 pub struct BytesResponse<'a> {
     /// How the request ended.
     pub status: Status,
-    /// The key's value, after a get and with [`Status::Mismatch`]. The requests about a node have the value that [`BytesOp`]
+    /// The key's value, after a get and with [`Status::Mismatch`]; the newest token with [`Status::Fenced`]. The requests about a node have the value that [`BytesOp`]
     /// says. Else empty.
     pub value: &'a [u8],
 }
@@ -122,6 +162,12 @@ pub enum MessageError {
     /// The request has a key or a value that its kind does not have.
     #[error("the request has a key or a value that its kind does not allow")]
     UnexpectedField,
+    /// A fencing token does not have 8 bytes.
+    #[error("the fencing token has {len} bytes instead of 8")]
+    InvalidToken {
+        /// Its length.
+        len: usize,
+    },
     /// The lengths in the header do not add up to the length of the message.
     #[error("the message has {actual} bytes, but its header states {stated}")]
     LengthMismatch {
@@ -154,6 +200,9 @@ impl<'a> BytesRequest<'a> {
             Kind::Delete => BytesOp::Delete { key },
             Kind::Insert => BytesOp::Insert { key, value },
             Kind::CompareAndSwap => BytesOp::CompareAndSwap { key, expected, value },
+            Kind::FencedPut => BytesOp::FencedPut { key, token: token_of(expected)?, value },
+            Kind::FencedDelete => BytesOp::FencedDelete { key, token: token_of(expected)? },
+            Kind::Fence => BytesOp::Fence { key, token: token_of(expected)? },
             Kind::Info => BytesOp::Info,
             Kind::Stats => BytesOp::Stats,
         };
@@ -196,7 +245,10 @@ impl<'a> BytesOp<'a> {
             | BytesOp::Put { key, .. }
             | BytesOp::Delete { key }
             | BytesOp::Insert { key, .. }
-            | BytesOp::CompareAndSwap { key, .. } => Some(key),
+            | BytesOp::CompareAndSwap { key, .. }
+            | BytesOp::FencedPut { key, .. }
+            | BytesOp::FencedDelete { key, .. }
+            | BytesOp::Fence { key, .. } => Some(key),
             BytesOp::Info | BytesOp::Stats => None,
         }
     }
@@ -211,6 +263,9 @@ impl<'a> BytesOp<'a> {
             BytesOp::CompareAndSwap { key, expected, value } => {
                 (Kind::CompareAndSwap, [key, expected, value])
             }
+            BytesOp::FencedPut { key, token, value } => (Kind::FencedPut, [key, token.0, value]),
+            BytesOp::FencedDelete { key, token } => (Kind::FencedDelete, [key, token.0, &[]]),
+            BytesOp::Fence { key, token } => (Kind::Fence, [key, token.0, &[]]),
             BytesOp::Info => (Kind::Info, [&[], &[], &[]]),
             BytesOp::Stats => (Kind::Stats, [&[], &[], &[]]),
         }
@@ -272,6 +327,13 @@ enum Kind {
     CompareAndSwap = 21,
     Info = 22,
     Stats = 23,
+    FencedPut = 24,
+    FencedDelete = 25,
+    Fence = 26,
+}
+
+fn token_of(bytes: &[u8]) -> Result<Token<'_>, MessageError> {
+    bytes.try_into().map(Token).map_err(|_| MessageError::InvalidToken { len: bytes.len() })
 }
 
 #[derive(TryFromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -15,6 +15,9 @@ fn op_of<'a>(kind: u8, key: &'a [u8], expected: &'a [u8], value: &'a [u8]) -> By
         20 => BytesOp::Insert { key, value },
         21 => BytesOp::CompareAndSwap { key, expected, value },
         22 => BytesOp::Info,
+        24 => BytesOp::FencedPut { key, token: Token::new(&[8; 8]), value },
+        25 => BytesOp::FencedDelete { key, token: Token::new(&[9; 8]) },
+        26 => BytesOp::Fence { key, token: Token::new(&[7; 8]) },
         _ => BytesOp::Stats,
     }
 }
@@ -22,7 +25,7 @@ fn op_of<'a>(kind: u8, key: &'a [u8], expected: &'a [u8], value: &'a [u8]) -> By
 /// Bytes with a nearly valid header, so that the later checks are reached, too.
 fn nearly_valid() -> impl Strategy<Value = Vec<u8>> {
     let small = || prop_oneof![3 => 0u32..20, 1 => any::<u32>()];
-    (16u8..25, any::<[bool; 3]>(), any::<u64>(), [small(), small(), small()], bytes()).prop_map(
+    (16u8..28, any::<[bool; 3]>(), any::<u64>(), [small(), small(), small()], bytes()).prop_map(
         |(kind, nonzero, shard, lengths, body)| {
             let mut bytes = vec![kind];
             bytes.extend(nonzero.map(|nonzero| u8::from(nonzero && kind == 19)));
@@ -37,7 +40,7 @@ fn nearly_valid() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn decode_returns_what_was_encoded(
-        shard in any::<[u32; 2]>(), kind in 17u8..24, key in bytes(), expected in bytes(), value in bytes(),
+        shard in any::<[u32; 2]>(), kind in 17u8..27, key in bytes(), expected in bytes(), value in bytes(),
     ) {
         let request = BytesRequest { rank: shard[0], daemon: shard[1], op: op_of(kind, &key, &expected, &value) };
         let mut encoded = vec![7; 3];
@@ -79,7 +82,7 @@ proptest! {
 #[test]
 fn message_with_one_changed_byte_is_rejected_or_canonical() {
     let (mut bytes, mut again) = (Vec::new(), Vec::new());
-    for kind in 17..24 {
+    for kind in 17..27 {
         let op = op_of(kind, b"a key", b"expected", b"value");
         BytesRequest { rank: 1, daemon: 2, op }.encode(&mut bytes).unwrap();
         for (at, byte) in (0..bytes.len()).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
@@ -150,6 +153,10 @@ fn request_with_a_field_its_kind_lacks_is_rejected() {
         encoded[0] = kind;
         assert_eq!(BytesRequest::decode(&encoded), Err(MessageError::UnexpectedField));
     }
-    encoded[0] = 24;
+    for kind in 24..27 {
+        encoded[0] = kind;
+        assert_eq!(BytesRequest::decode(&encoded), Err(MessageError::InvalidToken { len: 0 }));
+    }
+    encoded[0] = 27;
     assert_eq!(BytesRequest::decode(&encoded), Err(MessageError::InvalidHeader));
 }

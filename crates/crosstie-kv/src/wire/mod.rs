@@ -19,7 +19,7 @@ mod info;
 mod words;
 
 pub use bytes::{
-    BytesOp, BytesRequest, BytesResponse, MAX_KEY, MAX_REQUEST, MAX_RESPONSE, MAX_VALUE, MessageError,
+    BytesOp, BytesRequest, BytesResponse, MAX_KEY, MAX_REQUEST, MAX_RESPONSE, MAX_VALUE, MessageError, Token,
 };
 pub use info::NodeInfo;
 pub use words::{WordRequest, WordResponse};
@@ -66,4 +66,6 @@ pub enum Status {
     /// A node has no registered memory for a message of this length now. Nothing has changed, and the same request may succeed
     /// later. Only byte-string requests for another node need such memory.
     NoRegisteredMemory = 8,
+    /// The key has seen a newer fencing token than that of the request. Nothing has changed. The response holds the newest token.
+    Fenced = 9,
 }

@@ -42,6 +42,7 @@ mod immediate;
 mod lock;
 mod member;
 mod packet;
+mod region;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,7 @@ pub use packet::{
     CONTROL_CHANNEL, CONTROL_STREAM, DropCounters, Dropped, Gate, HEADER_SIZE, Header, InvalidPacket,
     MAX_MTU, PacketKind, flags,
 };
+pub use region::MemberRegion;
 use state::Scope;
 pub use state::{Config, ConfigError, Group};
 

@@ -12,6 +12,7 @@
 
 use thiserror::Error;
 
+use super::GroupId;
 use super::member::{MemberId, MemberSet};
 
 /// Bytes of a header.
@@ -375,6 +376,28 @@ impl Gate {
         &self.dropped
     }
 
+    /// Whether something that claims to come from this member of this group may be used.
+    pub(super) fn check_member(
+        &self,
+        group: GroupId,
+        member: MemberId,
+        dead: &MemberSet,
+    ) -> Result<(), Dropped> {
+        if group.group != self.group {
+            return Err(Dropped::ForeignGroup(group.group));
+        }
+        if group.epoch != self.epoch {
+            return Err(Dropped::ForeignEpoch(group.epoch));
+        }
+        if member.index() >= self.members || member == self.me {
+            return Err(Dropped::NotAPeer(member));
+        }
+        if dead.contains(member) {
+            return Err(Dropped::DeadSender(member));
+        }
+        Ok(())
+    }
+
     #[inline]
     fn check_only(
         &self,
@@ -407,7 +430,7 @@ impl Gate {
     }
 
     #[cold]
-    fn count(&mut self, cause: &Dropped) {
+    pub(super) fn count(&mut self, cause: &Dropped) {
         let counter = match cause {
             Dropped::ForeignGroup(_) => &mut self.dropped.foreign_group,
             Dropped::ForeignEpoch(_) => &mut self.dropped.foreign_epoch,

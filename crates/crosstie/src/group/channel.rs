@@ -19,8 +19,9 @@ use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, PacketKin
 
 use super::engine::Engine;
 use super::link::SLOT;
+use super::tagged_engine::TaggedState;
 use super::wires::Wires;
-use crate::device::{Data, Mr, PostError};
+use crate::device::{Data, Mr, OutOfRegion, PostError};
 
 /// The longest packet that is copied into the send queue.
 const INLINE: usize = 256;
@@ -58,6 +59,8 @@ pub(super) struct ChannelState {
     pub(super) wakers: Vec<Waker>,
     pub(super) delivered: u64,
     pub(super) changed: bool,
+    /// Set if the channel carries tagged messages.
+    pub(super) tagged: Option<Box<TaggedState>>,
 }
 
 impl ChannelState {
@@ -81,6 +84,7 @@ impl ChannelState {
             wakers: Vec::new(),
             delivered: 0,
             changed: false,
+            tagged: None,
         })
     }
 
@@ -139,13 +143,7 @@ impl ChannelState {
     /// The bytes of a message.
     #[inline]
     pub(super) fn bytes<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        match body {
-            Body::Ring { offset, len, .. } => {
-                let start = *offset as usize;
-                self.receive_memory.get(start..start + *len as usize).unwrap_or(&[])
-            }
-            Body::Joined(bytes) => bytes,
-        }
+        bytes_of(&self.receive_memory, body)
     }
 
     /// The application has taken the message: its place is free.
@@ -158,8 +156,11 @@ impl ChannelState {
         self.delivered += 1;
     }
 
-    pub(super) fn drop_peer(&mut self, member: MemberId) {
+    pub(super) fn drop_peer(&mut self, member: MemberId, nobody_left: bool) {
         self.protocol.drop_peer(member);
+        if let Some(tagged) = &mut self.tagged {
+            tagged.drop_peer(member, nobody_left);
+        }
         self.joining[member.index()] = Vec::new();
         self.changed = true;
     }
@@ -181,12 +182,54 @@ impl ChannelState {
     }
 }
 
+/// The bytes of a message.
+#[inline]
+pub(super) fn bytes_of<'a>(receive_memory: &'a [u8], body: &'a Body) -> &'a [u8] {
+    match body {
+        Body::Ring { offset, len, .. } => {
+            let start = *offset as usize;
+            receive_memory.get(start..start + *len as usize).unwrap_or(&[])
+        }
+        Body::Joined(bytes) => bytes,
+    }
+}
+
+/// Where the bytes of a message come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source<'a> {
+    Bytes(&'a [u8]),
+    /// `len` bytes of a registered region.
+    Region {
+        region: &'a Mr,
+        start: usize,
+        len: usize,
+    },
+}
+
+impl Source<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Source::Bytes(bytes) => bytes.len(),
+            Source::Region { len, .. } => *len,
+        }
+    }
+
+    /// Copies `len` bytes from `offset` on to `at` of a region.
+    #[inline]
+    fn copy_to(&self, offset: usize, len: usize, to: &Mr, at: usize) -> Result<(), OutOfRegion> {
+        match self {
+            Source::Bytes(bytes) => to.write(at, &bytes[offset..offset + len]),
+            Source::Region { region, start, .. } => to.copy_from(at, region, start + offset, len),
+        }
+    }
+}
+
 /// A message that is being sent: `prefix` and `body`, in parts of at most an MTU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
     pub(super) flags: u8,
     pub(super) prefix: &'a [u8],
-    pub(super) body: &'a [u8],
+    pub(super) body: Source<'a>,
 }
 
 impl Parts<'_> {
@@ -194,12 +237,16 @@ impl Parts<'_> {
         self.prefix.len() + self.body.len()
     }
 
-    /// The two pieces of the message that lie in `offset..offset + len`.
-    fn pieces(&self, offset: usize, len: usize) -> [&[u8]; 2] {
+    /// Copies `len` bytes of the message, from `offset` on, to `at` of the send buffer.
+    #[inline]
+    fn copy_to(&self, offset: usize, len: usize, to: &Mr, at: usize) -> Result<(), OutOfRegion> {
         let split = self.prefix.len();
         let (start, end) = (offset.min(split), (offset + len).min(split));
         let (body_start, body_end) = (offset.max(split) - split, (offset + len).max(split) - split);
-        [&self.prefix[start..end], &self.body[body_start..body_end]]
+        if start < end {
+            to.write(at, &self.prefix[start..end])?;
+        }
+        self.body.copy_to(body_start, body_end - body_start, to, at + end - start)
     }
 }
 
@@ -223,28 +270,27 @@ impl Engine {
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
         let part = part_at(parts.len() as u32, offset as u32, channel.options.mtu);
         let len = part.len as usize;
-        let extra = if part.flags & flags::FIRST != 0 { parts.flags } else { 0 };
         let (packet, transmit) = channel.protocol.sender.send(
             to,
             (HEADER_SIZE + len) as u32,
-            part.flags | extra,
+            // In every part: the receiver looks at those of the last one.
+            part.flags | parts.flags,
             part.aux,
             now,
         )?;
-        let [first, second] = parts.pieces(offset, len);
         let at = packet.offset as usize + HEADER_SIZE;
         // The places are inside the send buffer: its size is that of the protocol's ring.
-        if channel.send_memory.write(at, first).is_err()
-            || channel.send_memory.write(at + first.len(), second).is_err()
-        {
+        if parts.copy_to(offset, len, &channel.send_memory, at).is_err() {
             self.counters.unsent += 1;
         } else if transmit {
             let header = channel.protocol.data_header(&packet).encode();
             let posted = if HEADER_SIZE + len <= INLINE {
                 let mut bytes = [0; INLINE];
                 bytes[..HEADER_SIZE].copy_from_slice(&header);
-                bytes[HEADER_SIZE..HEADER_SIZE + first.len()].copy_from_slice(first);
-                bytes[HEADER_SIZE + first.len()..HEADER_SIZE + len].copy_from_slice(second);
+                // A copy of what was written there a moment ago.
+                if channel.send_memory.read(at, &mut bytes[HEADER_SIZE..HEADER_SIZE + len]).is_err() {
+                    self.counters.unsent += 1;
+                }
                 self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len])
             } else {
                 self.post_from_buffer(id, &packet, &header)
@@ -346,6 +392,7 @@ impl Engine {
     /// Sends again what is due, and answers senders. `idle`: also acknowledgements that could wait.
     #[inline]
     pub(super) fn serve_channels(&mut self, idle: bool) {
+        let mut has_answers = false;
         for index in 0..self.open.len() {
             let id = self.open[index];
             let now = self.now();
@@ -362,15 +409,24 @@ impl Engine {
                     (None, None) => Ok(()),
                 };
                 if posted.is_err() {
-                    // The sender sends again after a time, and gets another answer.
-                    self.counters.unsent += 1;
+                    // The send queue is full. A sender whose window is full waits for this answer.
+                    channel.protocol.receiver.put_back(&answer);
+                    has_answers = true;
+                    break;
                 }
             }
+            if channel.tagged.is_some() {
+                self.serve_tagged(id);
+            }
+            let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
             if channel.changed {
                 channel.changed = false;
                 channel.wake();
                 self.wires.results.changed = true;
             }
+        }
+        if has_answers {
+            self.poll_sends();
         }
     }
 

@@ -29,6 +29,12 @@ pub(super) mod limits {
     pub(in crate::group) const STATUS_WAIT: Duration = Duration::from_millis(200);
     /// How often links are checked, at most.
     pub(in crate::group) const CHECK_INTERVAL: u64 = 5_000_000;
+    /// Longest PUT, in bytes.
+    pub(in crate::group) const MAX_PUT: usize = 256;
+    /// Most PUTs in flight.
+    pub(in crate::group) const PUT_SLOTS: usize = 256;
+    /// How often PULLs in flight are looked after while a thread has nothing else to do.
+    pub(in crate::group) const PULL_INTERVAL: u64 = 50_000;
     /// How often silent peers are probed.
     pub(in crate::group) const PROBE_INTERVAL: u64 = 250_000_000;
 }
@@ -64,6 +70,7 @@ pub struct GroupConfig {
     pub(super) tree: TreeOptions,
     pub(super) barrier_members: Option<MemberSet>,
     pub(super) transport: Transport,
+    pub(super) one_sided: bool,
     pub(super) wait: WaitStrategy,
     pub(super) progress: ProgressMode,
     pub(super) receive_loss: Option<(f64, u64)>,
@@ -82,6 +89,7 @@ impl GroupConfig {
             tree: TreeOptions::default(),
             barrier_members: None,
             transport: Transport::default(),
+            one_sided: false,
             wait: WaitStrategy::default(),
             progress: ProgressMode::default(),
             receive_loss: None,
@@ -134,6 +142,15 @@ impl GroupConfig {
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
+        self
+    }
+
+    /// Whether members reach each other's memory: PUSH, PULL, PUT, and long tagged messages without copies. Costs an
+    /// [endpoint](crate::endpoint::Endpoint) for each other member; with [`ProgressMode::Thread`] each has a thread, which sleeps
+    /// while nothing happens.
+    #[must_use]
+    pub fn one_sided(mut self, one_sided: bool) -> Self {
+        self.one_sided = one_sided;
         self
     }
 

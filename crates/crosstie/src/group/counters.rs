@@ -40,6 +40,12 @@ pub struct Counters {
     pub injected_losses: u64,
     /// Links to members that died.
     pub links_closed: u64,
+    /// Tagged messages that this member has PULLed out of the memory of their senders.
+    pub pulls: u64,
+    /// Tagged messages that came before their receive.
+    pub unexpected: u64,
+    /// PUSH, PULL and PUT operations that were refused because their memory belongs to another group.
+    pub foreign_memory: u64,
 }
 
 impl Counters {

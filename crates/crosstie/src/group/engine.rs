@@ -8,19 +8,21 @@
 //!                              └─> ChannelState (messages)
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::{
-    CONTROL_CHANNEL, Config, Control, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE, Header,
-    MAX_CONTROL_SIZE, MemberId, PacketKind,
+    CONTROL_CHANNEL, Config, Control, Dropped, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE,
+    Header, MAX_CONTROL_SIZE, MemberId, MemberRegion, PacketKind,
 };
 
 use super::channel::ChannelState;
-use super::config::limits::{CHECK_INTERVAL, MAX_CHANNELS, PROBE_INTERVAL};
+use super::config::limits::{CHECK_INTERVAL, MAX_CHANNELS, PROBE_INTERVAL, PULL_INTERVAL};
 use super::counters::{Counters, GroupCounters};
 use super::datagram::{DATAGRAM_SLOT, DatagramPort};
 use super::error::{GroupError, JoinError};
 use super::link::{Link, SLOT, SendKey};
+use super::one_sided::OneSided;
 use super::wires::{Results, Staging, Wires};
 use crate::device::software::CqParker;
 use crate::device::{Completion, Cq, CqError, Data, Mr, Opcode, Pd, Status, UdQp};
@@ -37,14 +39,15 @@ const IDLE_PASSES: u32 = 16;
 pub(super) struct Engine {
     pub(super) machine: Machine,
     pub(super) wires: Wires,
-    gate: Gate,
+    pub(super) gate: Gate,
     pub(super) channels: Box<[Option<Box<ChannelState>>]>,
     /// Numbers of the open channels.
     pub(super) open: Vec<u16>,
     pub(super) datagrams: Option<DatagramPort>,
     recv_cq: Cq,
     send_cq: Cq,
-    pub(super) pd: Pd,
+    pub(super) pd: Arc<Pd>,
+    pub(super) one_sided: Option<Arc<OneSided>>,
     #[expect(dead_code, reason = "peers write zero bytes to it")]
     target: Mr,
     pub(super) mtu: usize,
@@ -89,7 +92,8 @@ impl Engine {
     pub(super) fn new(
         id: GroupId,
         config: &Config,
-        pd: Pd,
+        pd: Arc<Pd>,
+        one_sided: Option<Arc<OneSided>>,
         links: Vec<Option<Link>>,
         datagrams: Option<DatagramPort>,
         recv_cq: Cq,
@@ -117,6 +121,7 @@ impl Engine {
             recv_cq,
             send_cq,
             pd,
+            one_sided,
             target,
             mtu,
             members: config.members,
@@ -198,6 +203,12 @@ impl Engine {
                 .and_then(|channel| channel.protocol.sender.next_deadline())
         });
         let next = sends.chain(self.machine.next_deadline()).chain([self.next_probe]).min();
+        let is_pulling = |id: &u16| {
+            let channel = self.channels[usize::from(*id)].as_ref();
+            channel.and_then(|channel| channel.tagged.as_ref()).is_some_and(|tagged| tagged.is_busy())
+        };
+        // PULLs complete at another queue.
+        let next = if self.open.iter().any(is_pulling) { Some(now + PULL_INTERVAL) } else { next };
         Duration::from_nanos(next.unwrap_or(u64::MAX).saturating_sub(now))
     }
 
@@ -498,10 +509,14 @@ impl Engine {
                     self.counters.expelled_sent += 1;
                 }
             }
+            let nobody_left = self.is_alone();
             for id in &self.open {
                 if let Some(channel) = &mut self.channels[usize::from(*id)] {
-                    channel.drop_peer(member);
+                    channel.drop_peer(member, nobody_left);
                 }
+            }
+            if let Some(endpoint) = self.one_sided.as_ref().and_then(|one_sided| one_sided.endpoint(member)) {
+                endpoint.close();
             }
             self.wires.results.changed = true;
         }
@@ -511,6 +526,11 @@ impl Engine {
     pub(super) fn fail(&mut self, error: GroupError) {
         self.wires.results.changed = true;
         self.failed.get_or_insert(error);
+    }
+
+    /// Checks the description of a member's memory.
+    pub(super) fn check_region(&mut self, description: &[u8]) -> Result<MemberRegion, Dropped> {
+        self.gate.check_region(description, self.machine.dead())
     }
 
     /// Whether no other member is alive.
@@ -538,6 +558,7 @@ impl Engine {
                 self.machine.packets_sent(kind)
             }
         };
+        let tagged = || channels().filter_map(|channel| channel.tagged.as_ref());
         let received = || channels().map(|channel| channel.protocol.receiver.counters());
         Counters {
             packets: PacketKind::ALL.iter().map(|kind| (*kind, packets(*kind))).collect(),
@@ -551,6 +572,9 @@ impl Engine {
             violations: self.counters.violations,
             injected_losses: self.counters.injected_losses,
             links_closed: self.counters.links_closed,
+            pulls: tagged().map(|tagged| tagged.counters.pulls).sum(),
+            unexpected: tagged().map(|tagged| tagged.counters.unexpected).sum(),
+            foreign_memory: self.one_sided.as_ref().map_or(0, |one_sided| one_sided.foreign()),
         }
     }
 }

@@ -4,11 +4,12 @@ use core::fmt;
 
 use crosstie_protocol::group::message::OptionsError;
 use crosstie_protocol::group::{
-    BarrierError, ConfigError, LockError, LockState, MemberId, MemberSet, Status,
+    BarrierError, ConfigError, Dropped, LockError, LockState, MemberId, MemberSet, Status,
 };
 
 use crate::bootstrap;
 use crate::device::{CqError, DeviceError};
+use crate::endpoint::{Cause, ConnectError, NotStarted};
 
 /// Why a group could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,14 @@ pub enum JoinError {
     /// A rank does not know the group's secret.
     #[error("rank {0} does not know the secret of the group")]
     WrongSecret(u32),
+    /// The endpoint to a rank could not be connected.
+    #[error("the endpoint to rank {rank} could not be connected: {error}")]
+    Endpoint {
+        /// The rank.
+        rank: u32,
+        /// Why.
+        error: ConnectError,
+    },
     /// The progress thread could not be started.
     #[error("the progress thread could not be started: {0}")]
     Thread(std::io::Error),
@@ -154,6 +163,51 @@ pub enum GroupError {
         /// The limit.
         max: usize,
     },
+    /// The group was made without access to the memory of other members.
+    #[error("the group was made without access to the memory of other members: use GroupConfig::one_sided")]
+    NotOneSided,
+    /// The description of memory is not one of a live member of this group.
+    #[error("the description of memory is refused: {0}")]
+    ForeignMemory(Dropped),
+    /// A PUSH, PULL or PUT was not started.
+    #[error(transparent)]
+    NotStarted(NotStarted),
+    /// A PUSH, PULL or PUT has failed.
+    #[error("access to the memory of {member} failed: {cause}")]
+    Operation {
+        /// The member.
+        member: MemberId,
+        /// Why.
+        cause: Cause,
+    },
+    /// A PUT has too many bytes.
+    #[error("a PUT of {len} bytes is longer than {max}: use PUSH")]
+    PutTooLong {
+        /// Its length.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A tagged message is longer than the buffer of the receive that it matched. The message is gone.
+    #[error("a message of {len} bytes from {from} with tag {tag} does not fit into a buffer of {room}")]
+    Truncated {
+        /// Its sender.
+        from: MemberId,
+        /// Its tag.
+        tag: u64,
+        /// Its length.
+        len: u64,
+        /// Bytes of the buffer.
+        room: u64,
+    },
+    /// The receiver could not read the message out of this member's buffer.
+    #[error("{0} could not read the message out of the buffer: was it allocated by this group?")]
+    NotPulled(MemberId),
+    /// Too many tagged sends or receives have not ended: wait for one of them.
+    #[error(
+        "too many sends or receives have not ended ({0}): wait for one of them, or raise the limit of the channel"
+    )]
+    TooManyRequests(u32),
     /// All other members are dead: no message can come.
     #[error("all other members are dead")]
     NobodyLeft,

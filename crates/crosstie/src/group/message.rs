@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::group::message::{Options, SendRefusal};
 use crosstie_protocol::group::{CONTROL_STREAM, HEADER_SIZE, MemberId, flags};
 
-use super::channel::{ChannelState, Parts};
+use super::channel::{ChannelState, Parts, Source};
 use super::config::limits::MAX_CHANNELS;
 use super::driver::Shared;
 use super::engine::Engine;
@@ -70,7 +70,7 @@ impl Channel {
     /// Sends a message. Returns when the message is in the send buffer; waits while the buffer or the window is full.
     #[inline]
     pub fn send(&self, to: MemberId, bytes: &[u8]) -> Result<(), GroupError> {
-        self.send_parts(to, &Parts { flags: 0, prefix: &[], body: bytes })
+        self.send_parts(to, &Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) })
     }
 
     /// As [`Channel::send`], with the token of a lock. The receiver drops the message if it has seen a newer token of this lock.
@@ -89,12 +89,12 @@ impl Channel {
         let mut prefix = [0; FENCE_PREFIX];
         prefix[..4].copy_from_slice(&lock.to_le_bytes());
         prefix[8..].copy_from_slice(&token.to_le_bytes());
-        self.send_parts(to, &Parts { flags: flags::FENCED, prefix: &prefix, body: bytes })
+        self.send_parts(to, &Parts { flags: flags::FENCED, prefix: &prefix, body: Source::Bytes(bytes) })
     }
 
     /// Sends a message of at most one packet, if there is room now. Returns whether it was sent.
     pub fn try_send(&self, to: MemberId, bytes: &[u8]) -> Result<bool, GroupError> {
-        let parts = Parts { flags: 0, prefix: &[], body: bytes };
+        let parts = Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) };
         let mut engine = self.shared.engine();
         engine.check_destination(to)?;
         let channel = engine.channels[usize::from(self.id)].as_ref();
@@ -208,7 +208,7 @@ pub(super) struct LongSend {
 }
 
 impl Engine {
-    fn open_channel(&mut self, id: u16, options: &Options) -> Result<(), GroupError> {
+    pub(super) fn open_channel(&mut self, id: u16, options: &Options) -> Result<(), GroupError> {
         if usize::from(id) >= MAX_CHANNELS || id >= CONTROL_STREAM {
             return Err(GroupError::InvalidChannel(id));
         }
@@ -228,7 +228,7 @@ impl Engine {
         self.open.push(id);
         for dead in self.machine.dead().iter() {
             if let Some(channel) = &mut self.channels[usize::from(id)] {
-                channel.drop_peer(dead);
+                channel.drop_peer(dead, false);
             }
         }
         Ok(())
@@ -301,6 +301,12 @@ impl Engine {
             let ready = channel.ready.pop_front()?;
             let mut start = 0;
             let mut stale = false;
+            if ready.flags & (flags::TAGGED | flags::RENDEZVOUS | flags::PULLED) != 0 {
+                // The sender has opened this channel for tagged messages.
+                self.gate.count_invalid();
+                channel.release(&ready.body);
+                continue;
+            }
             if ready.flags & flags::FENCED != 0 {
                 let prefix = channel.bytes(&ready.body).first_chunk::<FENCE_PREFIX>();
                 stale = prefix.is_none_or(|prefix| {

@@ -8,6 +8,8 @@
 //! | [`Group::lock`] | distributed queue, first come, first served; fencing tokens; `try`, time-out, cancellation | 0 if this member had it last, else at most 3 |
 //! | [`Group::barrier`] | tree over all members; time-out, future, changing membership | 2(N-1) |
 //! | [`Group::open_channel`] | SEND/RECEIVE: order per sender, messages of any length, over RC or UD | 1 per packet of 2 KiB, and acknowledgements |
+//! | [`Group::open_tagged`] | `isend`, `irecv` with tags: matched at the receiver; long messages are PULLed | as above; 2 and a READ for a long one |
+//! | [`Group::push`], [`Group::pull`], [`Group::put`] | one-sided access to the memory of members | 1 WRITE or READ |
 //!
 //! Promises:
 //! - Everything ends. When a member dies, locks that it held pass on, barriers end with an error that names it, and sends to it fail.
@@ -44,10 +46,15 @@ mod datagram;
 mod driver;
 mod engine;
 mod error;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod link;
 mod lock;
 mod message;
+mod one_sided;
 mod setup;
+mod tagged;
+mod tagged_engine;
 mod wires;
 
 use std::sync::Arc;
@@ -55,8 +62,8 @@ use std::thread::JoinHandle;
 
 pub use crosstie_protocol::group::message::{OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
-    BarrierError, DropCounters, FenceTable, LockCounters, LockError, LockState, MemberId, MemberSet,
-    PacketKind, StaleToken, Status, TreeOptions,
+    BarrierError, DropCounters, Dropped, FenceTable, LockCounters, LockError, LockState, MemberId,
+    MemberRegion, MemberSet, PacketKind, StaleToken, Status, TreeOptions,
 };
 
 pub use barrier::{Barrier, BarrierWait};
@@ -64,7 +71,11 @@ pub use config::{GroupConfig, ProgressMode, Transport};
 pub use counters::Counters;
 pub use error::{GroupError, JoinError, MemberReport};
 pub use lock::{Lock, LockFuture, LockGuard};
-pub use message::{Channel, Message};
+pub use message::{Channel, Message, RecvFuture};
+pub use one_sided::{MemberMemory, Put};
+pub use tagged::{
+    DEFAULT_EAGER_MAX, MessageInfo, Received, RecvRequest, SendRequest, Tagged, TaggedFailed, TaggedOptions,
+};
 
 use crate::bootstrap::Bootstrap;
 use crate::device::Device;
@@ -80,19 +91,20 @@ pub struct Group {
     thread: Option<JoinHandle<()>>,
     member: MemberId,
     members: usize,
+    one_sided: Option<Arc<one_sided::OneSided>>,
 }
 
 impl Group {
     /// Joins a group. All ranks of the job call this at the same time, or [`Group::skip`].
     pub fn join(job: &mut dyn Bootstrap, device: &Device, config: &GroupConfig) -> Result<Group, JoinError> {
         let engine = setup::join(job, device, config)?;
-        let (member, members) = (engine.me(), engine.members);
+        let (member, members, one_sided) = (engine.me(), engine.members, engine.one_sided.clone());
         let shared = Arc::new(Shared::new(engine, config.wait));
         let thread = match config.progress {
             ProgressMode::Thread => Some(shared.start_thread().map_err(JoinError::Thread)?),
             ProgressMode::Manual => None,
         };
-        Ok(Group { shared, thread, member, members })
+        Ok(Group { shared, thread, member, members, one_sided })
     }
 
     /// Lets the other ranks of the job make a group without this one.
@@ -130,7 +142,8 @@ impl Group {
         let mut engine = self.shared.engine();
         let count = engine.progress_before_park();
         self.shared.release(engine);
-        count
+        let endpoints = self.one_sided.iter().flat_map(|one_sided| one_sided.peers.iter().flatten());
+        count + endpoints.map(|endpoint| endpoint.progress()).sum::<usize>()
     }
 
     /// Declares a member dead, for example one that is stopped while it holds a lock. Its tokens are void, and it learns that it is no

@@ -4,22 +4,26 @@
 //!    the group's secret) over all of it and its rank. Members check the hellos of all members.
 //! 2. Each pair of members exchanges the addresses of its two queue pairs, and connects them.
 
+use std::sync::Arc;
+
 use crosstie_protocol::group::{Config, GroupId, HEADER_SIZE, MAX_MTU, MemberId, MemberSet, TreeOptions};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::config::limits::{
     DATAGRAM_RECEIVES, MAX_RECEIVES, MIN_RECEIVES, SEND_QUEUE, STAGING_SLOTS, TOTAL_RECEIVES,
 };
-use super::config::{GroupConfig, Transport};
+use super::config::{GroupConfig, ProgressMode, Transport};
 use super::datagram::{DatagramPort, PeerPort};
 use super::engine::Engine;
 use super::error::JoinError;
 use super::link::{Link, SLOT};
+use super::one_sided::UnconnectedEndpoints;
 use crate::bootstrap::{Bootstrap, Secret, random_bytes};
 use crate::device::{
     Access, ConnectConfig, CqConfig, Device, DeviceAddress, DeviceError, Mr, PostError, QpAddress, QpConfig,
     RcQp, RemoteMemory,
 };
+use crate::endpoint::{EndpointAddress, Progress};
 
 const MAGIC: u64 = 0x3130_7075_6f72_4743;
 /// Longest packet that is copied into the send queue.
@@ -44,7 +48,7 @@ struct Hello {
 /// What a member tells one other member.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Endpoint {
+struct LinkAddress {
     qp: QpAddress,
     target: RemoteMemory,
 }
@@ -84,7 +88,7 @@ pub(super) fn join(
     let me = MemberId::new(me);
     let peers: Vec<MemberId> = (0..ranks.len()).map(MemberId::new).filter(|peer| *peer != me).collect();
 
-    let pd = device.alloc_pd()?;
+    let pd = Arc::new(device.alloc_pd()?);
     let receives = (TOTAL_RECEIVES / peers.len().max(1)).clamp(MIN_RECEIVES, MAX_RECEIVES);
     let entries = (receives * peers.len()).max(2) as u32;
     let recv_cq = device.create_cq(&CqConfig { depth: 2 * entries })?;
@@ -107,6 +111,14 @@ pub(super) fn join(
     let mut datagrams = match config.transport {
         Transport::Rc => None,
         Transport::Ud => Some(DatagramPort::new(device, &pd, DATAGRAM_RECEIVES, max_inline)?),
+    };
+    let progress = match config.progress {
+        ProgressMode::Thread => Progress::Thread,
+        ProgressMode::Manual => Progress::Caller,
+    };
+    let endpoints = match config.one_sided {
+        true => Some(UnconnectedEndpoints::new(device, &pd, ranks.len(), me, progress)?),
+        false => None,
     };
     let staging = pd.allocate(STAGING_SLOTS * SLOT, Access::LOCAL_WRITE)?;
 
@@ -144,15 +156,23 @@ pub(super) fn join(
     // The addresses.
     let mut blobs = vec![Vec::new(); job.size() as usize];
     for (peer, made) in peers.iter().zip(&unconnected) {
-        let endpoint = Endpoint { qp: made.qp.address(), target: target.remote() };
-        blobs[ranks[peer.index()] as usize] = endpoint.as_bytes().to_vec();
+        let address = LinkAddress { qp: made.qp.address(), target: target.remote() };
+        let blob = &mut blobs[ranks[peer.index()] as usize];
+        *blob = address.as_bytes().to_vec();
+        if let Some(endpoint) = endpoints.as_ref().and_then(|made| made.peers[peer.index()].as_ref()) {
+            blob.extend(endpoint.address().to_bytes());
+        }
     }
     let blobs = job.exchange(&blobs)?;
     let mut links: Vec<Option<Link>> = (0..ranks.len()).map(|_| None).collect();
     for (&peer, mut made) in peers.iter().zip(unconnected) {
         let rank = ranks[peer.index()];
-        let theirs = Endpoint::read_from_bytes(&blobs[rank as usize]);
-        let theirs = theirs.map_err(|_| JoinError::InvalidAddress(rank))?;
+        let theirs = LinkAddress::read_from_prefix(&blobs[rank as usize]);
+        let (theirs, rest) = theirs.map_err(|_| JoinError::InvalidAddress(rank))?;
+        if let Some(endpoint) = endpoints.as_ref().and_then(|made| made.peers[peer.index()].as_ref()) {
+            let address = EndpointAddress::from_bytes(rest).map_err(|_| JoinError::InvalidAddress(rank))?;
+            endpoint.connect(&address).map_err(|error| JoinError::Endpoint { rank, error })?;
+        }
         made.qp.init(ConnectConfig::default().access)?;
         let mut link = Link::new(made.qp, peer, made.receives, theirs.target, max_inline as usize)
             .map_err(refused_receive)?;
@@ -169,6 +189,10 @@ pub(super) fn join(
     }
     job.barrier()?;
     let id = GroupId { group: config.id, epoch: epoch as u32 ^ (epoch >> 32) as u32 };
+    let one_sided = match endpoints {
+        Some(endpoints) => Some(Arc::new(endpoints.connected(id, me, device)?)),
+        None => None,
+    };
     let mtu = match config.transport {
         Transport::Rc => MAX_MTU,
         Transport::Ud => MAX_MTU.min((device.attr().max_datagram as usize).saturating_sub(HEADER_SIZE)),
@@ -187,6 +211,7 @@ pub(super) fn join(
         id,
         &machine,
         pd,
+        one_sided,
         links,
         datagrams,
         recv_cq,
@@ -209,12 +234,14 @@ fn digest(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 fn config_digest(config: &GroupConfig, ranks: &[u32]) -> u64 {
-    let GroupConfig { locks, barriers, tree, barrier_members, transport, .. } = config;
+    let GroupConfig { locks, barriers, tree, barrier_members, transport, one_sided, .. } = config;
     let TreeOptions { fanout, hosts } = tree;
     digest(
         0,
-        format!("{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?}")
-            .as_bytes(),
+        format!(
+            "{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?} {one_sided}"
+        )
+        .as_bytes(),
     )
 }
 

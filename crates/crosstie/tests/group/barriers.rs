@@ -93,7 +93,8 @@ fn death_of_a_member_ends_the_round_for_all_others_and_names_it() {
     let died = MemberId::new(1);
     run(4, &GroupConfig::new(1), |group| {
         let barrier = group.barrier(0);
-        barrier.wait().unwrap();
+        // The one that is expelled may hear of it before its barrier ends.
+        assert!(barrier.wait().is_ok() || group.member() == died);
         if group.member() == died {
             return;
         }

@@ -139,6 +139,7 @@ fn message_of_an_expelled_holder_is_refused_by_its_token() {
                 barrier.wait().unwrap();
                 barrier.wait().unwrap();
                 channel.send_with_token(to, 0, token, b"late").unwrap();
+                channel.send_with_token(to, 0, token, &[b'l'; 9000]).unwrap();
                 channel.send(to, b"end").unwrap();
             }
             1 => {
@@ -150,13 +151,14 @@ fn message_of_an_expelled_holder_is_refused_by_its_token() {
                     channel.recv_into(&mut bytes).unwrap();
                     received.push(String::from_utf8(bytes.clone()).unwrap());
                 }
-                assert_eq!(received, ["old", "new", "end"]);
+                assert_eq!(received, ["old", "new", &"n".repeat(9000), "end"]);
             }
             _ => {
                 barrier.wait().unwrap();
                 barrier.wait().unwrap();
                 let new = lock.acquire().unwrap();
                 channel.send_fenced(to, &new, b"new").unwrap();
+                channel.send_fenced(to, &new, &[b'n'; 9000]).unwrap();
                 channel.flush().unwrap();
                 barrier.wait().unwrap();
             }
@@ -165,5 +167,5 @@ fn message_of_an_expelled_holder_is_refused_by_its_token() {
         group.counters()
     }))
     .unwrap();
-    assert_eq!(receiver.stale_tokens, 1);
+    assert_eq!(receiver.stale_tokens, 2);
 }

@@ -4,6 +4,8 @@ mod barriers;
 mod locks;
 mod membership;
 mod messages;
+mod one_sided;
+mod tagged;
 
 use std::sync::Mutex;
 

@@ -93,16 +93,22 @@ impl<R, M> Matcher<R, M> {
         tag: u64,
         message: M,
     ) -> Result<Option<Matched<R, M>>, MatcherFull<M>> {
-        let found = self.posted.take_first(|(from, wanted, _)| {
-            from.is_none_or(|from| from == source) && wanted.is_none_or(|wanted| wanted == tag)
-        });
-        if let Some((_, _, receive)) = found {
+        if let Some(receive) = self.take_receive(source, tag) {
             return Ok(Some(Matched { receive, message, source, tag }));
         }
         match self.unexpected.push((source, tag, message)) {
             Ok(_) => Ok(None),
             Err((_, _, message)) => Err(MatcherFull(message)),
         }
+    }
+
+    /// Takes the receive that a message would match, without storing the message if there is none.
+    #[inline]
+    pub fn take_receive(&mut self, source: MemberId, tag: u64) -> Option<R> {
+        let found = self.posted.take_first(|(from, wanted, _)| {
+            from.is_none_or(|from| from == source) && wanted.is_none_or(|wanted| wanted == tag)
+        });
+        found.map(|(_, _, receive)| receive)
     }
 
     /// Cancels a posted receive. `None` if it was matched or cancelled before.
@@ -130,6 +136,11 @@ impl<R, M> Matcher<R, M> {
     /// any source stay.
     pub fn take_receive_from(&mut self, source: MemberId) -> Option<R> {
         self.posted.take_first(|(from, _, _)| *from == Some(source)).map(|(_, _, receive)| receive)
+    }
+
+    /// Takes the next posted receive, when no message can come any more.
+    pub fn take_any_receive(&mut self) -> Option<R> {
+        self.posted.take_first(|_| true).map(|(_, _, receive)| receive)
     }
 
     /// Receives that are posted.

@@ -49,6 +49,7 @@ mod options;
 mod parts;
 mod receiver;
 mod sender;
+mod tagged;
 
 use thiserror::Error;
 
@@ -62,6 +63,7 @@ pub use options::{OnRefusal, Options, OptionsError};
 pub use parts::{JoinError, Part, part_at, part_count, split};
 pub use receiver::{Answer, NACK_GAP, ReceiveCounters, Receiver, Verdict};
 pub use sender::{NotSent, Outgoing, SendCounters, SendRefusal, Sender};
+pub use tagged::{Pulled, Rendezvous, TAG_SIZE, decode_tag};
 
 /// What [`Channel::on_packet`] has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -192,6 +192,27 @@ impl Receiver {
         self.take_answer(idle)
     }
 
+    /// The driver could not send this answer: it is due again.
+    #[cold]
+    pub fn put_back(&mut self, answer: &Answer) {
+        let source = &mut self.sources[answer.to.index()];
+        match answer.kind {
+            PacketKind::Nack => {
+                source.nack_due = true;
+                self.counters.nacks -= 1;
+            }
+            PacketKind::Resume => {
+                source.resume_due = true;
+                self.counters.resumes -= 1;
+            }
+            _ => {
+                source.unacked = source.unacked.max(1);
+                self.counters.acks -= 1;
+            }
+        }
+        self.answer(answer.to);
+    }
+
     /// The `ack` field of a data packet to `to`. The packet then counts as acknowledgement.
     #[inline]
     pub fn piggyback(&mut self, to: MemberId) -> u32 {

@@ -1,0 +1,457 @@
+//! `isend` and `irecv` with tags (RHiNET §6): matched wholly at the receiver. Short messages travel with their bytes, long ones are
+//! PULLed by the receiver out of the sender's buffer, without a copy.
+
+use core::fmt;
+use core::ops::{Bound, RangeBounds};
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crosstie_protocol::group::message::Options;
+use crosstie_protocol::group::{Limits, MemberId, flags};
+
+use super::Group;
+use super::channel::{Parts, Source};
+use super::driver::Shared;
+use super::error::GroupError;
+use super::message::LongSend;
+use super::tagged_engine::{RecvEnd, SendEnd, TaggedState};
+use crate::endpoint::Buffer;
+
+/// Longest message that travels with its bytes, unless [`TaggedOptions::eager_max`] says otherwise. Measured: `docs/PERFORMANCE.md`.
+pub const DEFAULT_EAGER_MAX: u32 = 8 << 10;
+
+/// Options of a channel for tagged messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaggedOptions {
+    /// The channel that carries the messages.
+    pub channel: Options,
+    /// Longest message that travels with its bytes. Longer ones are PULLed by the receiver, if the group is
+    /// [one-sided](super::GroupConfig::one_sided).
+    pub eager_max: u32,
+    /// Most sends that have not ended.
+    pub sends: u32,
+    /// Most receives that have not ended.
+    pub receives: u32,
+    /// Most messages that wait for a receive. Beyond it, senders are refused until receives are posted.
+    pub unexpected: u32,
+    /// Most bytes of short messages that wait for a receive.
+    pub unexpected_bytes: u32,
+}
+
+/// A tagged message, without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MessageInfo {
+    /// Its sender.
+    pub from: MemberId,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// A channel of tagged messages. All members open it with the same number.
+#[derive(Clone, Debug)]
+pub struct Tagged {
+    shared: Arc<Shared>,
+    id: u16,
+    max_message: usize,
+}
+
+/// A send or receive that was not started, or has failed.
+#[derive(Debug)]
+pub struct TaggedFailed {
+    /// Why.
+    pub error: GroupError,
+    /// The buffer. `None`: the device may still write into it, so nobody gets it back.
+    pub buffer: Option<Buffer>,
+}
+
+impl fmt::Display for TaggedFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for TaggedFailed {}
+
+impl Group {
+    /// Opens a channel for tagged messages. As with [`Group::open_channel`], all members open it before anybody sends.
+    pub fn open_tagged(&self, id: u16, options: &TaggedOptions) -> Result<Tagged, GroupError> {
+        options.check()?;
+        let mut engine = self.shared.engine();
+        let opened = engine.open_channel(id, &options.channel).map(|()| {
+            let tagged = TaggedState::new(options, self.members);
+            if let Some(channel) = &mut engine.channels[usize::from(id)] {
+                channel.tagged = Some(Box::new(tagged));
+            }
+        });
+        self.shared.release(engine);
+        opened?;
+        Ok(Tagged { shared: self.shared.clone(), id, max_message: options.channel.max_message as usize })
+    }
+
+    /// The usual options for tagged messages in this group.
+    pub fn tagged_options(&self) -> TaggedOptions {
+        TaggedOptions {
+            channel: self.channel_options(),
+            eager_max: DEFAULT_EAGER_MAX,
+            sends: 1024,
+            receives: 1024,
+            unexpected: 4096,
+            unexpected_bytes: 64 << 20,
+        }
+    }
+}
+
+impl TaggedOptions {
+    fn check(&self) -> Result<(), GroupError> {
+        let table = 1..=Limits::MAX_TABLE as u32;
+        let checks = [
+            ("sends", table.contains(&self.sends)),
+            ("receives", table.contains(&self.receives)),
+            ("unexpected", table.contains(&self.unexpected)),
+            ("unexpected_bytes", self.unexpected_bytes >= 1),
+        ];
+        match checks.into_iter().find(|(_, valid)| !valid) {
+            Some((option, _)) => Err(crosstie_protocol::group::message::OptionsError { option }.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tagged {
+    /// Starts to send a range of a buffer. The buffer comes back with the end of the send: for a short message when it is in the send
+    /// buffer, usually at once; for a long one when the receiver has read it.
+    ///
+    /// Messages to one member with equal tags are received in the order of their sends.
+    pub fn isend(
+        &self,
+        to: MemberId,
+        tag: u64,
+        buffer: Buffer,
+        range: impl RangeBounds<usize>,
+    ) -> Result<SendRequest, TaggedFailed> {
+        let (start, end) = (
+            match range.start_bound() {
+                Bound::Included(start) => *start,
+                Bound::Excluded(start) => start.saturating_add(1),
+                Bound::Unbounded => 0,
+            },
+            match range.end_bound() {
+                Bound::Included(end) => end.saturating_add(1),
+                Bound::Excluded(end) => *end,
+                Bound::Unbounded => buffer.len(),
+            },
+        );
+        if start > end || end > buffer.len() {
+            let region = buffer.len();
+            let outside = crate::device::OutOfRegion { offset: start, len: end.wrapping_sub(start), region };
+            let error = GroupError::NotStarted(crate::endpoint::NotStarted::Local(outside));
+            return Err(TaggedFailed { error, buffer: Some(buffer) });
+        }
+        if end - start > self.max_message {
+            let error = GroupError::MessageTooLong { len: end - start, max: self.max_message };
+            return Err(TaggedFailed { error, buffer: Some(buffer) });
+        }
+        let mut engine = self.shared.engine();
+        let started = if engine.has_send_slot(self.id) {
+            engine.start_send(self.id, to, tag, buffer, start, end - start)
+        } else {
+            engine.progress();
+            Err((GroupError::TooManyRequests(0), buffer))
+        };
+        self.shared.release(engine);
+        let state = match started {
+            Ok(Ok(key)) => SendState::Running(key),
+            Ok(Err(buffer)) => SendState::Ended(Some(buffer)),
+            Err((error, buffer)) => return Err(TaggedFailed { error, buffer: Some(buffer) }),
+        };
+        Ok(SendRequest { tagged: self.clone(), state })
+    }
+
+    /// Sends bytes that are in no registered buffer: they are copied. Waits while the send buffer is full.
+    pub fn send(&self, to: MemberId, tag: u64, bytes: &[u8]) -> Result<(), GroupError> {
+        if bytes.len() > self.max_message {
+            return Err(GroupError::MessageTooLong { len: bytes.len(), max: self.max_message });
+        }
+        let prefix = tag.to_le_bytes();
+        let parts = Parts { flags: flags::TAGGED, prefix: &prefix, body: Source::Bytes(bytes) };
+        let engine = self.shared.engine();
+        engine.check_destination(to)?;
+        let mut send = LongSend { channel: self.id, to, offset: 0, owner: None };
+        let id = self.id;
+        let waited = self.shared.wait(engine, None, |engine| {
+            // Not before messages that were sent earlier.
+            if send.owner.is_none() && !engine.has_empty_outbox(id, to) {
+                return None;
+            }
+            engine.step_send(&mut send, &parts)
+        });
+        if waited.is_err() {
+            self.shared.engine().end_long_send(&send);
+        }
+        waited?
+    }
+
+    /// Starts to receive a message from `from`, or from any member, with `tag`, or with any tag. Of messages that match, the one that
+    /// came first is taken; of receives that match, the one that was started first.
+    ///
+    /// A message that is longer than the buffer ends the receive with [`GroupError::Truncated`], and is gone.
+    pub fn irecv(
+        &self,
+        from: Option<MemberId>,
+        tag: Option<u64>,
+        buffer: Buffer,
+    ) -> Result<RecvRequest, TaggedFailed> {
+        let mut engine = self.shared.engine();
+        let started = engine.start_recv(self.id, from, tag, buffer);
+        self.shared.release(engine);
+        match started {
+            Ok(key) => Ok(RecvRequest { tagged: self.clone(), key: Some(key) }),
+            Err((error, buffer)) => Err(TaggedFailed { error, buffer: Some(buffer) }),
+        }
+    }
+
+    /// The first message that has arrived and that a receive would match, without taking it.
+    pub fn probe(&self, from: Option<MemberId>, tag: Option<u64>) -> Result<Option<MessageInfo>, GroupError> {
+        let mut engine = self.shared.engine();
+        engine.progress();
+        engine.serve_tagged(self.id);
+        let found =
+            engine.channels[usize::from(self.id)].as_ref().and_then(|channel| channel.tagged.as_ref());
+        let found = found.and_then(|tagged| tagged.probe(from, tag));
+        let failed = engine.failed.clone();
+        self.shared.release(engine);
+        match (found, failed) {
+            (None, Some(error)) => Err(error),
+            (found, _) => Ok(found),
+        }
+    }
+
+    /// Messages that have arrived and wait for a receive.
+    pub fn unexpected(&self) -> usize {
+        self.with_state(|tagged| tagged.unexpected()).unwrap_or(0)
+    }
+
+    fn with_state<T>(&self, action: impl FnOnce(&mut TaggedState) -> T) -> Option<T> {
+        let mut engine = self.shared.engine();
+        let channel = engine.channels[usize::from(self.id)].as_mut();
+        let result = channel.and_then(|channel| channel.tagged.as_deref_mut()).map(action);
+        self.shared.release(engine);
+        result
+    }
+
+    /// Runs the engine until `check` finds the end of a request.
+    fn wait_for<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut check: impl FnMut(&mut TaggedState) -> Option<T>,
+    ) -> Result<T, GroupError> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let (engine, id) = (self.shared.engine(), self.id);
+        self.shared.wait(engine, deadline, |engine| {
+            engine.serve_tagged(id);
+            check(engine.channels[usize::from(id)].as_mut()?.tagged.as_deref_mut()?)
+        })
+    }
+}
+
+#[derive(Debug)]
+enum SendState {
+    /// The buffer, until it is taken.
+    Ended(Option<Buffer>),
+    Running(u64),
+}
+
+/// A send in flight: a future, or [wait](SendRequest::wait) for it. Dropping it lets the send go on; its buffer is then freed at its end.
+#[derive(Debug)]
+#[must_use = "the buffer comes back with the end of the send"]
+pub struct SendRequest {
+    tagged: Tagged,
+    state: SendState,
+}
+
+fn send_result((result, buffer): SendEnd) -> Result<Buffer, TaggedFailed> {
+    match (result, buffer) {
+        (Ok(()), Some(buffer)) => Ok(buffer),
+        (Ok(()), None) => Err(TaggedFailed { error: GroupError::Busy, buffer: None }),
+        (Err(error), buffer) => Err(TaggedFailed { error, buffer }),
+    }
+}
+
+impl SendRequest {
+    /// Waits until the send has ended. Returns the buffer.
+    pub fn wait(mut self) -> Result<Buffer, TaggedFailed> {
+        match &mut self.state {
+            SendState::Ended(buffer) => send_result((Ok(()), buffer.take())),
+            SendState::Running(key) => {
+                let key = *key;
+                match self.tagged.wait_for(None, |tagged| tagged.take_send(key)) {
+                    Ok(end) => {
+                        self.state = SendState::Ended(None);
+                        send_result(end)
+                    }
+                    Err(error) => Err(TaggedFailed { error, buffer: None }),
+                }
+            }
+        }
+    }
+
+    /// Takes the buffer if the send has ended. `None`: it has not.
+    pub fn try_take(&mut self) -> Option<Result<Buffer, TaggedFailed>> {
+        match &mut self.state {
+            SendState::Ended(buffer) => buffer.take().map(Ok),
+            SendState::Running(key) => {
+                let key = *key;
+                let end = self.tagged.with_state(|tagged| tagged.take_send(key)).flatten()?;
+                self.state = SendState::Ended(None);
+                Some(send_result(end))
+            }
+        }
+    }
+}
+
+impl Future for SendRequest {
+    type Output = Result<Buffer, TaggedFailed>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(result) = self.try_take() {
+            return Poll::Ready(result);
+        }
+        let SendState::Running(key) = self.state else {
+            return Poll::Ready(Err(TaggedFailed { error: GroupError::Busy, buffer: None }));
+        };
+        let mut engine = self.tagged.shared.engine();
+        engine.progress();
+        engine.serve_tagged(self.tagged.id);
+        let failed = engine.failed.clone();
+        let channel = engine.channels[usize::from(self.tagged.id)].as_mut();
+        let end = channel.and_then(|channel| channel.tagged.as_deref_mut()).and_then(|tagged| {
+            tagged.set_send_waker(key, context.waker());
+            tagged.take_send(key)
+        });
+        self.tagged.shared.release(engine);
+        match (end, failed) {
+            (Some(end), _) => {
+                self.state = SendState::Ended(None);
+                Poll::Ready(send_result(end))
+            }
+            (None, Some(error)) => Poll::Ready(Err(TaggedFailed { error, buffer: None })),
+            (None, None) => {
+                self.tagged.shared.hand_over();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for SendRequest {
+    fn drop(&mut self) {
+        if let SendState::Running(key) = self.state {
+            self.tagged.with_state(|tagged| tagged.detach_send(key));
+        }
+    }
+}
+
+/// A receive in flight: a future, or [wait](RecvRequest::wait) for it. Dropping it stops the receive, unless a message has matched it.
+#[derive(Debug)]
+#[must_use = "the message is in the buffer that the end of the receive gives back"]
+pub struct RecvRequest {
+    tagged: Tagged,
+    key: Option<u64>,
+}
+
+/// A received message and the buffer that it is in.
+pub type Received = (MessageInfo, Buffer);
+
+fn recv_result((result, buffer): RecvEnd) -> Result<Received, TaggedFailed> {
+    match (result, buffer) {
+        (Ok(info), Some(buffer)) => Ok((info, buffer)),
+        (Ok(_), None) => Err(TaggedFailed { error: GroupError::Busy, buffer: None }),
+        (Err(error), buffer) => Err(TaggedFailed { error, buffer }),
+    }
+}
+
+impl RecvRequest {
+    /// Waits for the message. Returns what it is, and the buffer with its bytes.
+    pub fn wait(self) -> Result<Received, TaggedFailed> {
+        self.wait_until(None)
+    }
+
+    /// As [`RecvRequest::wait`], for at most `timeout`. Afterwards the receive is stopped.
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Received, TaggedFailed> {
+        self.wait_until(Some(timeout))
+    }
+
+    fn wait_until(mut self, timeout: Option<Duration>) -> Result<Received, TaggedFailed> {
+        let Some(key) = self.key else {
+            return Err(TaggedFailed { error: GroupError::Busy, buffer: None });
+        };
+        match self.tagged.wait_for(timeout, |tagged| tagged.take_recv(key)) {
+            Ok(end) => {
+                self.key = None;
+                recv_result(end)
+            }
+            Err(error) => {
+                self.key = None;
+                let buffer = self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten();
+                Err(TaggedFailed { error, buffer })
+            }
+        }
+    }
+
+    /// Takes the message if it is there. `None`: it is not.
+    pub fn try_take(&mut self) -> Option<Result<Received, TaggedFailed>> {
+        let key = self.key?;
+        let end = self.tagged.with_state(|tagged| tagged.take_recv(key)).flatten()?;
+        self.key = None;
+        Some(recv_result(end))
+    }
+
+    /// Stops the receive. Returns the buffer if no message has matched it.
+    pub fn cancel(mut self) -> Option<Buffer> {
+        let key = self.key.take()?;
+        self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten()
+    }
+}
+
+impl Future for RecvRequest {
+    type Output = Result<Received, TaggedFailed>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(key) = self.key else {
+            return Poll::Ready(Err(TaggedFailed { error: GroupError::Busy, buffer: None }));
+        };
+        let mut engine = self.tagged.shared.engine();
+        engine.progress();
+        engine.serve_tagged(self.tagged.id);
+        let failed = engine.failed.clone();
+        let channel = engine.channels[usize::from(self.tagged.id)].as_mut();
+        let end = channel.and_then(|channel| channel.tagged.as_deref_mut()).and_then(|tagged| {
+            tagged.set_recv_waker(key, context.waker());
+            tagged.take_recv(key)
+        });
+        self.tagged.shared.release(engine);
+        match (end, failed) {
+            (Some(end), _) => {
+                self.key = None;
+                Poll::Ready(recv_result(end))
+            }
+            (None, Some(error)) => Poll::Ready(Err(TaggedFailed { error, buffer: None })),
+            (None, None) => {
+                self.tagged.shared.hand_over();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for RecvRequest {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            self.tagged.with_state(|tagged| tagged.cancel_recv(key));
+        }
+    }
+}
