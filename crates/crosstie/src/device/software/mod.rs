@@ -47,6 +47,7 @@
 
 mod control;
 mod copy_helpers;
+mod copy_job;
 mod cq;
 mod cq_ring;
 mod datagram;
