@@ -71,6 +71,18 @@ pub(super) const STEPS: &[Step] = &[
         }],
     },
     Step {
+        name: "instructions",
+        shows: "operations stay within their limits on instructions, in an optimized build",
+        packages: &["valgrind"],
+        timeout: 900,
+        work: &[Cargo {
+            arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
+            variables: &[],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
         name: "docs",
         shows: "the documentation builds without a warning",
         packages: &[],
@@ -153,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and rails and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -198,6 +210,7 @@ pub(super) const STEPS: &[Step] = &[
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
+            Guest { test: "rails_hosts", hosts: 2, arguments: &["--nocapture"] },
             Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
         ],
     },

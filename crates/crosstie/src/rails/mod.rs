@@ -79,6 +79,7 @@ mod events;
 mod frames;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
+mod head;
 mod hint;
 mod mailbox;
 mod memory;

@@ -4,11 +4,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::super::{self as device, Completion, CqError, PostError, RecvWr, SendWr, pd};
-use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, UdQp};
+use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, TICKS_PER_INTERVAL, UdQp};
 use super::state::RequestQueue;
-
-/// Ticks that one millisecond of waiting counts.
-const TICKS_PER_INTERVAL: u64 = 1000;
 
 impl Cq {
     pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {

@@ -13,6 +13,8 @@ use super::{Control, Plan, SharedState};
 
 /// How long a wait blocks before it looks for injected faults.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Ticks that one interval of waiting counts.
+pub(super) const TICKS_PER_INTERVAL: u64 = 1000;
 
 /// Additional depth of the wrapped completion queue, for the completions of unsignaled requests.
 const HIDDEN_HEADROOM: u32 = 4096;
@@ -75,6 +77,11 @@ impl Device {
             let event = self.inner.wait_event(left.min(POLL_INTERVAL))?;
             if event.is_some() || left.is_zero() {
                 return Ok(event);
+            }
+            // An outage ends also if nobody uses the device meanwhile.
+            let mut state = self.state.lock();
+            if state.needs_ticks() {
+                state.tick(TICKS_PER_INTERVAL);
             }
         }
     }

@@ -46,6 +46,7 @@
 
 mod control;
 mod copy_helpers;
+mod copy_job;
 mod cq;
 mod cq_lanes;
 mod cq_ring;

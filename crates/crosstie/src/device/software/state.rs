@@ -410,5 +410,6 @@ fn attributes() -> DeviceAttr {
         max_mr: RegionKey::INDICES,
         one_sided: true,
         atomics: true,
+        link_rate: 10_000,
     }
 }
