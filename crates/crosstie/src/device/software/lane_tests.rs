@@ -186,9 +186,9 @@ fn every_connection_gets_its_turn_when_polls_take_one_completion() {
     let mut fan = Fan::new(COUNT, false);
     let mut polled = [0; COUNT];
     for _ in 0..100 {
-        for i in 0..COUNT {
+        for (i, polled) in polled.iter().enumerate() {
             // Connection 0 is always ready.
-            if i == 0 || polled[i] == 0 {
+            if i == 0 || *polled == 0 {
                 while fan.post_recv(i, 0).is_ok() {
                     fan.send(i, i as u32);
                 }
@@ -218,7 +218,7 @@ fn forged_entries_complete_outstanding_receives_at_most() {
             let mut completed = 0;
             for _ in 0..50 {
                 for entry in 0..depth {
-                    let position = entry + if random.next() % 4 == 0 { depth } else { 0 };
+                    let position = entry + if random.next().is_multiple_of(4) { depth } else { 0 };
                     let head = random.next() << 32 | (position as u64 + 1);
                     (1..8).for_each(|word| words[16 + 8 * entry + word].store(random.next(), Relaxed));
                     words[16 + 8 * entry].store(head, Relaxed);
