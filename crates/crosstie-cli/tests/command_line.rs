@@ -78,6 +78,42 @@ fn bench_device_reports_bytes_per_second_for_large_payloads() {
     assert_eq!(small["bytes_per_s"], Value::Null);
 }
 
+#[test]
+fn bench_rails_counts_exactly() {
+    let line = ["bench", "rails", "--json", "--size", "1048576", "--count", "50"];
+    let counts = |found: &Value, rail: usize| {
+        ["bytes", "work_requests", "completions", "receives"].map(|name| found["rails"][rail][name].as_u64())
+    };
+    let bytes = 50 << 20;
+    for (split, expected) in [("1:1", [(bytes / 2, 50); 2]), ("100:0", [(bytes, 50), (0, 0)])] {
+        let found = json(&[&line[..], &["--split", split]].concat());
+        for (rail, (bytes, count)) in expected.into_iter().enumerate() {
+            assert_eq!(counts(&found, rail), [Some(bytes), Some(count), Some(count), Some(count)], "{found}");
+        }
+        assert_eq!((&found["ops"], &found["counters"]["messages"]), (&50.into(), &50.into()), "{found}");
+        assert_eq!((&found["errors"], &found["device"]), (&0.into(), &"software,software".into()), "{found}");
+        for name in ["seconds", "ops_per_s", "bytes_per_s", "p50_ns", "p99_ns", "p999_ns"] {
+            assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}: {found}");
+        }
+    }
+    // Without a count it runs for the duration; `auto` splits as it finds best.
+    let found = json(&["bench", "rails", "--json", "--duration", "0.1", "--size", "0"]);
+    assert_eq!((&found["errors"], &found["counters"]["bytes"]), (&0.into(), &0.into()), "{found}");
+    assert_eq!(found["ops"], found["counters"]["messages"], "{found}");
+}
+
+#[test]
+fn bench_rails_loses_nothing_when_a_rail_is_killed() {
+    for rail in ["0", "1"] {
+        let line = ["bench", "rails", "--json", "--size", "262144", "--count", "200", "--kill-rail", rail];
+        let found = json(&[&line[..], &["--split", "1:1", "--at", "0.25"]].concat());
+        let killed = rail.parse::<usize>().unwrap();
+        assert_eq!((&found["errors"], &found["counters"]["messages"]), (&0.into(), &200.into()), "{found}");
+        assert_eq!(found["rails"][killed]["failures"], 1, "{found}");
+        assert_eq!(found["rails"][1 - killed]["failures"], 0, "{found}");
+    }
+}
+
 /// The in-node benchmarks, and the options to run each with.
 const NODE_BENCHES: [(&str, &[&str]); 5] = [
     ("ipc", &[]),
