@@ -116,9 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         // Deaths and partitions do not apply to a connection of two.
         Which::All => Scenario::ALL
             .into_iter()
-            .filter(|scenario| {
-                scenario.has_deaths() || (arguments.deaths == 0 && !arguments.partition)
-            })
+            .filter(|scenario| scenario.has_deaths() || (arguments.deaths == 0 && !arguments.partition))
             .collect(),
     };
     let mut results = Results { sim: Vec::new(), failed_runs: 0 };

@@ -75,7 +75,8 @@ fn join<A: Future + Unpin, B: Future + Unpin>(mut a: A, mut b: B) -> (A::Output,
 fn messages_allocate_nothing() {
     for transport in [Transport::Rc, Transport::Ud] {
         let groups = pair(transport);
-        let channels = groups.each_ref().map(|group| group.open_channel(1, &group.channel_options()).unwrap());
+        let channels =
+            groups.each_ref().map(|group| group.open_channel(1, &group.channel_options()).unwrap());
         let mut bytes = Vec::with_capacity(2048);
         let payload = [7; 2048];
         let count = allocations_of(|number| {

@@ -9,7 +9,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crosstie_protocol::rails::{Arrival, FenceEntry, Immediate, MAX_RAILS, Mask, Receiver, Sender, fixed_split, rails_of};
+use crosstie_protocol::rails::{
+    Arrival, FenceEntry, Immediate, MAX_RAILS, Mask, Receiver, Sender, fixed_split, rails_of,
+};
 
 use crate::network::{Happening, Network};
 use crate::outcome::Outcome;
@@ -178,7 +180,8 @@ impl Run {
                             ));
                         }
                         if connection.delivered.insert(completed, bytes).is_some() {
-                            self.failures.push(format!("{now} ns: connection {index}: message {completed} twice"));
+                            self.failures
+                                .push(format!("{now} ns: connection {index}: message {completed} twice"));
                         }
                         self.post(index);
                     }
@@ -204,7 +207,9 @@ impl Run {
                 for entry in entries {
                     match connection.receiver.fence(rail, entry) {
                         Ok(answer) => answers.push(answer),
-                        Err(violation) => self.failures.push(format!("{now} ns: connection {index}: {violation}")),
+                        Err(violation) => {
+                            self.failures.push(format!("{now} ns: connection {index}: {violation}"))
+                        }
                     }
                 }
                 self.send_control(index, 1, "fence_answer", Packet::Answer { rail, entries: answers });
@@ -226,7 +231,8 @@ impl Run {
         let since = connection.sizes.get(message as usize).map_or(0, |(_, since)| *since);
         self.times.push(self.network.now - since);
         if connection.done.insert(message, self.network.now).is_some() {
-            self.failures.push(format!("{} ns: connection {index}: message {message} ended twice", self.network.now));
+            self.failures
+                .push(format!("{} ns: connection {index}: message {message} ended twice", self.network.now));
         }
     }
 
@@ -255,8 +261,10 @@ impl Run {
             }
             let Some(empty) = connection.rails.iter().position(Rail::is_usable) else { return };
             if let Some((message, count, chunks)) = connection.sender.next_lost() {
-                let lens: Vec<_> =
-                    chunks[..usize::from(count)].iter().map(|chunk| fixed_split(chunk.len, &weights)).collect();
+                let lens: Vec<_> = chunks[..usize::from(count)]
+                    .iter()
+                    .map(|chunk| fixed_split(chunk.len, &weights))
+                    .collect();
                 match connection.sender.replay(message, &lens, empty) {
                     Ok((attempt, mask)) => self.post_parts(index, message, attempt, mask),
                     Err(error) => {
@@ -266,7 +274,8 @@ impl Run {
                 }
                 continue;
             }
-            let is_ready = connection.sender.next_message() < connection.posted && !connection.sender.is_full();
+            let is_ready =
+                connection.sender.next_message() < connection.posted && !connection.sender.is_full();
             if !connection.wants || connection.left == 0 || !is_ready {
                 return;
             }
