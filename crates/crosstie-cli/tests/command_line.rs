@@ -351,7 +351,7 @@ fn bench_endpoint_measures_all_operations() {
 
 #[test]
 fn invalid_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 36] = [
+    let wrong: [&[&str]; 43] = [
         &["bench", "lock", "--contention", "2"],
         &["bench", "barrier", "--members", "257"],
         &["bench", "barrier", "--members", "0"],

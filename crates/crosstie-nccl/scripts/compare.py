@@ -11,6 +11,8 @@ uses. The results are printed as tables, and as JSON on the last line.
 """
 import argparse, json, os, re, statistics, subprocess, sys, tempfile, time
 
+# Sizes at which a single call is timed, too.
+SHORT = [4, 4 << 10, 32 << 10]
 SIZES = [4, 1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
 
@@ -29,9 +31,19 @@ def finish(torch, dist):
 
 
 def bench(rank, port, out):
-    """Times all_reduce: the median of several batches, each batch without a synchronisation inside."""
+    """Times all_reduce: the median of several batches, each batch without a synchronisation inside. For short messages the program
+    that starts the calls is then slower than the network, so single calls that are waited for are timed, too (`one N`)."""
     torch, dist = setup(rank, port)
     times = {}
+    for size in SHORT:
+        x = torch.zeros(size // 4, device="cuda")
+        singles = []
+        for _ in range(400):
+            start = time.perf_counter()
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+            singles.append(time.perf_counter() - start)
+        times[f"one {size}"] = statistics.median(singles[50:]) * 1e6
     for size in SIZES:
         x = torch.full((size // 4,), float(rank + 1), device="cuda")
         dist.all_reduce(x)
@@ -94,14 +106,20 @@ def collectives(rank, port, out):
 
 
 def failover(rank, port, out):
-    """Sends for a while over rails that fail. Checks every result."""
+    """Sends for some seconds over rails that fail and come back. Checks every result."""
     torch, dist = setup(rank, port)
-    for step in range(60):
-        n = [1000, 1 << 20, 4 << 20][step % 3]
-        x = torch.full((n,), float(rank + step), device="cuda"); dist.all_reduce(x)
-        assert torch.all(x == 2 * step + 1), step
+    start, step, more = time.time(), 0, True
+    while more:
+        for _ in range(60):
+            n = [1000, 1 << 20, 4 << 20][step % 3]
+            x = torch.full((n,), float(rank + step % 1000), device="cuda"); dist.all_reduce(x)
+            assert torch.all(x == 2 * (step % 1000) + 1), step
+            step += 1
+        # Both ranks end after the same step.
+        x = torch.tensor([float(time.time() - start < 5)], device="cuda"); dist.all_reduce(x)
+        more = x.item() == 2
     if rank == 0:
-        json.dump(60, open(out, "w"))
+        json.dump(step, open(out, "w"))
     finish(torch, dist)
 
 
@@ -179,10 +197,10 @@ def main():
         failures = 0
         for seed in options.fault_seeds.split(","):
             devices = f"fault:{seed}:software+software"
-            _, text = run("failover", ours, next(port), {"CROSSTIE_NCCL_DEVICES": devices})
+            steps, text = run("failover", ours, next(port), {"CROSSTIE_NCCL_DEVICES": devices})
             found = re.findall(rf"rail 0 fault:{seed}:software: .*? (\d+) replays .*? (\d+) failures, (\d+) returns", text)
             replays, failed, returns = (sum(int(match[i]) for match in found) for i in range(3))
-            print(f"failover, seed {seed}: results right; rail 0 failed {failed} times, came back {returns} times, "
+            print(f"failover, seed {seed}: {steps} results right; rail 0 failed {failed} times, came back {returns} times, "
                   f"{replays} parts sent again", flush=True)
             failures += failed
         assert failures > 0, "no rail failed"
@@ -196,20 +214,21 @@ def main():
         results["losses"] = losses[ours[0]]
         assert same, losses
     if "bench" in parts:
-        times = {name: {size: [] for size in SIZES} for name, _ in networks}
+        keys = [f"one {size}" for size in SHORT] + [str(size) for size in SIZES]
+        times = {name: {key: [] for key in keys} for name, _ in networks}
         for round in range(options.rounds):
             for name, env in networks:
                 measured, _ = run("bench", (name, env), next(port))
-                for size in SIZES:
-                    times[name][size].append(measured[str(size)])
-                print(f"round {round} {name}: " + " ".join(f"{size}:{measured[str(size)]:.1f}us" for size in SIZES), flush=True)
+                for key in keys:
+                    times[name][key].append(measured[key])
+                print(f"round {round} {name}: " + " ".join(f"{key}:{measured[key]:.1f}us" for key in keys), flush=True)
         print("| bytes | " + " | ".join(times) + " |")
-        for size in SIZES:
-            cells = []
+        for key in keys:
+            cells, size = [], int(key.split()[-1])
             for name in times:
-                us = statistics.median(times[name][size])
+                us = statistics.median(times[name][key])
                 cells.append(f"{us:.1f} us" if size < 1 << 20 else f"{us:.0f} us, {size / us / 1e3:.2f} GB/s")
-            print(f"| {size} | " + " | ".join(cells) + " |")
+            print(f"| {key} | " + " | ".join(cells) + " |")
         results["us"] = times
     print(json.dumps(results))
 

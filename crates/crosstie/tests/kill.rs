@@ -6,6 +6,9 @@
 //! back exactly once, and still exchange messages with a steady peer over the same queues. At the end no descriptor,
 //! mapping, thread or file may be left.
 //!
+//! [`Setup`] says what differs: a completion queue with the victim as its only producer, memory in place, long payloads, and
+//! queue pairs that were connected to an earlier victim.
+//!
 //! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
 
 mod killing;
@@ -17,6 +20,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie::device::*;
+use crosstie::region::OwnedRegion;
 use killing::{Footprint, trace};
 use rng::Random;
 use zerocopy::{FromBytes, IntoBytes};
@@ -25,6 +29,15 @@ const OWN_RECEIVES: u64 = 8;
 const SRQ_RECEIVES: u64 = 32;
 const RANDOM_KILLS: u32 = 200;
 const KILLS_PER_SWEEP: u64 = 60;
+/// The same, for each further setup.
+const KILLS_PER_SETUP: u64 = 30;
+/// Bytes of a long payload: its completion is reserved after it was copied, not before.
+const LONG: usize = 1024;
+/// Bytes of each receive.
+const RECEIVE: usize = 2048;
+/// Where victims write.
+const TARGET: usize = 32 << 10;
+const POISON: u8 = 0xC7;
 const QKEY: u32 = 7;
 /// Limit on anything that should happen.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -34,7 +47,7 @@ type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     if args.get(1).map(String::as_str) == Some("victim") {
-        run_victim(&args[2]).expect("victim");
+        run_victim(&args[2], args[3] == "long").expect("victim");
         return;
     }
     let seed = rng::seed();
@@ -74,6 +87,9 @@ struct Survivor {
     cq: Cq,
     srq: Srq,
     memory: Mr,
+    in_place: OwnedRegion<Vec<u8>>,
+    /// The queue pair of a victim that was killed, with its completion queue; reset, to be connected again.
+    former: Option<(RcQp, Option<Cq>, Setup)>,
     /// Receives of the shared queue that have not completed.
     srq_out: HashSet<u64>,
     next_wr: u64,
@@ -83,12 +99,29 @@ struct Survivor {
     slowest: Duration,
 }
 
+/// How a victim is connected, and what it sends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Setup {
+    /// Its receives come from the shared receive queue.
+    shared: bool,
+    /// It is the only producer of its completion queue, which is then in the mode for one producer.
+    exclusive: bool,
+    /// It writes to memory in place.
+    in_place: bool,
+    /// It sends [`LONG`] bytes.
+    long: bool,
+    /// Our queue pair was connected to an earlier victim, which was killed.
+    reconnected: bool,
+}
+
 /// A victim process and our ends of its connections.
 struct Victim {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     shared: bool,
+    /// The completion queue of which it is the only producer.
+    cq: Option<Cq>,
     qp: RcQp,
     /// Receives of `qp` that have not completed.
     out: HashSet<u64>,
@@ -103,28 +136,30 @@ fn survive(seed: u64) -> Fallible<u64> {
     let mut kills = 0;
     for op in ["write-imm", "send", "datagram"] {
         for shared in [false, true] {
-            let name = format!("{op}, {}", if shared { "shared receives" } else { "own receives" });
-            let total = survivor.kill_stepping(op, shared, u64::MAX, &name)?;
-            let stride = total.div_ceil(KILLS_PER_SWEEP).max(1);
-            let (mut at, mut count) = (1 + random.below(stride), 0);
-            while at <= total {
-                survivor.kill_stepping(op, shared, at, &format!("{name}, step {at} of {total}"))?;
-                at += stride;
-                count += 1;
-            }
-            kills += count;
-            println!("{name}: {count} kills over the {total} instructions of a post");
+            let setup = Setup { shared, ..Setup::default() };
+            kills += survivor.sweep(op, setup, KILLS_PER_SWEEP, &mut random)?;
         }
+    }
+    let (plain, exclusive) = (Setup::default(), Setup { exclusive: true, ..Setup::default() });
+    for (op, setup) in [
+        ("write-imm", exclusive),
+        ("send", Setup { shared: true, ..exclusive }),
+        ("write-imm", Setup { long: true, ..exclusive }),
+        ("send", Setup { long: true, shared: true, ..plain }),
+        ("write-imm", Setup { in_place: true, ..plain }),
+        ("write-imm", Setup { in_place: true, long: true, ..exclusive }),
+        ("write-imm", Setup { reconnected: true, ..plain }),
+        ("send", Setup { reconnected: true, shared: true, ..exclusive }),
+    ] {
+        kills += survivor.sweep(op, setup, KILLS_PER_SETUP, &mut random)?;
     }
     for i in 0..RANDOM_KILLS {
         let op = ["write-imm", "send", "mixed", "datagram"][random.below(4) as usize];
-        let (shared, delay) = (random.below(2) == 0, Duration::from_micros(random.below(3000)));
-        survivor.kill_after(
-            op,
-            shared,
-            delay,
-            &format!("random kill {i}, {op}, shared {shared}, {delay:?}"),
-        )?;
+        let mut chance = || random.below(2) == 0;
+        let [shared, exclusive, in_place, long, reconnected] = [(); 5].map(|()| chance());
+        let setup = Setup { shared, exclusive, in_place, long, reconnected };
+        let delay = Duration::from_micros(random.below(3000));
+        survivor.kill_after(op, setup, delay, &format!("random kill {i}, {op}, {setup:?}, {delay:?}"))?;
     }
     kills += u64::from(RANDOM_KILLS);
     println!("{RANDOM_KILLS} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
@@ -138,6 +173,8 @@ impl Survivor {
         let cq = device.create_cq(&CqConfig { depth: 256 })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: SRQ_RECEIVES as u32, max_sge: 1 })?;
         let memory = pd.allocate(1 << 16, Access::ALL)?;
+        memory.write(0, &[POISON; 1 << 16])?;
+        let in_place = OwnedRegion::register(&pd, vec![POISON; 1 << 16], Access::ALL)?;
         let config = QpConfig::default();
         let mut steady_near = pd.create_rc(&config, &cq, &cq, Some(&srq))?;
         let mut steady_far = pd.create_rc(&config, &cq, &cq, None)?;
@@ -149,6 +186,8 @@ impl Survivor {
             cq,
             srq,
             memory,
+            in_place,
+            former: None,
             srq_out: HashSet::new(),
             next_wr: 0,
             steady_near,
@@ -162,31 +201,60 @@ impl Survivor {
     fn refill(&mut self) -> Fallible {
         while (self.srq_out.len() as u64) < SRQ_RECEIVES {
             self.next_wr += 1;
-            self.srq.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(0..64)?] })?;
+            self.srq.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(0..RECEIVE)?] })?;
             self.srq_out.insert(self.next_wr);
         }
         Ok(())
     }
 
-    fn start_victim(&mut self, op: &str, shared: bool) -> Fallible<Victim> {
+    /// Kills victims at instructions all over a post. Returns how many.
+    fn sweep(&mut self, op: &str, setup: Setup, kills: u64, random: &mut Random) -> Fallible<u64> {
+        let name = format!("{op}, {setup:?}");
+        let total = self.kill_stepping(op, setup, u64::MAX, &name)?;
+        let stride = total.div_ceil(kills).max(1);
+        let (mut at, mut count) = (1 + random.below(stride), 0);
+        while at <= total {
+            self.kill_stepping(op, setup, at, &format!("{name}, step {at} of {total}"))?;
+            at += stride;
+            count += 1;
+        }
+        println!("{name}: {count} kills over the {total} instructions of a post");
+        Ok(count)
+    }
+
+    /// Our end of a new connection: a new queue pair, or that of the victim before.
+    fn queue_pair(&mut self, setup: Setup) -> Fallible<(RcQp, Option<Cq>)> {
+        if let Some((qp, cq, former)) = self.former.take()
+            && (former.shared, former.exclusive) == (setup.shared, setup.exclusive)
+        {
+            return Ok((qp, cq));
+        }
+        let config = QpConfig { max_recv_wr: OWN_RECEIVES as u32, ..QpConfig::default() };
+        let cq = setup.exclusive.then(|| self.device.create_cq(&CqConfig { depth: 256 })).transpose()?;
+        let srq = setup.shared.then_some(&self.srq);
+        Ok((self.pd.create_rc(&config, &self.cq, cq.as_ref().unwrap_or(&self.cq), srq)?, cq))
+    }
+
+    fn start_victim(&mut self, op: &str, setup: Setup) -> Fallible<Victim> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["victim", op])
+            .args(["victim", op, if setup.long { "long" } else { "short" }])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let config = QpConfig { max_recv_wr: OWN_RECEIVES as u32, ..QpConfig::default() };
-        let qp = self.pd.create_rc(&config, &self.cq, &self.cq, shared.then_some(&self.srq))?;
+        let shared = setup.shared;
+        let (qp, cq) = self.queue_pair(setup)?;
         let ud = self.pd.create_ud(&config, &self.cq, &self.cq, None)?;
         let input = child.stdin.take().ok_or("no stdin")?;
         let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         let (out, ud_out) = (HashSet::new(), HashSet::new());
-        let mut victim = Victim { child, input, output, shared, qp, out, ud, ud_out };
+        let mut victim = Victim { child, input, output, shared, cq, qp, out, ud, ud_out };
         victim.qp.init(Access::ALL)?;
         victim.ud.activate(QKEY)?;
         self.refill_own(&mut victim)?;
         let info = ConnectInfo {
             qp: victim.qp.address(),
-            memory: self.memory.remote(),
+            memory: if setup.in_place { self.in_place.mr().remote() } else { self.memory.remote() },
             datagrams: victim.ud.qp_num(),
             reserved: 0,
         };
@@ -202,29 +270,35 @@ impl Survivor {
     fn refill_own(&mut self, victim: &mut Victim) -> Fallible {
         while !victim.shared && (victim.out.len() as u64) < OWN_RECEIVES {
             self.next_wr += 1;
-            victim.qp.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(64..128)?] })?;
+            victim.qp.post_recv(&RecvWr {
+                wr_id: self.next_wr,
+                sges: &[self.memory.sge(RECEIVE..2 * RECEIVE)?],
+            })?;
             victim.out.insert(self.next_wr);
         }
         while (victim.ud_out.len() as u64) < OWN_RECEIVES {
             self.next_wr += 1;
-            victim.ud.post_recv(&RecvWr { wr_id: self.next_wr, sges: &[self.memory.sge(128..256)?] })?;
+            victim.ud.post_recv(&RecvWr {
+                wr_id: self.next_wr,
+                sges: &[self.memory.sge(2 * RECEIVE..3 * RECEIVE)?],
+            })?;
             victim.ud_out.insert(self.next_wr);
         }
         Ok(())
     }
 
     /// Kills a victim after `steps` instructions of a post, or after all of them. Returns how many it executed.
-    fn kill_stepping(&mut self, op: &str, shared: bool, steps: u64, name: &str) -> Fallible<u64> {
-        let mut victim = self.start_victim(op, shared)?;
+    fn kill_stepping(&mut self, op: &str, setup: Setup, steps: u64, name: &str) -> Fallible<u64> {
+        let mut victim = self.start_victim(op, setup)?;
         victim.input.write_all(b"step\n")?;
         let executed = trace::step(victim.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
-        self.kill_and_check(victim, name)?;
+        self.kill_and_check(victim, setup, name)?;
         Ok(executed)
     }
 
     /// Kills a victim, which posts as fast as it can, after `delay`.
-    fn kill_after(&mut self, op: &str, shared: bool, delay: Duration, name: &str) -> Fallible {
-        let mut victim = self.start_victim(op, shared)?;
+    fn kill_after(&mut self, op: &str, setup: Setup, delay: Duration, name: &str) -> Fallible {
+        let mut victim = self.start_victim(op, setup)?;
         victim.input.write_all(b"run\n")?;
         victim.output.read_line(&mut String::new())?;
         let begun = Instant::now();
@@ -233,11 +307,11 @@ impl Survivor {
             self.refill()?;
             self.refill_own(&mut victim)?;
         }
-        self.kill_and_check(victim, name)
+        self.kill_and_check(victim, setup, name)
     }
 
     /// Kills the victim and checks that nothing was lost.
-    fn kill_and_check(&mut self, mut victim: Victim, name: &str) -> Fallible {
+    fn kill_and_check(&mut self, mut victim: Victim, setup: Setup, name: &str) -> Fallible {
         victim.child.kill()?;
         let killed = Instant::now();
         victim.child.wait()?;
@@ -301,6 +375,25 @@ impl Survivor {
             self.collect(&mut victim, name, false)?;
         }
         while self.device.wait_event(Duration::ZERO)?.is_some() {}
+        self.check_memory(name)?;
+        if setup.reconnected {
+            let Victim { mut qp, cq, .. } = victim;
+            qp.reset()?;
+            self.former = Some((qp, cq, setup));
+        }
+        Ok(())
+    }
+
+    /// Victims write at [`TARGET`] and into receives, and nowhere else.
+    fn check_memory(&self, name: &str) -> Fallible {
+        let mut bytes = vec![0; 1 << 16];
+        for region in [&self.memory, self.in_place.mr()] {
+            region.read(0, &mut bytes)?;
+            let untouched = bytes[3 * RECEIVE..TARGET].iter().chain(&bytes[TARGET + LONG..]);
+            if let Some(at) = untouched.clone().position(|byte| *byte != POISON) {
+                return Err(format!("{name}: byte {at} beside the target was written").into());
+            }
+        }
         Ok(())
     }
 
@@ -308,6 +401,9 @@ impl Survivor {
     fn collect(&mut self, victim: &mut Victim, name: &str, alive: bool) -> Fallible<bool> {
         let mut done = Vec::new();
         self.cq.poll(16, |c| done.push(*c))?;
+        if let Some(cq) = &mut victim.cq {
+            cq.poll(16, |c| done.push(*c))?;
+        }
         let mut sent = false;
         for c in done {
             let known = if c.qp_num == self.steady_far.qp_num() {
@@ -332,7 +428,7 @@ impl Survivor {
 
 // ------------------------------------------------------------------------------------------------------ the victim
 
-fn run_victim(op: &str) -> Fallible {
+fn run_victim(op: &str, long: bool) -> Fallible {
     let mut input = std::io::stdin().lock();
     let mut bytes = [0; size_of::<ConnectInfo>()];
     input.read_exact(&mut bytes)?;
@@ -352,10 +448,12 @@ fn run_victim(op: &str) -> Fallible {
     let mut order = String::new();
     input.read_line(&mut order)?;
 
-    let remote = to.memory.at(4096);
+    let remote = to.memory.at(TARGET as u64);
+    let len = if long { LONG } else { 64 };
     let mut post = |i: u64| -> Fallible {
-        let (local, eight) = ([memory.sge(0..64)?], [memory.sge(0..8)?]);
-        let data = if i.is_multiple_of(2) { Data::Inline(b"from the victim") } else { Data::Regions(&local) };
+        let (local, eight) = ([memory.sge(0..len)?], [memory.sge(0..8)?]);
+        let inline = i.is_multiple_of(2) && !long;
+        let data = if inline { Data::Inline(b"from the victim") } else { Data::Regions(&local) };
         let posted = match (op, i % 5) {
             ("datagram", _) => {
                 ud.post(&ah, to.datagrams, QKEY, &SendWr::new(i, SendOp::Send, data).signaled())

@@ -64,6 +64,7 @@ fn main() {
         for (what, scenario) in [
             ("clients die", kill_clients::<S> as fn(&mut Random) -> Fallible<u64>),
             ("clients die beside slow ones", kill_clients_beside_slow_ones::<S>),
+            ("only clients die", kill_only_clients::<S>),
             ("servers die", kill_servers::<S>),
         ] {
             let (before, start) = (Footprint::at_rest(), Instant::now());
@@ -285,6 +286,39 @@ fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
         kill_and_check(victim, &what)?;
     }
     steady.stop()?;
+    server.stop()?;
+    Ok(kills)
+}
+
+/// The victim is the only client, so the shared ring of `delegation` is in its mode for one producer. After its death a new client
+/// is the only one: it continues where the dead one was.
+fn kill_only_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
+    let name = fresh_name();
+    let server = Survivor::start({
+        let server = S::create(&name, 2, DEPTH)?;
+        move |progress| serve::<S>(server, progress)
+    });
+    let mut kills = 0;
+    let step = |steps: u64, what: &str| -> Fallible<u64> {
+        until(&format!("{what}: no client"), || server.progress.clients.load(Relaxed) == 0)?;
+        let mut victim = Victim::start::<S>("client", &name, "call")?;
+        victim.wait_until_ready()?;
+        victim.go()?;
+        let executed = trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
+        victim.kill(what)?;
+        kills += 1;
+        let mut fresh = S::connect(&name)?;
+        // More calls than the ring has slots: it goes once around, past the position that the victim may have reserved.
+        for number in 0..2 * DEPTH as u64 + 2 {
+            let words = request(number, 5);
+            if S::exchange(&mut fresh, &words)? != expected_response(&words) {
+                return Err(format!("{what}: the response to a new client").into());
+            }
+        }
+        drop(fresh);
+        Ok(executed)
+    };
+    kill_throughout::<S>("call", random, step)?;
     server.stop()?;
     Ok(kills)
 }

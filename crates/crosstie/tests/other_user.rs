@@ -1,4 +1,5 @@
-//! Processes of different users cannot connect their software devices, and one cannot find the other's services.
+//! Processes of different users cannot connect their software devices, and one cannot find the other's services. Floods of
+//! connections, of another user and of our own, take a limited number of descriptors and keep nobody out.
 //!
 //! Needs root, to become another user; fails with a message otherwise.
 
@@ -18,6 +19,8 @@ const FLOOD_ROLE: &str = "CROSSTIE_SAME_USER_FLOOD";
 const FLOOD: usize = 500;
 /// Descriptors that the tests of this program open besides.
 const SLACK: usize = 60;
+/// Limit on anything that should happen.
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Runs as the other user when the tests below start it in a child process; does nothing in an ordinary run.
 #[test]
@@ -92,15 +95,24 @@ fn device_of_another_user_is_refused_in_both_directions() {
     qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
 }
 
-/// Connects to a device again and again, says nothing, and holds the connections.
-fn flood(address: &str) {
-    let address = rustix::net::SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
-    let mut connections = Vec::new();
-    for _ in 0..FLOOD {
-        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
-        let socket = rustix::net::socket(family, kind, None).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
-        connections.push(socket);
+/// Connects to a listener again and again, says nothing or nonsense, and holds the connections. `target` is `unix NAME` or
+/// `tcp ADDRESS`.
+fn flood(target: &str) {
+    let mut connections: Vec<Box<dyn std::any::Any>> = Vec::new();
+    for number in 0..FLOOD {
+        if let Some(address) = target.strip_prefix("tcp ") {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            // The listener may have closed it already.
+            stream.write_all(&vec![number as u8; [0, 1, 40, 3000][number % 4]]).ok();
+            connections.push(Box::new(stream));
+        } else {
+            let name = target.strip_prefix("unix ").unwrap();
+            let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+            let socket = rustix::net::socket(family, kind, None).unwrap();
+            rustix::net::connect(&socket, &address).unwrap();
+            connections.push(Box::new(socket));
+        }
     }
     std::io::stderr().write_all(b">").unwrap();
     // Until the parent has counted.
@@ -119,24 +131,29 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Connections of other users take no descriptors of a device. Connections of our own user that send no hello take a limited
-/// number of them, for a limited time.
-#[test]
-fn connections_that_say_nothing_do_not_exhaust_descriptors() {
-    if std::env::var_os(ROLE).is_some() || std::env::var_os(FLOOD_ROLE).is_some() {
-        return;
-    }
+/// Only one test counts descriptors at a time.
+static COUNTING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Floods `target` twice: as another user and as our own. `most` are the connections of each that the listener may hold, with
+/// `each` descriptors. `serve` is called while the flood arrives, and `check`, which is given a name for errors, beside it: a peer that
+/// follows the protocol must be served.
+fn check_floods(
+    target: &str,
+    most: [usize; 2],
+    each: usize,
+    mut serve: impl FnMut(),
+    mut check: impl FnMut(),
+) {
     // SAFETY: a plain system call.
     let user = unsafe { libc::geteuid() };
     assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
-    let device = Device::open(&DeviceSpec::Software).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let cq = device.create_cq(&CqConfig::default()).unwrap();
-    let gid: String = device.address().gid.iter().map(|byte| format!("{byte:02x}")).collect();
-    let address = format!("crosstie-{gid}");
-    let floods =
-        [("the_other_user", ROLE, format!("flood {address}"), 0), ("the_same_user", FLOOD_ROLE, address, 64)];
+    let _one_at_a_time = COUNTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let floods = [
+        ("the_other_user", ROLE, format!("flood {target}"), most[0]),
+        ("the_same_user", FLOOD_ROLE, target.to_string(), most[1]),
+    ];
     for (test, variable, role, most) in floods {
+        let before = descriptors();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(variable, role)
@@ -145,26 +162,164 @@ fn connections_that_say_nothing_do_not_exhaust_descriptors() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let before = descriptors();
-        let mut ready = [0];
-        child.stderr.as_mut().unwrap().read_exact(&mut ready).unwrap();
-        assert_eq!(&ready, b">", "the other process failed");
-        // A socket and a pidfd each. Other tests of this program open a few descriptors at the same time.
-        let after = descriptors();
-        assert!(after <= before + 2 * most + SLACK, "{test}: {before} descriptors became {after}");
-        // A peer that follows the protocol is served while the others hold their connections.
-        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
-        connect(&qp.address()).unwrap();
-        qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
-        // Connections without a hello are closed after a while.
+        let mut stderr = child.stderr.take().unwrap();
+        let ready = std::thread::spawn(move || {
+            let mut byte = [0];
+            stderr.read_exact(&mut byte).map(|()| byte)
+        });
+        let (begun, mut highest) = (std::time::Instant::now(), 0);
+        while !ready.is_finished() {
+            serve();
+            highest = highest.max(descriptors());
+            assert!(begun.elapsed() < TIMEOUT, "{test}: the flood of {target} does not end");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(&ready.join().unwrap().unwrap(), b">", "the other process failed");
+        // Other tests of this program open a few descriptors at the same time.
+        highest = highest.max(descriptors());
+        assert!(
+            highest <= before + each * most + SLACK,
+            "{test}: {before} descriptors became {highest} in a flood of {target}"
+        );
+        check();
+        // Connections that say nothing are closed after a while.
         let begun = std::time::Instant::now();
         while descriptors() > before + SLACK {
-            assert!(begun.elapsed().as_secs() < 60, "{test}: connections without a hello stay open");
+            serve();
+            assert!(begun.elapsed() < TIMEOUT, "{test}: connections to {target} stay open");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }
+}
+
+fn is_child() -> bool {
+    std::env::var_os(ROLE).is_some() || std::env::var_os(FLOOD_ROLE).is_some()
+}
+
+/// Connections of other users take no descriptors of a device. Connections of our own user that send no hello take a limited
+/// number of them, for a limited time: a socket and a pidfd each.
+#[test]
+fn floods_of_a_device_take_few_descriptors_and_keep_no_peer_out() {
+    if is_child() {
+        return;
+    }
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(&CqConfig::default()).unwrap();
+    let gid: String = device.address().gid.iter().map(|byte| format!("{byte:02x}")).collect();
+    check_floods(
+        &format!("unix crosstie-{gid}"),
+        [0, 64],
+        2,
+        || (),
+        || {
+            let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+            connect(&qp.address()).unwrap();
+            qp.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        },
+    );
+}
+
+#[test]
+fn floods_of_a_service_take_few_descriptors_and_keep_no_client_out() {
+    if is_child() {
+        return;
+    }
+    node_service::each!(S, {
+        let name = format!("flooded-{}", std::process::id());
+        let server = std::cell::RefCell::new(S::create(&name, 4, 1).unwrap());
+        let serve = || {
+            let server = &mut *server.borrow_mut();
+            S::server_poll(server);
+        };
+        check_floods(&format!("unix crosstie/{}/0/{name}", S::NAME), [0, 64], 2, serve, || {
+            let mut client = S::connect(&name).unwrap();
+            let request = node_service::request(7, 7);
+            assert!(S::call(&mut client, &request, 7).unwrap());
+            let (begun, mut answered) = (std::time::Instant::now(), false);
+            while !answered {
+                let server = &mut *server.borrow_mut();
+                S::server_poll(server);
+                while let Some((words, ticket)) = S::receive(server) {
+                    assert!(S::reply(server, ticket, &node_service::expected_response(&words)));
+                }
+                S::poll(&mut client, &mut |_, response| {
+                    assert_eq!(*response, node_service::expected_response(&request));
+                    answered = true;
+                })
+                .unwrap();
+                assert!(begun.elapsed() < TIMEOUT, "no response");
+            }
+        });
+    });
+}
+
+#[test]
+fn floods_of_a_rendezvous_take_few_descriptors_and_keep_no_rank_out() {
+    use crosstie::bootstrap::{Bootstrap, Limits, Secret, limits::MAX_UNAUTHENTICATED, tcp};
+    if is_child() {
+        return;
+    }
+    let secret = || Secret::new("the secret of this job").unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // One rank is missing until the end of the test, so that the coordinator keeps accepting. Each flood meets a new rank.
+    let zero = std::thread::spawn(move || tcp::join_as_rank_zero(listener, 4, &secret(), Limits::default()));
+    let join = move |rank: u32| {
+        let (rendezvous, limits) = (address.to_string(), Limits::default());
+        std::thread::spawn(move || {
+            tcp::join(&tcp::Config { rank, size: 4, rendezvous, listen: None, secret: secret(), limits })
+        })
+    };
+    let mut ranks = Vec::new();
+    check_floods(
+        &format!("tcp {address}"),
+        [MAX_UNAUTHENTICATED; 2],
+        1,
+        || (),
+        || {
+            ranks.push(join(ranks.len() as u32 + 1));
+        },
+    );
+    ranks.push(join(3));
+    let members = ranks.into_iter().chain([zero]).map(|rank| rank.join().unwrap().unwrap());
+    let barriers: Vec<_> =
+        members.map(|mut member| std::thread::spawn(move || member.barrier().unwrap())).collect();
+    barriers.into_iter().for_each(|barrier| barrier.join().unwrap());
+}
+
+#[test]
+fn floods_of_a_rails_listener_take_few_descriptors_and_keep_no_sender_out() {
+    use crosstie::rails::{Config, MAX_UNAUTHENTICATED, Rails};
+    if is_child() {
+        return;
+    }
+    let rails = || {
+        let device = Device::open_software(&software::Config { space: 256 << 20 }).unwrap();
+        Rails::new(vec![device], Config::default()).unwrap()
+    };
+    let (here, there) = (rails(), rails());
+    let listener = std::cell::RefCell::new(there.listen().unwrap());
+    let handle = listener.borrow().handle();
+    let port = u16::from_le_bytes([handle.to_bytes()[4], handle.to_bytes()[5]]);
+    let serve = || assert!(listener.borrow_mut().accept().unwrap().is_none());
+    check_floods(&format!("tcp 127.0.0.1:{port}"), [MAX_UNAUTHENTICATED; 2], 1, serve, || {
+        let mut connecting = here.connect(&handle).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        let begun = std::time::Instant::now();
+        while sender.is_none() || receiver.is_none() {
+            if sender.is_none() {
+                sender = connecting.poll().unwrap();
+            }
+            if receiver.is_none() {
+                receiver = listener.borrow_mut().accept().unwrap();
+            }
+            assert!(begun.elapsed() < TIMEOUT, "the sender does not get in");
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    });
 }
 
 /// Runs as the other user: it finds no such service, and it can create one with the same name.

@@ -16,8 +16,20 @@ use super::violation::Violation;
 pub const MAX_BULK: u32 = 1 << 30;
 /// Bytes of the descriptor in a bulk request. If the request payload itself is short, it follows the descriptor.
 pub const BULK_REQUEST_SIZE: usize = 32;
-/// Bytes of a bulk response message: the length of what was written to the response buffer.
+/// Bytes of a bulk response message: the length of what was written to the response buffer, or [`BULK_NO_MEMORY`].
 pub const BULK_RESPONSE_SIZE: usize = 4;
+
+/// The bulk response to a request that the callee did not READ, because it has no memory for it now.
+pub const BULK_NO_MEMORY: u32 = 0;
+
+/// What a bulk response says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BulkResponse {
+    /// So many bytes were written to the response buffer: at least one.
+    Written(u32),
+    /// The callee has no memory for the request, and did not hand it out.
+    NoMemory,
+}
 
 /// Memory of the caller that the callee may access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,22 +96,26 @@ impl BulkRequest {
     }
 }
 
-/// Decodes the length in a bulk response of `payload_len` bytes. `response_buffer` is the size of the buffer that the call
-/// named, if it named one.
+/// Decodes a bulk response of `payload_len` bytes. `response_buffer` is the size of the buffer that the call named, if it named
+/// one; `is_request_bulk` says whether the call had its request in memory, so that the callee needed memory for it.
 pub fn decode_bulk_response(
     bytes: &[u8; BULK_RESPONSE_SIZE],
     payload_len: usize,
     response_buffer: Option<u32>,
-) -> Result<u32, Violation> {
+    is_request_bulk: bool,
+) -> Result<BulkResponse, Violation> {
     let len = u32::from_le_bytes(*bytes);
+    if payload_len == BULK_RESPONSE_SIZE && len == BULK_NO_MEMORY && is_request_bulk {
+        return Ok(BulkResponse::NoMemory);
+    }
     let Some(limit) = response_buffer else { return Err(Violation::BulkNotRequested) };
-    if payload_len != BULK_RESPONSE_SIZE || len == 0 {
+    if payload_len != BULK_RESPONSE_SIZE || len == BULK_NO_MEMORY {
         return Err(Violation::BulkMalformed);
     }
     if len > limit {
         return Err(Violation::BulkTooLong { len, limit });
     }
-    Ok(len)
+    Ok(BulkResponse::Written(len))
 }
 
 #[cfg(test)]
@@ -163,11 +179,24 @@ mod tests {
     #[test]
     fn bulk_response_length_is_checked_against_the_response_buffer() {
         let five = 5u32.to_le_bytes();
-        assert_eq!(decode_bulk_response(&five, 4, Some(5)), Ok(5));
-        assert_eq!(decode_bulk_response(&five, 4, Some(4)), Err(Violation::BulkTooLong { len: 5, limit: 4 }));
-        assert_eq!(decode_bulk_response(&five, 4, None), Err(Violation::BulkNotRequested));
-        assert_eq!(decode_bulk_response(&five, 5, Some(5)), Err(Violation::BulkMalformed));
-        assert_eq!(decode_bulk_response(&[0; 4], 4, Some(5)), Err(Violation::BulkMalformed));
+        for is_request_bulk in [false, true] {
+            let decode =
+                |bytes: &[u8; 4], len, buffer| decode_bulk_response(bytes, len, buffer, is_request_bulk);
+            assert_eq!(decode(&five, 4, Some(5)), Ok(BulkResponse::Written(5)));
+            assert_eq!(decode(&five, 4, Some(4)), Err(Violation::BulkTooLong { len: 5, limit: 4 }));
+            assert_eq!(decode(&five, 4, None), Err(Violation::BulkNotRequested));
+            assert_eq!(decode(&five, 5, Some(5)), Err(Violation::BulkMalformed));
+        }
+    }
+
+    #[test]
+    fn only_a_request_in_memory_can_be_refused_for_lack_of_memory() {
+        let refusal = BULK_NO_MEMORY.to_le_bytes();
+        assert_eq!(decode_bulk_response(&refusal, 4, Some(5), true), Ok(BulkResponse::NoMemory));
+        assert_eq!(decode_bulk_response(&refusal, 4, None, true), Ok(BulkResponse::NoMemory));
+        assert_eq!(decode_bulk_response(&refusal, 4, Some(5), false), Err(Violation::BulkMalformed));
+        assert_eq!(decode_bulk_response(&refusal, 4, None, false), Err(Violation::BulkNotRequested));
+        assert_eq!(decode_bulk_response(&refusal, 3, Some(5), true), Err(Violation::BulkMalformed));
     }
 
     proptest! {

@@ -73,7 +73,7 @@ pub struct ReceivedResponse<U> {
     pub offset: usize,
     /// Bytes of payload.
     pub len: usize,
-    /// Whether the payload is a length, see [`decode_bulk_response`](super::decode_bulk_response).
+    /// Whether the payload is a length or a refusal, see [`decode_bulk_response`](super::decode_bulk_response).
     pub bulk: bool,
     /// For [`Endpoint::release`](super::Endpoint::release).
     pub space: HeldSpace,

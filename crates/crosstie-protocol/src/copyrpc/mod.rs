@@ -81,7 +81,8 @@ mod violation;
 pub mod wire;
 
 pub use bulk::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, MAX_BULK, decode_bulk_response,
+    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, MAX_BULK,
+    decode_bulk_response,
 };
 pub use endpoint::Endpoint;
 pub use flow::{FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};

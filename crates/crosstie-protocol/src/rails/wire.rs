@@ -21,7 +21,7 @@ pub const RECORD_LEN: usize = 8 + 8 * MAX_GROUP;
 ///
 /// `seq` is the number of the message plus one. The sender polls this memory without a completion, so it may see a part of the
 /// line only: `check` is a sum over all other words, and a line whose sum is wrong has not arrived yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClearToSend {
     /// Address of the buffer.
     pub addr: u64,

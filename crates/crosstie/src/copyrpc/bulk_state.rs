@@ -12,7 +12,8 @@
 //!   and outgoing responses. They are separate so that none waits for another: two sides that call each other with as
 //!   much as they can still accept each other's requests and responses.
 //! - Requests are handed out in the order in which they were made. A request whose pieces are under way, or that waits for
-//!   memory, delays all requests behind it on the same endpoint, short ones too.
+//!   memory of its pool, delays all requests behind it on the same endpoint, short ones too. A request for which the device has no
+//!   memory is refused at once ([`CallFailed::NoMemory`](super::CallFailed)) and delays nobody; the connection goes on.
 //! - Memory that the peer or the device may still access is not used again. The regions of a call stay in use until its
 //!   response has arrived, even if the call has timed out.
 
@@ -82,7 +83,8 @@ pub(super) struct CallRegions {
 
 /// A request that the application does not have yet: a bulk request, or one behind a bulk request.
 pub(super) struct QueuedRequest {
-    pub(super) reply_token: ReplyToken,
+    /// Present until the request was refused.
+    pub(super) reply_token: Option<ReplyToken>,
     pub(super) response_buffer: Option<BulkMemory>,
     pub(super) payload: QueuedPayload,
 }
@@ -178,6 +180,10 @@ impl BulkState {
 
     /// Takes the next queued request, if its payload is complete.
     pub(super) fn take_ready_request(&mut self) -> Option<ReadyRequest> {
+        while self.queued_requests.front().is_some_and(|request| request.reply_token.is_none()) {
+            self.queued_requests.pop_front();
+            self.first_queued += 1;
+        }
         let is_complete = |request: &QueuedRequest| match &request.payload {
             QueuedPayload::Ring { .. } => true,
             QueuedPayload::Bulk { from, read, .. } => *read == from.len as usize,
@@ -187,6 +193,7 @@ impl BulkState {
         }
         let QueuedRequest { reply_token, response_buffer, payload } = self.queued_requests.pop_front()?;
         self.first_queued += 1;
+        let reply_token = reply_token?;
         Some(match payload {
             QueuedPayload::Ring { offset, len, space } => {
                 ReadyRequest { offset, len, space: Some(space), region: None, response_buffer, reply_token }

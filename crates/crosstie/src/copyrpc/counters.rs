@@ -40,6 +40,8 @@ pub struct Counters {
     pub bulk_calls: u64,
     /// Replies sent from bulk memory.
     pub bulk_replies: u64,
+    /// Bulk requests of peers that were refused, because the device had no memory for them.
+    pub bulk_refused: u64,
     /// READs of pieces of bulk requests.
     pub bulk_reads: u64,
     /// WRITEs of pieces of bulk responses.

@@ -51,11 +51,6 @@ pub enum Failure {
     /// This side closed the endpoint.
     #[error("this side closed the endpoint")]
     Closed,
-    /// The device has no memory for a bulk request of the peer, and none is in use that could become free.
-    #[error(
-        "the device has no memory for a bulk request: give it more memory, or configure less bulk memory"
-    )]
-    NoMemory,
 }
 
 /// Why a call ended without a response.
@@ -68,6 +63,12 @@ pub enum CallFailed {
     /// The deadline of the call has passed. A response that arrives later is dropped.
     #[error("no response before the deadline of the call")]
     TimedOut,
+    /// The peer's device has no memory for the long request now. The peer did not see the request, the connection goes on, and the
+    /// call may succeed later.
+    #[error(
+        "the peer has no memory for a request of this length now: try again later, or give its device more memory"
+    )]
+    NoMemory,
 }
 
 /// A call was not made. Nothing has changed, and what was attached to the call is returned.

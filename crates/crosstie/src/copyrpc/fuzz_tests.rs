@@ -3,8 +3,8 @@
 
 use crosstie_protocol::copyrpc::wire::{self, CONNECT_INFO_SIZE, ConnectInfo, FlowMetadata, Header};
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, Endpoint, FlowParams, MAX_BULK, MAX_RING,
-    MIN_RING, ReceivedMessage, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, Endpoint, FlowParams,
+    MAX_BULK, MAX_RING, MIN_RING, ReceivedMessage, decode_bulk_response,
 };
 
 use crate::fuzzing::{Steps, fuzz};
@@ -151,9 +151,13 @@ fn fuzz_copyrpc_bulk_descriptors() {
             }
         }
         if let Ok(bytes) = <&[u8; BULK_RESPONSE_SIZE]>::try_from(steps.0)
-            && let Ok(written) = decode_bulk_response(bytes, len, Some(limit))
+            && let Ok(response) = decode_bulk_response(bytes, len, Some(limit), steps.0[0] % 2 == 0)
         {
-            assert!(len == BULK_RESPONSE_SIZE && 0 < written && written <= limit);
+            assert_eq!(len, BULK_RESPONSE_SIZE);
+            match response {
+                BulkResponse::Written(written) => assert!(0 < written && written <= limit),
+                BulkResponse::NoMemory => assert_eq!(*bytes, [0; 4]),
+            }
         }
     });
 }

@@ -494,3 +494,60 @@ fn server_survives_random_writes_to_the_segment() {
     }
     println!("{served} requests served in between");
 }
+
+/// Each word of the segment that is not payload, forged with aimed values, while requests are in flight. The ring may stop, since all
+/// clients share it, but the server goes on, and clients disconnect and connect again.
+#[test]
+fn every_forged_word_of_the_segment_leaves_the_server_running() {
+    let config = Config { max_clients: 2, queue_depth: 3, ring_depth: 4, ..Config::default() };
+    let (mut forgeries, mut at, mut value) = (0, 0u64, 0);
+    loop {
+        let name = fresh_name();
+        let mut server = TestServer::create(&name, &config).unwrap();
+        let mut hostile = TestClient::connect(&name).unwrap();
+        let mut correct = TestClient::connect(&name).unwrap();
+        let segment = hostile.transport.ring.segment.clone();
+        // Messages of 8 bytes: every slot is one cache line, and only its first two words are no payload.
+        if at >= segment.len() {
+            break;
+        }
+        let target = segment.bytes(at, 8).unwrap();
+        // SAFETY: an aligned word inside the segment, which is accessed through atomics and copies that tolerate races only.
+        let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(target.as_ptr().cast()) };
+        for number in 0..2 {
+            hostile.call(&number, number).unwrap();
+            correct.call(&number, number).unwrap();
+        }
+        let old = word.load(Relaxed);
+        let near =
+            [old.wrapping_add(1), old.wrapping_sub(1), old.wrapping_add(4), old ^ 1 << 32, old ^ 1 << 11];
+        let extreme = [0, 1, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 32, u64::from(u32::MAX)];
+        let values: Vec<u64> = near.into_iter().chain(extreme).filter(|value| *value != old).collect();
+        let Some(forged) = values.get(value).copied() else {
+            value = 0;
+            at += if at >= 256 && at % 64 == 8 { 56 } else { 8 };
+            continue;
+        };
+        value += 1;
+        forgeries += 1;
+        word.store(forged, Relaxed);
+        for round in 0..4 {
+            server.poll();
+            assert!(serve(&mut server) <= 64, "more requests than the ring holds");
+            for client in [&mut hostile, &mut correct] {
+                // Wrong responses, errors and missing room are possible; panics and endless loops are not.
+                client.poll(|_, _| ()).ok();
+                client.call(&round, round).ok();
+            }
+        }
+        server.wait(Some(Duration::ZERO));
+        drop((hostile, correct));
+        until(|| {
+            server.poll();
+            serve(&mut server);
+            server.clients() == 0
+        });
+    }
+    println!("{forgeries} forgeries");
+    assert!(forgeries > 500, "only {forgeries}");
+}

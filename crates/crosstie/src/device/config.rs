@@ -43,6 +43,8 @@ pub struct DeviceAttr {
     /// Whether the device has compare-and-swap and fetch-and-add. Without them a post returns
     /// [`PostError::Unsupported`](super::PostError::Unsupported), and [`Access::REMOTE_ATOMIC`](super::Access) allows nothing.
     pub atomics: bool,
+    /// Bytes per microsecond of the link, as the port says when it is opened; about what one thread copies for a software device.
+    pub link_rate: u32,
 }
 
 /// Sizes of a queue pair.

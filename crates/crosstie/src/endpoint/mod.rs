@@ -120,6 +120,8 @@ mod counters;
 mod endpoint;
 mod engine;
 mod future;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod imm_recv;
 mod operation;
 mod path;

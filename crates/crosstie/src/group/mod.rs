@@ -46,6 +46,8 @@ mod datagram;
 mod driver;
 mod engine;
 mod error;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
 mod link;
 mod lock;
 mod message;

@@ -212,6 +212,90 @@ fn client_that_overwrites_its_lane_concurrently_harms_only_itself() {
     assert!(counters.violations > 0 && responses > 100, "{counters:?}");
 }
 
+/// Values of a word that holds `old`: another call number, owner, next slot or length, and extreme ones.
+fn aimed_values(old: u64) -> Vec<u64> {
+    let call = |value: u64| value << 33;
+    let mut values: Vec<u64> = vec![
+        old.wrapping_add(call(1)),
+        old.wrapping_sub(call(1)),
+        old ^ 1 << 32,
+        old ^ 1 << 32 ^ call(1),
+        old + 1,
+        old.wrapping_sub(1),
+        old & !0x1F_FFFF | 101,
+        old & !0x1F_FFFF | 0x1F_FFFF,
+        old & !(0x7FF << 21) | 9 << 21,
+        old & !(0x7FF << 21) | 0x7FF << 21,
+        0,
+        u64::MAX,
+        1 << 63,
+        call(1),
+        call(1) | 1 << 32 | 100,
+    ];
+    values.retain(|value| *value != old);
+    values
+}
+
+/// The offsets of all words of a lane that are not payload: the header, the parker, and the words of the slots. New fields in front
+/// of the slots are among them.
+fn lane_words(client: &Client<[u8], [u8], ()>) -> Vec<(usize, u64)> {
+    let [lane, page] = client.transport.segments();
+    let stride = (lane.len() - 128) / 9;
+    assert_eq!((lane.len() - 128) % 9, 0, "nine slots for eight calls");
+    let in_front = (0..128).step_by(8);
+    let slots = (0..9).map(|slot| 128 + slot * stride);
+    let of_lane = in_front.chain(slots).map(|at| (0, at));
+    of_lane.chain((0..page.len()).step_by(8).map(|at| (1, at))).collect()
+}
+
+/// Each word of a lane and of the server's page, forged with aimed values, while calls are in flight.
+#[test]
+fn every_forged_word_of_a_lane_harms_only_its_client() {
+    let mut random = Random(seed());
+    let mut fixture = Fixture::new("ipc-forged-words");
+    let (mut at, mut value, mut forgeries) = (0, 0, 0);
+    loop {
+        let start = Instant::now();
+        let mut hostile = loop {
+            match Client::<[u8], [u8], ()>::connect(&fixture.name) {
+                Ok(hostile) => break hostile,
+                // The server has not removed the previous client yet.
+                Err(ConnectError::Full { .. }) => fixture.run_round(&mut random),
+                Err(error) => panic!("{error}"),
+            }
+            assert!(start.elapsed() < TIMEOUT);
+        };
+        for _ in 0..3 {
+            hostile.call(b"in flight", ()).unwrap();
+        }
+        let words = lane_words(&hostile);
+        let Some((segment, offset)) = words.get(at) else { break };
+        let word = hostile.transport.segments()[*segment].bytes(*offset, 8).unwrap();
+        // SAFETY: an aligned word inside the segment, which all sides access atomically.
+        let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+        let old = word.load(Relaxed);
+        let Some(forged) = aimed_values(old).get(value).copied() else {
+            (at, value) = (at + 1, 0);
+            continue;
+        };
+        value += 1;
+        forgeries += 1;
+        word.store(forged, Relaxed);
+        for _ in 0..3 {
+            fixture.run_round(&mut random);
+            hostile.poll(|(), response| assert!(response.len() <= 100)).ok();
+        }
+        if *segment == 1 {
+            // The page belongs to all clients.
+            word.store(old, Relaxed);
+        }
+    }
+    let responses = fixture.responses;
+    let counters = fixture.finish(&mut random);
+    println!("{forgeries} forgeries, {counters:?}, {responses} responses to the correct client");
+    assert!(forgeries > 400 && counters.violations > 5 && responses > 400, "{counters:?}");
+}
+
 /// A client does not trust its server either: it gets wrong responses at worst, or an error.
 #[test]
 fn server_that_overwrites_a_lane_causes_an_error_at_worst() {

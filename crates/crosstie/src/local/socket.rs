@@ -96,6 +96,14 @@ pub(crate) fn connect(to: &Address, timeout: Duration) -> io::Result<OwnedFd> {
     }
 }
 
+/// Connects to a listening socket without waiting. The error is `WouldBlock` while too many connections wait to be accepted.
+pub(crate) fn connect_nonblocking(to: &Address) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &to.0)?;
+    Ok(socket)
+}
+
 /// The process at the other end of a socket: the one that connected, or the one that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {

@@ -12,6 +12,10 @@ use super::error::SetupError;
 pub const MAX_DATA_QPS: usize = 8;
 /// Handshakes of peers that a listener has under way at once. Further connections are closed.
 pub const MAX_HANDSHAKES: usize = 64;
+/// Connections of a listener that have not shown the secret of its handle yet. When another one arrives, the oldest is closed.
+pub const MAX_UNAUTHENTICATED: usize = 64;
+/// How long a connection may take to show the secret.
+pub const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -43,8 +47,9 @@ pub struct Config {
     pub split: Split,
     /// With [`Split::Adaptive`], a rail that would get fewer bytes than this gets none.
     pub min_part: u32,
-    /// The link speed of each rail in bytes per microsecond, which is what is assumed before the first measurement.
-    pub link_rates: [u32; MAX_RAILS],
+    /// The link speed of each rail in bytes per microsecond, which is what is assumed before the first measurement. `None`: what
+    /// the devices say.
+    pub link_rates: Option<[u32; MAX_RAILS]>,
     /// A rail with requests under way and no completion for so long is probed: with a zero-length WRITE.
     pub stall_timeout: Duration,
     /// A rail whose probe is not acknowledged in this time has failed.
@@ -57,8 +62,8 @@ pub struct Config {
     /// address is right.
     pub listen_address: IpAddr,
     /// Messages of at most so many bytes go through staging memory at the receiver and are copied by the receiver's thread.
-    /// That is faster than writing into memory of another process on a software device; a NIC writes directly at no cost. `None`
-    /// chooses: 8 KiB if all rails are software devices, otherwise 0.
+    /// Up to about 1 KiB that is faster than writing into memory of another process on a software device; a NIC writes directly at no
+    /// cost. `None` chooses: 1 KiB if all rails are software devices, otherwise 0.
     pub staging: Option<u32>,
     /// The memory with the hints of a program outside, see [`HintPublisher`](super::HintPublisher).
     pub hint: Option<PathBuf>,
@@ -79,7 +84,7 @@ impl Default for Config {
             high_water: 512,
             split: Split::Adaptive,
             min_part: 32 << 10,
-            link_rates: [10_000; MAX_RAILS],
+            link_rates: None,
             stall_timeout: Duration::from_millis(20),
             probe_timeout: Duration::from_millis(30),
             rebuild_pause: (Duration::from_millis(10), Duration::from_millis(500)),
@@ -114,7 +119,7 @@ impl Config {
         if matches!(self.split, Split::Fixed(weights) if weights[..rails].iter().all(|weight| *weight == 0)) {
             return bad("`split` gives no rail any bytes");
         }
-        if self.link_rates[..rails].contains(&0) {
+        if self.link_rates.is_some_and(|rates| rates[..rails].contains(&0)) {
             return bad("`link_rates` must not be 0");
         }
         if self.staging.is_some_and(|bytes| bytes > 64 << 10) {

@@ -1,5 +1,6 @@
 //! Connecting and accepting, without blocking the caller.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Instant;
 
 use crosstie_protocol::rails::Mask;
 
-use super::config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, Split};
+use super::config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split, UNAUTHENTICATED_TIMEOUT};
 use super::connections::{Core, RecvConnection, SendConnection};
 use super::context::Context;
 use super::control::Control;
@@ -118,12 +119,14 @@ pub struct Listener {
     context: Arc<Context>,
     socket: TcpListener,
     handle: Handle,
+    /// Connections that have not shown the secret yet, oldest first.
+    unauthenticated: VecDeque<Unauthenticated>,
     handshakes: Vec<Channel<Outcome<RecvConnection>>>,
 }
 
 impl Listener {
     pub(super) fn new(context: Arc<Context>, socket: TcpListener, handle: Handle) -> Listener {
-        Listener { context, socket, handle, handshakes: Vec::new() }
+        Listener { context, socket, handle, unauthenticated: VecDeque::new(), handshakes: Vec::new() }
     }
 
     /// What a sender needs to connect.
@@ -133,26 +136,36 @@ impl Listener {
 
     /// The next connection that is ready; `None` means: ask again. Never blocks. Peers that do not know the handle's secret, or
     /// do not complete the handshake, are dropped.
+    ///
+    /// Connections that have not shown the secret take no thread, are limited in number ([`MAX_UNAUTHENTICATED`]) and in time
+    /// ([`UNAUTHENTICATED_TIMEOUT`]), and do not keep out a peer that shows it. They are looked at by calls of this function only.
     pub fn accept(&mut self) -> Result<Option<RecvConnection>, SetupError> {
-        loop {
+        // If more connections are pending, the next call accepts them.
+        for _ in 0..MAX_UNAUTHENTICATED {
             match self.socket.accept() {
-                // Too many at once: the peer's connection is closed, and it gets an error.
-                Ok(_) if self.handshakes.len() >= MAX_HANDSHAKES => {}
-                Ok((stream, _)) => {
-                    let (context, secret) = (self.context.clone(), self.handle.secret());
-                    self.handshakes.push(spawn(move |outcome| match accept(&context, stream, &secret) {
-                        Ok((parts, control)) => {
-                            publish(&outcome, RecvConnection::new(RecvCore::new(parts)), control)
-                        }
-                        Err(error) => {
-                            outcome.send(Err(error)).ok();
-                        }
-                    })?);
+                // A connection that cannot be read without blocking is closed.
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    if self.unauthenticated.len() >= MAX_UNAUTHENTICATED
+                        && let Some(oldest) = self.unauthenticated.pop_front()
+                    {
+                        // It gives way, unless it has shown the secret meanwhile.
+                        self.advance(oldest)?;
+                    }
+                    self.unauthenticated.push_back(Unauthenticated::new(stream));
                 }
+                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(source) => return Err(SetupError::Os { what: "accepting a connection", source }),
+            }
+        }
+        let now = Instant::now();
+        for _ in 0..self.unauthenticated.len() {
+            let Some(peer) = self.unauthenticated.pop_front() else { break };
+            // Those that take too long are dropped.
+            if let Some(peer) = self.advance(peer)?.filter(|peer| now < peer.deadline) {
+                self.unauthenticated.push_back(peer);
             }
         }
         let mut ready = None;
@@ -171,6 +184,70 @@ impl Listener {
             }
         });
         Ok(ready)
+    }
+
+    /// Starts the handshake with a peer if it has shown the secret. Returns the peer if it has shown too little so far.
+    fn advance(&mut self, mut peer: Unauthenticated) -> Result<Option<Unauthenticated>, SetupError> {
+        match peer.read_opening(&self.handle.secret()) {
+            Opening::Incomplete => Ok(Some(peer)),
+            Opening::Refused => Ok(None),
+            // Too many at once: the peer's connection is closed, and it gets an error.
+            Opening::Accepted if self.handshakes.len() >= MAX_HANDSHAKES => Ok(None),
+            Opening::Accepted => {
+                let (context, stream) = (self.context.clone(), peer.stream);
+                self.handshakes.push(spawn(move |outcome| match accept(&context, stream) {
+                    Ok((parts, control)) => {
+                        publish(&outcome, RecvConnection::new(RecvCore::new(parts)), control)
+                    }
+                    Err(error) => {
+                        outcome.send(Err(error)).ok();
+                    }
+                })?);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// A connection that has not shown the secret yet. Its stream does not block.
+#[derive(Debug)]
+struct Unauthenticated {
+    stream: TcpStream,
+    opening: [u8; OPENING],
+    received: usize,
+    deadline: Instant,
+}
+
+/// Bytes of what a sender sends first: the magic number and the secret.
+const OPENING: usize = MAGIC.len() + 32;
+
+enum Opening {
+    Accepted,
+    Refused,
+    Incomplete,
+}
+
+impl Unauthenticated {
+    fn new(stream: TcpStream) -> Unauthenticated {
+        let deadline = Instant::now() + UNAUTHENTICATED_TIMEOUT;
+        Unauthenticated { stream, opening: [0; OPENING], received: 0, deadline }
+    }
+
+    /// Reads what has arrived, without waiting, and no byte beyond the secret.
+    fn read_opening(&mut self, secret: &[u8; 32]) -> Opening {
+        while self.received < OPENING {
+            match self.stream.read(&mut self.opening[self.received..]) {
+                Ok(0) => return Opening::Refused,
+                Ok(count) => self.received += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Opening::Incomplete,
+                Err(_) => return Opening::Refused,
+            }
+        }
+        // In constant time, so that the secret cannot be guessed byte by byte.
+        let expected = MAGIC.iter().chain(secret);
+        let differing = self.opening.iter().zip(expected).fold(0, |all, (a, b)| all | (a ^ b));
+        if differing == 0 { Opening::Accepted } else { Opening::Refused }
     }
 }
 
@@ -205,9 +282,6 @@ fn publish<T>(outcome: &SyncSender<Outcome<T>>, (connection, core): (T, Core), c
 
 fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), SetupError> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-    let mut stream =
-        TcpStream::connect_timeout(&handle.address(), HANDSHAKE_TIMEOUT).map_err(SetupError::Handshake)?;
-    set_timeouts(&stream)?;
     let config = &context.config;
     let proposal = Agreement {
         rails: context.devices.len(),
@@ -227,6 +301,10 @@ fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), 
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&handle.secret());
     bytes.extend_from_slice(&Frame::Hello(proposal, first_mask, addresses).encode());
+    // The opening follows the connection at once: the listener limits connections that show nothing.
+    let mut stream =
+        TcpStream::connect_timeout(&handle.address(), HANDSHAKE_TIMEOUT).map_err(SetupError::Handshake)?;
+    set_timeouts(&stream)?;
     stream.write_all(&bytes).map_err(SetupError::Handshake)?;
     let (agreed, peers) = match read_frame(&mut stream, deadline)? {
         Frame::Welcome(agreed, peers) => (agreed, peers),
@@ -246,20 +324,10 @@ fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), 
     finish(context, stream, Role::Sender, agreed, endpoints, first_mask)
 }
 
-fn accept(
-    context: &Arc<Context>,
-    mut stream: TcpStream,
-    secret: &[u8; 32],
-) -> Result<(Parts, Control), SetupError> {
+/// The handshake with a peer that has shown the secret.
+fn accept(context: &Arc<Context>, mut stream: TcpStream) -> Result<(Parts, Control), SetupError> {
     set_timeouts(&stream)?;
-    let mut opening = [0; MAGIC.len() + 32];
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-    read_exact(&mut stream, &mut opening, deadline)?;
-    // In constant time, so that the secret cannot be guessed byte by byte.
-    let differing = opening.iter().zip(MAGIC.iter().chain(secret)).fold(0, |all, (a, b)| all | (a ^ b));
-    if differing != 0 {
-        return Err(SetupError::Refused("it does not know the secret of the handle".into()));
-    }
     let Frame::Hello(proposal, first_mask, peers) = read_frame(&mut stream, deadline)? else {
         return Err(SetupError::Refused("it sent something else than a hello".into()));
     };

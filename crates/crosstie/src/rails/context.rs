@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crosstie_protocol::rails::Mask;
 
+use crosstie_protocol::rails::MAX_RAILS;
+
 use super::config::Config;
 use super::connect::{Connecting, Handle, Listener};
 use super::counters::ConnectionCounters;
@@ -28,6 +30,8 @@ pub(super) struct Context {
     pub(super) devices: Vec<Device>,
     pub(super) domains: Vec<Pd>,
     pub(super) config: Config,
+    /// Bytes per microsecond of each rail, before anything is measured.
+    pub(super) link_rates: [u32; MAX_RAILS],
     pub(super) id: u64,
     /// Bytes that are staged at most.
     pub(super) staging: u32,
@@ -52,14 +56,18 @@ impl Rails {
             .map(|(rail, device)| device.alloc_pd().map_err(|source| SetupError::Device { rail, source }))
             .collect::<Result<Vec<_>, _>>()?;
         let all_software = devices.iter().all(|device| device.address().provider == DeviceAddress::SOFTWARE);
-        let staging = config.staging.unwrap_or(if all_software { 8 << 10 } else { 0 });
+        let staging = config.staging.unwrap_or(if all_software { 1 << 10 } else { 0 });
         let max_message = devices.iter().map(|device| device.attr().max_message).min().unwrap_or(0);
         let max_message = max_message.min(crosstie_protocol::rails::MAX_MESSAGE);
         let hint = config.hint.as_deref().map(HintReader::open).transpose()?;
+        let link_rates = config.link_rates.unwrap_or_else(|| {
+            core::array::from_fn(|rail| devices.get(rail).map_or(1, |device| device.attr().link_rate.max(1)))
+        });
         let context = Context {
             devices,
             domains,
             config,
+            link_rates,
             id: NEXT_ID.fetch_add(1, Relaxed),
             staging,
             max_message,

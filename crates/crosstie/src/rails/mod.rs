@@ -77,6 +77,9 @@ mod endpoint;
 mod error;
 mod events;
 mod frames;
+#[cfg(all(test, not(loom)))]
+mod fuzz_tests;
+mod head;
 mod hint;
 mod mailbox;
 mod memory;
@@ -84,7 +87,10 @@ mod metrics;
 mod receiver;
 mod sender;
 
-pub use config::{Config, HANDSHAKE_TIMEOUT, MAX_DATA_QPS, MAX_HANDSHAKES, Split};
+pub use config::{
+    Config, HANDSHAKE_TIMEOUT, MAX_DATA_QPS, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split,
+    UNAUTHENTICATED_TIMEOUT,
+};
 pub use connect::{Connecting, Handle, Listener};
 pub use connections::{RecvConnection, SendConnection};
 pub use context::Rails;

@@ -58,7 +58,8 @@ struct Request {
     count: u8,
     is_taken: bool,
     is_done: bool,
-    wanted: [Option<ClearToSend>; MAX_GROUP],
+    /// The first `count` are valid.
+    wanted: [ClearToSend; MAX_GROUP],
     sizes: [usize; MAX_GROUP],
     has_record: bool,
     mask: Mask,
@@ -180,7 +181,8 @@ impl RecvCore {
             self.progress();
             return Ok(None);
         }
-        let mut wanted = [None; MAX_GROUP];
+        // The slot is free, so its request can be written in place; it begins when its number is stored.
+        let request = &mut self.requests[slot];
         for (index, buffer) in buffers.iter().enumerate() {
             if buffer.memory.context != self.context.id {
                 return Err(RequestError::WrongMemory);
@@ -197,26 +199,20 @@ impl RecvCore {
                 return Err(bad_group);
             }
             let (index_byte, count) = (index as u8, buffers.len() as u8);
-            wanted[index] =
-                Some(ClearToSend { addr, rkeys, size, tag: buffer.tag, index: index_byte, count });
+            request.wanted[index] =
+                ClearToSend { addr, rkeys, size, tag: buffer.tag, index: index_byte, count };
         }
         // Of a group only the record arrives with an immediate; its sizes are checked with the record.
         let room = if buffers.len() == 1 { buffers[0].range.len() as u64 } else { u64::MAX };
         let Some(number) = self.protocol.post(room) else { return Ok(None) };
         let staged_into = (buffers.len() == 1 && self.agreed.staging > 0)
             .then(|| (buffers[0].memory.regions.clone(), buffers[0].range.start));
-        self.requests[slot] = Request {
-            message: number,
-            count: buffers.len() as u8,
-            is_taken: false,
-            is_done: false,
-            wanted,
-            sizes: [0; MAX_GROUP],
-            has_record: false,
-            mask: 0,
-            clear_rail: 0,
-            staged_into,
-        };
+        request.message = number;
+        request.count = buffers.len() as u8;
+        (request.is_taken, request.is_done, request.has_record) = (false, false, false);
+        request.sizes = [0; MAX_GROUP];
+        (request.mask, request.clear_rail) = (0, 0);
+        request.staged_into = staged_into;
         self.refill();
         self.send_clear(number);
         Ok(Some(RecvRequest(number)))
@@ -440,7 +436,7 @@ fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) 
     let bad = Violation::BadRecord { slot: slot as u8 };
     let bytes = records.load::<RECORD_LEN>(slot * RECORD_LEN).map_err(|_| bad)?;
     let record = Record::decode(&bytes, request.message).ok_or(bad)?;
-    for (index, wanted) in request.wanted.iter().flatten().enumerate() {
+    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
         if record.sizes[index] > wanted.size {
             return Err(bad);
         }
@@ -464,7 +460,7 @@ fn post_clear(
     let at = slot * max_group * CTS_LEN;
     let op = SendOp::Write(endpoint.peer.at(at as u64));
     let mut first = [0; CTS_LEN];
-    for (index, wanted) in request.wanted.iter().flatten().enumerate() {
+    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
         let bytes = wanted.encode(request.message);
         if request.count == 1 {
             first = bytes;

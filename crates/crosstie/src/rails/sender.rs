@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crosstie_protocol::rails::{
-    CTS_LEN, Chunk, ClearToSend, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Rates, Record, SendError,
-    Sender, Violation, fixed_split, leader, rails_of, split,
+    CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Rates, Record, SendError, Sender,
+    fixed_split, leader, rails_of, split,
 };
 
 use super::config::Split;
@@ -16,33 +16,16 @@ use super::counters::ConnectionCounters;
 use super::endpoint::{Agreement, Endpoint, POST_RETRIES, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::frames::Frame;
+use super::head::{Head, Source};
 use super::mailbox::{Mail, Mailbox, Order};
 use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
-use crate::device::{Access, Completion, Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
+use crate::device::{Completion, Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
 use core::sync::atomic::Ordering::Relaxed;
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
-
-/// Where the bytes of a send are, so that they can be sent again after the call that named them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Source {
-    addr: u64,
-    len: u32,
-    lkeys: [u32; MAX_RAILS],
-    domains: [u32; MAX_RAILS],
-}
-
-impl Source {
-    fn sge(&self, rail: usize, chunk: Chunk) -> Sge<'static> {
-        let addr = self.addr + u64::from(chunk.offset);
-        Sge::detached(addr, chunk.len, self.lkeys[rail], self.domains[rail], ACCESS)
-    }
-}
-
-const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 /// The sends of one message.
 #[derive(Debug, Default)]
@@ -63,15 +46,6 @@ struct Message {
 struct Target {
     addr: u64,
     rkeys: [u32; MAX_RAILS],
-}
-
-/// The next message: what the receiver wants, and the sends that were matched with it.
-#[derive(Debug, Default)]
-struct Head {
-    count: usize,
-    matched: usize,
-    wanted: [Option<ClearToSend>; MAX_GROUP],
-    sources: [Option<Source>; MAX_GROUP],
 }
 
 /// What is known about a rail.
@@ -181,7 +155,7 @@ impl SendCore {
                 return Err(cause.clone().into());
             }
         }
-        if self.head.count == 0 && !self.look_for_head()? {
+        if self.head.is_empty() && !self.look_for_head()? {
             return Ok(None);
         }
         self.isend_ready(memory, range, tag)
@@ -203,11 +177,7 @@ impl SendCore {
         if memory.context != self.context.id {
             return Err(RequestError::WrongMemory);
         }
-        let free = |at: &usize| {
-            self.head.sources[*at].is_none() && self.head.wanted[*at].is_some_and(|wanted| wanted.tag == tag)
-        };
-        let Some(index) = (0..self.head.count).find(free) else { return Ok(None) };
-        let room = self.head.wanted[index].map_or(0, |wanted| wanted.size);
+        let Some((index, room)) = self.head.find_free(tag) else { return Ok(None) };
         // Checks the range on every rail.
         let mut source = Source::default();
         for rail in 0..self.agreed.rails {
@@ -220,9 +190,8 @@ impl SendCore {
         if u64::from(source.len) > room {
             return Err(RequestError::TooLong { len: source.len as usize, room: room as usize });
         }
-        self.head.sources[index] = Some(source);
-        self.head.matched += 1;
-        if self.head.matched == self.head.count {
+        self.head.match_source(index, source);
+        if self.head.is_matched() {
             self.send_head(number, slot);
         }
         Ok(Some(SendRequest(number << 3 | index as u64)))
@@ -252,7 +221,7 @@ impl SendCore {
         let message = &mut self.messages[slot];
         if number >= next {
             // A send of the group that is not complete yet.
-            let known = number == next && self.head.sources.get(index).is_some_and(Option::is_some);
+            let known = number == next && self.head.has_source(index);
             return if known { Ok(None) } else { Err(RequestError::NoSuchRequest) };
         }
         if message.number != number || message.untaken & (1 << index) == 0 {
@@ -300,19 +269,16 @@ impl SendCore {
             let rail = (slot + nth) % self.agreed.rails;
             let Some(endpoint) = &self.rails[rail].endpoint else { continue };
             let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { continue };
-            if u64::from_le_bytes(sequence) == number + 1
-                && let Some(head) = read_head(endpoint, at, number, self.agreed.max_group)
-            {
-                return match head {
-                    Ok(head) => {
-                        self.head = head;
-                        Ok(true)
-                    }
-                    Err(violation) => {
-                        self.end(Cause::Violation(violation));
-                        Err(Cause::Violation(violation).into())
-                    }
-                };
+            if u64::from_le_bytes(sequence) != number + 1 {
+                continue;
+            }
+            match self.head.read(&endpoint.memory, at, number, self.agreed.max_group) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(violation) => {
+                    self.end(Cause::Violation(violation));
+                    return Err(Cause::Violation(violation).into());
+                }
             }
         }
         // Nothing moves while the program asks in a loop, but a rail may have failed.
@@ -325,19 +291,19 @@ impl SendCore {
 
     /// Sends the message whose sends are all matched.
     fn send_head(&mut self, number: u64, slot: usize) {
-        let head = core::mem::take(&mut self.head);
-        let count = head.count;
         let mut lens = [[0; MAX_RAILS]; MAX_GROUP];
         let message = &mut self.messages[slot];
+        let (mut count, mut total) = (0, 0u64);
+        for (source, wanted) in self.head.take() {
+            message.sources[count] = *source;
+            message.targets[count] = Target { addr: wanted.addr, rkeys: wanted.rkeys };
+            total += u64::from(source.len);
+            count += 1;
+        }
         message.number = number;
         message.count = count as u8;
         message.untaken = ((1u16 << count) - 1) as u8;
         message.is_done = false;
-        for (index, (source, wanted)) in head.sources.iter().zip(&head.wanted).take(count).enumerate() {
-            let (Some(source), Some(wanted)) = (source, wanted) else { continue };
-            message.sources[index] = *source;
-            message.targets[index] = Target { addr: wanted.addr, rkeys: wanted.rkeys };
-        }
         let now = self.now();
         let loads = self.loads();
         let len = self.messages[slot].sources[0].len;
@@ -346,7 +312,7 @@ impl SendCore {
         for (index, lens) in lens.iter_mut().enumerate().take(count) {
             *lens = self.split_message(self.messages[slot].sources[index].len, &loads, min_part);
         }
-        let empty_rail = self.idle_rail(&loads);
+        let empty_rail = if total == 0 { self.idle_rail(&loads) } else { 0 };
         let lens = &lens[..count];
         let Ok((_, mask)) = self.protocol.begin(lens, empty_rail) else {
             // The slot is free: all results of its last message were taken, which needs that it is done.
@@ -369,7 +335,7 @@ impl SendCore {
                 return RailLoad::default();
             }
             let state = &self.rails[rail];
-            let rate = state.rates.rate().unwrap_or(self.context.config.link_rates[rail].into());
+            let rate = state.rates.rate().unwrap_or(self.context.link_rates[rail].into());
             RailLoad { rate: hint.apply(rail, rate), queued: state.queued }
         })
     }
@@ -543,34 +509,6 @@ impl SendCore {
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
-}
-
-/// Reads the clear-to-sends of a request. `None` if not all of them have arrived.
-fn read_head(
-    endpoint: &Endpoint,
-    at: usize,
-    number: u64,
-    max_group: usize,
-) -> Option<Result<Head, Violation>> {
-    let mut head = Head { count: 1, ..Head::default() };
-    let mut index = 0;
-    while index < head.count {
-        let bytes = endpoint.memory.load::<CTS_LEN>(at + index * CTS_LEN).ok()?;
-        let wanted = ClearToSend::decode(&bytes, number)?;
-        if let Err(violation) = wanted.check(number, index) {
-            return Some(Err(violation));
-        }
-        if index == 0 {
-            head.count = usize::from(wanted.count);
-        }
-        if usize::from(wanted.count) != head.count || head.count > max_group {
-            let what = "the number of buffers is wrong";
-            return Some(Err(Violation::BadClearToSend { message: number, what }));
-        }
-        head.wanted[index] = Some(wanted);
-        index += 1;
-    }
-    Some(Ok(head))
 }
 
 /// Posts a request; a queue that is full is tried again. `is_old`: the borrow of its memory is over.

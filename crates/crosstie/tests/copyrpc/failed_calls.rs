@@ -425,11 +425,20 @@ pub(crate) fn peer_notices_a_dropped_context(side: &mut TestPeer) {
         side.meet();
         return;
     }
-    endpoint.call(b"hello", 8, (0, 0)).expect("called");
+    if peer_notices_close(side) {
+        endpoint.call(b"hello", 8, (0, 0)).expect("called");
+    } else {
+        endpoint.call_within(b"hello", 8, (0, 0), Duration::from_secs(10)).expect("called");
+    }
     context.flush();
     side.meet();
-    if peer_notices_close(side) {
-        let ended = Cell::new(false);
-        poll_until(&context, || ended.get(), |_, answer| ended.set(answer.is_err()));
-    }
+    let ended = RefCell::new(None);
+    poll_until(&context, || ended.borrow().is_some(), |_, answer| *ended.borrow_mut() = Some(answer));
+    let cause = ended.take().expect("ended").expect_err("nobody answers");
+    // Where the peer's end is noticed, it must be the cause.
+    assert!(
+        matches!(cause, CallFailed::Connection(_))
+            || cause == CallFailed::TimedOut && !peer_notices_close(side),
+        "{cause}"
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crosstie::copyrpc::{CallFailed, Config, Context, Failure, NotCalled};
+use crosstie::copyrpc::{CallFailed, Config, Context, NotCalled};
 use crosstie::device::fault::Plan;
 use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
@@ -114,28 +114,59 @@ fn bulk_calls_end_when_any_post_or_completion_fails() {
     every_fault(Workload::Bulk, (60, 40), &[Status::RetryExceeded]);
 }
 
+/// The left device has little memory, the right one has enough. A long request that the left device has no memory for is refused,
+/// in both directions; it delays no request behind it, the connection goes on, and the same request succeeds once there is memory.
 #[test]
-fn device_without_memory_fails_bulk_calls_at_once() {
-    // The left device has little memory, the right one has enough. Neither side waits for memory that never becomes free.
+fn device_without_memory_refuses_bulk_calls_and_the_connection_goes_on() {
     let little = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
     let (left, right) = (
         Context::<User>::new(little, &Config::default()).unwrap(),
         TestPeer::software(Workload::Bulk).context,
     );
-    let config = bulk(256 << 20);
-    let (here, there) = pair(&left, &right, &config);
-    let long = vec![1; 200 << 20];
-    let refused = here.call(&long, 8, (0, 0)).unwrap_err();
+    let (here, there) = pair(&left, &right, &bulk(256 << 20));
+    let too_long = vec![1; 200 << 20];
+    let refused = here.call(&too_long, 8, (0, 0)).unwrap_err();
     assert_eq!(refused.cause, NotCalled::NoMemory);
     assert!(!refused.cause.is_back_pressure());
-    there.call(&long, 8, (0, 1)).unwrap();
-    let begin = Instant::now();
-    let mut ended = None;
-    while ended.is_none() {
-        left.poll(|_, _| ());
-        right.poll(|_, answer| ended = Some(answer.map(|_| ())));
-        assert!(begin.elapsed() < TIMEOUT);
+
+    // The request that does not fit is followed by one that is long and fits, and by a short one.
+    let in_the_way = left.allocate(28 << 20, Access::empty()).unwrap();
+    let (long, fits) = (vec![2; 20 << 20], vec![3; 1 << 20]);
+    let mut ended = Vec::new();
+    let run = |ended: &mut Vec<(User, Result<Vec<u8>, CallFailed>)>, count: usize| {
+        let begin = Instant::now();
+        while ended.len() < count {
+            left.poll(|_, _| ());
+            while let Some(request) = left.recv() {
+                let (len, first) = (request.data().len() as u32, request.data().to_vec()[0]);
+                assert!(request.reply(&[len.to_le_bytes(), [first; 4]].concat()).is_ok());
+            }
+            right.poll(|user, answer| ended.push((user, answer.map(|bytes| bytes.to_vec()))));
+            assert!(begin.elapsed() < TIMEOUT, "{ended:?}");
+        }
+    };
+    let answer = |len: usize, byte: u8| Ok([(len as u32).to_le_bytes(), [byte; 4]].concat());
+    for round in 0..3 {
+        there.call(&too_long, 8, (round, 0)).unwrap();
+        there.call(b"short", 8, (round, 3)).unwrap();
+        run(&mut ended, 2);
+        ended.sort_by_key(|(user, _)| *user);
+        let expected = [((round, 0), Err(CallFailed::NoMemory)), ((round, 3), answer(5, b's'))];
+        assert_eq!(std::mem::take(&mut ended), expected);
     }
-    assert!(matches!(ended, Some(Err(CallFailed::Connection(Failure::Broken(_))))), "{ended:?}");
-    assert_eq!(here.failure(), Some(Failure::NoMemory));
+    there.call(&long, 8, (5, 1)).unwrap();
+    there.call(&fits, 8, (5, 2)).unwrap();
+    there.call(b"short", 8, (5, 3)).unwrap();
+    run(&mut ended, 3);
+    ended.sort_by_key(|(user, _)| *user);
+    let expected =
+        [((5, 1), Err(CallFailed::NoMemory)), ((5, 2), answer(fits.len(), 3)), ((5, 3), answer(5, b's'))];
+    assert_eq!(std::mem::take(&mut ended), expected);
+    assert_eq!(left.counters().bulk_refused, 4);
+
+    drop(in_the_way);
+    there.call(&long, 8, (6, 0)).unwrap();
+    run(&mut ended, 1);
+    assert_eq!(ended, [((6, 0), answer(long.len(), 2))]);
+    assert!(here.failure().is_none() && there.failure().is_none());
 }

@@ -142,6 +142,122 @@ fn malicious_peer_ends_only_its_own_connection() {
 }
 
 /// Bytes and an immediate: random, or nearly valid.
+/// Values of a field that holds `value` in a correct batch: near it, extreme, and with single bits changed.
+fn forged(value: u64, bits: u32) -> impl Iterator<Item = u64> {
+    let near = [value.wrapping_add(1), value.wrapping_sub(1), value.wrapping_add(32), value.wrapping_sub(32)];
+    let extreme = [0, 1, 31, 32, 1024, 1 << 16, u64::MAX, u64::MAX - 31, u64::MAX >> 1];
+    let flipped = (0..bits).map(move |bit| value ^ 1 << bit);
+    let mask = u64::MAX >> (64 - bits);
+    near.into_iter().chain(extreme).chain(flipped).map(move |value| value & mask)
+}
+
+/// One batch of a request, or of the response to the victim's only call, with one field forged.
+struct ForgedBatch {
+    what: String,
+    metadata: FlowMetadata,
+    header: Header,
+    imm: u32,
+}
+
+/// Every field of a batch, forged. The structures are taken apart without `..`: a new field without a forgery does not compile.
+fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
+    let FlowMetadata { consumer_pos, credit_grant, message_count } = metadata;
+    let Header { call_id, piggyback, payload_len } = header;
+    let imm = encode_imm(64);
+    let mut batches = vec![ForgedBatch { what: "a correct batch".into(), metadata, header, imm }];
+    let mut add = |name: &str, value: u64, metadata: FlowMetadata, header: Header, imm: u32| {
+        batches.push(ForgedBatch { what: format!("{name} = {value:#x}"), metadata, header, imm });
+    };
+    for value in forged(consumer_pos, 64) {
+        add("consumer_pos", value, FlowMetadata { consumer_pos: value, ..metadata }, header, imm);
+    }
+    for value in forged(credit_grant, 64) {
+        add("credit_grant", value, FlowMetadata { credit_grant: value, ..metadata }, header, imm);
+    }
+    for value in forged(message_count.into(), 32) {
+        add("message_count", value, FlowMetadata { message_count: value as u32, ..metadata }, header, imm);
+    }
+    for value in forged(call_id.into(), 32) {
+        add("call_id", value, metadata, Header { call_id: value as u32, ..header }, imm);
+    }
+    for value in forged(piggyback.into(), 32) {
+        add("piggyback", value, metadata, Header { piggyback: value as u32, ..header }, imm);
+    }
+    for value in forged(payload_len.into(), 32) {
+        add("payload_len", value, metadata, Header { payload_len: value as u32, ..header }, imm);
+    }
+    for value in forged(imm.into(), 32) {
+        add("imm", value, metadata, header, value as u32);
+    }
+    batches
+}
+
+/// A peer forges one field at a time: positions, grants, counts, call numbers, allowances, lengths, the immediate. The victim hands
+/// out what is correct, or ends this connection with a violation; each of its calls ends once; others go on.
+#[test]
+fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
+    let (mut left, mut right) = sides(Workload::Small);
+    let device = Device::open(&DeviceSpec::Software).unwrap();
+    let (mut violations, mut accepted, mut total) = (0, 0, 0);
+    for is_response in [false, true] {
+        let metadata = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 1 };
+        let mut number = 0;
+        loop {
+            let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
+            let (mut header, mut metadata) = (Header { call_id: 1, piggyback: 2, payload_len: 8 }, metadata);
+            if is_response {
+                endpoint.call(b"question", 8, (7, 7)).unwrap();
+                left.context.flush();
+                // The request that the victim has just written: its answer has the same number and allowance.
+                let bytes = |at: usize| {
+                    let mut bytes = [0; 12];
+                    malicious.ring.read(at, &mut bytes).unwrap();
+                    bytes
+                };
+                let begin = Instant::now();
+                while Header::decode(&bytes(32)).payload_len != 8 {
+                    left.turn();
+                    assert!(begin.elapsed() < TIMEOUT);
+                }
+                header = Header::decode(&bytes(32));
+                header.call_id |= 1 << 31;
+                metadata.consumer_pos = 64;
+            }
+            let batches = forged_batches(metadata, header);
+            let Some(batch) = batches.get(number) else { break };
+            number += 1;
+            total += 1;
+            let what = &batch.what;
+            let bytes = [&batch.metadata.encode()[..], &batch.header.encode(), b"payload!"].concat();
+            malicious.write(0, &bytes, batch.imm);
+            let (mut ended, mut requests) = (Vec::new(), 0);
+            for _ in 0..4 {
+                left.context.poll(|user, answer| ended.push((user, answer.map(|bytes| bytes.to_vec()))));
+                while let Some(request) = left.context.recv() {
+                    requests += 1;
+                    assert!(request.data().len() <= 1024, "{what}");
+                    drop(request);
+                }
+            }
+            assert!(requests <= 1, "{what}: {requests} requests");
+            match endpoint.failure() {
+                Some(failure) => {
+                    assert!(matches!(failure, Failure::Violation(_)), "{what}: {failure}");
+                    violations += 1;
+                }
+                None => accepted += 1,
+            }
+            let user: Vec<User> = ended.into_iter().map(|(user, _)| user).collect();
+            let left_over = endpoint.close();
+            let expected = if is_response { vec![(7, 7)] } else { vec![] };
+            assert_eq!([user, left_over].concat(), expected, "{what}: every call ends once");
+        }
+    }
+    exercise(&mut left, &mut right, 100, "beside forged batches");
+    println!("{total} batches: {violations} violations, {accepted} accepted");
+    assert!(violations > 2 * accepted && accepted > 2, "{violations} violations, {accepted} accepted");
+}
+
 fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
     let blocks = 1 + random.below((room / 32).clamp(1, 8));
     let mut bytes: Vec<u8> = (0..blocks * 32).map(|_| random.next() as u8).collect();

@@ -319,6 +319,15 @@ fn outages_can_be_planned() {
 }
 
 #[test]
+fn an_outage_ends_while_nobody_uses_the_device() {
+    let mut pair = Pair::new(Plan::none().port_down(0, 5_000));
+    pair.write(1, true).unwrap();
+    assert_eq!(pair.device.wait_event(TIMEOUT).unwrap(), Some(Event::PortDown));
+    assert_eq!(pair.device.wait_event(TIMEOUT).unwrap(), Some(Event::PortUp));
+    assert_eq!(pair.statuses(1), [(1, Success)]);
+}
+
+#[test]
 fn wait_survives_an_outage() {
     let mut pair = Pair::new(Plan::none().port_down(0, 5_000));
     pair.write(1, true).unwrap();

@@ -1,4 +1,5 @@
 //! Single-stepping another process with ptrace.
+#![allow(dead_code, reason = "no test program uses all of it")]
 
 use std::io;
 
@@ -35,7 +36,6 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
 }
 
 /// Lets a stopped child run on; it stays traced, and its next [`stop_here`] stops it again.
-#[allow(dead_code, reason = "not every test program continues")]
 pub(crate) fn resume(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_CONT, child as libc::pid_t, 0, 0) } {
@@ -45,7 +45,6 @@ pub(crate) fn resume(child: u32) -> io::Result<()> {
 }
 
 /// Stops tracing a stopped child; it runs on.
-#[allow(dead_code, reason = "not every test program detaches")]
 pub(crate) fn detach(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, 0) } {
@@ -55,7 +54,6 @@ pub(crate) fn detach(child: u32) -> io::Result<()> {
 }
 
 /// Stops tracing a stopped child, and leaves it stopped where it is, with all its threads, until SIGCONT.
-#[allow(dead_code, reason = "not every test program detaches")]
 pub(crate) fn detach_stopped(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, libc::SIGSTOP) } {
@@ -64,10 +62,32 @@ pub(crate) fn detach_stopped(child: u32) -> io::Result<()> {
     }
 }
 
+/// Stops a thread of a child process; its other threads run on.
+pub(crate) fn attach(thread: i32) -> io::Result<()> {
+    // SAFETY: a system call without memory arguments.
+    if unsafe { libc::ptrace(libc::PTRACE_ATTACH, thread, 0, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    wait(thread)
+}
+
+/// Executes instructions of a thread that was [attached](attach). The thread stays stopped. An instruction that waits in the kernel
+/// takes as long as the wait.
+pub(crate) fn step_attached(thread: i32, steps: u64) -> io::Result<()> {
+    for _ in 0..steps {
+        // SAFETY: the thread is stopped and ours to trace; no memory arguments.
+        if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        wait(thread)?;
+    }
+    Ok(())
+}
+
 fn wait(child: libc::pid_t) -> io::Result<()> {
     let mut status = 0;
-    // SAFETY: the kernel writes its result to `status`, which is valid.
-    if unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
+    // SAFETY: the kernel writes its result to `status`, which is valid. `__WALL`: also for threads.
+    if unsafe { libc::waitpid(child, &mut status, libc::__WALL) } < 0 {
         return Err(io::Error::last_os_error());
     }
     if libc::WIFSTOPPED(status) {

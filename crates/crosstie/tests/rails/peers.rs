@@ -188,8 +188,9 @@ fn whoever_does_not_know_the_secret_is_dropped_and_disturbs_nobody() {
         if sender.is_none() {
             sender = right.poll().unwrap();
         }
-        if receiver.is_none() {
-            receiver = listener.accept().unwrap();
+        // Peers that have shown nothing, or another secret, are dropped by calls of `accept`.
+        if let Some(accepted) = listener.accept().unwrap() {
+            assert!(receiver.replace(accepted).is_none(), "only one peer knows the secret");
         }
         if !is_refused {
             is_refused = refused.poll().is_err();

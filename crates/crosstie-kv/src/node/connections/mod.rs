@@ -88,6 +88,7 @@ impl<R: DelegationRing> Connections<R> {
                 let response = match result {
                     // An empty response means that the other node dropped the request.
                     Ok(payload) => payload.read().unwrap_or(WordResponse::new(Status::NodeGone, 0)),
+                    Err(copyrpc::CallFailed::NoMemory) => WordResponse::new(Status::NoRegisteredMemory, 0),
                     Err(_) => WordResponse::new(Status::NodeGone, 0),
                 };
                 server.deliver(origin, &response, ring);

@@ -5,7 +5,7 @@
 //! send queue, so it arrives after them.
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BulkMemory, BulkRequest, HeldSpace, ReplyToken, Violation,
+    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BulkMemory, BulkRequest, HeldSpace, ReplyToken, Violation,
 };
 
 use super::{ConnectedState, Connection, ConnectionState};
@@ -55,10 +55,14 @@ impl<U> ConnectionState<U> {
                     space,
                 },
             };
-            QueuedRequest { reply_token, response_buffer: descriptor.response_buffer, payload }
+            QueuedRequest {
+                reply_token: Some(reply_token),
+                response_buffer: descriptor.response_buffer,
+                payload,
+            }
         } else {
             let payload = QueuedPayload::Ring { offset, len, space };
-            QueuedRequest { reply_token, response_buffer: None, payload }
+            QueuedRequest { reply_token: Some(reply_token), response_buffer: None, payload }
         };
         self.bulk().queued_requests.push_back(request);
         Ok(())
@@ -66,11 +70,11 @@ impl<U> ConnectionState<U> {
 }
 
 impl<U> ConnectedState<U> {
-    /// Places the message that announces a bulk response.
-    fn announce_response(&mut self, token: ReplyToken, len: usize) -> Result<(), Failure> {
+    /// Places the message that announces a bulk response of so many bytes, or refuses a bulk request.
+    fn announce_response(&mut self, token: ReplyToken, len: u32) -> Result<(), Failure> {
         match self.protocol.reply_bulk(token) {
             Ok(placement) => {
-                self.write_in_two_parts(&placement, &(len as u32).to_le_bytes(), &[]);
+                self.write_in_two_parts(&placement, &len.to_le_bytes(), &[]);
                 Ok(())
             }
             Err(_) => Err(Failure::Closed),
@@ -152,17 +156,28 @@ impl<U> Connection<U> {
             }
             // All pieces are in the send queue, so the message that announces them arrives after them.
             if let Some(token) = response.reply_token.take() {
-                connected.announce_response(token, response.len)?;
+                connected.announce_response(token, response.len as u32)?;
             }
         }
         'requests: for (number, request) in (first_queued..).zip(queued_requests.iter_mut()) {
             let QueuedPayload::Bulk { from, region, posted, .. } = &mut request.payload else { continue };
+            if request.reply_token.is_none() {
+                continue;
+            }
             if region.is_none() {
                 match incoming_requests.take(pd, from.len as usize) {
                     Ok(taken) => *region = Some(taken),
                     // A request that the application still has will return its region.
                     Err(NoRegion::InUse) => break,
-                    Err(NoRegion::NoMemory) => return Err(Failure::NoMemory),
+                    // Nothing that this connection holds will make room: the caller tries again later, and nobody waits for it.
+                    Err(NoRegion::NoMemory) => {
+                        if let Some(token) = request.reply_token.take() {
+                            connected.announce_response(token, BULK_NO_MEMORY)?;
+                            poster.counters.bulk_refused += 1;
+                            self.has_refused_request.set(true);
+                        }
+                        continue;
+                    }
                 }
             }
             let Some(region) = region else { break };

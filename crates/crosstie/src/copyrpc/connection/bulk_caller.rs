@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, HeldSpace, Refusal, Violation, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, HeldSpace, Refusal, Violation, decode_bulk_response,
 };
 use crosstie_protocol::key::Key;
 
@@ -125,14 +125,20 @@ impl<U> ConnectionState<U> {
             return Ok(NextMessage::Response { user, offset, len, space });
         }
         let buffer = regions.as_mut().and_then(|regions| regions.response.take());
+        let is_request_bulk = regions.as_ref().is_some_and(|regions| regions.request.is_some());
         regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
         let mut bytes = [0; BULK_RESPONSE_SIZE];
         let copied = ring.read(offset, &mut bytes[..len.min(BULK_RESPONSE_SIZE)]);
         debug_assert!(copied.is_ok(), "messages are inside the ring");
         let capacity = buffer.as_ref().map(|(_, capacity)| *capacity);
-        match (decode_bulk_response(&bytes, len, capacity), buffer) {
-            (Ok(len), Some((region, _))) => {
+        match (decode_bulk_response(&bytes, len, capacity, is_request_bulk), buffer) {
+            (Ok(BulkResponse::Written(len)), Some((region, _))) => {
                 Ok(NextMessage::BulkResponse { user, region, len: len as usize, space })
+            }
+            (Ok(BulkResponse::NoMemory), buffer) => {
+                let bulk = self.bulk();
+                buffer.into_iter().for_each(|(region, _)| bulk.incoming_responses.put_back(region));
+                Ok(NextMessage::Refused { user, space })
             }
             (decoded, _) => {
                 // The protocol has removed the call from its table. `fail` reports it with those that are pending.

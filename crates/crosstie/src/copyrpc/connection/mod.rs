@@ -51,6 +51,8 @@ pub(super) struct Connection<U> {
     pub(super) ring: Mr,
     /// Whether it is in the context's list of connections to flush.
     pub(super) is_scheduled: Cell<bool>,
+    /// Whether requests may have become complete because one before them was refused.
+    pub(super) has_refused_request: Cell<bool>,
     /// Whether a failure was found, so that nothing is parsed any more.
     has_stopped_receiving: Cell<bool>,
     state: RefCell<ConnectionState<U>>,
@@ -118,6 +120,8 @@ pub(super) enum NextMessage<U> {
     Response { user: Option<U>, offset: usize, len: usize, space: HeldSpace },
     /// A response in bulk memory.
     BulkResponse { user: Option<U>, region: PooledRegion, len: usize, space: HeldSpace },
+    /// The callee has no memory for the request.
+    Refused { user: Option<U>, space: HeldSpace },
     /// A request was queued: it is a bulk request, or it is behind one.
     RequestQueued,
 }
@@ -160,6 +164,7 @@ impl<U> Connection<U> {
             qp_num,
             ring,
             is_scheduled: Cell::new(false),
+            has_refused_request: Cell::new(false),
             has_stopped_receiving: Cell::new(false),
             state: RefCell::new(state),
         })

@@ -56,7 +56,7 @@ impl CompletionQueues {
     ) -> Result<CompletionQueues, DeviceError> {
         // A device may round the number of receives up, to less than twice as many. `refill_all_receives` can fill the SRQ while all
         // of them become completions, and post as many as configured.
-        let recv_cq = device.create_cq(&CqConfig { depth: 3 * receives + BURST as u32 })?;
+        let recv_cq = device.create_cq(&CqConfig { depth: recv_cq_depth(receives) })?;
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
@@ -96,6 +96,28 @@ impl CompletionQueues {
     pub(super) fn wait_recv(&self, timeout: Duration) -> bool {
         self.recv_cq.borrow_mut().wait(timeout).unwrap_or(true)
     }
+}
+
+/// Completions that the receive CQ is asked for, if so many receives are kept posted.
+fn recv_cq_depth(receives: u32) -> u32 {
+    3 * receives + BURST as u32
+}
+
+/// Posts receives until as many are posted as are to be kept. Returns why the queue refused one, unless it is full.
+fn refill(
+    posted: &Cell<u32>,
+    receives: u32,
+    mut post: impl FnMut() -> Result<(), PostError>,
+) -> Option<PostError> {
+    while posted.get() < receives {
+        match post() {
+            Ok(()) => posted.set(posted.get() + 1),
+            // The queue holds as many as it can.
+            Err(PostError::Full) => posted.set(receives),
+            Err(error) => return Some(error),
+        }
+    }
+    None
 }
 
 impl<U> ContextCore<U> {
@@ -175,6 +197,13 @@ impl<U> ContextCore<U> {
                     connection.put_back_response(region);
                     done = Some(space);
                 }
+                Some(NextMessage::Refused { user, space }) => {
+                    if let Some(user) = user {
+                        *responses += 1;
+                        on_response(user, Err(CallFailed::NoMemory));
+                    }
+                    done = Some(space);
+                }
                 Some(NextMessage::RequestQueued) => self.collect_ready(connection),
             }
         }
@@ -236,19 +265,10 @@ impl<U> ContextCore<U> {
         }
         let refused = {
             let mut srq = self.queues.srq.borrow_mut();
-            let mut refused = None;
-            while posted.get() < self.config.receives && refused.is_none() {
-                match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
-                    Ok(()) => posted.set(posted.get() + 1),
-                    Err(error) => refused = Some(error),
-                }
-            }
-            refused
+            refill(posted, self.config.receives, || srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }))
         };
         match refused {
             None => {}
-            // The queue holds as many as it can.
-            Some(PostError::Full) => posted.set(self.config.receives),
             // The receives that are left are enough for now. The next check of the peers tries again.
             Some(_) if posted.get() > 0 => {}
             Some(error) => self.mark_all_broken(Failure::Refused(error)),
@@ -260,5 +280,100 @@ impl<U> ContextCore<U> {
     pub(super) fn refill_all_receives(&self) {
         self.queues.posted_receives.set(0);
         self.refill_receives();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{Random, seed};
+
+    /// The queues of a NIC: a receive leaves the SRQ when a message arrives, and its completion waits in the CQ. The SRQ may have more
+    /// room than it was asked for.
+    struct Nic {
+        room: u32,
+        in_srq: u32,
+        in_cq: u32,
+        posted: Cell<u32>,
+        is_drained: bool,
+    }
+
+    impl Nic {
+        /// Messages arrive; `lost` of them for queue pairs that are gone, whose receives are used without a completion.
+        fn receive(&mut self, messages: u32, lost: u32) {
+            let messages = messages.min(self.in_srq);
+            self.in_srq -= messages;
+            self.in_cq += messages - lost.min(messages);
+        }
+
+        fn refill(&mut self, receives: u32) {
+            let (room, in_srq) = (self.room, &mut self.in_srq);
+            let refused = refill(&self.posted, receives, || {
+                *in_srq += 1;
+                if *in_srq <= room {
+                    return Ok(());
+                }
+                *in_srq = room;
+                Err(PostError::Full)
+            });
+            assert_eq!(refused, None);
+        }
+
+        /// As `poll_recv_cq` and `refill_receives`.
+        fn poll(&mut self, receives: u32) {
+            let taken = self.in_cq.min(BURST as u32);
+            self.in_cq -= taken;
+            self.is_drained = taken < BURST as u32;
+            self.posted.set(self.posted.get().saturating_sub(taken));
+            if taken > 0 && 3 * self.posted.get() <= 2 * receives {
+                self.refill(receives);
+            }
+        }
+    }
+
+    /// The most receives and completions at a time of a random run, as a part of what the CQ was asked for. `only_if_drained`:
+    /// all receives are posted again only if the CQ was seen empty.
+    fn fullest(random: &mut Random, only_if_drained: bool) -> f64 {
+        let receives = 1 + random.below(200) as u32;
+        let room = receives + random.below(receives.into()) as u32;
+        let mut nic = Nic { room, in_srq: 0, in_cq: 0, posted: Cell::new(0), is_drained: true };
+        nic.refill(receives);
+        let mut highest = 0;
+        for _ in 0..2000 {
+            match random.below(4) {
+                0 => nic.receive(random.below(2 * u64::from(room)) as u32, 0),
+                1 => nic.receive(random.below(8) as u32, random.below(8) as u32),
+                2 => nic.poll(receives),
+                // The check of the peers. Messages arrive between the look at the CQ and the posts.
+                _ if nic.is_drained || !only_if_drained => {
+                    nic.receive(random.below(2 * u64::from(room)) as u32, 0);
+                    nic.posted.set(0);
+                    nic.refill(receives);
+                    // It is done again only after another poll.
+                    nic.is_drained = false;
+                }
+                _ => {}
+            }
+            highest = highest.max(nic.in_srq + nic.in_cq);
+        }
+        // Receives that were lost come back.
+        while !nic.is_drained {
+            nic.poll(receives);
+        }
+        nic.posted.set(0);
+        nic.refill(receives);
+        assert!(nic.in_srq >= receives, "{} of {receives} receives", nic.in_srq);
+        f64::from(highest) / f64::from(recv_cq_depth(receives))
+    }
+
+    #[test]
+    fn receives_and_completions_never_exceed_the_completion_queue() {
+        let mut random = Random(seed());
+        let highest = (0..300).map(|_| fullest(&mut random, true)).fold(0.0, f64::max);
+        println!("at most {highest:.2} of the completion queue was used");
+        assert!(highest <= 1.0, "{highest} times the completion queue");
+        // The same run finds an overflow if the rule is broken.
+        let highest = (0..300).map(|_| fullest(&mut random, false)).fold(0.0, f64::max);
+        assert!(highest > 1.0, "the test does not notice a broken rule: {highest}");
     }
 }

@@ -68,6 +68,7 @@ impl<U> ContextCore<U> {
         let mut connections = self.flush_list.connections.borrow_mut();
         let mut counters = self.counters.borrow_mut();
         let mut awaits_completions = false;
+        let mut refused = Vec::new();
         let mut next = 0;
         while let Some(connection) = connections.get(next) {
             let outcome = match connection.flush(may_hold, &mut counters) {
@@ -77,6 +78,9 @@ impl<U> ContextCore<U> {
                     FlushOutcome::Done
                 }
             };
+            if connection.has_refused_request.take() {
+                refused.push(connection.clone());
+            }
             awaits_completions |= outcome == FlushOutcome::AwaitsCompletions;
             if outcome == FlushOutcome::Done {
                 connection.is_scheduled.set(false);
@@ -87,5 +91,7 @@ impl<U> ContextCore<U> {
         }
         self.flush_list.has_connections.set(!connections.is_empty());
         self.flush_list.awaits_completions.set(awaits_completions);
+        drop((connections, counters));
+        refused.iter().for_each(|connection| self.collect_ready(connection));
     }
 }

@@ -4,11 +4,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::super::{self as device, Completion, CqError, PostError, RecvWr, SendWr, pd};
-use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, UdQp};
+use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, TICKS_PER_INTERVAL, UdQp};
 use super::state::RequestQueue;
-
-/// Ticks that one millisecond of waiting counts.
-const TICKS_PER_INTERVAL: u64 = 1000;
 
 impl Cq {
     pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {
@@ -24,14 +21,15 @@ impl Cq {
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
-        let deadline = Instant::now() + timeout;
+        // None: without an end.
+        let deadline = Instant::now().checked_add(timeout);
         self.drain(1)?;
         loop {
             let (ready, needs_ticks) = {
                 let state = self.state.lock();
                 (state.has_ready(self.id), state.needs_ticks())
             };
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             if ready || left.is_zero() {
                 return Ok(ready);
             }

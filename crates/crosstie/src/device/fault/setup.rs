@@ -13,6 +13,8 @@ use super::{Control, Plan, SharedState};
 
 /// How long a wait blocks before it looks for injected faults.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Ticks that one interval of waiting counts.
+pub(super) const TICKS_PER_INTERVAL: u64 = 1000;
 
 /// Additional depth of the wrapped completion queue, for the completions of unsignaled requests.
 const HIDDEN_HEADROOM: u32 = 4096;
@@ -65,15 +67,21 @@ impl Device {
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
-        let deadline = Instant::now() + timeout;
+        // None: without an end.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(event) = self.state.lock().next_event() {
                 return Ok(Some(event));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let event = self.inner.wait_event(left.min(POLL_INTERVAL))?;
             if event.is_some() || left.is_zero() {
                 return Ok(event);
+            }
+            // An outage ends also if nobody uses the device meanwhile.
+            let mut state = self.state.lock();
+            if state.needs_ticks() {
+                state.tick(TICKS_PER_INTERVAL);
             }
         }
     }

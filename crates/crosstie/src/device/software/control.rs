@@ -8,9 +8,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::process::Pid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::local::socket::{self, Address};
+use crate::local::socket::{self, Address, Peer};
 
 /// Version of everything that two devices must agree on: these messages and the layout of the segment.
 pub(super) const VERSION: u32 = 3;
@@ -77,6 +78,8 @@ impl Reply {
     pub(super) const EXHAUSTED: u32 = 3;
     pub(super) const NO_SUCH_REGION: u32 = 4;
     pub(super) const MALFORMED: u32 = 5;
+    /// The process that sent HELLO does not listen under the name of its device.
+    pub(super) const NOT_YOURS: u32 = 6;
 
     pub(super) fn new(status: u32, value: u64) -> Reply {
         Reply { status, version: VERSION, value }
@@ -95,6 +98,15 @@ pub(super) fn listen(gid: &[u8; 16]) -> io::Result<OwnedFd> {
 /// Connects to the device with this name.
 pub(super) fn connect(gid: &[u8; 16]) -> io::Result<OwnedFd> {
     socket::connect(&address(gid)?, REPLY_TIMEOUT)
+}
+
+/// Whether this process listens under the device's name. Never blocks. An error if that cannot be found out now.
+pub(super) fn is_device_of(gid: &[u8; 16], process: Pid) -> io::Result<bool> {
+    match socket::connect_nonblocking(&address(gid)?) {
+        Ok(socket) => Ok(Peer::of(&socket)?.pid == Some(process)),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// A device's name as text.

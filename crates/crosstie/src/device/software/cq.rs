@@ -13,12 +13,12 @@ use std::time::Instant;
 
 use super::cq_ring::CqRing;
 use super::layout::{
-    CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch,
-    taker_of_datagram_sender, taker_of_qp,
+    CQES_AT, CqHeader, Cqe, CqeKind, MAX_DATAGRAM_SENDERS, QpNum, RequestWord, ResultWord, SubjectWord,
+    short_epoch, taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
 use super::quiescence::QUIESCE_TIMEOUT;
-use super::recv::SharedRecvQueue;
+use super::recv::{CompletedRecv, SharedRecvQueue};
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
@@ -241,7 +241,9 @@ impl Cq {
     pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
         let mut count = 0;
         let begin = self.cursor;
-        while count < max {
+        // Entries that are no completions. A peer that forges them faster than they are read must not keep the poller here.
+        let mut skipped = 0;
+        while count < max && skipped <= self.shared.ring.depth() {
             if !self.flushes.is_empty() {
                 count += self.complete_one_flush(&mut each);
                 continue;
@@ -249,9 +251,12 @@ impl Cq {
             if !self.stalled.is_empty()
                 && let Some((request, subject, result)) = self.take_late_entry()
             {
-                if let Some(completion) = self.decode(request, subject, result) {
-                    each(&completion);
-                    count += 1;
+                match self.decode(request, subject, result) {
+                    Some(completion) => {
+                        each(&completion);
+                        count += 1;
+                    }
+                    None => skipped += 1,
                 }
                 continue;
             }
@@ -266,9 +271,12 @@ impl Cq {
                 // line away from the producer, which has just fetched it for its next entry.
                 prefetch::for_read(self.shared.ring.cqes.ring(self.cursor.wrapping_add(4)));
             }
-            if let Some(completion) = self.decode(request, subject, result) {
-                each(&completion);
-                count += 1;
+            match self.decode(request, subject, result) {
+                Some(completion) => {
+                    each(&completion);
+                    count += 1;
+                }
+                None => skipped += 1,
             }
         }
         if self.cursor != begin {
@@ -380,7 +388,9 @@ impl Cq {
         };
         // Acquire, partner: the Release store in `qp::destroy`.
         let stale = tag.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
-        let (wr_id, imm, src_qp) = if tag.is(CqeKind::Send) {
+        let byte_len = subject.byte_len();
+        let opcode = opcode(tag.opcode);
+        let (wr_id, imm, src_qp, is_valid) = if tag.is(CqeKind::Send) {
             if stale {
                 return None;
             }
@@ -388,20 +398,21 @@ impl Cq {
             let ahead = result.send_position().wrapping_add(1).wrapping_sub(done as u32);
             // Release, partner: the Acquire load in `RcQp::check`.
             qp.sq_done.store(done.wrapping_add(ahead.into()), Release);
-            (request.wr_id(), None, 0)
+            (request.wr_id(), None, 0, !is_of_recv(opcode))
         } else if tag.is(CqeKind::Recv) {
             let RecvSource::Own(queue) = &qp.recv else { return None };
             if stale {
                 return None;
             }
-            (queue.complete_next()?, result.imm(), request.src_qp())
+            let recv = queue.complete_next()?;
+            (recv.wr_id, result.imm(), request.src_qp(), fits(recv, opcode, byte_len))
         } else if tag.is(CqeKind::SharedRecv) {
             let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { return None };
-            let wr_id = queue.complete(request.recv_slot())?;
+            let recv = queue.complete(request.recv_slot())?;
             if stale {
                 return None;
             }
-            (wr_id, result.imm(), request.src_qp())
+            (recv.wr_id, result.imm(), request.src_qp(), fits(recv, opcode, byte_len))
         } else {
             if tag.is(CqeKind::Flush) && !stale {
                 let qp = qp.clone();
@@ -413,15 +424,10 @@ impl Cq {
             return None;
         };
         let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
-        Some(Completion {
-            wr_id,
-            status,
-            opcode: opcode(tag.opcode),
-            byte_len: subject.byte_len(),
-            imm,
-            qp_num,
-            src_qp,
-        })
+        if !is_valid && status == Status::Success {
+            return Some(reject(qp, wr_id));
+        }
+        Some(Completion { wr_id, status, opcode, byte_len, imm, qp_num, src_qp })
     }
 
     /// Decodes an entry of a queue pair that is not, or no longer, in `qps`.
@@ -521,6 +527,10 @@ impl Cq {
     /// receives that it took without completing them are returned to the program.
     #[cold]
     fn queue_reclaim(&mut self, qp: &Arc<QpShared>, sender: u32) {
+        // A peer can forge a marker, too.
+        if sender >= MAX_DATAGRAM_SENDERS {
+            return;
+        }
         if let RecvSource::Datagram(queue) | RecvSource::Shared(queue) = &qp.recv {
             let slots = queue.taken_by(taker_of_datagram_sender(sender));
             self.queue_shared_flushes(queue, slots, qp.num, Status::RemoteAborted);
@@ -542,15 +552,15 @@ impl Cq {
     /// Hands out the completion of one pending flush. Returns how many were handed out: 0 or 1.
     #[cold]
     fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
-        let (wr_id, qp_num, status, last) = match self.flushes.front() {
+        let (recv, qp_num, status, last) = match self.flushes.front() {
             Some(PendingFlush::Own(qp)) => {
-                let wr_id = match &qp.recv {
+                let recv = match &qp.recv {
                     RecvSource::Own(queue) if qp.state() == QpState::Error && !qp.destroyed.load(Acquire) => {
                         queue.complete_next()
                     }
                     _ => None,
                 };
-                (wr_id, qp.num, Status::Flushed, wr_id.is_none())
+                (recv, qp.num, Status::Flushed, recv.is_none())
             }
             Some(PendingFlush::Shared { queue, slot, qp_num, status }) => {
                 (queue.complete(*slot), *qp_num, *status, true)
@@ -560,9 +570,9 @@ impl Cq {
         if last {
             self.flushes.pop_front();
         }
-        let Some(wr_id) = wr_id else { return 0 };
+        let Some(recv) = recv else { return 0 };
         each(&Completion {
-            wr_id,
+            wr_id: recv.wr_id,
             status,
             opcode: Opcode::Unspecified,
             byte_len: 0,
@@ -621,6 +631,37 @@ impl CqParker {
 impl Drop for Cq {
     fn drop(&mut self) {
         *locked(&self.shared.changes) = None;
+    }
+}
+
+#[inline]
+fn is_of_recv(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Recv | Opcode::RecvWriteImm)
+}
+
+/// Whether a peer can have completed this receive so. The bytes of a WRITE+IMM are not in the receive.
+#[inline(always)]
+fn fits(recv: CompletedRecv, opcode: Opcode, byte_len: u32) -> bool {
+    match opcode {
+        Opcode::Recv => byte_len <= recv.room,
+        _ => opcode == Opcode::RecvWriteImm,
+    }
+}
+
+/// A completion that a peer forged: a program that believed it would read beyond its receive, or take a receive for a send.
+/// The queue pair goes to ERR.
+#[cold]
+#[inline(never)]
+fn reject(qp: &Arc<QpShared>, wr_id: u64) -> Completion {
+    qp.move_to_error();
+    Completion {
+        wr_id,
+        status: Status::BadResponse,
+        opcode: Opcode::Unspecified,
+        byte_len: 0,
+        imm: None,
+        qp_num: qp.num,
+        src_qp: 0,
     }
 }
 

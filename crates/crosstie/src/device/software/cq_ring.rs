@@ -39,6 +39,9 @@ pub(super) struct NewCqe {
     pub(super) epoch: u8,
 }
 
+/// Positions that a producer reserves in vain, because their entries are stalled, before it gives up.
+const MAX_ROUNDS: u32 = 1 << 10;
+
 /// The ring was full; a completion is lost.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Overrun;
@@ -86,8 +89,9 @@ impl CqRing {
     #[inline(always)]
     fn reserve_usable(&self, claim: &AtomicU64, mut has_room: impl FnMut(u64) -> bool) -> Option<u64> {
         let header = &*self.header;
-        // Ends: each round takes one position, and there is room for `depth` of them.
-        loop {
+        // At most `MAX_STALLED` entries are stalled, so the first or second round is the last one. The limit is for the header of
+        // a peer that forges: it may list every entry as stalled, and have room for ever.
+        for _ in 0..MAX_ROUNDS {
             let position = reservation::reserve(&header.head.word, &header.mode, claim, &mut has_room)?;
             if !header.stalled.contains(position, self.depth) {
                 return Some(position);
@@ -95,6 +99,7 @@ impl CqRing {
             // The consumer skips the position: nobody claims it, and it is not published.
             reservation::clear_claim(claim);
         }
+        None
     }
 
     pub(super) fn depth(&self) -> u64 {

@@ -24,6 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// A peer that does not follow the protocol: it writes to the segment that it has mapped.
 struct Attacker {
     socket: OwnedFd,
+    #[expect(dead_code, reason = "the device that it says it is")]
+    listener: OwnedFd,
     segment: Arc<Segment>,
     regions: SharedSlice<RegionEntry>,
 }
@@ -31,13 +33,16 @@ struct Attacker {
 impl Attacker {
     fn connect(gid: &[u8; 16]) -> Attacker {
         let socket = control::connect(gid).unwrap();
-        let hello = Request { gid: [9; 16], a: MAGIC, ..Request::new(Request::HELLO) };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let own = u128::from(std::process::id()) << 64 | u128::from(NEXT.fetch_add(1, Relaxed));
+        let listener = control::listen(&own.to_be_bytes()).unwrap();
+        let hello = Request { gid: own.to_be_bytes(), a: MAGIC, ..Request::new(Request::HELLO) };
         socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         let mut reply = Reply::new_zeroed();
         let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
         let segment = Arc::new(Segment::open(files.pop().unwrap(), reply.value).unwrap());
         let regions = SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize).unwrap();
-        Attacker { socket, segment, regions }
+        Attacker { socket, listener, segment, regions }
     }
 
     /// Makes `key` a region in place of 64 bytes at `addr`, with all access rights.

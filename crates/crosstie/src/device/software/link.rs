@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
 use super::copy_helpers::{CopyHelpers, MIN_SHARED};
+use super::copy_job::Transfer;
 use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
@@ -37,6 +38,9 @@ pub(super) struct Link {
     pub(super) pid: Option<Pid>,
     /// Becomes readable when the peer's process ends, see [`Peer::process`].
     pub(super) process: Option<OwnedFd>,
+    /// When the link was opened, and how many nanoseconds later the peer's process was last seen alive; 0 if never.
+    opened: Instant,
+    seen_alive: AtomicU64,
     dead: AtomicBool,
     /// Whether the kernel refused `process_vm_readv` and `process_vm_writev`, so that the peer's service thread has to copy
     /// for us.
@@ -48,6 +52,10 @@ pub(super) struct Link {
 
 #[derive(Debug)]
 struct Socket(OwnedFd);
+
+/// How long a process is taken to be alive after it was seen alive. The kernel gives an id to another process only after it has
+/// gone through all other ids, which takes far longer. A system call for each copy would take as long as copying some KiB.
+const LIVENESS_VALID: Duration = Duration::from_micros(100);
 
 /// First and longest pause before connecting again to a device that closed the connection.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -140,6 +148,8 @@ impl Link {
                     lines,
                     pid: (!peer.is_this_process()).then_some(pid),
                     process,
+                    opened: Instant::now(),
+                    seen_alive: AtomicU64::new(0),
                     dead: AtomicBool::new(false),
                     use_proxy: AtomicBool::new(false),
                     socket: Mutex::new(Socket(socket)),
@@ -152,6 +162,9 @@ impl Link {
                 reply.version,
                 control::VERSION
             ))),
+            (Reply::NOT_YOURS, _) => Err(refused(
+                "it found another process, or none, under the name of our device; this process was forked after it opened the device, or the two run in different network namespaces (containers)".into(),
+            )),
             _ => Err(refused(format!("it replied with status {}", reply.status))),
         }
     }
@@ -227,7 +240,7 @@ impl Link {
         };
         if !self.use_proxy.load(Relaxed) {
             // The id of an ended process may be given to another one. So check before that the peer lives, to access no other
-            // process, and check after, to take no bytes of another process for the peer's.
+            // process, and check after, to take no bytes of another process for the peer's. A check counts for a short time.
             if self.has_ended() {
                 return Err(Status::RetryExceeded);
             }
@@ -239,7 +252,8 @@ impl Link {
                 match helpers {
                     Some(helpers) => {
                         let pid = pid.as_raw_nonzero().get();
-                        match helpers.copy(pid, write, remote, local.expose_provenance() as u64, len) {
+                        let local = local.expose_provenance() as u64;
+                        match helpers.copy(&Transfer { pid, write, remote, local, len }) {
                             0 => Ok(()),
                             error => Err(error),
                         }
@@ -282,13 +296,22 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the peer's process has ended.
+    /// Whether the peer's process has ended, or had ended [`LIVENESS_VALID`] ago at the latest.
     fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return self.is_dead() };
-        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = self.opened.elapsed();
+        let last = Duration::from_nanos(self.seen_alive.load(Relaxed));
+        if !last.is_zero() && now.saturating_sub(last) < LIVENESS_VALID {
+            return false;
+        }
+        let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut pidfd = [PollFd::new(process, PollFlags::IN)];
         // The poll fails only for lack of memory. Then nothing is known, and nothing is accessed.
-        !matches!(rustix::event::poll(&mut pidfd, Some(&now)), Ok(0))
+        let has_ended = !matches!(rustix::event::poll(&mut pidfd, Some(&no_wait)), Ok(0));
+        if !has_ended {
+            self.seen_alive.store(now.as_nanos() as u64, Relaxed);
+        }
+        has_ended
     }
 
     /// Has the peer's service thread perform an atomic on memory that the peer registered in place.
@@ -345,7 +368,8 @@ fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
 /// # Safety
 ///
 /// `local..local + len` is valid for reads, and for writes if `write` is false.
-unsafe fn copy_between_processes(pid: i32, write: bool, remote: u64, local: u64, len: usize) -> i32 {
+unsafe fn copy_between_processes(transfer: &Transfer) -> i32 {
+    let Transfer { pid, write, remote, local, len } = *transfer;
     let Some(pid) = Pid::from_raw(pid) else { return libc::ESRCH };
     let local = core::ptr::with_exposed_provenance_mut(local as usize);
     // SAFETY: the caller's promise.

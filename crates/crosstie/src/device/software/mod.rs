@@ -47,12 +47,15 @@
 
 mod control;
 mod copy_helpers;
+mod copy_job;
 mod cq;
 mod cq_ring;
 mod datagram;
 mod datapath;
 mod deferred;
 mod error;
+#[cfg(all(test, not(loom)))]
+mod forged;
 #[cfg(test)]
 mod forged_data_tests;
 #[cfg(all(test, not(loom)))]

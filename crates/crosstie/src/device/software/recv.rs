@@ -15,7 +15,7 @@
 //! completes the receive, the owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::Arc;
@@ -85,11 +85,26 @@ fn check(wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostError> {
     Ok(())
 }
 
+/// Bytes that a receive has room for.
+fn room(wr: &RecvWr<'_>) -> u32 {
+    wr.sges.iter().fold(0, |sum: u32, sge| sum.saturating_add(sge.len))
+}
+
+/// A receive that completed. This is the owner's own record of it, not what a peer wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CompletedRecv {
+    pub(super) wr_id: u64,
+    /// Bytes that it has room for.
+    pub(super) room: u32,
+}
+
 /// A queue pair's own receive queue, as its owner uses it.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     pub(super) slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
+    /// Per slot: bytes that its receive has room for.
+    rooms: Box<[AtomicU32]>,
     capacity: u64,
     /// Receives posted so far. Writer: the poster.
     pub(super) posted: AtomicU64,
@@ -113,6 +128,7 @@ impl RecvQueue {
         Ok(RecvQueue {
             slots,
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
             capacity: max_wr.into(),
             posted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -140,6 +156,7 @@ impl RecvQueue {
         }
         let slot = posted as usize & (self.wr_ids.len() - 1);
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
+        self.rooms[slot].store(room(wr), Relaxed);
         self.slots.write(slot, wr.sges);
         // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
@@ -149,19 +166,20 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Completes the oldest outstanding receive (they complete in order) and returns its `wr_id`. `None` if no receive is
-    /// outstanding.
+    /// Completes the oldest outstanding receive: they complete in order. `None` if no receive is outstanding.
     #[inline]
-    pub(super) fn complete_next(&self) -> Option<u64> {
+    pub(super) fn complete_next(&self) -> Option<CompletedRecv> {
         let completed = self.completed.load(Relaxed).max(self.base.load(Relaxed));
         // Acquire, partner: `posted.store` in `post`.
         if completed >= self.posted.load(Acquire) {
             return None;
         }
-        let wr_id = self.wr_ids[completed as usize & (self.wr_ids.len() - 1)].load(Relaxed);
+        let slot = completed as usize & (self.wr_ids.len() - 1);
+        let recv =
+            CompletedRecv { wr_id: self.wr_ids[slot].load(Relaxed), room: self.rooms[slot].load(Relaxed) };
         // Release, partner: the Acquire load in `post`.
         self.completed.store(completed + 1, Release);
-        Some(wr_id)
+        Some(recv)
     }
 
     /// Drops every outstanding receive. No peer may be taking from the queue.
@@ -183,6 +201,8 @@ pub(super) struct SharedRecvQueue {
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
     wr_ids: Box<[AtomicU64]>,
+    /// Per slot: bytes that its receive has room for.
+    rooms: Box<[AtomicU32]>,
     /// Per slot: 0 free, 1 outstanding. The poster sets it, pollers clear it.
     outstanding: Box<[AtomicU8]>,
     /// Per slot: the position at which it was posted.
@@ -224,6 +244,7 @@ impl SharedRecvQueue {
             words,
             slots,
             wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
             outstanding: (0..depth).map(|_| AtomicU8::new(0)).collect(),
             positions: (0..depth).map(|_| AtomicU64::new(0)).collect(),
             capacity: max_wr as usize,
@@ -250,6 +271,7 @@ impl SharedRecvQueue {
         }
         let slot = self.free_slot(cursor).ok_or(PostError::Full)?;
         self.wr_ids[slot].store(wr.wr_id, Relaxed);
+        self.rooms[slot].store(room(wr), Relaxed);
         self.positions[slot].store(position, Relaxed);
         self.slots.write(slot, wr.sges);
         self.outstanding[slot].store(1, Relaxed);
@@ -284,20 +306,22 @@ impl SharedRecvQueue {
         None
     }
 
-    /// Completes the receive in `slot` and returns its `wr_id`. `None` if no such receive is outstanding: the slot number
-    /// comes from a peer.
+    /// Completes the receive in `slot`. `None` if no such receive is outstanding: the slot number comes from a peer.
     #[inline]
-    pub(super) fn complete(&self, slot: u32) -> Option<u64> {
+    pub(super) fn complete(&self, slot: u32) -> Option<CompletedRecv> {
         let flag = self.outstanding.get(slot as usize)?;
         if flag.load(Acquire) == 0 {
             return None;
         }
-        let wr_id = self.wr_ids[slot as usize].load(Relaxed);
+        let recv = CompletedRecv {
+            wr_id: self.wr_ids[slot as usize].load(Relaxed),
+            room: self.rooms[slot as usize].load(Relaxed),
+        };
         // Release, partner: the Acquire loads in `free_slot` and `post`.
         flag.store(0, Release);
         // Release, partner: the Acquire swap in `free_slot`.
         self.completed.store(true, Release);
-        Some(wr_id)
+        Some(recv)
     }
 
     /// Slots that `taker` took and did not complete. Correct only after every completion of that taker has been polled.
@@ -529,7 +553,7 @@ mod tests {
             assert_eq!(cursor.checks, 2 * capacity as usize, "only the first search found the queue full");
             // Each completion makes room for exactly one receive, in any order.
             for slot in (0..capacity).rev().step_by(2) {
-                assert_eq!(queue.complete(slot), Some(slot.into()));
+                assert_eq!(queue.complete(slot), Some(CompletedRecv { wr_id: slot.into(), room: 0 }));
                 queue.post(&mut cursor, &wr(slot.into())).unwrap();
                 assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
             }

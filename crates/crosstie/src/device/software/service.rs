@@ -5,7 +5,9 @@
 //! (`quiescence.rs`) stays on a list and is tried again: after a millisecond, then less and less often.
 //!
 //! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
-//! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected.
+//! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected, and
+//! [`MAX_PEERS_PER_PROCESS`] of one other process. The process that says HELLO for a device must be the one that listens
+//! under the device's name: another one would get the peer lines of that device.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll};
+use rustix::process::Pid;
 use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -35,6 +38,8 @@ use crate::ring::reservation;
 
 /// Limit on connections from peers that have sent their HELLO; a peer device has one.
 const MAX_PEERS: usize = 4096;
+/// The same, for the devices of one other process: it cannot use up our descriptors.
+const MAX_PEERS_PER_PROCESS: usize = 128;
 /// How soon pending cleanup is tried again; the time doubles with every attempt, up to [`MAX_RECHECK`].
 const FIRST_RECHECK: Duration = Duration::from_millis(1);
 /// How long accepting pauses when there are no descriptors left.
@@ -123,6 +128,8 @@ fn add(epoll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
 /// A peer that connected to this device.
 struct InboundPeer {
     socket: OwnedFd,
+    /// Its process; `None` if that is this process, or not visible.
+    pid: Option<Pid>,
     /// The pidfd of its process; `None` if that is this process.
     process: Option<OwnedFd>,
     /// Known after its HELLO.
@@ -262,7 +269,8 @@ impl Service {
             None => Ok(()),
         });
         if watched.is_ok() {
-            self.peers.insert(id, InboundPeer { socket, process, gid: None, is_cut_off: false });
+            let pid = peer.pid.filter(|_| !peer.is_this_process());
+            self.peers.insert(id, InboundPeer { socket, pid, process, gid: None, is_cut_off: false });
             if let Some(oldest) = self.awaiting_hello.add(id, Instant::now()) {
                 self.remove_peer(oldest);
             }
@@ -334,13 +342,22 @@ impl Service {
     /// Returns the reply, and whether the peer stays connected.
     fn handle_hello(&mut self, id: u64, hello: &Request) -> (Option<Reply>, bool) {
         let (peers, awaiting) = (self.peers.len(), self.awaiting_hello.len());
-        let Some(peer) = self.peers.get_mut(&id) else { return (None, false) };
+        let Some(pid) = self.peers.get(&id).map(|peer| peer.pid) else { return (None, false) };
+        let of_process = |peer: &&InboundPeer| peer.pid == pid && peer.gid.is_some();
+        let of_process = pid.map_or(0, |_| self.peers.values().filter(of_process).count());
         if hello.version != control::VERSION || hello.a != MAGIC {
             return (Some(Reply::new(Reply::OTHER_VERSION, 0)), false);
         }
-        if peers - awaiting >= MAX_PEERS {
+        if peers - awaiting >= MAX_PEERS || of_process >= MAX_PEERS_PER_PROCESS {
             return (Some(Reply::new(Reply::EXHAUSTED, 0)), false);
         }
+        match pid.map_or(Ok(true), |pid| control::is_device_of(&hello.gid, pid)) {
+            Ok(true) => {}
+            Ok(false) => return (Some(Reply::new(Reply::NOT_YOURS, 0)), false),
+            // It is closed without a reply, and connects again.
+            Err(_) => return (None, false),
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return (None, false) };
         self.awaiting_hello.remove(id);
         peer.gid = Some(hello.gid);
         *locked(&self.device.connected_peers).entry(hello.gid).or_default() += 1;

@@ -175,7 +175,10 @@ fn process_that_has_the_id_of_a_dead_peer_is_not_accessed() {
         .unwrap();
     let mut gid = [0; 16];
     child.stderr.as_mut().unwrap().read_exact(&mut gid).unwrap();
-    let mut link = Link::connect([1; 16], gid).unwrap_or_else(|e| panic!("{e}"));
+    // A device must listen under the name that connects.
+    let own = u128::from(std::process::id()).to_le_bytes();
+    let _listener = control::listen(&own).unwrap();
+    let mut link = Link::connect(own, gid).unwrap_or_else(|e| panic!("{e}"));
     child.kill().unwrap();
     child.wait().unwrap();
     // As if the kernel had given the id of the dead process to this one.

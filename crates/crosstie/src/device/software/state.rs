@@ -264,13 +264,17 @@ impl DeviceShared {
     }
 
     pub(super) fn wait_event(&self, timeout: Duration) -> Option<Event> {
-        let deadline = Instant::now() + timeout;
+        // None: without an end.
+        let deadline = Instant::now().checked_add(timeout);
         let mut events = locked(&self.events);
         loop {
             if let Some(event) = events.pop_front() {
                 return Some(event);
             }
-            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return None;
+            }
             events = self.event_arrived.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -406,5 +410,6 @@ fn attributes() -> DeviceAttr {
         max_mr: RegionKey::INDICES,
         one_sided: true,
         atomics: true,
+        link_rate: 10_000,
     }
 }

@@ -154,7 +154,7 @@ impl QpInner {
         let device = &self.pd.device;
         let mut attr = to_state(ffi::ibv_qp_state::IBV_QPS_RTR);
         attr.ah_attr = device.address_vector(&peer.device, config.into())?;
-        attr.path_mtu = device.address.mtu.min(peer.device.mtu).into();
+        attr.path_mtu = device.identity().address.mtu.min(peer.device.mtu).into();
         attr.dest_qp_num = peer.qp_num;
         attr.rq_psn = peer.psn;
         attr.max_dest_rd_atomic = config.max_rd_atomic.min(device.max_rd_atomic.0);

@@ -248,7 +248,8 @@ impl RcQp {
     }
 
     pub(crate) fn address(&self) -> QpAddress {
-        QpAddress { device: self.sender.inner.pd.device.address, qp_num: self.qp_num(), psn: self.psn }
+        let device = self.sender.inner.pd.device.identity().address;
+        QpAddress { device, qp_num: self.qp_num(), psn: self.psn }
     }
 
     pub(crate) fn init(&mut self, access: Access) -> Result<(), DeviceError> {

@@ -5,7 +5,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rdma_mummy_sys as ffi;
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::cq::Cq;
 use super::datapath::{RcQp, UdQp};
-use super::discovery::{self, GidKind};
+use super::discovery::{self, Gid, GidKind};
 use super::os_error;
 use crate::device::{
     Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig,
@@ -35,9 +35,12 @@ pub(crate) struct Device {
 pub(super) struct DeviceInner {
     pub(super) context: *mut ffi::ibv_context,
     pub(super) attr: DeviceAttr,
-    pub(super) address: DeviceAddress,
+    name: String,
     pub(super) port: u8,
-    pub(super) gid_index: u8,
+    /// The GID index that the caller asked for.
+    chosen_gid: Option<u8>,
+    /// As last read from the port; the addresses of its interface may change.
+    identity: Mutex<Identity>,
     /// READs and atomics outstanding per queue pair: as responder, as initiator.
     pub(super) max_rd_atomic: (u8, u8),
     max_srq_sge: u32,
@@ -47,7 +50,14 @@ pub(super) struct DeviceInner {
     pub(super) soft_roce: bool,
 }
 
-// SAFETY: the calls of libibverbs may be made from any thread; the fields do not change after `open`.
+/// How peers reach a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Identity {
+    pub(super) address: DeviceAddress,
+    gid_index: u8,
+}
+
+// SAFETY: the calls of libibverbs may be made from any thread; the other fields do not change after `open`, or have a lock.
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}
@@ -80,18 +90,23 @@ impl Device {
                 max_mr: 0,
                 one_sided: true,
                 atomics: false,
+                link_rate: 0,
             },
-            address: DeviceAddress {
-                provider: DeviceAddress::VERBS,
-                link_layer: 0,
-                mtu: 0,
-                reserved: 0,
-                lid: 0,
-                reserved2: 0,
-                gid: [0; 16],
-            },
+            name: name.to_owned(),
             port,
-            gid_index: 0,
+            chosen_gid: gid_index,
+            identity: Mutex::new(Identity {
+                address: DeviceAddress {
+                    provider: DeviceAddress::VERBS,
+                    link_layer: 0,
+                    mtu: 0,
+                    reserved: 0,
+                    lid: 0,
+                    reserved2: 0,
+                    gid: [0; 16],
+                },
+                gid_index: 0,
+            }),
             max_rd_atomic: (0, 0),
             max_srq_sge: 0,
             plain: std::env::var_os("CROSSTIE_VERBS").is_some_and(|v| v == "plain"),
@@ -129,27 +144,23 @@ impl Device {
             )));
         }
 
-        inner.address.link_layer = if link.link_layer == ffi::IBV_LINK_LAYER_ETHERNET { 2 } else { 1 };
-        inner.address.mtu = u8::try_from(link.active_mtu).unwrap_or(1).clamp(1, 5);
-        inner.address.lid = link.lid;
+        let mtu = u8::try_from(link.active_mtu).unwrap_or(1).clamp(1, 5);
+        let identity = inner.identity.get_mut().unwrap_or_else(PoisonError::into_inner);
+        identity.address.link_layer = if link.link_layer == ffi::IBV_LINK_LAYER_ETHERNET { 2 } else { 1 };
+        identity.address.mtu = mtu;
+        identity.address.lid = link.lid;
+        let is_infiniband = identity.address.link_layer == 1;
         let gids = discovery::gids(name, port);
-        let gid = match gid_index {
-            Some(index) => gids.iter().find(|g| g.index == index).ok_or_else(|| {
+        let gid = find_gid(&gids, gid_index, is_infiniband).ok_or_else(|| match gid_index {
+            Some(index) => {
                 let known: Vec<String> =
                     gids.iter().map(|g| format!("{} ({} {})", g.index, g.kind, g.address)).collect();
                 missing(format!("port {port} has no GID {index}; its GIDs are: {}", known.join(", ")))
-            })?,
-            // On InfiniBand, the first GID is the port's own.
-            None if inner.address.link_layer == 1 => gids
-                .iter()
-                .min_by_key(|g| (g.kind != GidKind::InfiniBand, g.index))
-                .ok_or_else(|| missing(format!("port {port} has no GID: is a subnet manager running?")))?,
-            None => discovery::choose_gid(&gids).ok_or_else(|| {
-                missing(format!("port {port} has no GID: give its interface an IP address"))
-            })?,
-        };
-        inner.gid_index = gid.index;
-        inner.address.gid = gid.address.octets();
+            }
+            None if is_infiniband => missing(format!("port {port} has no GID: is a subnet manager running?")),
+            None => missing(format!("port {port} has no GID: give its interface an IP address")),
+        })?;
+        identity.set_gid(gid);
 
         let small = |n: i32| u8::try_from(n.clamp(0, 255)).unwrap_or(0);
         inner.max_rd_atomic = (small(device.max_qp_rd_atom), small(device.max_qp_init_rd_atom));
@@ -162,11 +173,12 @@ impl Device {
             max_srq_wr: count(device.max_srq_wr),
             max_inline: 0,
             max_message: u64::from(link.max_msg_sz),
-            max_datagram: 128 << inner.address.mtu,
+            max_datagram: 128 << mtu,
             max_qp: count(device.max_qp),
             max_mr: count(device.max_mr),
             one_sided: true,
             atomics: device.atomic_cap != ffi::ibv_atomic_cap::IBV_ATOMIC_NONE,
+            link_rate: link_rate(link.active_speed, link.active_width),
         };
         // SAFETY: the context is open.
         nonblocking(unsafe { (*context).async_fd })?;
@@ -179,7 +191,7 @@ impl Device {
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {
-        self.inner.address
+        self.inner.identity().address
     }
 
     /// Whether the kernel knows how to register DMA-BUF memory on this device: it is asked to register an invalid descriptor.
@@ -486,7 +498,67 @@ pub(super) fn unreachable_error(to: &DeviceAddress, error: &std::io::Error) -> O
     })
 }
 
+/// Bytes per microsecond of a port, from the codes for its lanes' speed and number. Encoding overhead is left out for the old speeds
+/// only (8b/10b), whose overhead matters.
+fn link_rate(speed: u8, width: u8) -> u32 {
+    // Mbit/s of one lane: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
+    let lane = match speed {
+        1 => 2_000,
+        2 => 4_000,
+        4 => 8_000,
+        8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 2_000,
+    };
+    let lanes = match width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    lane * lanes / 8
+}
+
+/// The GID to use: the one that was asked for, or the best one.
+fn find_gid(gids: &[Gid], chosen: Option<u8>, is_infiniband: bool) -> Option<&Gid> {
+    match chosen {
+        Some(index) => gids.iter().find(|gid| gid.index == index),
+        // On InfiniBand, the first GID is the port's own.
+        None if is_infiniband => gids.iter().min_by_key(|gid| (gid.kind != GidKind::InfiniBand, gid.index)),
+        None => discovery::choose_gid(gids),
+    }
+}
+
+impl Identity {
+    fn set_gid(&mut self, gid: &Gid) {
+        self.gid_index = gid.index;
+        self.address.gid = gid.address.octets();
+    }
+}
+
 impl DeviceInner {
+    /// How peers reach the port now. An interface that was down may come back with other addresses, so the GIDs are read anew if
+    /// the one in use is no longer there; while there is none, the last one stays.
+    pub(super) fn identity(&self) -> Identity {
+        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = ffi::ibv_gid { raw: [0; 16] };
+        // SAFETY: the context is open and `current` is a valid output pointer.
+        let rc =
+            unsafe { ffi::ibv_query_gid(self.context, self.port, identity.gid_index.into(), &mut current) };
+        // SAFETY: every field of the union is 16 bytes of integers.
+        if rc != 0 || unsafe { current.raw } != identity.address.gid {
+            let gids = discovery::gids(&self.name, self.port);
+            if let Some(gid) = find_gid(&gids, self.chosen_gid, identity.address.link_layer == 1) {
+                identity.set_gid(gid);
+            }
+        }
+        *identity
+    }
+
     pub(super) fn access_flags(&self, access: Access) -> u32 {
         access_flags(access, self.attr.atomics)
     }
@@ -496,7 +568,8 @@ impl DeviceInner {
         to: &DeviceAddress,
         marks: PacketMarks,
     ) -> Result<ffi::ibv_ah_attr, DeviceError> {
-        address_vector(&self.address, (self.port, self.gid_index), to, marks)
+        let Identity { address, gid_index } = self.identity();
+        address_vector(&address, (self.port, gid_index), to, marks)
     }
 }
 
