@@ -1,7 +1,10 @@
-//! A node that is stopped (SIGSTOP) at random instants under load. Requests for the keys of other nodes go on. Requests for its keys end
+//! A node that is stopped (SIGSTOP) under load: at random instants, and at instructions of its daemons (single-stepped with ptrace)
+//! while requests for it are on their way. Requests for the keys of other nodes go on. Requests for its keys end
 //! with `NodeGone` when its heartbeats stay out, and are served again when it continues: with the values that it had.
 
 mod cluster;
+#[path = "../../crosstie/tests/killing/trace.rs"]
+mod trace;
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,6 +12,7 @@ use std::time::Duration;
 use cluster::process::{ChildProcess, ROLE, SECRET, serve, wait_until};
 use cluster::{BACKENDS, Random, TIMEOUT, fresh_name, seed};
 use crosstie::bootstrap::Secret;
+use crosstie_kv::Backend;
 use crosstie_kv::client::Client;
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::sharding::ShardMap;
@@ -18,6 +22,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Requests for the keys of the other nodes while one is stopped.
 const REQUESTS: u64 = 5000;
 const STOPPED: u32 = 2;
+/// Stops at an instruction of a daemon, and the instructions from one to the next: together more than a request takes.
+const STEPPED_STOPS: u64 = 24;
+const STEPS_PER_STOP: u64 = 250;
 
 /// Plays the role that a test below gave to its child process. Does nothing in an ordinary run.
 #[test]
@@ -29,10 +36,14 @@ fn child_process_entry() {
     }
 }
 
-#[test]
-fn other_nodes_go_on_while_a_node_is_stopped() {
-    let mut random = Random(seed());
-    for backend in BACKENDS {
+/// Two nodes in this process, and one in a child process, which is stopped.
+struct Cluster {
+    nodes: Vec<Node>,
+    child: ChildProcess,
+}
+
+impl Cluster {
+    fn start(backend: Backend) -> Cluster {
         let name = fresh_name("stopped-node");
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<SocketAddr> =
@@ -53,7 +64,34 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
         let mut child = ChildProcess::node(&name, STOPPED, backend, &addresses);
         child.expect("serving");
         nodes.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
+        Cluster { nodes, child }
+    }
 
+    fn stop(mut self) {
+        self.child.kill();
+        self.nodes.into_iter().for_each(|node| node.stop().unwrap());
+    }
+
+    /// The daemon threads of the child process.
+    fn daemons(&self) -> Vec<i32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.child.id())).unwrap();
+        let is_daemon = |path: &std::path::Path| {
+            std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("kv-daemon"))
+        };
+        tasks
+            .map(|task| task.unwrap().path())
+            .filter(|path| is_daemon(path))
+            .map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap())
+            .collect()
+    }
+}
+
+#[test]
+fn other_nodes_go_on_while_a_node_is_stopped() {
+    let mut random = Random(seed());
+    for backend in BACKENDS {
+        let cluster = Cluster::start(backend);
+        let (nodes, child) = (&cluster.nodes, &cluster.child);
         let mut client = Client::<u64>::attach_pipelined(nodes[0].name()).unwrap();
         let map = client.shard_map();
         let (theirs, others) = keys(&map);
@@ -73,7 +111,7 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
                     break;
                 }
             }
-            signal(&child, Signal::STOP);
+            signal(child, Signal::STOP);
             let mut ended = 0;
             pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
             wait_until("requests for the stopped node end", || {
@@ -88,7 +126,7 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
             assert_eq!(refused.status, Status::NodeGone, "after {ended} ended requests");
             pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
 
-            signal(&child, Signal::CONT);
+            signal(child, Signal::CONT);
             let mut value = refused;
             wait_until("the continued node serves", || {
                 value = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
@@ -98,9 +136,86 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
             load(&mut client, 1000);
         }
         drop(client);
-        child.kill();
-        nodes.into_iter().for_each(|node| node.stop().unwrap());
+        cluster.stop();
     }
+}
+
+/// A daemon of the node executes so many instructions, one by one, while requests for it are on their way; then its whole process is
+/// stopped there. Requests for other nodes go on, and those for the stopped one end when it continues.
+#[test]
+fn other_nodes_go_on_while_a_node_is_stopped_at_any_instruction_of_its_daemons() {
+    let mut random = Random(seed());
+    for backend in BACKENDS {
+        let cluster = Cluster::start(backend);
+        let daemons = cluster.daemons();
+        assert_eq!(daemons.len(), 2, "the daemons have names");
+        let mut client = Client::<u64>::attach_pipelined(cluster.nodes[0].name()).unwrap();
+        let (theirs, others) = keys(&client.shard_map());
+        let (mut inside, mut refused) = (0, 0);
+        for stop in 0..STEPPED_STOPS {
+            let daemon = daemons[stop as usize % 2];
+            let steps = stop * STEPS_PER_STOP + random.below(STEPS_PER_STOP);
+            trace::attach(daemon).unwrap();
+            let mut begun = 0;
+            for (i, key) in theirs.iter().take(16).enumerate() {
+                begun += u64::from(client.begin(client.shard_map().route(put(*key, stop)), i as u64).is_ok());
+            }
+            assert!(begun > 0);
+            // So that the requests are sent.
+            client.poll(|_, _| panic!("the daemon does not run"));
+            trace::step_attached(daemon, steps).unwrap();
+            trace::detach_stopped(daemon as u32).unwrap();
+            wait_until("the node stops", || is_stopped(&cluster.child));
+            let mut ended = 0;
+            let mut check = |client: &mut Client<u64>| {
+                client.poll(|token, response| {
+                    assert!(token < 16, "{token}");
+                    assert!(matches!(response.status, Status::Done | Status::NodeGone), "{response:?}");
+                    refused += u64::from(response.status == Status::NodeGone);
+                    ended += 1;
+                });
+            };
+            check(&mut client);
+            // A client of its own: the requests for the stopped node may fill the pipeline.
+            let mut other = Client::<u64>::attach_pipelined(cluster.nodes[1].name()).unwrap();
+            pipelined(&mut other, 200, |i| put(others[i as usize % others.len()], i));
+            drop(other);
+            check(&mut client);
+            inside += u64::from(client.in_flight() > 0);
+            signal(&cluster.child, Signal::CONT);
+            wait_until("requests for the continued node end", || {
+                client.wait(Some(Duration::from_millis(50)));
+                check(&mut client);
+                client.in_flight() == 0
+            });
+            assert_eq!(ended, begun, "every request ends once");
+            let mut value = None;
+            wait_until("the continued node serves", || {
+                let response = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
+                value = (response.status == Status::Done).then_some(response.value);
+                response.status != Status::NodeGone
+            });
+            assert!(value == Some(stop) || refused > 0, "{value:?} after stop {stop}");
+        }
+        println!(
+            "{backend:?}: stopped {inside} of {STEPPED_STOPS} times while requests were in flight, {refused} refused"
+        );
+        assert!(
+            inside > STEPPED_STOPS / 4,
+            "the node was rarely stopped inside an operation: the test shows little"
+        );
+        drop(client);
+        cluster.stop();
+    }
+}
+
+/// Whether every thread of the process is stopped.
+fn is_stopped(child: &ChildProcess) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.child.id()));
+    tasks.into_iter().flatten().flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
 }
 
 /// Keys of the stopped node, and of the others.

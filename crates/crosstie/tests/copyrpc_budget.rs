@@ -7,6 +7,8 @@
 
 #[path = "allocations/mod.rs"]
 mod allocations;
+#[path = "instructions/callgrind.rs"]
+mod callgrind;
 #[path = "seccomp/mod.rs"]
 mod seccomp;
 
@@ -164,9 +166,9 @@ fn calls_make_no_system_call() {
         // SAFETY: no memory is involved.
         unsafe { libc::_exit(0) }
     }
-    let innocent = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "calls");
+    let innocent = child(NAME, "calls");
     assert!(innocent.status.success(), "a call made a system call, or failed: {innocent:?}");
-    let guilty = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "guilty");
+    let guilty = child(NAME, "guilty");
     assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
 }
 
@@ -178,28 +180,21 @@ const ROUNDS: u32 = 3;
 #[test]
 fn call_cost_does_not_depend_on_the_number_of_endpoints() {
     const NAME: &str = "call_cost_does_not_depend_on_the_number_of_endpoints";
-    if let Ok(task) = std::env::var(CHILD) {
+    if let Some(task) = callgrind::task() {
         let endpoints = task.parse().unwrap();
         let pair = Pair::new(endpoints, (DEPTH / endpoints * 1024).max(4096));
         pair.exchange(1, DEPTH);
-        crosstie_budget_exchange(&pair);
+        callgrind::measure(&mut || pair.exchange(ROUNDS, DEPTH));
         return;
     }
     let counts = [1, 8, 64, 512].map(|endpoints| {
-        let count = instructions("crosstie_budget_exchange", NAME, &endpoints.to_string());
+        let count = callgrind::count(NAME, &endpoints.to_string());
         let each = count as f64 / f64::from(ROUNDS) / DEPTH as f64;
         println!("{endpoints} endpoints, depth {DEPTH} in all: {each:.0} instructions per call, both sides");
         each
     });
     let most = counts.iter().copied().fold(0.0, f64::max);
     assert!(most <= 1.3 * counts[0], "instructions per call: {counts:?}");
-}
-
-/// Callgrind counts the instructions of the function with this name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_budget_exchange(pair: &Pair) {
-    pair.exchange(ROUNDS, DEPTH);
 }
 
 /// A typed client and a service that make the same exchange as a [`Pair`].
@@ -302,17 +297,17 @@ const TYPED_ROUNDS: u32 = 200;
 #[test]
 fn typed_call_costs_at_most_1_75_times_a_plain_call() {
     const NAME: &str = "typed_call_costs_at_most_1_75_times_a_plain_call";
-    if let Ok(task) = std::env::var(CHILD) {
+    if let Some(task) = callgrind::task() {
         let (pair, mut typed) = (Pair::new(1, 1 << 18), typed(1 << 18));
         let mut calls = Vec::with_capacity(TYPED_DEPTH);
         match &*task {
             "plain" => {
                 pair.exchange(20, TYPED_DEPTH);
-                crosstie_budget_plain(&pair);
+                callgrind::measure(&mut || pair.exchange(TYPED_ROUNDS, TYPED_DEPTH));
             }
             _ => {
                 typed.exchange::<Echo>(&mut calls, 20, TYPED_DEPTH, [7; 32]);
-                crosstie_budget_typed(&mut || {
+                callgrind::measure(&mut || {
                     typed.exchange::<Echo>(&mut calls, TYPED_ROUNDS, TYPED_DEPTH, [7; 32]);
                 });
             }
@@ -320,49 +315,16 @@ fn typed_call_costs_at_most_1_75_times_a_plain_call() {
         return;
     }
     let each = |count: u64| count as f64 / f64::from(TYPED_ROUNDS) / TYPED_DEPTH as f64;
-    let plain = each(instructions("crosstie_budget_plain", NAME, "plain"));
-    let typed = each(instructions("crosstie_budget_typed", NAME, "typed"));
+    let plain = each(callgrind::count(NAME, "plain"));
+    let typed = each(callgrind::count(NAME, "typed"));
     println!(
         "depth {TYPED_DEPTH}: {plain:.0} instructions per plain call, {typed:.0} per typed one, both sides"
     );
     assert!(typed <= 1.75 * plain, "{typed:.0} instructions per typed call, {plain:.0} per plain one");
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_budget_plain(pair: &Pair) {
-    pair.exchange(TYPED_ROUNDS, TYPED_DEPTH);
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_budget_typed(exchange: &mut dyn FnMut()) {
-    exchange();
-}
-
-/// Counts the instructions that a child process with this task spends in a function.
-fn instructions(function: &str, test: &str, task: &str) -> u64 {
-    let mut callgrind = Command::new("valgrind");
-    callgrind
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(format!("--toggle-collect={function}"))
-        .arg(std::env::current_exe().unwrap());
-    let output = child(&mut callgrind, test, task);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{task}: {output:?}");
-    let collected = text.lines().find_map(|line| line.split_once("Collected : "));
-    collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text)
-}
-
-/// Runs a command that starts one test of this program again, with a task.
-fn child(command: &mut Command, test: &str, task: &str) -> Output {
-    let program = command.get_program().to_owned();
-    let started =
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output();
-    match started {
-        Err(error) if program == "valgrind" => {
-            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
-        }
-        started => started.unwrap(),
-    }
+/// Starts one test of this program again, with a task.
+fn child(test: &str, task: &str) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output().unwrap()
 }

@@ -1,9 +1,8 @@
-//! The budget of endpoints: no allocation and no system call per operation, a limit on the instructions of small operations, and no
-//! allocation per block of a batch.
+//! The budget of endpoints: no allocation and no system call per operation, and no allocation per block of a batch. `instructions/`
+//! counts instructions.
 //!
 //! Both sides run in one thread, without progress threads, so the counts are the same in every run. This test's allocator counts
-//! allocations. A seccomp filter in a child process kills the child at its first system call. Callgrind (Debian package `valgrind`)
-//! counts the instructions of a child process.
+//! allocations. A seccomp filter in a child process kills the child at its first system call.
 
 #[path = "allocations/mod.rs"]
 mod allocations;
@@ -174,6 +173,49 @@ fn blocks_of_a_batch_do_not_allocate() {
     }
 }
 
+/// What the example `endpoint_kv_cache` does: the blocks of 32 layers, on scattered pages of both sides, in one call, each layer
+/// announced by a number that the other side awaits.
+#[test]
+fn hand_over_of_a_paged_cache_does_not_allocate() {
+    const LAYERS: usize = 32;
+    const BLOCKS: usize = 256;
+    const BLOCK: usize = 64;
+    let pair = Pair::new(1);
+    Buffers::new(&pair).mixed(&pair, 3);
+    let mut batch = Batch::with_capacity(LAYERS * BLOCKS);
+    let pool = pair.here.allocate(2 * LAYERS * BLOCKS * BLOCK).unwrap();
+    let (local, remote) = (batch.local(pool), batch.remote(pair.target.remote()));
+    // Odd steps through a power of two reach each page once.
+    let page = |number: usize, step: usize| number * step % (2 * LAYERS * BLOCKS) * BLOCK;
+    for round in 0..3 {
+        let before = ALLOCATIONS.get();
+        batch.clear_blocks();
+        for layer in 0..LAYERS {
+            for block in layer * BLOCKS..(layer + 1) * BLOCKS {
+                batch.block(local, page(block, 7919), remote, page(block, 104_729) as u64, BLOCK).unwrap();
+            }
+            batch.announce(layer as u32).unwrap();
+        }
+        let moved = pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap();
+        for layer in 0..LAYERS {
+            let mut arrived = pair.there.imm_recv().map_err(|refused| refused.cause).unwrap();
+            let event = loop {
+                match arrived.try_take() {
+                    Some(Ok(event)) => break event,
+                    Some(Err(failed)) => panic!("{}", failed.cause),
+                    None => _ = pair.here.progress() + pair.there.progress(),
+                }
+            };
+            assert_eq!(event.imm, Some(layer as u32));
+        }
+        batch = pair.finish(moved);
+        assert_eq!((batch.blocks(), batch.pieces()), ((LAYERS * BLOCKS) as u32, (LAYERS * BLOCKS) as u64));
+        if round > 0 {
+            assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator in round {round}");
+        }
+    }
+}
+
 #[test]
 fn operations_make_no_system_call() {
     const NAME: &str = "operations_make_no_system_call";
@@ -190,68 +232,14 @@ fn operations_make_no_system_call() {
         // SAFETY: no memory is involved.
         unsafe { libc::_exit(0) }
     }
-    let innocent = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "operations");
+    let innocent = child(NAME, "operations");
     assert!(innocent.status.success(), "an operation made a system call, or failed: {innocent:?}");
-    let guilty = child(&mut Command::new(std::env::current_exe().unwrap()), NAME, "guilty");
+    let guilty = child(NAME, "guilty");
     assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
 }
 
-const ROUNDS: u32 = 2000;
-/// Instructions of one operation of 64 bytes, from the call to the result, both sides and the device included. The tests are built
-/// with little optimisation.
-const WRITE_LIMIT: u64 = 3800;
-const MESSAGE_LIMIT: u64 = 14000;
-
-#[test]
-fn small_operations_stay_within_their_instruction_budget() {
-    const NAME: &str = "small_operations_stay_within_their_instruction_budget";
-    if let Ok(task) = std::env::var(CHILD) {
-        let pair = Pair::new(1);
-        let mut buffers = Buffers::new(&pair);
-        buffers.mixed(&pair, 3);
-        match &*task {
-            "write" => crosstie_budget_operations(&mut || buffers.write(&pair, ROUNDS)),
-            _ => crosstie_budget_operations(&mut || buffers.message(&pair, ROUNDS)),
-        }
-        return;
-    }
-    for (task, limit) in [("write", WRITE_LIMIT), ("message", MESSAGE_LIMIT)] {
-        let each = instructions("crosstie_budget_operations", NAME, task) / u64::from(ROUNDS);
-        println!("{task}: {each} instructions");
-        assert!(each <= limit, "{task}: {each} instructions, but {limit} are allowed");
-    }
-}
-
-/// Callgrind counts the instructions of the function with this name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_budget_operations(work: &mut dyn FnMut()) {
-    work();
-}
-
-/// Counts the instructions that a child process with this task spends in a function.
-fn instructions(function: &str, test: &str, task: &str) -> u64 {
-    let mut callgrind = Command::new("valgrind");
-    callgrind
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(format!("--toggle-collect={function}"))
-        .arg(std::env::current_exe().unwrap());
-    let output = child(&mut callgrind, test, task);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{task}: {output:?}");
-    let collected = text.lines().find_map(|line| line.split_once("Collected : "));
-    collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text)
-}
-
-/// Runs a command that starts one test of this program again, with a task.
-fn child(command: &mut Command, test: &str, task: &str) -> Output {
-    let program = command.get_program().to_owned();
-    let started =
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output();
-    match started {
-        Err(error) if program == "valgrind" => {
-            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
-        }
-        started => started.unwrap(),
-    }
+/// Starts one test of this program again, with a task.
+fn child(test: &str, task: &str) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output().unwrap()
 }

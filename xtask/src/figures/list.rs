@@ -26,6 +26,8 @@ pub(super) enum Metric {
     RoundTrip,
     /// 10^9 bytes per second; share: of `memcpy`.
     Bytes,
+    /// Median latency in nanoseconds; share: multiple of that of the same operation on a bare queue pair. Needs `--beside-device`.
+    BesideDevice,
 }
 
 impl Metric {
@@ -39,6 +41,7 @@ impl Metric {
                 (p50, number("limit_ns").map(|line| p50 / line))
             }
             Metric::Bytes => (number("bytes_per_s")? / 1e9, number("bytes_to_limit")),
+            Metric::BesideDevice => (number("p50_ns")?, number("latency_to_device")),
         };
         Some(Sample { value, share, cache_line_ns: number("limit_ns") })
     }
@@ -46,7 +49,7 @@ impl Metric {
     pub(super) fn unit(self) -> &'static str {
         match self {
             Metric::Rate => "M/s",
-            Metric::RoundTrip => "ns",
+            Metric::RoundTrip | Metric::BesideDevice => "ns",
             Metric::Bytes => "GB/s",
         }
     }
@@ -56,6 +59,7 @@ impl Metric {
             Metric::Rate => "of the limit",
             Metric::RoundTrip => "x a cache line",
             Metric::Bytes => "of memcpy",
+            Metric::BesideDevice => "x a bare queue pair",
         }
     }
 }
@@ -99,7 +103,7 @@ const fn figure(
 }
 
 use Goal::{AtLeast, ShareAtLeast, ShareAtMost};
-use Metric::{Bytes, Rate, RoundTrip};
+use Metric::{BesideDevice, Bytes, Rate, RoundTrip};
 
 /// All figures, in the order of the tables.
 pub(super) const FIGURES: &[Figure] = &[
@@ -202,6 +206,30 @@ pub(super) const FIGURES: &[Figure] = &[
         None,
     ),
     figure(
+        "endpoint",
+        "endpoint-write-64",
+        "`write` of 64 B, from the call to the result",
+        "endpoint --processes --op write --payload 64 --beside-device",
+        BesideDevice,
+        Some(ShareAtMost(1.5)),
+    ),
+    figure(
+        "endpoint",
+        "endpoint-read-64k",
+        "`read` of 64 KiB",
+        "endpoint --processes --op read --payload 65536",
+        Bytes,
+        Some(ShareAtLeast(0.8)),
+    ),
+    figure(
+        "endpoint",
+        "endpoint-send",
+        "`send` and `recv`, 64 B, there and back",
+        "endpoint --processes --op send --payload 64",
+        RoundTrip,
+        None,
+    ),
+    figure(
         "store",
         "kv-1-node-1",
         "one node, one daemon, one client, depth 1",
@@ -249,6 +277,9 @@ mod tests {
         let latency = Metric::RoundTrip.sample(&found).unwrap();
         assert_eq!((latency.value, latency.share), (440.0, Some(2.0)));
         assert!(Metric::Bytes.sample(&found).is_none());
+        let beside = json!({ "p50_ns": 150.0, "device_p50_ns": 100.0, "latency_to_device": 1.5 });
+        let beside = Metric::BesideDevice.sample(&beside).unwrap();
+        assert_eq!((beside.value, beside.share), (150.0, Some(1.5)));
     }
 
     #[test]

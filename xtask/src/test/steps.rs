@@ -71,6 +71,18 @@ pub(super) const STEPS: &[Step] = &[
         }],
     },
     Step {
+        name: "instructions",
+        shows: "operations stay within their limits on instructions, in an optimized build",
+        packages: &["valgrind"],
+        timeout: 900,
+        work: &[Cargo {
+            arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
+            variables: &[],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
         name: "docs",
         shows: "the documentation builds without a warning",
         packages: &[],

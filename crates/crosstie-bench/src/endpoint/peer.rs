@@ -175,21 +175,20 @@ impl EndpointPeer {
         loop {
             let over = now - begin >= slice;
             while !over && pending.len() < self.plan.depth {
-                let (at, number) = (Instant::now(), self.sent & NUMBER);
-                pending.push_back((self.start(number)?, at));
+                let started = self.start(self.sent & NUMBER)?;
                 if self.plan.batch > 1 {
-                    issue.record(at.elapsed().as_nanos() as u64);
+                    issue.record(started.1.elapsed().as_nanos() as u64);
                 }
+                pending.push_back(started);
                 self.sent += 1;
             }
             let Some((operation, at)) = pending.pop_front() else { break };
-            self.finish(operation)?;
-            now = Instant::now();
+            now = self.finish(operation)?;
             latency.record((now - at).as_nanos() as u64);
         }
         let time = begin.elapsed();
         if self.plan.op.is_received() {
-            let last = self.start(self.sent & NUMBER | END)?;
+            let (last, _) = self.start(self.sent & NUMBER | END)?;
             self.finish(last)?;
             self.sent += 1;
         }
@@ -219,7 +218,7 @@ impl EndpointPeer {
             let over = last - begin >= slice;
             let number = self.sent & NUMBER | if over { END } else { 0 };
             self.post_receives()?;
-            let sent = self.start(number)?;
+            let (sent, _) = self.start(number)?;
             self.receive()?;
             self.finish(sent)?;
             self.sent += 1;
@@ -239,7 +238,7 @@ impl EndpointPeer {
     fn follow_ping_pong(&mut self) -> Result<(), Error> {
         loop {
             let over = self.receive()?;
-            let sent = self.start(self.sent & NUMBER)?;
+            let (sent, _) = self.start(self.sent & NUMBER)?;
             self.finish(sent)?;
             self.sent += 1;
             if over {
@@ -248,27 +247,30 @@ impl EndpointPeer {
         }
     }
 
-    /// Starts operation `number`.
-    fn start(&mut self, number: u64) -> Result<Pending, Error> {
+    /// Starts operation `number`. Returns when the call began: the payload was filled before, as that of the bare queue pair was; the
+    /// blocks of a batch are part of the call.
+    fn start(&mut self, number: u64) -> Result<(Pending, Instant), Error> {
         let Plan { op, batch, .. } = self.plan;
         let remote = self.remote.ok_or(Error::Protocol)?;
         let slot = ((number & NUMBER) % self.slots as u64) as usize * stride(&self.plan);
         self.tally.messages += 1;
         if batch > 1 {
-            return self.start_batch(number, slot);
+            let at = Instant::now();
+            return Ok((self.start_batch(number, slot)?, at));
         }
         let buffer = self.buffers.pop().ok_or(Error::Protocol)?;
         if op != Op::Read {
             buffer.write(0, &number.to_le_bytes())?;
         }
         let (endpoint, bytes) = (&self.endpoint, ..self.plan.payload);
+        let at = Instant::now();
         let started = match op {
             Op::Send => endpoint.send(buffer, bytes),
             Op::Read => endpoint.read(buffer, bytes, &remote, slot as u64),
             Op::Write => endpoint.write(buffer, bytes, &remote, slot as u64),
             Op::WriteImm => endpoint.write_imm(buffer, bytes, &remote, slot as u64, number as u32),
         };
-        Ok(Pending::Buffer(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?))
+        Ok((Pending::Buffer(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?), at))
     }
 
     /// Starts a batch. Its blocks are scattered over the buffer and over the slot, so that none is next to the one before.
@@ -297,12 +299,14 @@ impl EndpointPeer {
         Ok(Pending::Batch(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?, local, remote))
     }
 
-    /// Waits until an operation has ended, and takes its buffer back.
-    fn finish(&mut self, pending: Pending) -> Result<(), Error> {
+    /// Waits until an operation has ended, and takes its buffer back. Returns when that was.
+    fn finish(&mut self, pending: Pending) -> Result<Instant, Error> {
         let name = self.plan.op.name();
+        let now;
         match pending {
             Pending::Buffer(future) => {
                 let buffer = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
+                now = Instant::now();
                 if self.plan.op == Op::Read {
                     self.tally.errors += u64::from(number_in(&buffer)? != u64::from_le_bytes([PATTERN; 8]));
                 }
@@ -310,6 +314,7 @@ impl EndpointPeer {
             }
             Pending::Batch(future, local, remote) => {
                 let batch = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
+                now = Instant::now();
                 if self.plan.op == Op::Read {
                     let buffer = batch.buffer(local).ok_or(Error::Protocol)?;
                     self.tally.errors += u64::from(number_in(buffer)? != u64::from_le_bytes([PATTERN; 8]));
@@ -317,7 +322,7 @@ impl EndpointPeer {
                 self.batches.push(PagedBatch { batch, local, remote });
             }
         }
-        Ok(())
+        Ok(now)
     }
 
     /// Waits for the next message and checks it. Returns whether it is the last one of the slice.

@@ -95,49 +95,51 @@ impl SendQueue {
         true
     }
 
-    /// Takes the request that a completion names, after all those before it, which have succeeded. `each` gets every request and
-    /// whether it is the one that the completion names.
+    /// Counts a request that has completed before it was pushed. Its position is not used again.
+    #[inline]
+    pub fn skip(&mut self) {
+        debug_assert!(self.is_empty(), "requests complete in order");
+        self.tail += 1;
+        self.head = self.tail;
+    }
+
+    /// Checks a completion: returns how many requests it completes, of which it names the last one. They are to be
+    /// [taken](SendQueue::pop).
     ///
     /// Refuses a completion that names no outstanding request of this slot, and one that would skip a signaled request, whose own
     /// completion must come first.
     #[inline]
-    pub fn complete(
-        &mut self,
-        position: u32,
-        kind: WorkKind,
-        slot: SlotKey,
-        mut each: impl FnMut(Posted, bool),
-    ) -> Result<(), StaleCompletion> {
+    pub fn check(&self, position: u32, kind: WorkKind, slot: SlotKey) -> Result<usize, StaleCompletion> {
         let ahead = position.wrapping_sub(self.head as u32) & ((1 << POSITION_BITS) - 1);
         if u64::from(ahead) >= self.tail - self.head {
             return Err(StaleCompletion);
         }
         let target = self.head + u64::from(ahead);
-        let named = self.entries[self.index(target)];
-        if !named.is_some_and(|posted| posted.kind == kind && posted.slot == slot) {
+        let named = &self.entries[self.index(target)];
+        if !named.as_ref().is_some_and(|posted| posted.kind == kind && posted.slot == slot) {
             return Err(StaleCompletion);
         }
         if (self.head..target).any(|at| self.entries[self.index(at)].is_some_and(|posted| posted.signaled)) {
             return Err(StaleCompletion);
         }
-        while self.head <= target {
-            let index = self.index(self.head);
-            self.head += 1;
-            if let Some(posted) = self.entries[index].take() {
-                each(posted, self.head > target);
-            }
+        Ok(ahead as usize + 1)
+    }
+
+    /// Takes the oldest request.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Posted> {
+        if self.is_empty() {
+            return None;
         }
-        Ok(())
+        let index = self.index(self.head);
+        self.head += 1;
+        self.entries[index].take()
     }
 
     /// Takes all requests, because the queue pair was reset and no completion will come.
     pub fn drain(&mut self, mut each: impl FnMut(Posted)) {
-        while self.head < self.tail {
-            let index = self.index(self.head);
-            self.head += 1;
-            if let Some(posted) = self.entries[index].take() {
-                each(posted);
-            }
+        while let Some(posted) = self.pop() {
+            each(posted);
         }
     }
 }
@@ -147,6 +149,18 @@ mod tests {
     use super::*;
     use alloc::vec;
     use proptest::prelude::*;
+
+    /// Completes a request, and calls `each` for it and for those before it, with whether it is the named one.
+    fn complete(
+        queue: &mut SendQueue,
+        position: u32,
+        slot: SlotKey,
+        mut each: impl FnMut(Posted, bool),
+    ) -> Result<(), StaleCompletion> {
+        let count = queue.check(position, WorkKind::Transfer, slot)?;
+        (0..count).rev().for_each(|left| each(queue.pop().unwrap(), left == 0));
+        Ok(())
+    }
 
     fn posted(index: u16, signaled: bool) -> Posted {
         Posted {
@@ -167,22 +181,13 @@ mod tests {
         let mut seen = vec![];
         let slot = SlotKey { index: 2, generation: 1 };
         assert_eq!(
-            queue
-                .complete(2, WorkKind::Transfer, slot, |posted, named| seen.push((posted.slot.index, named))),
+            complete(&mut queue, 2, slot, |posted, named| seen.push((posted.slot.index, named))),
             Ok(())
         );
         assert_eq!(seen, [(0, false), (1, false), (2, true)]);
-        assert_eq!(
-            queue.complete(2, WorkKind::Transfer, slot, |_, _| panic!()),
-            Err(StaleCompletion),
-            "twice"
-        );
+        assert_eq!(complete(&mut queue, 2, slot, |_, _| panic!()), Err(StaleCompletion), "twice");
         let wrong = SlotKey { index: 3, generation: 2 };
-        assert_eq!(
-            queue.complete(3, WorkKind::Transfer, wrong, |_, _| panic!()),
-            Err(StaleCompletion),
-            "generation"
-        );
+        assert_eq!(complete(&mut queue, 3, wrong, |_, _| panic!()), Err(StaleCompletion), "generation");
         assert_eq!((queue.len(), queue.room()), (1, 3));
     }
 
@@ -206,12 +211,12 @@ mod tests {
                 {
                     let slot = SlotKey { index, generation };
                     let before = queue.len();
-                    prop_assert_eq!(queue.complete(position, WorkKind::Transfer, slot, |_, _| ()), Err(StaleCompletion));
+                    prop_assert_eq!(complete(&mut queue, position, slot, |_, _| ()), Err(StaleCompletion));
                     prop_assert_eq!(queue.len(), before);
                 }
                 if *signaled {
                     let slot = SlotKey { index: index as u16, generation: 1 };
-                    prop_assert_eq!(queue.complete(index as u32, WorkKind::Transfer, slot, |posted, _| seen.push(posted.slot.index)), Ok(()));
+                    prop_assert_eq!(complete(&mut queue, index as u32, slot, |posted, _| seen.push(posted.slot.index)), Ok(()));
                 }
             }
             queue.drain(|posted| seen.push(posted.slot.index));

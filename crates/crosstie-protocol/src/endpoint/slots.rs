@@ -87,6 +87,26 @@ impl Slots {
         Some(SlotKey { index, generation: entry.generation })
     }
 
+    /// The slot that the next [`lease`](Slots::lease) leases.
+    #[inline]
+    pub fn next(&self) -> Option<SlotKey> {
+        if self.free == 0 {
+            return None;
+        }
+        let index = self.ring[self.first];
+        Some(SlotKey { index, generation: self.entries[usize::from(index)].generation })
+    }
+
+    /// Leases and releases the next slot: the one work request that named it has completed.
+    #[inline]
+    pub fn skip(&mut self) {
+        if self.free > 0 {
+            // It stays the first one in the ring, with another generation.
+            let entry = &mut self.entries[usize::from(self.ring[self.first])];
+            entry.generation = next_generation(entry.generation);
+        }
+    }
+
     #[inline]
     fn entry(&mut self, key: SlotKey) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(usize::from(key.index))?;
@@ -107,11 +127,11 @@ impl Slots {
         entry.leased.then_some(SlotKey { index, generation: entry.generation })
     }
 
-    /// Notes that a work request names the slot.
+    /// Notes that work requests name the slot.
     #[inline]
-    pub fn add_work(&mut self, key: SlotKey) {
+    pub fn add_work(&mut self, key: SlotKey, requests: u32) {
         if let Some(entry) = self.entry(key) {
-            entry.outstanding += 1;
+            entry.outstanding += requests;
         }
     }
 
@@ -141,8 +161,7 @@ impl Slots {
             return false;
         }
         entry.leased = false;
-        // Zero is no generation, so that a zeroed key matches nothing.
-        entry.generation = ((entry.generation + 1) & GENERATION_MASK).max(1);
+        entry.generation = next_generation(entry.generation);
         let mut end = self.first + self.free;
         if end >= self.ring.len() {
             end -= self.ring.len();
@@ -160,6 +179,12 @@ impl Slots {
     }
 }
 
+#[inline]
+fn next_generation(generation: u32) -> u32 {
+    // Zero is no generation, so that a zeroed key matches nothing.
+    ((generation + 1) & GENERATION_MASK).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,6 +197,7 @@ mod tests {
         Complete(usize),
         Release(usize),
         Stale(usize),
+        Skip,
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -180,6 +206,7 @@ mod tests {
             any::<usize>().prop_map(Step::Complete),
             any::<usize>().prop_map(Step::Release),
             any::<usize>().prop_map(Step::Stale),
+            Just(Step::Skip),
         ]
     }
 
@@ -199,7 +226,7 @@ mod tests {
                         prop_assert_eq!(key.map(|key| key.index), free.pop_front());
                         if let Some(key) = key {
                             prop_assert!(!former.contains(&key) && leased.iter().all(|(other, _)| other.index != key.index));
-                            (0..work).for_each(|_| slots.add_work(key));
+                            slots.add_work(key, work.into());
                             leased.push((key, work.into()));
                         }
                     }
@@ -216,6 +243,15 @@ mod tests {
                         if left == 0 {
                             leased.swap_remove(at);
                             free.push_back(key.index);
+                            former.push(key);
+                        }
+                    }
+                    Step::Skip => {
+                        let key = slots.next();
+                        prop_assert_eq!(key.map(|key| key.index), free.front().copied());
+                        slots.skip();
+                        if let Some(key) = key {
+                            prop_assert!(!former.contains(&key));
                             former.push(key);
                         }
                     }

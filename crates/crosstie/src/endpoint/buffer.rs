@@ -26,8 +26,8 @@ impl Buffer {
         Buffer::of_shared_region(Arc::new(region))
     }
 
-    /// A whole region that others use as well, for example a cache of registrations. Whoever makes two buffers of the same memory
-    /// must keep their uses apart.
+    /// A whole region that others use as well, for example a cache of registrations. A program that makes two buffers of the same
+    /// memory must keep their uses apart.
     pub fn of_shared_region(region: Arc<Mr>) -> Buffer {
         let len = region.len();
         Buffer { region: Region::Allocated(region), start: 0, len }

@@ -2,14 +2,15 @@
 
 use core::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::address::EndpointAddress;
 use super::buffer::{Buffer, Lend};
 use super::cause::{Cause, ConnectError, NotStarted, Refused};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
-use super::future::OperationFuture;
+use super::engine::Started;
+use super::future::{OperationFuture, complete};
 use super::operation::Operation;
 use super::path::Path;
 use super::shared::Shared;
@@ -152,10 +153,16 @@ impl fmt::Debug for Endpoint {
 #[derive(Clone, Copy, Debug)]
 pub struct Submit<'e> {
     endpoint: &'e Endpoint,
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
 }
 
 impl Submit<'_> {
+    #[inline]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.endpoint.shared
+    }
+
+    #[inline]
     pub(super) fn max_message(&self) -> u64 {
         self.endpoint.device.attr().max_message.min(u32::MAX.into())
     }
@@ -167,31 +174,36 @@ impl Submit<'_> {
         buffer: B,
         fill: impl FnOnce(&B) -> Result<Operation, NotStarted>,
     ) -> Result<OperationFuture<B>, Refused<B>> {
-        let shared = &self.endpoint.shared;
+        let shared = self.shared();
         let mut operation = match shared.check().and_then(|()| fill(&buffer)) {
             Ok(operation) => operation,
             Err(cause) => return Err(Refused { cause, buffer }),
         };
         operation.stored = buffer.store();
-        operation.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let has_deadline = operation.deadline.is_some();
-        let side = match shared.table.lease(operation) {
-            Ok(side) => side,
+        self.future(shared.start(operation, self.timeout))
+    }
+
+    /// The future of an operation that was started, or was handed back because there are too many.
+    #[inline]
+    pub(super) fn future<B: Lend>(
+        &self,
+        started: Result<Started, Operation>,
+    ) -> Result<OperationFuture<B>, Refused<B>> {
+        let shared = self.shared();
+        match started {
+            Ok(Started::InFlight(side)) => Ok(OperationFuture::in_flight(shared, side)),
+            Ok(Started::Completed(operation)) => match complete(operation) {
+                Some(completed) => Ok(OperationFuture::completed(completed)),
+                None => unreachable!("what was stored is restored"),
+            },
             Err(operation) => {
                 let cause = NotStarted::TooManyOperations(shared.table.len() as u32);
                 let Some(buffer) = B::restore(operation.stored) else {
-                    unreachable!("what was stored above is restored")
+                    unreachable!("what was stored is restored")
                 };
-                return Err(Refused { cause, buffer });
+                Err(Refused { cause, buffer })
             }
-        };
-        shared.table.submit(&side);
-        shared.run_submitted();
-        let future = OperationFuture::new(shared, side);
-        if has_deadline && !future.is_ended() {
-            shared.call_attention();
         }
-        Ok(future)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use core::fmt;
 use core::future::Future;
-use core::marker::PhantomData;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
 use super::buffer::{Lend, sealed};
 use super::cause::{Cause, Completed, Failed};
+use super::operation::Operation;
 use super::shared::Shared;
 use crate::ring::operation_table::FutureSide;
 
@@ -24,9 +24,12 @@ pub type OperationResult<B> = Result<Completed<B>, Failed<B>>;
 /// Dropping it cancels the operation, as [`cancel`](OperationFuture::cancel) does; its buffer is freed when the device does not touch
 /// it any more. [`detach`](OperationFuture::detach) lets the operation go on.
 #[must_use = "a future that is dropped cancels its operation"]
-pub struct OperationFuture<B: Lend> {
-    handle: Handle,
-    buffer: PhantomData<fn() -> B>,
+pub struct OperationFuture<B: Lend>(Inner<B>);
+
+enum Inner<B: Lend> {
+    /// It had completed before it got a future. `None` after the result was taken.
+    Completed(Option<Completed<B>>),
+    InFlight(Handle),
 }
 
 /// The future's side, and the endpoint that it belongs to.
@@ -38,51 +41,75 @@ struct Handle {
 
 impl<B: Lend> OperationFuture<B> {
     #[inline]
-    pub(super) fn new(shared: &Arc<Shared>, side: FutureSide) -> OperationFuture<B> {
-        OperationFuture { handle: Handle { shared: shared.clone(), side: Some(side) }, buffer: PhantomData }
+    pub(super) fn in_flight(shared: &Arc<Shared>, side: FutureSide) -> OperationFuture<B> {
+        OperationFuture(Inner::InFlight(Handle { shared: shared.clone(), side: Some(side) }))
+    }
+
+    #[inline]
+    pub(super) fn completed(completed: Completed<B>) -> OperationFuture<B> {
+        OperationFuture(Inner::Completed(Some(completed)))
     }
 
     /// Whether the operation has ended.
     #[inline]
     pub fn is_ended(&self) -> bool {
-        self.handle.is_ended()
+        match &self.0 {
+            Inner::Completed(result) => result.is_some(),
+            Inner::InFlight(handle) => handle.is_ended(),
+        }
     }
 
     /// Takes the result if the operation has ended. `None`: it has not, or the result was taken before.
+    #[inline]
     pub fn try_take(&mut self) -> Option<OperationResult<B>> {
-        if self.handle.is_ended() { self.handle.take_result() } else { None }
+        match &mut self.0 {
+            Inner::Completed(result) => result.take().map(Ok),
+            Inner::InFlight(handle) if handle.is_ended() => handle.take_result(),
+            Inner::InFlight(_) => None,
+        }
     }
 
     /// Waits until the operation has ended. Polls the device meanwhile. Any [deadline](super::EndpointConfig::deadline) of the
     /// operation ends the wait as well.
+    #[inline]
     pub fn wait(mut self) -> OperationResult<B> {
         loop {
-            self.handle.wait_until(None, false);
             if let Some(result) = self.try_take() {
                 return result;
             }
+            self.wait_until(None);
         }
     }
 
     /// As [`wait`](OperationFuture::wait), for at most `timeout`. Hands the future back if the operation has not ended then; the
     /// operation goes on.
     pub fn wait_for(mut self, timeout: Duration) -> Result<OperationResult<B>, Self> {
-        self.handle.wait_until(Instant::now().checked_add(timeout), false);
+        self.wait_until(Instant::now().checked_add(timeout));
         match self.try_take() {
             Some(result) => Ok(result),
             None => Err(self),
         }
     }
 
+    fn wait_until(&self, deadline: Option<Instant>) {
+        if let Inner::InFlight(handle) = &self.0 {
+            handle.wait_until(deadline, false);
+        }
+    }
+
     /// Ends the operation with [`Cause::Cancelled`], unless it has ended. The device may still carry it out. Its buffer comes back
     /// when the device does not touch it any more.
     pub fn cancel(&self) {
-        self.handle.cancel();
+        if let Inner::InFlight(handle) = &self.0 {
+            handle.cancel();
+        }
     }
 
     /// Lets the operation go on without anybody looking at its result. Its buffer is freed at its end.
     pub fn detach(mut self) {
-        self.handle.let_go();
+        if let Inner::InFlight(handle) = &mut self.0 {
+            handle.let_go();
+        }
     }
 }
 
@@ -93,26 +120,34 @@ impl<B: Lend> Future for OperationFuture<B> {
     ///
     /// If it is polled after it has returned its result.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let handle = &mut self.handle;
-        if !handle.is_ended() {
+        if let Inner::InFlight(handle) = &mut self.0
+            && !handle.is_ended()
+        {
             handle.shared.assist();
             let Some(side) = &handle.side else { panic!("polled after its result was taken") };
             if side.set_waker(&handle.shared.table, context.waker(), false) {
                 return Poll::Pending;
             }
         }
-        match handle.take_result() {
+        match self.try_take() {
             Some(result) => Poll::Ready(result),
             None => panic!("polled after its result was taken"),
         }
     }
 }
 
-impl<B: Lend> Drop for OperationFuture<B> {
+// Nothing is pinned inside.
+impl<B: Lend> Unpin for OperationFuture<B> {}
+
+impl Drop for Handle {
+    /// Of a future: cancels its operation. A [`BufferReturn`] is of an operation that has ended.
+    #[inline]
     fn drop(&mut self) {
-        self.handle.cancel();
-        self.handle.keep_event();
-        self.handle.let_go();
+        if self.side.is_some() {
+            self.cancel();
+            self.keep_event();
+            self.let_go();
+        }
     }
 }
 
@@ -168,10 +203,7 @@ impl Handle {
         let side = self.side.take()?;
         match Cause::decode(side.word(&self.shared.table).cause()) {
             None => match side.take(&self.shared.table) {
-                Ok(operation) => {
-                    let buffer = <B as sealed::Lend>::restore(operation.stored)?;
-                    Some(Ok(Completed { buffer, bytes: operation.bytes, imm: operation.imm }))
-                }
+                Ok(operation) => complete(operation).map(Ok),
                 Err(side) => {
                     // Success and the return of the memory are one step, so this does not happen.
                     self.side = Some(side);
@@ -194,6 +226,13 @@ impl Handle {
         };
         self.shared.wait(deadline, done, wake);
     }
+}
+
+/// The result of an operation that has completed. There is one: the operation has what `B` was stored as.
+#[inline]
+pub(super) fn complete<B: Lend>(operation: Operation) -> Option<Completed<B>> {
+    let Operation { stored, bytes, imm, .. } = operation;
+    Some(Completed { buffer: <B as sealed::Lend>::restore(stored)?, bytes, imm })
 }
 
 /// The buffer of an operation that has ended without success. It comes back when the device does not touch it any more: when its work
@@ -256,12 +295,6 @@ impl<B: Lend> Future for BufferReturn<B> {
 
 // Nothing is pinned inside.
 impl<B: Lend> Unpin for BufferReturn<B> {}
-
-impl<B: Lend> Drop for BufferReturn<B> {
-    fn drop(&mut self) {
-        self.handle.let_go();
-    }
-}
 
 impl<B: Lend> fmt::Debug for BufferReturn<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

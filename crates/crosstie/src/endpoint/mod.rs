@@ -44,7 +44,7 @@
 //! | I1 | **Signal exclusivity.** The state of an operation is seen by one future. Its entry is used again only when neither the future nor the engine sees it, with the next generation | `loom_entry_is_reused_only_when_nobody_sees_it`, `first_cause_wins_and_memory_comes_back_once` |
 //! | I2 | **Slot reuse.** A slot returns to the free ring when every work request that names it has completed. A completion of a former lease finds no slot: it is counted and changes nothing | `slots_follow_the_model`, `stale_and_duplicate_completions_change_nothing` |
 //! | I3 | **Lifetime of what a completion needs.** A completion carries an integer, never a pointer. What it leads to is held by the slot | `each_request_completes_once_in_order`, `stale_and_duplicate_completions_change_nothing` |
-//! | I4 | **Operation lifetime.** An operation lives while its future or the engine holds it. Nothing else keeps it alive: `cancel_all` walks the table, and holds nothing | `loom_cancel_and_completion_agree`, `dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing` |
+//! | I4 | **Operation lifetime.** An operation lives while its future or the engine holds it. Nothing else keeps it alive: `cancel_all` walks the table, and holds nothing | `loom_cancel_and_completion_agree`, `loom_private_operation_is_not_cancelled`, `dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing` |
 //! | I5 | **A receive is always posted.** Receives are posted before the connection begins, and each again before what it brought is used. A peer has credit for fewer messages than that, so it is never told to retry (RNR) | `window_is_kept_and_never_starves`, `more_messages_than_slots_wait_their_turn` |
 //!
 //! # Whose buffer it is
@@ -97,8 +97,9 @@
 //! the program calls [`Endpoint::progress`], or waits for a future, which polls as well. In both modes any thread can start operations
 //! and wait for them, and futures work with any executor.
 //!
-//! A thread that starts an operation posts its work requests itself if no other thread is polling at that moment. On the software device
-//! the thread that posts also copies the bytes.
+//! A thread that starts an operation posts its work requests itself if no other thread is polling at that moment, and polls once. On the
+//! software device the thread that posts also copies the bytes, so a `read` or a `write` has usually completed when the call returns: its
+//! future is ready, and nothing was shared with another thread.
 //!
 //! # When something fails
 //!

@@ -1,14 +1,15 @@
 //! What an endpoint's handles, futures and progress thread share, and how they wait.
 //!
-//! The engine is passed around with `try_lock`: whoever gets it runs it, and nobody waits for it. A thread that submits an operation
-//! runs the engine itself if it is free; else the thread that has it looks once more after it has let go, and finds the operation.
-//! Nobody sleeps while having the engine.
+//! The engine is behind a [combining lock](crate::ring::combining_lock): no thread waits for it, except for rare calls. A thread that
+//! starts an operation runs the engine itself if no other thread does: it posts the work requests and polls once, so that on the software
+//! device the operation has usually ended when the call returns. Else it submits the operation, and the thread that has the engine finds it
+//! before it unlocks. No thread sleeps while it has the engine.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use core::task::Waker;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -18,10 +19,11 @@ use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 use super::cause::{Cause, NotStarted, Peer};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
-use super::engine::Engine;
-use super::operation::Table;
+use super::engine::{Engine, Started};
+use super::operation::{Operation, Table};
 use crate::WaitStrategy;
 use crate::device::{Device, DeviceError, Pd, software};
+use crate::ring::combining_lock::{CombiningLock, Guard};
 use crate::ring::fence;
 use crate::wait::{Parker, park_once};
 
@@ -32,6 +34,10 @@ const SPIN_TIME: Duration = Duration::from_micros(5);
 const YIELD_TIME: Duration = Duration::from_micros(50);
 /// Longest sleep.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
+/// Longest sleep while another thread has the engine. That thread may leave work behind.
+const MAX_LOCKED_SLEEP: Duration = Duration::from_micros(200);
+/// How long a thread sleeps that waits for another one to unlock the engine.
+const LOCK_RETRY: Duration = Duration::from_micros(50);
 /// Longest sleep where no completion wakes the sleeper: another thread waits at the device, or the device has no way to wake it.
 const MAX_UNNOTIFIED_SLEEP: Duration = Duration::from_millis(1);
 
@@ -71,7 +77,7 @@ impl Status {
 
 pub(super) struct Shared {
     // The engine is dropped first: its queue pairs, before the buffers in the table.
-    engine: Mutex<Engine>,
+    engine: CombiningLock<Engine>,
     pub(super) table: Table,
     pub(super) config: EndpointConfig,
     status: Arc<Status>,
@@ -82,7 +88,7 @@ pub(super) struct Shared {
     /// The thread that sleeps for the endpoint parks here, and at the completion queue.
     parker: Parker,
     attention: AtomicBool,
-    /// Whoever has this may park.
+    /// The thread that has this may park.
     sleeper: Mutex<()>,
     /// `Endpoint` handles. With the last one the connection ends.
     handles: AtomicUsize,
@@ -99,7 +105,7 @@ impl Shared {
         fence::register().map_err(|source| DeviceError::Os { what: "membarrier", source })?;
         let status = Arc::new(Status::default());
         Ok(Arc::new(Shared {
-            engine: Mutex::new(Engine::new(device, pd, config, &status)?),
+            engine: CombiningLock::new(Engine::new(device, pd, config, &status)?),
             table: Table::new(config.operations),
             config: config.clone(),
             status,
@@ -122,33 +128,129 @@ impl Shared {
         *locked(&self.status.peer)
     }
 
-    /// Runs the engine, if nobody else does. Returns how much happened.
-    #[inline]
-    pub(super) fn progress(&self) -> usize {
-        let mut count = 0;
-        loop {
-            let Some(mut engine) = self.try_engine() else { return count };
-            let reap = self.reap.load(Relaxed) && self.reap.swap(false, Acquire);
-            if reap {
-                let events = core::mem::take(&mut *locked(&self.returned_events));
-                events.into_iter().for_each(|event| engine.put_back(&self.table, event));
-            }
-            count += engine.run(&self.table, reap);
-            drop(engine);
-            // Whoever submitted in between did not get the engine. The fence orders our release of it before this check, and theirs
-            // orders the submission before the try.
-            fence_seq_cst();
-            if !self.table.has_submitted() && !self.reap.load(Relaxed) {
-                return count;
-            }
+    /// Starts an operation. Hands it back if there are too many.
+    pub(super) fn start(
+        &self,
+        operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        match self.try_engine() {
+            Some(engine) => self.start_with(engine, operation, timeout),
+            None => self.submit(operation, timeout),
         }
     }
 
-    /// After an operation was submitted.
     #[inline]
-    pub(super) fn run_submitted(&self) {
-        fence_seq_cst();
-        self.progress();
+    pub(super) fn try_engine(&self) -> Option<Guard<'_, Engine>> {
+        self.engine.try_lock()
+    }
+
+    pub(super) fn start_with(
+        &self,
+        mut engine: Guard<'_, Engine>,
+        operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        let started = engine.start(&self.table, operation, timeout);
+        self.finish_start(engine, started, timeout)
+    }
+
+    /// Makes an operation of a transfer that was posted.
+    pub(super) fn adopt(
+        &self,
+        mut engine: Guard<'_, Engine>,
+        operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        let started = engine.adopt(&self.table, operation, timeout);
+        self.finish_start(engine, started, timeout)
+    }
+
+    fn finish_start(
+        &self,
+        engine: Guard<'_, Engine>,
+        started: Result<Started, Operation>,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        self.unlock(engine);
+        if let (Ok(Started::InFlight(side)), true) = (&started, timeout.is_some())
+            && self.config.progress == Progress::Thread
+            && !side.word(&self.table).is_ended()
+        {
+            // The progress thread may sleep longer than the deadline allows.
+            self.call_attention();
+        }
+        started
+    }
+
+    /// Starts an operation while another thread has the engine.
+    #[cold]
+    pub(super) fn submit(
+        &self,
+        mut operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        operation.deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let side = self.table.lease(operation).or_else(|operation| {
+            self.with_engine(|engine, table| engine.free_spare(table));
+            self.table.lease(operation)
+        })?;
+        self.table.submit(&side);
+        self.run_published();
+        if timeout.is_some() && !side.word(&self.table).is_ended() {
+            self.call_attention();
+        }
+        Ok(Started::InFlight(side))
+    }
+
+    /// Runs the engine, if no other thread does. Returns how much happened.
+    #[inline]
+    pub(super) fn progress(&self) -> usize {
+        match self.engine.try_lock() {
+            Some(mut engine) => self.run(&mut engine) + self.unlock(engine),
+            None => 0,
+        }
+    }
+
+    /// Runs the engine, or lets the thread that has it do so, for something that was published.
+    fn run_published(&self) {
+        if let Some(mut engine) = self.engine.lock_or_call() {
+            self.run(&mut engine);
+            self.unlock(engine);
+        }
+    }
+
+    #[inline]
+    fn run(&self, engine: &mut Engine) -> usize {
+        let reap = self.reap.load(Relaxed);
+        if reap {
+            // Acquire, partner: the Release store in `reap_soon`.
+            self.reap.swap(false, Acquire);
+            let events = core::mem::take(&mut *locked(&self.returned_events));
+            events.into_iter().for_each(|event| engine.put_back(&self.table, event));
+        }
+        engine.run(&self.table, reap)
+    }
+
+    /// Unlocks the engine, after having run it for the threads that found it locked. Returns how much happened.
+    #[inline]
+    pub(super) fn unlock(&self, engine: Guard<'_, Engine>) -> usize {
+        match engine.unlock() {
+            None => 0,
+            Some(engine) => self.run_called(engine),
+        }
+    }
+
+    #[cold]
+    fn run_called(&self, mut engine: Guard<'_, Engine>) -> usize {
+        let mut count = 0;
+        loop {
+            count += self.run(&mut engine);
+            match engine.unlock() {
+                None => return count,
+                Some(again) => engine = again,
+            }
+        }
     }
 
     /// Lets a thread that polls a future do the work where there is no progress thread.
@@ -169,10 +271,10 @@ impl Shared {
 
     /// Operations have ended before the device was done with them.
     pub(super) fn reap_soon(&self) {
-        // Release, partner: the Acquire swap in `progress`.
+        // Release, partner: the Acquire swap in `run`.
         self.reap.store(true, Release);
         self.call_attention();
-        self.progress();
+        self.run_published();
     }
 
     /// An immediate that nobody has looked at.
@@ -187,18 +289,32 @@ impl Shared {
         count
     }
 
-    #[inline]
-    fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
-        match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(engine)) => Some(engine.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// Uses the engine for something rare: waits for it.
     pub(super) fn with_engine<R>(&self, f: impl FnOnce(&mut Engine, &Table) -> R) -> R {
-        f(&mut locked(&self.engine), &self.table)
+        let mut tries = 0u32;
+        let mut engine = loop {
+            if let Some(engine) = self.engine.try_lock() {
+                break engine;
+            }
+            // Another thread is running it, which takes microseconds, unless that thread was preempted.
+            tries += 1;
+            match tries {
+                0..64 => core::hint::spin_loop(),
+                64..256 => std::thread::yield_now(),
+                _ => std::thread::sleep(LOCK_RETRY),
+            }
+        };
+        let result = f(&mut engine, &self.table);
+        self.unlock(engine);
+        result
+    }
+
+    /// Looks at the engine, unless another thread has it.
+    fn try_with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let mut engine = self.engine.try_lock()?;
+        let result = f(&mut engine);
+        self.unlock(engine);
+        Some(result)
     }
 
     pub(super) fn counters(&self) -> EndpointCounters {
@@ -264,14 +380,19 @@ impl Shared {
 
     /// Parks until there is a completion, a submitted operation, or a call for attention. One thread at a time calls this.
     pub(super) fn sleep_until_ready(&self, timeout: Duration, done: &impl Fn() -> bool) {
-        let Some(mut engine) = self.try_engine() else {
-            // Whoever has it is working.
-            std::thread::yield_now();
+        let looked = self.try_with_engine(|engine| {
+            let parker: Option<software::CqParker> = engine.link().cq().parker();
+            (engine.max_sleep(Instant::now()), parker)
+        });
+        let Some((max_sleep, cq_parker)) = looked else {
+            // The thread that has it is working, perhaps for long: on the software device it also copies. It must not be disturbed
+            // by a thread that has nothing to do.
+            // Acquire, partner: the Release store in `call_attention`.
+            let is_called = || done() || self.attention.swap(false, Acquire);
+            park_once(core::iter::once(&self.parker), timeout.min(MAX_LOCKED_SLEEP), is_called);
             return;
         };
-        let timeout = timeout.min(engine.max_sleep(Instant::now()));
-        let cq_parker: Option<software::CqParker> = engine.link().cq().parker();
-        drop(engine);
+        let timeout = timeout.min(max_sleep);
         let timeout = if cq_parker.is_some() { timeout } else { timeout.min(MAX_UNNOTIFIED_SLEEP) };
         let parkers = [Some(&self.parker), cq_parker.as_ref().map(software::CqParker::parker)];
         park_once(parkers.iter().copied().flatten(), timeout, || {
@@ -280,7 +401,10 @@ impl Shared {
                 return true;
             }
             // If another thread has the engine, it may leave completions behind.
-            self.try_engine().is_none_or(|mut engine| engine.link().cq().is_ready())
+            let Some(mut engine) = self.engine.try_lock() else { return true };
+            let is_ready = engine.link().cq().is_ready();
+            // Or a thread has submitted an operation meanwhile.
+            self.unlock(engine) > 0 || is_ready
         });
     }
 
@@ -289,7 +413,7 @@ impl Shared {
         let mut idle_since = None;
         loop {
             // Acquire, partner: the Release store in `stop_thread`.
-            if self.stop.load(Acquire) && self.try_engine().is_some_and(|engine| engine.is_drained()) {
+            if self.stop.load(Acquire) && self.try_with_engine(|engine| engine.is_drained()) == Some(true) {
                 return;
             }
             if self.progress() > 0 {
@@ -323,12 +447,8 @@ impl Shared {
     }
 }
 
-fn fence_seq_cst() {
-    core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under the lock comes from the device; the rules are consistent before each call of it.
+    // Nothing that can panic runs under these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -13,6 +13,13 @@
 //!   take the value, or let go: entry is free            (or entry is free, if the future has let go)
 //! ```
 //!
+//! The thread that runs the engine starts its operations without the lists:
+//!
+//! ```text
+//!   lease_private: value in, word = private             with_value, give_back: a store, nobody else looks at the word
+//!   resolve: the value, if it is back; else the word is published, and there is a future as above
+//! ```
+//!
 //! **Promises.** No lock, no allocation and no system call, apart from a task that really waits: its waker is behind a mutex that
 //! nobody holds for long. An operation ends once; `cancel` never changes one that has ended. The value is accessed by one side at a
 //! time: by the engine until it gives it back, and by the future after that.
@@ -117,6 +124,16 @@ pub(crate) struct FutureSide(OperationKey);
 #[derive(Debug)]
 pub(crate) struct EngineSide(OperationKey);
 
+/// An operation that is being started by the thread that runs the engine. There is one for an operation, and it becomes the value or
+/// the future's side.
+#[derive(Debug)]
+pub(crate) struct PrivateSide(OperationKey);
+
+/// An entry that is in no list: the engine keeps it for the next operation that it starts. Only the engine has it, so a function that
+/// takes it is called by the thread that runs the engine.
+#[derive(Debug, Default)]
+pub(crate) struct SpareEntry(Option<u32>);
+
 impl<T, O: Orders> OperationTable<T, O> {
     pub(crate) fn new(entries: u32) -> OperationTable<T, O> {
         static NEXT_ID: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(1);
@@ -146,32 +163,94 @@ impl<T, O: Orders> OperationTable<T, O> {
         &self.entries[key.index as usize]
     }
 
-    /// Starts an operation. Hands the value back if all entries are in use.
+    /// Takes an entry out of the free list.
     #[inline]
-    pub(crate) fn lease(&self, value: T) -> Result<FutureSide, T> {
+    fn pop_free(&self) -> Option<u32> {
         // Acquire, partner: the push in `retire`. The value of the former operation is gone.
         let mut head = self.free.load(Acquire);
-        let index = loop {
+        loop {
             let first = head as u32;
             if first == 0 {
-                return Err(value);
+                return None;
             }
             // It may be in use already; then the tag has changed and the exchange fails.
             let next = self.entries[first as usize - 1].next.load(Relaxed);
             let new = ((head >> 32).wrapping_add(1) << 32) | next;
             match self.free.compare_exchange_weak(head, new, Acquire, Acquire) {
-                Ok(_) => break first - 1,
+                Ok(_) => return Some(first - 1),
                 Err(now) => head = now,
             }
-        };
+        }
+    }
+
+    /// Puts an entry into the free list.
+    #[inline]
+    fn push_free(&self, index: u32) {
         let entry = &self.entries[index as usize];
-        // SAFETY: the entry was in the free list, and only this thread has taken it. Nobody else accesses the value before
-        // `submit`.
-        entry.value.with_mut(|at| unsafe { *at = Some(value) });
+        let mut head = self.free.load(Relaxed);
+        loop {
+            entry.next.store(u64::from(head as u32), Relaxed);
+            let new = ((head >> 32).wrapping_add(1) << 32) | (u64::from(index) + 1);
+            // `Orders::FREE` names the partner.
+            match self.free.compare_exchange_weak(head, new, O::FREE, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Puts the value of a new operation into an entry that is in no list.
+    #[inline]
+    fn fill(&self, index: u32, value: T, word: impl Fn(u32) -> OperationWord) -> OperationKey {
+        let entry = &self.entries[index as usize];
+        // SAFETY: the entry was in the free list, or is the engine's spare entry, and only this thread has taken it. Nobody else
+        // accesses the value before it is submitted or given back. There is no former value: `retire` and `resolve` have taken it.
+        entry.value.with_mut(|at| unsafe { at.write(Some(value)) });
         let generation = OperationWord::from_bits(entry.word.load(Relaxed)).generation();
         // `cancel_all` may see it from here on. It does not touch the value.
-        entry.word.store(OperationWord::leased(generation).bits(), Relaxed);
-        Ok(FutureSide(OperationKey { table: self.id, index, generation }))
+        entry.word.store(word(generation).bits(), Relaxed);
+        OperationKey { table: self.id, index, generation }
+    }
+
+    /// Starts an operation. Hands the value back if all entries are in use.
+    #[inline]
+    pub(crate) fn lease(&self, value: T) -> Result<FutureSide, T> {
+        match self.pop_free() {
+            Some(index) => Ok(FutureSide(self.fill(index, value, OperationWord::leased))),
+            None => Err(value),
+        }
+    }
+
+    /// Starts an operation that the engine has at once: it is not submitted. Hands the value back if all entries are in use.
+    #[inline]
+    pub(crate) fn lease_private(
+        &self,
+        value: T,
+        spare: &mut SpareEntry,
+    ) -> Result<(PrivateSide, EngineSide), T> {
+        match spare.0.take().or_else(|| self.pop_free()) {
+            Some(index) => {
+                let key = self.fill(index, value, OperationWord::private);
+                Ok((PrivateSide(key), EngineSide(key)))
+            }
+            None => Err(value),
+        }
+    }
+
+    /// Makes sure that there is a spare entry, so that the next `lease_private` finds one. Returns false if all entries are in use.
+    #[inline]
+    pub(crate) fn reserve_spare(&self, spare: &mut SpareEntry) -> bool {
+        if spare.0.is_none() {
+            spare.0 = self.pop_free();
+        }
+        spare.0.is_some()
+    }
+
+    /// Puts the spare entry into the free list.
+    pub(crate) fn free_spare(&self, spare: &mut SpareEntry) {
+        if let Some(index) = spare.0.take() {
+            self.push_free(index);
+        }
     }
 
     /// Hands a leased operation to the engine. To be called once.
@@ -254,10 +333,15 @@ impl<T, O: Orders> OperationTable<T, O> {
         word.generation() == key.generation && !word.is_ended()
     }
 
-    /// Ends an operation, from any thread. Returns whether it had not ended before.
+    /// Ends an operation, from any thread that has its future, or the engine. Returns whether it had not ended before.
     pub(crate) fn end(&self, key: OperationKey, cause: u16) -> bool {
+        self.end_if(key, cause, |_| true)
+    }
+
+    fn end_if(&self, key: OperationKey, cause: u16, condition: impl Fn(OperationWord) -> bool) -> bool {
+        let change = |word: OperationWord| if condition(word) { word.end(cause) } else { None };
         // AcqRel: what the thread did before it ended the operation is visible to who sees the end.
-        match self.update(key, Ordering::AcqRel, |word| word.end(cause)) {
+        match self.update(key, Ordering::AcqRel, change) {
             Some((before, _)) => {
                 self.wake_if(key, before);
                 true
@@ -273,7 +357,8 @@ impl<T, O: Orders> OperationTable<T, O> {
                 OperationWord::from_bits(self.entries[index as usize].word.load(Relaxed)).generation();
             OperationKey { table: self.id, index, generation }
         });
-        all.filter(|key| self.end(*key, cause)).count()
+        // One that is private counts as started after this.
+        all.filter(|key| self.end_if(*key, cause, |word| !word.is_private())).count()
     }
 
     #[inline]
@@ -301,16 +386,7 @@ impl<T, O: Orders> OperationTable<T, O> {
         drop(value);
         let word = OperationWord::from_bits(entry.word.load(Relaxed));
         entry.word.store(word.retire().bits(), Relaxed);
-        let mut head = self.free.load(Relaxed);
-        loop {
-            entry.next.store(u64::from(head as u32), Relaxed);
-            let new = ((head >> 32).wrapping_add(1) << 32) | (u64::from(key.index) + 1);
-            // `Orders::FREE` names the partner.
-            match self.free.compare_exchange_weak(head, new, O::FREE, Relaxed) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
-        }
+        self.push_free(key.index);
     }
 }
 
@@ -347,6 +423,14 @@ impl EngineSide {
     #[inline]
     pub(crate) fn give_back<T, O: Orders>(self, table: &OperationTable<T, O>, cause: u16) -> bool {
         let change = |word: OperationWord| word.give_back(cause);
+        let word = &table.entry(self.0).word;
+        let private = OperationWord::from_bits(word.load(Relaxed));
+        if private.is_private() {
+            // Nobody else changes the word. Release, partner: the Acquire load in `resolve`.
+            let Some(after) = change(private) else { return false };
+            word.store(after.bits(), Ordering::Release);
+            return !private.is_ended();
+        }
         // Only this side gives the value back, and only once.
         let Some((before, after)) = table.update(self.0, O::GIVE_BACK, change) else { return false };
         if after.is_unused() {
@@ -355,6 +439,39 @@ impl EngineSide {
             table.wake_if(self.0, before);
         }
         !before.is_ended()
+    }
+}
+
+impl PrivateSide {
+    /// Takes the value if it is back and the operation has ended with this cause. Else publishes the operation: it has a future then.
+    /// `accept` may refuse the value, so that it stays in the entry.
+    #[inline]
+    pub(crate) fn resolve<T, O: Orders>(
+        self,
+        table: &OperationTable<T, O>,
+        spare: &mut SpareEntry,
+        cause: u16,
+        accept: impl FnOnce(&T) -> bool,
+    ) -> Result<T, FutureSide> {
+        let word = table.word(self.0);
+        let entry = table.entry(self.0);
+        let value = if word.is_back() && word.cause() == cause {
+            // SAFETY: the value is back, so the engine does not access it any more, and there is no future: only this side accesses
+            // it. The engine's accesses happened before the change of the word that was loaded above.
+            entry.value.with_mut(|at| unsafe { (*at).take_if(|value| accept(value)) })
+        } else {
+            None
+        };
+        let Some(value) = value else {
+            // While it was private nobody else changed the word: only the engine could.
+            entry.word.store(word.publish().bits(), Relaxed);
+            return Err(FutureSide(self.0));
+        };
+        entry.word.store(word.retire().bits(), Relaxed);
+        // There is at most one: `lease_private` has taken it before.
+        table.free_spare(spare);
+        spare.0 = Some(self.0.index);
+        Ok(value)
     }
 }
 
@@ -392,14 +509,17 @@ impl FutureSide {
     /// Takes the value, if it is back, and frees the entry.
     #[inline]
     pub(crate) fn take<T, O: Orders>(self, table: &OperationTable<T, O>) -> Result<T, FutureSide> {
-        if !table.word(self.0).is_back() {
+        let word = table.word(self.0);
+        if !word.is_back() {
             return Err(self);
         }
         let entry = table.entry(self.0);
         // SAFETY: the value is back, so it belongs to the future, of which this is the only side. The engine's accesses happened
         // before the change of the word that was loaded above.
         let value = entry.value.with_mut(|at| unsafe { (*at).take() });
-        self.let_go(table);
+        // Nobody else changes a word that is back: it has ended, so it cannot be ended again. So no exchange is needed.
+        entry.word.store(word.retire().bits(), Relaxed);
+        table.push_free(self.0.index);
         Ok(value.expect("an operation that is back has its value until its future takes it"))
     }
 
@@ -636,6 +756,44 @@ mod loom_tests {
             assert_eq!(word.cause(), expected, "never flipped");
             assert_eq!(side.take(&*table).unwrap(), 1);
         });
+    }
+
+    /// The engine starts an operation and gives it back, before or after it is published, while another thread cancels everything: one
+    /// of them ends it, and one that came back while it was private was not cancelled.
+    #[test]
+    fn loom_private_operation_is_not_cancelled() {
+        for back_first in [true, false] {
+            loom::model(move || {
+                let table = Arc::new(OperationTable::<u64>::new(1));
+                let cancel = thread::spawn({
+                    let table = table.clone();
+                    move || table.end_all(9)
+                });
+                let mut spare = SpareEntry::default();
+                let (side, mut op) = table.lease_private(1, &mut spare).unwrap();
+                op.with_value(&*table, |value| *value = 7);
+                let mut op = Some(op);
+                if back_first {
+                    assert!(op.take().unwrap().give_back(&*table, 0), "nobody else ends it");
+                }
+                match side.resolve(&*table, &mut spare, 0, |_| true) {
+                    Ok(value) => {
+                        assert!(back_first && value == 7);
+                        assert_eq!(cancel.join().unwrap(), 0);
+                        assert!(table.lease(2).is_err(), "the entry is spare");
+                        table.free_spare(&mut spare);
+                        assert!(table.lease(2).is_ok());
+                    }
+                    Err(side) => {
+                        let completed = op.take().unwrap().give_back(&*table, 0);
+                        let cancelled = cancel.join().unwrap();
+                        assert_eq!(usize::from(completed) + cancelled, 1, "one of them ended it");
+                        assert_eq!(side.word(&*table).cause(), if completed { 0 } else { 9 });
+                        assert_eq!(side.take(&*table).unwrap(), 7);
+                    }
+                }
+            });
+        }
     }
 
     struct NotifyWaker(Notify);

@@ -49,27 +49,20 @@ impl Link {
     fn handle_send(&mut self, shared: &mut Shared<'_>, id: WrId, status: Status) {
         let cause = (!status.is_success()).then(|| Cause::of_status(status));
         let channel = usize::from(id.qp);
-        // One at a time, so that the rest of the connection can be used in between. Nearly always there is only one.
-        let mut done = [None; super::link::SIGNAL_INTERVAL as usize];
-        let mut count = 0;
-        let completed =
-            self.channels[channel].sends.complete(id.position, id.kind, id.slot, |posted, is_named| {
-                if let Some(place) = done.get_mut(count) {
-                    *place = Some((posted, is_named));
-                    count += 1;
-                }
-            });
-        if completed.is_err() {
+        let Ok(count) = self.channels[channel].sends.check(id.position, id.kind, id.slot) else {
             shared.counters.stale_completions += 1;
             return;
-        }
-        for (posted, is_named) in done[..count].iter().flatten() {
-            let cause = cause.filter(|_| *is_named);
+        };
+        // Nearly always there is only one.
+        for left in (0..count).rev() {
+            let Some(posted) = self.channels[channel].sends.pop() else { break };
             match posted.kind {
                 WorkKind::Control if posted.slot != NO_SLOT => {
                     self.complete_announcement(shared, posted.slot)
                 }
-                WorkKind::Transfer | WorkKind::MessageData => self.complete_slot_work(shared, posted, cause),
+                WorkKind::Transfer | WorkKind::MessageData => {
+                    self.complete_slot_work(shared, &posted, cause.filter(|_| left == 0));
+                }
                 _ => {}
             }
         }

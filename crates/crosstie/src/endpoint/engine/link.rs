@@ -29,6 +29,7 @@ use super::super::config::{EndpointConfig, SEND_DEPTH};
 use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::Shared;
+use super::at_once::PostedAtOnce;
 use super::transfer::SlotWork;
 use crate::device::{
     Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig,
@@ -137,6 +138,8 @@ pub(in crate::endpoint) struct Link {
     /// Slots with work requests that are not posted.
     pub(super) unposted: VecDeque<SlotKey>,
     pub(super) finished: Vec<SlotKey>,
+    /// Between the post of a transfer and its adoption.
+    pub(super) posted_at_once: Option<PostedAtOnce>,
     // Messages.
     pub(super) pairing: Pairing<Option<Op>>,
     pub(super) recv_slots: Slots,
@@ -210,6 +213,7 @@ impl Link {
             waiting: VecDeque::with_capacity(operations),
             unposted: VecDeque::with_capacity(slots.len()),
             finished: Vec::with_capacity(POLL_BATCH),
+            posted_at_once: None,
             slots,
             pairing: Pairing::new(messages, operations),
             recv_slots: Slots::new(usize::from(config.messages)),
@@ -315,7 +319,7 @@ impl Link {
 
     #[inline]
     pub(super) fn is_connected(&self) -> bool {
-        self.state == State::Connected
+        matches!(self.state, State::Connected)
     }
 
     pub(super) fn is_drained(&self) -> bool {

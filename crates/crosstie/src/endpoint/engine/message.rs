@@ -97,7 +97,7 @@ impl Link {
                 Ok(()) => {
                     shared.counters.work_requests += 1;
                     self.next_sequence = sequence.wrapping_add(1);
-                    self.recv_slots.add_work(key);
+                    self.recv_slots.add_work(key, 1);
                     self.announced[usize::from(key.index)] =
                         AnnouncedRecv { op: Some(op), parts: ArrivedParts::default(), limit: buffer.len };
                 }

@@ -2,11 +2,13 @@
 //!
 //! - `mod.rs`: takes submitted operations, keeps deadlines, replaces connections.
 //! - `link.rs`: one connection: its queue pairs, and its begin, end and drain.
+//! - `at_once.rs`: transfers that complete while they are started.
 //! - `transfer.rs`: READ, WRITE, batches: from an operation to work requests.
 //! - `message.rs`: `send` and `recv`.
 //! - `immediate.rs`: `imm_recv` and credit for immediates.
 //! - `completions.rs`: what a completion means.
 
+mod at_once;
 mod completions;
 mod deadlines;
 mod immediate;
@@ -20,15 +22,17 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
 use super::address::EndpointAddress;
-use super::cause::{Cause, ConnectError};
+use super::cause::{Cause, ConnectError, SUCCESS};
 use super::config::{EndpointConfig, MAX_RETIRED};
 use super::counters::EndpointCounters;
-use super::operation::{Kind, Op, Table};
+use super::operation::{Kind, Op, Operation, Table};
 use super::path::Path;
 use super::shared::Status;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Device, DeviceError, Pd};
+use crate::ring::operation_table::{FutureSide, PrivateSide, SpareEntry};
 
+pub(super) use at_once::AtOnce;
 use deadlines::Deadlines;
 pub(super) use link::Link;
 
@@ -47,6 +51,15 @@ pub(super) struct Engine {
     next_check: Instant,
     counters: EndpointCounters,
     status: Arc<Status>,
+    /// For the next operation that [`start`](Engine::start) starts.
+    spare: SpareEntry,
+}
+
+/// An operation that was started.
+pub(super) enum Started {
+    /// It has completed.
+    Completed(Operation),
+    InFlight(FutureSide),
 }
 
 /// What the parts of a connection use of the rest.
@@ -84,6 +97,7 @@ impl Engine {
             next_check: Instant::now(),
             counters: EndpointCounters::default(),
             status: status.clone(),
+            spare: SpareEntry::default(),
         })
     }
 
@@ -102,16 +116,67 @@ impl Engine {
         Ok(())
     }
 
+    /// Starts an operation at once, behind those that were submitted, and polls the device. Hands the operation back if there are too
+    /// many. An operation of which nothing is left to do, as is usual where the poster's thread executes it, comes back without a
+    /// future.
+    #[inline]
+    pub(super) fn start(
+        &mut self,
+        table: &Table,
+        operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        self.take_submitted(table);
+        let kind = operation.kind;
+        let (side, op) = table.lease_private(operation, &mut self.spare)?;
+        self.start_operation(table, op, kind);
+        self.poll(table);
+        Ok(self.resolve(table, side, timeout))
+    }
+
+    /// Decides whether a started operation needs a future.
+    #[inline]
+    fn resolve(&mut self, table: &Table, side: PrivateSide, timeout: Option<Duration>) -> Started {
+        // The immediate of an `imm_recv` must not be lost if its future is dropped, so it has one.
+        let needs_none = |operation: &Operation| operation.kind != Kind::ImmRecv;
+        match side.resolve(table, &mut self.spare, SUCCESS, needs_none) {
+            Ok(operation) => Started::Completed(operation),
+            Err(side) => {
+                if let Some(timeout) = timeout
+                    && table.is_live(side.key())
+                    && let Some(deadline) = Instant::now().checked_add(timeout)
+                {
+                    self.deadlines.add(side.key(), deadline);
+                    self.clock.read_soon();
+                }
+                Started::InFlight(side)
+            }
+        }
+    }
+
+    /// Gives up what is kept for the next operation, because a thread without the engine needs it.
+    pub(super) fn free_spare(&mut self, table: &Table) {
+        table.free_spare(&mut self.spare);
+    }
+
     /// Takes what was submitted, polls the device, and posts what waits. Returns how much happened.
     #[inline]
     pub(super) fn run(&mut self, table: &Table, reap: bool) -> usize {
         let mut count = self.take_submitted(table);
-        let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
-        count += self.link.poll(&mut shared);
-        count += self.link.post_waiting(&mut shared);
+        count += self.poll(table);
         if reap {
+            let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
             count += self.link.reap_ended(&mut shared);
         }
+        count
+    }
+
+    /// Polls the device, posts what waits, and does what is due by time.
+    #[inline]
+    fn poll(&mut self, table: &Table) -> usize {
+        let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
+        let mut count = self.link.poll(&mut shared);
+        count += self.link.post_waiting(&mut shared);
         if !self.retired.is_empty() || self.clock.is_due() {
             count += self.check_time(table);
         }
@@ -120,33 +185,42 @@ impl Engine {
 
     #[inline]
     fn take_submitted(&mut self, table: &Table) -> usize {
+        if table.has_submitted() { self.take_all_submitted(table) } else { 0 }
+    }
+
+    fn take_all_submitted(&mut self, table: &Table) -> usize {
         let mut count = 0;
-        let Engine { link, deadlines, counters, status, clock, .. } = self;
         table.take_submitted(|mut op| {
             count += 1;
-            counters.held_operations += 1;
             let (kind, deadline) = op.with_value(table, |operation| (operation.kind, operation.deadline));
             if let Some(deadline) = deadline {
-                deadlines.add(op.key(), deadline);
-                clock.read_soon();
+                self.deadlines.add(op.key(), deadline);
+                self.clock.read_soon();
             }
-            let mut shared = Shared { table, counters, status };
-            if op.is_ended(table) {
-                shared.give_back(op, Cause::Cancelled.encode());
-                return;
-            }
-            if let Some(cause) = link.refusal() {
-                shared.give_back(op, cause.encode());
-                return;
-            }
-            match kind {
-                Kind::Send => link.start_send(&mut shared, op),
-                Kind::Recv => link.start_recv(&mut shared, op),
-                Kind::ImmRecv => link.start_imm_recv(&mut shared, op),
-                _ => link.start_transfer(&mut shared, op),
-            }
+            self.start_operation(table, op, kind);
         });
         count
+    }
+
+    #[inline]
+    fn start_operation(&mut self, table: &Table, op: Op, kind: Kind) {
+        let Engine { link, counters, status, .. } = self;
+        counters.held_operations += 1;
+        let mut shared = Shared { table, counters, status };
+        if op.is_ended(table) {
+            shared.give_back(op, Cause::Cancelled.encode());
+            return;
+        }
+        if let Some(cause) = link.refusal() {
+            shared.give_back(op, cause.encode());
+            return;
+        }
+        match kind {
+            Kind::Send => link.start_send(&mut shared, op),
+            Kind::Recv => link.start_recv(&mut shared, op),
+            Kind::ImmRecv => link.start_imm_recv(&mut shared, op),
+            _ => link.start_transfer(&mut shared, op),
+        }
     }
 
     /// Does what is due by time: deadlines, queue pairs in ERR, drains.

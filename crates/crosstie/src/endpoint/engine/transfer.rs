@@ -68,6 +68,12 @@ impl SlotWork {
         SlotWork { op, plan: Plan::Message { split, next: 0, to }, is_posted: false, cause: None }
     }
 
+    /// A transfer that needs one request, which was posted or not.
+    pub(super) fn for_one_request(op: Op, len: u64, channel: usize, is_posted: bool) -> SlotWork {
+        let plan = Plan::Parts { split: Split::new(len, 1, len), next: is_posted.into(), channel };
+        SlotWork { op, plan, is_posted, cause: None }
+    }
+
     /// Posts no more, and fails with this cause if not all was posted.
     pub(super) fn stop(&mut self, cause: Cause) {
         if !self.is_posted {
@@ -157,7 +163,37 @@ impl Link {
         let outcome = op.with_value(shared.table, |operation| poster.post(plan, operation, has_ended));
         let posted = poster.posted;
         shared.counters.work_requests += u64::from(posted);
-        (0..posted).for_each(|_| self.slots.add_work(key));
+        self.slots.add_work(key, posted);
+        self.note_outcome(shared, key, outcome);
+    }
+
+    /// Takes over a slot whose one request was posted, or refused.
+    pub(super) fn adopt(
+        &mut self,
+        shared: &mut Shared<'_>,
+        posted: Posted,
+        channel: usize,
+        result: Result<(), PostError>,
+        work: SlotWork,
+    ) {
+        let key = posted.slot;
+        self.work[usize::from(key.index)] = Some(work);
+        let outcome = match result {
+            Ok(()) => {
+                self.channels[channel].sends.push(posted);
+                self.slots.add_work(key, 1);
+                shared.counters.work_requests += 1;
+                Outcome::Posted
+            }
+            Err(PostError::Full) => Outcome::Blocked,
+            Err(error) => Outcome::Refused(not_accepted(error)),
+        };
+        self.note_outcome(shared, key, outcome);
+    }
+
+    #[inline]
+    fn note_outcome(&mut self, shared: &mut Shared<'_>, key: SlotKey, outcome: Outcome) {
+        let Some(work) = &mut self.work[usize::from(key.index)] else { return };
         match outcome {
             Outcome::Posted => {
                 work.is_posted = true;

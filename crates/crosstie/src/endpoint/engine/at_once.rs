@@ -1,0 +1,135 @@
+//! Transfers that complete while they are started: the short way for a READ or WRITE that needs one work request.
+//!
+//! On the software device the thread that posts a request executes it, so its completion is there when the post returns. If nothing
+//! else is under way on the queue pair, the next completion is the request's own. Then the transfer is over before it needs an entry in
+//! the table, and the caller keeps its buffer.
+//!
+//! In every other case the transfer is [adopted](Engine::adopt): it gets what every operation has, and goes on as any other.
+
+use core::ops::Range;
+use std::time::Duration;
+
+use crosstie_protocol::endpoint::send_queue::Posted;
+use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
+
+use super::super::buffer::Buffer;
+use super::super::operation::{Kind, Operation, Table};
+use super::link::Link;
+use super::transfer::SlotWork;
+use super::{Engine, Shared, Started};
+use crate::device::{Completion, Data, PostError, RemoteAddr, SendOp, SendWr};
+
+/// What became of a transfer.
+pub(in crate::endpoint) enum AtOnce {
+    /// It has completed with success.
+    Completed,
+    /// Nothing has happened: it is to be started as any operation.
+    NotPosted,
+    /// It was posted, or refused: it is to be adopted, before anything else is done.
+    Posted,
+}
+
+/// A request that was posted and has not completed, or was refused.
+pub(super) struct PostedAtOnce {
+    posted: Posted,
+    channel: usize,
+    result: Result<(), PostError>,
+    /// What was found in the completion queue.
+    completion: Option<Completion>,
+}
+
+impl Engine {
+    /// Posts a READ or WRITE, if nothing waits and nothing else is outstanding on its queue pair, and polls once.
+    #[inline]
+    pub(in crate::endpoint) fn transfer_at_once(
+        &mut self,
+        table: &Table,
+        kind: Kind,
+        buffer: &Buffer,
+        range: &Range<usize>,
+        remote: RemoteAddr,
+    ) -> AtOnce {
+        let op = match kind {
+            Kind::Read => SendOp::Read(remote),
+            Kind::Write => SendOp::Write(remote),
+            _ => return AtOnce::NotPosted,
+        };
+        // If it does not complete, it needs an entry.
+        if table.has_submitted() || !table.reserve_spare(&mut self.spare) {
+            return AtOnce::NotPosted;
+        }
+        if self.clock.is_due() {
+            self.check_time(table);
+        }
+        let posted = self.link.post_at_once(op, buffer, range);
+        if let AtOnce::Completed = posted {
+            self.counters.work_requests += 1;
+            self.counters.operations += 1;
+        }
+        posted
+    }
+
+    /// Makes an operation of a transfer that has not completed at once.
+    pub(in crate::endpoint) fn adopt(
+        &mut self,
+        table: &Table,
+        operation: Operation,
+        timeout: Option<Duration>,
+    ) -> Result<Started, Operation> {
+        let Some(posted) = self.link.posted_at_once.take() else {
+            return self.start(table, operation, timeout);
+        };
+        let len = operation.range.len() as u64;
+        let (side, op) = table.lease_private(operation, &mut self.spare)?;
+        let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
+        shared.counters.held_operations += 1;
+        let PostedAtOnce { posted, channel, result, completion } = posted;
+        let work = SlotWork::for_one_request(op, len, channel, result.is_ok());
+        self.link.adopt(&mut shared, posted, channel, result, work);
+        if let Some(completion) = completion {
+            self.link.handle(&mut shared, &completion);
+        }
+        self.poll(table);
+        Ok(self.resolve(table, side, timeout))
+    }
+}
+
+impl Link {
+    #[inline]
+    fn post_at_once(&mut self, op: SendOp, buffer: &Buffer, range: &Range<usize>) -> AtOnce {
+        let number = if self.next_channel < self.qps { self.next_channel } else { 0 };
+        let is_one_part = self.qps == 1 || (range.len() as u64) < 2 * self.min_part;
+        if !is_one_part || !self.is_connected() || !self.waiting.is_empty() || !self.unposted.is_empty() {
+            return AtOnce::NotPosted;
+        }
+        let channel = &mut self.channels[number];
+        let Ok(sge) = buffer.region().sge(range.clone()) else { return AtOnce::NotPosted };
+        if !channel.sends.is_empty() {
+            return AtOnce::NotPosted;
+        }
+        let Some(slot) = self.slots.next() else { return AtOnce::NotPosted };
+        self.next_channel = number + 1;
+        let position = channel.sends.next_position();
+        let wr_id = WrId { kind: WorkKind::Transfer, qp: number as u8, slot, position }.encode();
+        let mut completion = None;
+        let result = channel.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[sge])).signaled());
+        if result.is_ok() {
+            // A queue that cannot be polled is noticed with the next poll.
+            self.cq.poll(1, |found| completion = Some(*found)).ok();
+        }
+        match &completion {
+            Some(found) if found.wr_id == wr_id && found.status.is_success() => {
+                channel.sends.skip();
+                self.slots.skip();
+                AtOnce::Completed
+            }
+            _ => {
+                self.slots.lease();
+                let posted =
+                    Posted { kind: WorkKind::Transfer, slot, first_block: 0, blocks: 0, signaled: true };
+                self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion });
+                AtOnce::Posted
+            }
+        }
+    }
+}
