@@ -280,8 +280,6 @@ fn bench_message_delivers_every_message_once() {
         &["--members", "2", "--payload", "20000"],
         &["--members", "2", "--loss", "0.02"],
         &["--members", "2", "--loss", "0.02", "--transport", "ud"],
-        &["--members", "3", "--mode", "eager"],
-        &["--members", "2", "--mode", "pull", "--payload", "20000"],
     ] {
         let found = json(&[&["bench", "message", "--json", "--duration", "0.1"], options].concat());
         let counter = |name: &str| found["counters"][name].as_u64().unwrap_or(0);
