@@ -62,7 +62,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
-        timeout: 1200,
+        timeout: 2000,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
             variables: &[],
