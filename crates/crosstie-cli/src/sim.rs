@@ -1,4 +1,4 @@
-//! `crosstie sim`: simulates groups and copyrpc's flow control with many members, and checks every run.
+//! `crosstie sim`: simulates groups, copyrpc's flow control and rails that fail, with many members, and checks every run.
 
 use std::path::PathBuf;
 
@@ -19,6 +19,8 @@ enum Which {
     Message,
     /// A server and many clients call each other over copyrpc connections with small rings.
     Credits,
+    /// Connections over three rails, which fail and return; with --restless after hours.
+    Rails,
     /// All of them.
     All,
 }
@@ -33,7 +35,7 @@ enum JitterKind {
     Exponential,
 }
 
-/// Simulate groups and copyrpc under virtual time, and check every run.
+/// Simulate groups, copyrpc and rails under virtual time, and check every run.
 ///
 /// A run is repeated exactly by its seed. Exit status 1: a check failed; the failures are listed with the seed.
 #[derive(Debug, clap::Args)]
@@ -110,12 +112,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         Which::Barrier => vec![Scenario::Barrier],
         Which::Message => vec![Scenario::Message],
         Which::Credits => vec![Scenario::Credits],
+        Which::Rails => vec![Scenario::Rails],
         // Deaths and partitions do not apply to a connection of two.
         Which::All => Scenario::ALL
             .into_iter()
-            .filter(|scenario| {
-                *scenario != Scenario::Credits || (arguments.deaths == 0 && !arguments.partition)
-            })
+            .filter(|scenario| scenario.has_deaths() || (arguments.deaths == 0 && !arguments.partition))
             .collect(),
     };
     let mut results = Results { sim: Vec::new(), failed_runs: 0 };

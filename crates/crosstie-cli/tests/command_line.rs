@@ -78,6 +78,42 @@ fn bench_device_reports_bytes_per_second_for_large_payloads() {
     assert_eq!(small["bytes_per_s"], Value::Null);
 }
 
+#[test]
+fn bench_rails_counts_exactly() {
+    let line = ["bench", "rails", "--json", "--size", "1048576", "--count", "50"];
+    let counts = |found: &Value, rail: usize| {
+        ["bytes", "work_requests", "completions", "receives"].map(|name| found["rails"][rail][name].as_u64())
+    };
+    let bytes = 50 << 20;
+    for (split, expected) in [("1:1", [(bytes / 2, 50); 2]), ("100:0", [(bytes, 50), (0, 0)])] {
+        let found = json(&[&line[..], &["--split", split]].concat());
+        for (rail, (bytes, count)) in expected.into_iter().enumerate() {
+            assert_eq!(counts(&found, rail), [Some(bytes), Some(count), Some(count), Some(count)], "{found}");
+        }
+        assert_eq!((&found["ops"], &found["counters"]["messages"]), (&50.into(), &50.into()), "{found}");
+        assert_eq!((&found["errors"], &found["device"]), (&0.into(), &"software,software".into()), "{found}");
+        for name in ["seconds", "ops_per_s", "bytes_per_s", "p50_ns", "p99_ns", "p999_ns"] {
+            assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}: {found}");
+        }
+    }
+    // Without a count it runs for the duration; `auto` splits as it finds best.
+    let found = json(&["bench", "rails", "--json", "--duration", "0.1", "--size", "0"]);
+    assert_eq!((&found["errors"], &found["counters"]["bytes"]), (&0.into(), &0.into()), "{found}");
+    assert_eq!(found["ops"], found["counters"]["messages"], "{found}");
+}
+
+#[test]
+fn bench_rails_loses_nothing_when_a_rail_is_killed() {
+    for rail in ["0", "1"] {
+        let line = ["bench", "rails", "--json", "--size", "262144", "--count", "200", "--kill-rail", rail];
+        let found = json(&[&line[..], &["--split", "1:1", "--at", "0.25"]].concat());
+        let killed = rail.parse::<usize>().unwrap();
+        assert_eq!((&found["errors"], &found["counters"]["messages"]), (&0.into(), &200.into()), "{found}");
+        assert_eq!(found["rails"][killed]["failures"], 1, "{found}");
+        assert_eq!(found["rails"][1 - killed]["failures"], 0, "{found}");
+    }
+}
+
 /// The in-node benchmarks, and the options to run each with.
 const NODE_BENCHES: [(&str, &[&str]); 5] = [
     ("ipc", &[]),
@@ -248,6 +284,52 @@ fn bench_copyrpc_compares_with_one_send_per_message() {
     assert!(table.contains("one SEND per message") && table.contains("batching gain"), "{table}");
 }
 
+/// Packet counts of groups are exact.
+#[test]
+fn bench_lock_and_barrier_report_exact_packet_counts() {
+    for members in [2u64, 3] {
+        let count = members.to_string();
+        let found = json(&["bench", "barrier", "--json", "--duration", "0.1", "--members", &count]);
+        let counters = &found["counters"];
+        assert_eq!((&found["bench"], &found["errors"]), (&"barrier".into(), &0.into()), "{found}");
+        let rounds = counters["rounds"].as_u64().unwrap();
+        assert!(rounds > 0);
+        assert_eq!(counters["messages"].as_u64().unwrap(), rounds * 2 * (members - 1), "{found}");
+
+        for contention in ["0", "0.5", "1"] {
+            let line = ["bench", "lock", "--json", "--duration", "0.1", "--members", &count];
+            let found = json(&[&line[..], &["--contention", contention]].concat());
+            let counter = |name: &str| found["counters"][name].as_u64().unwrap_or(0);
+            assert_eq!((&found["bench"], &found["errors"]), (&"lock".into(), &0.into()), "{found}");
+            assert_eq!(counter("acquisitions") % members, 0, "{found}");
+            let packets = counter("lock_req") + counter("lock_forw") + counter("lock_reply");
+            assert!(packets <= 3 * (counter("acquisitions") - counter("reacquired")), "{found}");
+        }
+    }
+}
+
+#[test]
+fn bench_message_delivers_every_message_once() {
+    for options in [
+        &["--members", "2"][..],
+        &["--members", "3", "--transport", "ud"],
+        &["--members", "2", "--payload", "20000"],
+        &["--members", "2", "--loss", "0.02"],
+        &["--members", "2", "--loss", "0.02", "--transport", "ud"],
+    ] {
+        let found = json(&[&["bench", "message", "--json", "--duration", "0.1"], options].concat());
+        let counter = |name: &str| found["counters"][name].as_u64().unwrap_or(0);
+        assert_eq!((&found["bench"], &found["errors"]), (&"message".into(), &0.into()), "{found}");
+        assert!(found["ops"].as_u64().unwrap() > 0 && counter("delivered") > 0, "{found}");
+        if !options.contains(&"--payload") {
+            assert_eq!(counter("sent"), counter("delivered"), "{found}");
+        }
+        if options.contains(&"--loss") {
+            assert!(counter("dropped") > 0 && counter("resent") > 0, "{found}");
+        }
+    }
+}
+
 /// `bench endpoint` on the software device.
 #[test]
 fn bench_endpoint_measures_all_operations() {
@@ -303,7 +385,14 @@ fn bench_endpoint_measures_all_operations() {
 
 #[test]
 fn invalid_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 36] = [
+    let wrong: [&[&str]; 43] = [
+        &["bench", "lock", "--contention", "2"],
+        &["bench", "barrier", "--members", "257"],
+        &["bench", "barrier", "--members", "0"],
+        &["bench", "message", "--members", "1"],
+        &["bench", "message", "--loss", "0.95"],
+        &["bench", "message", "--payload", "7"],
+        &["bench", "message", "--mode", "fly"],
         &["bench", "endpoint", "--op", "fly"],
         &["bench", "endpoint", "--payload", "7"],
         &["bench", "endpoint", "--batch", "0"],

@@ -14,7 +14,7 @@ fn text(output: &Output) -> String {
 fn all_scenarios_pass_and_are_listed() {
     let output = sim(&["--members", "6", "--operations", "10", "--seeds", "2"]);
     assert!(output.status.success(), "{output:?}");
-    for scenario in ["lock", "barrier", "message", "credits"] {
+    for scenario in ["lock", "barrier", "message", "credits", "rails"] {
         let row = text(&output).lines().find(|line| line.starts_with(scenario)).map(str::to_string);
         assert!(row.is_some_and(|row| row.ends_with("passed")), "{scenario}: {}", text(&output));
     }
@@ -40,6 +40,7 @@ fn values_outside_of_their_limits_are_usage_errors() {
         &["--members", "1025"],
         &["message", "--loss", "0.9"],
         &["credits", "--deaths", "1"],
+        &["rails", "--partition"],
         &["barrier", "--partition", "--members", "2"],
     ] {
         let output = sim(arguments);

@@ -2,8 +2,10 @@
 
 mod cluster;
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use cluster::{Plan, TIMEOUT, fresh_name};
 use crosstie_kv::node::{Node, NodeConfig};
@@ -11,6 +13,14 @@ use rustix::net::{AddressFamily, SocketType};
 
 /// More than a node keeps.
 const FLOOD: usize = 200;
+/// Connections that a node keeps before they have proved the secret.
+const MAX_UNAUTHENTICATED: usize = 64;
+/// Descriptors that the other node opens.
+const SLACK: usize = 60;
+/// Only one test floods and counts at a time.
+static FLOODING: Mutex<()> = Mutex::new(());
+const ROLE: &str = "CROSSTIE_KV_FLOOD";
+const NOBODY: u32 = 65534;
 
 /// Connects from an address of this machine, and waits until the node has greeted or closed the connection.
 fn connect_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
@@ -41,6 +51,10 @@ fn is_open(stream: &mut TcpStream) -> bool {
 /// A flood from an address that is not in the list of nodes does not push out the handshake of a node, however long that takes.
 #[test]
 fn flood_of_connections_does_not_push_out_a_handshake_in_progress() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    let _alone = FLOODING.lock().unwrap_or_else(PoisonError::into_inner);
     let plan = Plan::new(2);
     let config = NodeConfig::member(&fresh_name("flood"), 0, 2);
     let node = Node::join(&config, plan.membership(0)).unwrap();
@@ -62,4 +76,60 @@ fn flood_of_connections_does_not_push_out_a_handshake_in_progress() {
     other.wait_for_peers(TIMEOUT).unwrap();
     node.wait_for_peers(TIMEOUT).unwrap();
     drop(flood);
+}
+
+/// Floods a node from a process of its own when the test below starts it; does nothing in an ordinary run.
+#[test]
+fn flooding_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (user, address) = role.split_once(' ').unwrap();
+    if user == "nobody" {
+        // SAFETY: plain system calls. After them this process has no way back to root.
+        let dropped = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 };
+        assert!(dropped, "could not become user {NOBODY}: run this test as root");
+    }
+    let connections: Vec<TcpStream> =
+        (0..FLOOD).map(|_| connect_from([127, 0, 0, 2], address.parse().unwrap())).collect();
+    std::io::stderr().write_all(b">").unwrap();
+    // Until the parent has counted.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    drop(connections);
+}
+
+/// Another user, or our own, holds as many connections as it can. They take a limited number of descriptors, for a limited time, and a
+/// node gets in beside them.
+#[test]
+fn floods_of_other_processes_take_few_descriptors_and_keep_no_node_out() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    let _alone = FLOODING.lock().unwrap_or_else(PoisonError::into_inner);
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    for user in ["nobody", "self"] {
+        let plan = Plan::new(2);
+        let node = Node::join(&NodeConfig::member(&fresh_name("flood"), 0, 2), plan.membership(0)).unwrap();
+        let before = descriptors();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "flooding_process", "--nocapture"])
+            .env(ROLE, format!("{user} {}", plan.addresses[0]))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0];
+        child.stderr.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        assert_eq!(&ready, b">", "the other process failed");
+        let during = descriptors();
+        assert!(
+            during <= before + MAX_UNAUTHENTICATED + SLACK,
+            "{user}: {before} descriptors became {during}"
+        );
+        let other = NodeConfig::member(&fresh_name("flood"), 1, 2);
+        let other = Node::join(&other, plan.membership(1)).unwrap();
+        other.wait_for_peers(TIMEOUT).unwrap();
+        node.wait_for_peers(TIMEOUT).unwrap();
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
 }

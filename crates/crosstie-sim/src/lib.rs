@@ -38,5 +38,6 @@ pub fn run(plan: &Plan) -> Result<Outcome, PlanError> {
         Scenario::Barrier => scenario::barrier::run(plan),
         Scenario::Message => scenario::message::run(plan),
         Scenario::Credits => scenario::credits::run(plan),
+        Scenario::Rails => scenario::rails::run(plan),
     })
 }

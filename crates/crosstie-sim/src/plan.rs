@@ -13,11 +13,19 @@ pub enum Scenario {
     Message,
     /// One server and many clients call each other over copyrpc connections with small rings.
     Credits,
+    /// Connections over three rails, which fail and return.
+    Rails,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Scenario; 4] = [Scenario::Lock, Scenario::Barrier, Scenario::Message, Scenario::Credits];
+    pub const ALL: [Scenario; 5] =
+        [Scenario::Lock, Scenario::Barrier, Scenario::Message, Scenario::Credits, Scenario::Rails];
+
+    /// Whether members can die and be cut off. Connections of two only have rails that fail.
+    pub const fn has_deaths(self) -> bool {
+        !matches!(self, Scenario::Credits | Scenario::Rails)
+    }
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
@@ -26,6 +34,7 @@ impl Scenario {
             Scenario::Barrier => "barrier",
             Scenario::Message => "message",
             Scenario::Credits => "credits",
+            Scenario::Rails => "rails",
         }
     }
 }
@@ -46,7 +55,7 @@ pub enum Jitter {
 pub struct Plan {
     /// What the members do.
     pub scenario: Scenario,
-    /// Members of the group; for [`Scenario::Credits`], clients of the server.
+    /// Members of the group; for [`Scenario::Credits`] and [`Scenario::Rails`], connections.
     pub members: usize,
     /// Operations of each member: acquisitions, rounds, messages or calls.
     pub operations: u64,
@@ -66,7 +75,8 @@ pub struct Plan {
     pub deaths: usize,
     /// A minority of the members is cut off at a random instant, until it is declared dead.
     pub partition: bool,
-    /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter.
+    /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter. [`Scenario::Rails`]: rails stay away for
+    /// hours, and applications pause.
     pub restless: bool,
     /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
     pub blind_retry: bool,
@@ -117,8 +127,8 @@ impl Plan {
             ),
             (
                 "deaths",
-                self.scenario != Scenario::Credits || (self.deaths == 0 && !self.partition),
-                "and partitions do not apply to the scenario credits",
+                self.scenario.has_deaths() || (self.deaths == 0 && !self.partition),
+                "and partitions do not apply to the scenarios credits and rails",
             ),
         ];
         match checks.into_iter().find(|(_, valid, _)| !valid) {

@@ -78,6 +78,17 @@ fn copyrpc_credits_never_run_dry_for_all_seeds() {
 }
 
 #[test]
+fn messages_survive_rails_that_fail_and_return_for_all_seeds() {
+    let rails = Plan { operations: 300, ..Plan::new(Scenario::Rails) };
+    let outcomes = check("rails", Plan { members: 8, ..rails }, 20);
+    assert!(outcomes.iter().all(|outcome| outcome.packets["fence"] > 0));
+    assert!(outcomes.iter().map(|outcome| outcome.packets["part_again"]).sum::<u64>() > 100);
+    let hours = check("rails, away for hours", Plan { members: 8, restless: true, ..rails }, 20);
+    assert!(hours.iter().any(|outcome| outcome.virtual_ns > 3_600_000_000_000));
+    check("rails, 300 connections", Plan { members: 300, operations: 60, restless: true, ..rails }, 2);
+}
+
+#[test]
 fn same_seed_repeats_the_same_run() {
     for scenario in Scenario::ALL {
         let plan = Plan { members: 8, seed: 42, restless: true, ..Plan::new(scenario) };

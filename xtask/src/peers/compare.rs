@@ -185,6 +185,34 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         &["memcached pipeline 16"],
         6.0,
     ),
+    Comparison {
+        peer: Peer::Mpi,
+        what: "group, barrier of two processes; MPI_Barrier",
+        ours: ("barrier", Metric::RoundTrip),
+        theirs: (&["mpi"], Metric::RoundTrip),
+        goal: Some(Goal::AtMost(1.5)),
+    },
+    Comparison {
+        peer: Peer::Mpi,
+        what: "group, messages of 64 B; MPI_Send and MPI_Recv",
+        ours: ("message 64 B", Metric::Rate),
+        theirs: (&["mpi"], Metric::Rate),
+        goal: Some(Goal::AtLeast(1.0)),
+    },
+    Comparison {
+        peer: Peer::Mpi,
+        what: "group, messages of 64 B with 1 % loss; without loss",
+        ours: ("message 64 B, 1 % loss", Metric::Rate),
+        theirs: (&["message 64 B"], Metric::Rate),
+        goal: Some(Goal::AtLeast(0.7)),
+    },
+    Comparison {
+        peer: Peer::Mpi,
+        what: "group, contended acquisition of a lock; one cache line there and back",
+        ours: ("lock", Metric::RoundTrip),
+        theirs: (&["lock"], Metric::CacheLine),
+        goal: Some(Goal::AtMost(6.0)),
+    },
 ];
 
 /// Returns the names of all measurements that the comparisons need.

@@ -1,10 +1,11 @@
 //! `cargo xtask bench-peers`: measures Crosstie and other systems on the same two cores, interleaved in one run.
 //!
 //! Every round runs every measurement once; the medians over the rounds are compared. Progress goes to standard error. UCX
-//! is compared with Crosstie's RPC, Redis and memcached with its store. All programs that this task starts end with it.
+//! is compared with Crosstie's RPC, Redis and memcached with its store, OpenMPI with its groups. All programs that this task starts end with it.
 
 mod compare;
 mod memcached;
+mod mpi;
 mod redis;
 mod server;
 mod ucx;
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
 use self::memcached::Memcached;
+use self::mpi::Mpi;
 use self::redis::Redis;
 use self::ucx::Ucx;
 use crate::error::{Error, with_path};
@@ -50,6 +52,7 @@ enum Peer {
     Ucx,
     Redis,
     Memcached,
+    Mpi,
 }
 
 /// The two cores that all measurements use.
@@ -93,6 +96,10 @@ struct Figures {
 enum Measurement {
     /// `crosstie bench` with these arguments.
     Crosstie(&'static [&'static str]),
+    /// `crosstie bench lock`, `barrier` or `message` with these arguments.
+    Group(&'static [&'static str]),
+    /// Barriers and messages of OpenMPI.
+    Mpi,
     /// UCX requests and replies: their size in bytes, and how many are in flight.
     UcxRequests(usize, usize),
     /// A test of `ucx_perftest`: its name, the message size in bytes, and the number of messages per second of measuring.
@@ -151,6 +158,11 @@ const MEASUREMENTS: &[(&str, Measurement)] = &[
     ("store depth 16", Measurement::Store(16)),
     ("redis pipeline 16", Measurement::Redis(16)),
     ("memcached pipeline 16", Measurement::Memcached(16)),
+    ("barrier", Measurement::Group(&["barrier"])),
+    ("mpi", Measurement::Mpi),
+    ("message 64 B", Measurement::Group(&["message"])),
+    ("message 64 B, 1 % loss", Measurement::Group(&["message", "--loss", "0.01"])),
+    ("lock", Measurement::Group(&["lock"])),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
@@ -165,9 +177,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         ucx: selected(Peer::Ucx).then(Ucx::prepare).transpose()?,
         redis: selected(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
         memcached: selected(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
+        mpi: selected(Peer::Mpi).then(Mpi::prepare).transpose()?,
     };
     let has_store = has_store()?;
-    if !has_store && options.only != [Peer::Ucx] {
+    if !has_store && (selected(Peer::Redis) || selected(Peer::Memcached)) {
         eprintln!(
             "xtask: this build of crosstie has no `bench kv`: Redis and memcached are measured without a comparison"
         );
@@ -207,6 +220,7 @@ struct Peers {
     ucx: Option<Ucx>,
     redis: Option<Redis>,
     memcached: Option<Memcached>,
+    mpi: Option<Mpi>,
 }
 
 impl Peers {
@@ -217,8 +231,10 @@ impl Peers {
         seconds: f64,
         cores: &mut Cores,
     ) -> Result<Option<Figures>, Error> {
-        let Peers { ucx, redis, memcached } = self;
+        let Peers { ucx, redis, memcached, mpi } = self;
         match *measurement {
+            Measurement::Group(arguments) => measure_group(arguments, seconds).map(Some),
+            Measurement::Mpi => mpi.as_ref().map(|mpi| mpi.measure(seconds, cores.0)).transpose(),
             Measurement::Crosstie(arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
             Measurement::Store(depth) => measure_store(depth, seconds, *cores).map(Some),
             Measurement::UcxRequests(payload, depth) => {
@@ -238,11 +254,12 @@ impl Peers {
     }
 
     fn versions(&self) -> Versions {
-        let Peers { ucx, redis, memcached } = self;
+        let Peers { ucx, redis, memcached, mpi } = self;
         let all = [
             ("UCX", ucx.as_ref().map(|ucx| &ucx.version)),
             ("Redis", redis.as_ref().map(|redis| &redis.version)),
             ("memcached", memcached.as_ref().map(|memcached| &memcached.version)),
+            ("OpenMPI", mpi.as_ref().map(|mpi| &mpi.version)),
         ];
         all.into_iter().filter_map(|(name, version)| Some((name, version?.clone()))).collect()
     }
@@ -261,6 +278,17 @@ fn measure_crosstie(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Resu
     let used = used.and_then(|used| used.try_into().ok());
     cores.0 = used.ok_or_else(|| unexpected(&command, &format!("it did not use two cores: {found}")))?;
     Ok(figures)
+}
+
+/// Runs a benchmark of groups with two members.
+fn measure_group(arguments: &[&str], seconds: f64) -> Result<Figures, Error> {
+    let mut command = with_timeout(crosstie_program(), TIMEOUT);
+    command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
+    let (found, figures) = run_benchmark(&mut command)?;
+    match found["errors"].as_u64() {
+        Some(0) => Ok(figures),
+        _ => Err(unexpected(&command, &format!("wrong messages: {found}"))),
+    }
 }
 
 /// Measures Crosstie's store: one node with its daemon on one core, and on the other core one thread with as many clients

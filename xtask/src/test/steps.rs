@@ -62,7 +62,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
-        timeout: 1200,
+        timeout: 2000,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
             variables: &[],
@@ -165,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, and rails and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and rails and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -210,6 +210,7 @@ pub(super) const STEPS: &[Step] = &[
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
+            Guest { test: "group_device", hosts: 1, arguments: &["--nocapture", "--test-threads", "1"] },
             Guest { test: "rails_hosts", hosts: 2, arguments: &["--nocapture"] },
             Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
         ],

@@ -189,6 +189,8 @@ fn counter_words(before: &Counters, after: &Counters, errors: u64) -> Vec<u64> {
         after.resent - before.resent,
         after.injected_losses - before.injected_losses,
         after.refused - before.refused,
+        after.discarded - before.discarded,
+        after.unsent - before.unsent,
         errors,
     ]);
     words
@@ -222,7 +224,9 @@ fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<Strin
             counters.insert("resent".into(), rest[4]);
             counters.insert("dropped".into(), rest[5]);
             counters.insert("refused".into(), rest[6]);
+            counters.insert("discarded".into(), rest[7]);
+            counters.insert("unsent".into(), rest[8]);
         }
     }
-    (rest[7], counters)
+    (rest[9], counters)
 }

@@ -26,9 +26,10 @@ pub(super) fn failed(what: &'static str) -> impl Fn(&dyn std::error::Error) -> E
 }
 
 impl Link {
-    /// Opens the devices of both ends and connects them. `rates` limits the links of the sender.
+    /// Opens the devices of both ends and connects them. With `faults`, the sender's ports can be taken down; `rates` limits its links.
     pub(super) fn open(
         devices: &[DeviceSpec],
+        faults: bool,
         rates: Option<&[u64]>,
         config: &Config,
     ) -> Result<Link, Error> {
@@ -37,8 +38,10 @@ impl Link {
             devices.iter().map(|spec| Device::open(spec).map_err(|error| setup(&error))).collect()
         };
         let mut senders = open()?;
-        if let Some(rates) = rates {
+        if faults {
             senders = senders.into_iter().map(|device| device.with_faults(FaultPlan::none())).collect();
+        }
+        if let Some(rates) = rates {
             for (device, rate) in senders.iter().zip(rates) {
                 device.faults().into_iter().for_each(|faults| faults.set_rate(Some(*rate)));
             }

@@ -1,71 +1,138 @@
-//! `crosstie bench rails`: messages over several rails. Bandwidth and latency by message size, the split over links of different
-//! speed, what a failed rail costs, and the time of the split decision.
+//! `crosstie bench rails`: messages over several rails, with the exact counters of each rail; with `--kill-rail`, while a rail fails;
+//! with `--links`, also the split over links of different speed, a rail that fails and returns, and the time of the split decision.
 //!
 //! Sender and receiver are two threads of this process, each with its own devices. Links of limited speed and failures come from
-//! the fault device, which wraps the software device.
+//! the fault device, which wraps the devices.
 
 mod link;
-mod phases;
+mod links;
+mod stream;
 
+use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 use crosstie::device::DeviceSpec;
-use crosstie::rails::{Counters, MAX_RAILS};
+use crosstie::rails::{MAX_RAILS, Split};
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::{table, units};
+use links::Links;
 
 /// The command line.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// The devices, one per rail; both ends open them.
-    #[arg(long, value_delimiter = ',', default_value = "software,software", value_name = "DEVICE,...")]
-    pub devices: Vec<String>,
-    /// Message sizes in bytes.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "8,4096,65536,1048576,67108864",
-        value_name = "BYTES,..."
-    )]
-    pub sizes: Vec<usize>,
-    /// How long each measurement takes, in milliseconds.
-    #[arg(long, default_value_t = 1000, value_name = "MS")]
-    pub duration: u64,
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+    /// Seconds to measure, unless --count is given
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub duration: f64,
+    /// The devices, one per rail: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE. Both ends open them
+    #[arg(long, value_delimiter = ',', default_value = "software,software", value_name = "SPEC,...")]
+    pub device: Vec<DeviceSpec>,
+    /// Bytes of a message
+    #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
+    pub size: usize,
+    /// How messages are split: `auto`, or a weight for each rail, as in 3:1
+    #[arg(long, value_name = "A:B|auto", default_value = "auto")]
+    pub split: SplitOption,
+    /// Send so many messages
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Take the port of this rail down during the run; the first rail is 0
+    #[arg(long, value_name = "I", requires = "count")]
+    pub kill_rail: Option<usize>,
+    /// When to take it down: after this share of the messages
+    #[arg(long, value_name = "F", default_value_t = 0.5, requires = "kill_rail")]
+    pub at: f64,
+    /// Also measure two software rails with links of limited speed: the split, and a rail that fails and returns
+    #[arg(long)]
+    pub links: bool,
+}
+
+/// The value of `--split`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitOption(Split);
+
+impl FromStr for SplitOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SplitOption, String> {
+        if text == "auto" {
+            return Ok(SplitOption(Split::Adaptive));
+        }
+        let mut weights = [0; MAX_RAILS];
+        let parts: Vec<&str> = text.split(':').collect();
+        if parts.len() > MAX_RAILS {
+            return Err(format!("there are at most {MAX_RAILS} rails"));
+        }
+        for (weight, part) in weights.iter_mut().zip(parts) {
+            *weight = part.parse().map_err(|_| "give `auto`, or weights as in 3:1".to_owned())?;
+        }
+        if weights == [0; MAX_RAILS] {
+            return Err("one weight must be above 0".to_owned());
+        }
+        Ok(SplitOption(Split::Fixed(weights)))
+    }
 }
 
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
     devices: Vec<DeviceSpec>,
-    sizes: Vec<usize>,
+    size: usize,
+    split: Split,
     duration: Duration,
+    count: Option<u64>,
+    /// The rail that fails, and after how many messages.
+    kill: Option<(usize, u64)>,
+    links: bool,
 }
 
 impl Plan {
     /// Checks the command line.
     pub fn new(arguments: &Arguments) -> Result<Plan, Error> {
-        let usage = |text: String| Error::Usage(text);
-        if arguments.devices.is_empty() || arguments.devices.len() > MAX_RAILS {
-            return Err(usage(format!("--devices needs 1 to {MAX_RAILS} devices")));
+        let usage = |text: String| Err(Error::Usage(text));
+        let rails = arguments.device.len();
+        if !(1..=MAX_RAILS).contains(&rails) {
+            return usage(format!("--device needs 1 to {MAX_RAILS} devices, separated by commas"));
         }
-        let devices = arguments
-            .devices
-            .iter()
-            .map(|name| name.parse().map_err(|error| usage(format!("--devices: {error}"))))
-            .collect::<Result<Vec<DeviceSpec>, Error>>()?;
-        if arguments.sizes.iter().any(|size| *size > 1 << 30) {
-            return Err(usage("--sizes: a message has at most 1 GiB".to_owned()));
+        if arguments.size > 1 << 30 {
+            return usage("--size: a message has at most 1 GiB".to_owned());
         }
+        if !(0.001..=3600.0).contains(&arguments.duration) {
+            return usage("--duration: give 0.001 to 3600 seconds".to_owned());
+        }
+        if arguments.count == Some(0) {
+            return usage("--count: give at least 1".to_owned());
+        }
+        if let SplitOption(Split::Fixed(weights)) = arguments.split
+            && (weights[..rails] == [0; MAX_RAILS][..rails]
+                || weights[rails..].iter().any(|weight| *weight > 0))
+        {
+            return usage(format!("--split: give a weight for each of the {rails} rails"));
+        }
+        if arguments.kill_rail.is_some_and(|rail| rail >= rails) {
+            return usage(format!("--kill-rail: the rails are 0 to {}", rails - 1));
+        }
+        if arguments.kill_rail.is_some() && rails == 1 {
+            return usage("--kill-rail: there is only one rail; give two devices".to_owned());
+        }
+        if !(0.0..=1.0).contains(&arguments.at) {
+            return usage("--at: give a share of the messages, 0 to 1".to_owned());
+        }
+        let at = (arguments.count.unwrap_or(0) as f64 * arguments.at) as u64;
         Ok(Plan {
-            devices,
-            sizes: arguments.sizes.clone(),
-            duration: Duration::from_millis(arguments.duration.clamp(10, 600_000)),
+            devices: arguments.device.clone(),
+            size: arguments.size,
+            split: arguments.split.0,
+            duration: Duration::from_secs_f64(arguments.duration),
+            count: arguments.count,
+            kill: arguments.kill_rail.map(|rail| (rail, at)),
+            links: arguments.links,
         })
     }
 }
@@ -74,169 +141,148 @@ impl Plan {
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     bench: &'static str,
-    devices: Vec<String>,
-    sizes: Vec<SizeResult>,
-    throttled: Option<Throttled>,
-    failover: Option<Failover>,
-    /// Nanoseconds for the decision how to split a message, without the clock.
-    split_decision_ns: f64,
-}
-
-/// Messages of one size.
-#[derive(Clone, Debug, Serialize)]
-struct SizeResult {
-    bytes: usize,
-    /// Up to 16 messages outstanding.
-    messages_per_second: f64,
-    bytes_per_second: f64,
-    /// One message at a time: from `isend` to the end of the receiver's answer, halved.
-    half_round_trip_p50_ns: u64,
-    half_round_trip_p99_ns: u64,
-    /// `memcpy` of the same size on one core.
-    memcpy_bytes_per_second: f64,
-    counters: CounterResult,
-}
-
-/// Two rails with links of different speed.
-#[derive(Clone, Debug, Serialize)]
-struct Throttled {
-    link_bytes_per_second: [u64; 2],
-    adaptive_bytes_per_second: f64,
-    equal_bytes_per_second: f64,
-    /// Shares of the sum of the links.
-    adaptive_share: f64,
-    equal_share: f64,
-    /// The part of the bytes that went over the faster rail with the adaptive split.
-    adaptive_fast_rail: f64,
-}
-
-/// A rail that fails and returns under load.
-#[derive(Clone, Debug, Serialize)]
-struct Failover {
-    link_bytes_per_second: [u64; 2],
-    bytes_per_second_before: f64,
-    bytes_per_second_one_rail: f64,
-    bytes_per_second_after: f64,
-    /// Share of the bandwidth before the failure.
-    after_share: f64,
-    /// The longest time without a message done, around the failure.
-    longest_stall_ms: f64,
-    /// From the port being up again to the rail being used.
-    return_ms: f64,
-    replayed_parts: u64,
-    replayed_bytes: u64,
-    /// Messages with a wrong byte.
-    wrong_messages: u64,
-    messages: u64,
-}
-
-/// The counters of a sender.
-#[derive(Clone, Debug, Serialize)]
-struct CounterResult {
-    messages: u64,
-    /// Messages by mask of rails, from mask 1.
-    masks: Vec<u64>,
-    rails: Vec<RailResult>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct RailResult {
-    bytes: u64,
-    work_requests: u64,
-    completions: u64,
-    retries: u64,
-    replays: u64,
+    device: String,
+    payload: usize,
+    ops: u64,
+    seconds: f64,
+    ops_per_s: f64,
+    bytes_per_s: f64,
+    /// From `isend` until `test` says that the message is sent, with up to 16 messages outstanding.
     p50_ns: u64,
     p99_ns: u64,
+    p999_ns: u64,
+    /// Messages that arrived with a wrong byte.
+    errors: u64,
+    /// The longest time without a message that was done.
+    longest_pause_ns: u64,
+    counters: BTreeMap<&'static str, u64>,
+    rails: Vec<RailResult>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<Links>,
 }
 
-impl From<Counters> for CounterResult {
-    fn from(counters: Counters) -> CounterResult {
-        let rails = counters.rails.len();
-        CounterResult {
-            messages: counters.messages,
-            masks: counters.masks[1..1 << rails].to_vec(),
-            rails: counters
-                .rails
-                .iter()
-                .map(|rail| RailResult {
-                    bytes: rail.bytes,
-                    work_requests: rail.work_requests,
-                    completions: rail.completions,
-                    retries: rail.retries,
-                    replays: rail.replays,
-                    p50_ns: rail.p50_ns,
-                    p99_ns: rail.p99_ns,
-                })
-                .collect(),
-        }
-    }
+/// One rail.
+#[derive(Clone, Debug, Serialize)]
+struct RailResult {
+    /// Bytes that the sender gave to the rail.
+    bytes: u64,
+    /// Requests with bytes of messages.
+    work_requests: u64,
+    /// Completions of the sender.
+    completions: u64,
+    /// Completions of the receiver for parts of messages.
+    receives: u64,
+    retries: u64,
+    replays: u64,
+    failures: u64,
+    returns: u64,
 }
 
 /// Runs the benchmark.
 pub fn run(plan: &Plan) -> Result<Summary, Error> {
-    let mut sizes = Vec::new();
-    for size in &plan.sizes {
-        sizes.push(phases::measure_size(plan, *size)?);
-    }
-    // Both need links whose speed is known.
-    let is_software = plan.devices.iter().all(|device| *device == DeviceSpec::Software);
-    let links = is_software && plan.devices.len() == 2;
+    let links = plan.links.then(|| Links::measure(plan.duration)).transpose()?;
+    let stream::Streamed { messages, wrong, time, latency, longest_pause, sender, receiver } =
+        stream::measure(plan)?;
+    let rails: Vec<RailResult> = sender
+        .rails
+        .iter()
+        .zip(&receiver.rails)
+        .map(|(sent, received)| RailResult {
+            bytes: sent.bytes,
+            work_requests: sent.payload_requests,
+            completions: sent.completions,
+            receives: received.receives,
+            retries: sent.retries,
+            replays: sent.replays,
+            failures: sent.failures,
+            returns: sent.returns,
+        })
+        .collect();
+    let sum = |field: fn(&RailResult) -> u64| rails.iter().map(field).sum();
+    let counters = BTreeMap::from([
+        ("messages", receiver.messages),
+        ("bytes", sum(|rail| rail.bytes)),
+        ("work_requests", sum(|rail| rail.work_requests)),
+        ("completions", sum(|rail| rail.completions)),
+        ("receives", sum(|rail| rail.receives)),
+        ("replays", sum(|rail| rail.replays)),
+        ("failures", sum(|rail| rail.failures)),
+    ]);
+    let quantile = |share| latency.quantile(share).unwrap_or(0);
+    let seconds = time.as_secs_f64();
+    let device: Vec<String> = plan.devices.iter().map(DeviceSpec::to_string).collect();
     Ok(Summary {
         bench: "rails",
-        devices: plan.devices.iter().map(DeviceSpec::to_string).collect(),
-        sizes,
-        throttled: links.then(|| phases::measure_throttled(plan)).transpose()?,
-        failover: links.then(|| phases::measure_failover(plan)).transpose()?,
-        split_decision_ns: phases::measure_split(),
+        device: device.join(","),
+        payload: plan.size,
+        ops: messages,
+        seconds,
+        ops_per_s: messages as f64 / seconds,
+        bytes_per_s: messages as f64 * plan.size as f64 / seconds,
+        p50_ns: quantile(0.5),
+        p99_ns: quantile(0.99),
+        p999_ns: quantile(0.999),
+        errors: wrong,
+        longest_pause_ns: longest_pause.as_nanos() as u64,
+        counters,
+        rails,
+        links,
     })
 }
 
 impl Summary {
     /// The result for people.
     pub fn table(&self) -> String {
-        let mut rows = vec![
-            ["message", "messages/s", "bytes/s", "half round trip p50", "p99", "memcpy"]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
-        for size in &self.sizes {
-            rows.push(vec![
-                units::bytes(size.bytes as u64),
-                units::scaled(size.messages_per_second),
-                units::scaled(size.bytes_per_second),
-                units::time(size.half_round_trip_p50_ns),
-                units::time(size.half_round_trip_p99_ns),
-                units::scaled(size.memcpy_bytes_per_second),
-            ]);
+        let mut text = format!(
+            "rails over {}: {} messages of {}, {}/s, {}B/s, p50 {}, p99 {}, longest pause {}, {} wrong\n",
+            self.device,
+            self.ops,
+            units::bytes(self.payload as u64),
+            units::scaled(self.ops_per_s),
+            units::scaled(self.bytes_per_s),
+            units::time(self.p50_ns),
+            units::time(self.p99_ns),
+            units::time(self.longest_pause_ns),
+            self.errors,
+        );
+        let head =
+            ["rail", "bytes", "work requests", "completions", "receives", "replays", "failures", "returns"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for (number, rail) in self.rails.iter().enumerate() {
+            let figures = [
+                number as u64,
+                rail.bytes,
+                rail.work_requests,
+                rail.completions,
+                rail.receives,
+                rail.replays,
+                rail.failures,
+                rail.returns,
+            ];
+            rows.push(figures.map(|figure| figure.to_string()).to_vec());
         }
-        let mut text = format!("rails over {}\n{}", self.devices.join(" and "), table::figures(&rows));
-        if let Some(throttled) = &self.throttled {
-            text += &format!(
-                "links of {} and {} bytes/s: adaptive split {} of the sum, equal split {}\n",
-                units::scaled(throttled.link_bytes_per_second[0] as f64),
-                units::scaled(throttled.link_bytes_per_second[1] as f64),
-                units::percent((throttled.adaptive_share * 1000.0).round() / 1000.0),
-                units::percent((throttled.equal_share * 1000.0).round() / 1000.0),
-            );
-        }
-        if let Some(failover) = &self.failover {
-            text += &format!(
-                "a rail fails: longest stall {:.1} ms, {} parts sent again, {} of {} messages wrong; {} of the bandwidth {:.0} ms after its link is up\n",
-                failover.longest_stall_ms,
-                failover.replayed_parts,
-                failover.wrong_messages,
-                failover.messages,
-                units::percent((failover.after_share * 1000.0).round() / 1000.0),
-                failover.return_ms,
-            );
-        }
-        text += &format!("split decision: {:.0} ns\n", self.split_decision_ns);
-        text
+        text += &table::figures(&rows);
+        text + &self.links.as_ref().map_or(String::new(), Links::text)
     }
 
     /// Messages with wrong bytes.
     pub fn errors(&self) -> u64 {
-        self.failover.as_ref().map_or(0, |failover| failover.wrong_messages)
+        self.errors + self.links.as_ref().map_or(0, Links::errors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_are_parsed() {
+        let parse = |text: &str| text.parse::<SplitOption>();
+        assert_eq!(parse("auto"), Ok(SplitOption(Split::Adaptive)));
+        assert_eq!(parse("3:1"), Ok(SplitOption(Split::Fixed([3, 1, 0, 0]))));
+        assert_eq!(parse("100:0"), Ok(SplitOption(Split::Fixed([100, 0, 0, 0]))));
+        for wrong in ["", "0:0", "a:b", "1:1:1:1:1", "-1:2"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod cluster;
 pub(crate) mod credits;
 pub(crate) mod lock;
 pub(crate) mod message;
+pub(crate) mod rails;

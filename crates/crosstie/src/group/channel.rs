@@ -214,6 +214,16 @@ impl Source<'_> {
         }
     }
 
+    /// Copies the bytes from `offset` on to `bytes`.
+    #[inline]
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
+        match self {
+            Source::Bytes(source) => bytes.copy_from_slice(&source[offset..offset + bytes.len()]),
+            Source::Region { region, start, .. } => region.read(start + offset, bytes)?,
+        }
+        Ok(())
+    }
+
     /// Copies `len` bytes from `offset` on to `at` of a region.
     #[inline]
     fn copy_to(&self, offset: usize, len: usize, to: &Mr, at: usize) -> Result<(), OutOfRegion> {
@@ -235,6 +245,16 @@ pub(super) struct Parts<'a> {
 impl Parts<'_> {
     pub(super) fn len(&self) -> usize {
         self.prefix.len() + self.body.len()
+    }
+
+    /// Copies the message, from `offset` on, to `bytes`.
+    #[inline]
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
+        let split = self.prefix.len();
+        let (start, end) = (offset.min(split), (offset + bytes.len()).min(split));
+        let (prefix, body) = bytes.split_at_mut(end - start);
+        prefix.copy_from_slice(&self.prefix[start..end]);
+        self.body.read(offset.max(split) - split, body)
     }
 
     /// Copies `len` bytes of the message, from `offset` on, to `at` of the send buffer.
@@ -278,27 +298,35 @@ impl Engine {
             part.aux,
             now,
         )?;
-        let at = packet.offset as usize + HEADER_SIZE;
+        let at = packet.offset as usize;
         // The places are inside the send buffer: its size is that of the protocol's ring.
-        if parts.copy_to(offset, len, &channel.send_memory, at).is_err() {
-            self.counters.unsent += 1;
-        } else if transmit {
-            let header = channel.protocol.data_header(&packet).encode();
-            let posted = if HEADER_SIZE + len <= INLINE {
-                let mut bytes = [0; INLINE];
-                bytes[..HEADER_SIZE].copy_from_slice(&header);
-                // A copy of what was written there a moment ago.
-                if channel.send_memory.read(at, &mut bytes[HEADER_SIZE..HEADER_SIZE + len]).is_err() {
-                    self.counters.unsent += 1;
-                }
-                self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len])
-            } else {
-                self.post_from_buffer(id, &packet, &header)
-            };
-            if posted.is_err() {
-                // The resend timer repairs it.
-                self.counters.unsent += 1;
+        let posted = if HEADER_SIZE + len <= INLINE {
+            let mut bytes = [0; INLINE];
+            let packet_bytes = &mut bytes[..HEADER_SIZE + len];
+            let copied = parts.read(offset, &mut packet_bytes[HEADER_SIZE..]);
+            if transmit {
+                packet_bytes[..HEADER_SIZE].copy_from_slice(&channel.protocol.data_header(&packet).encode());
             }
+            // The header in the send buffer is not used: a packet that is sent again gets another one.
+            let kept = copied.and_then(|()| channel.send_memory.write(at, packet_bytes));
+            match kept {
+                Err(_) => Err(PostError::Invalid("outside of the send buffer")),
+                Ok(()) if transmit => self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len]),
+                Ok(()) => Ok(()),
+            }
+        } else {
+            match parts.copy_to(offset, len, &channel.send_memory, at + HEADER_SIZE) {
+                Err(_) => Err(PostError::Invalid("outside of the send buffer")),
+                Ok(()) if transmit => {
+                    let header = channel.protocol.data_header(&packet).encode();
+                    self.post_from_buffer(id, &packet, &header)
+                }
+                Ok(()) => Ok(()),
+            }
+        };
+        if posted.is_err() {
+            // The resend timer repairs it.
+            self.counters.unsent += 1;
         }
         Ok((offset + len, packet.seq))
     }

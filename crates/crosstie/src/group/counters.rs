@@ -30,6 +30,8 @@ pub struct Counters {
     pub resent: u64,
     /// Message packets that came a second time, or behind a missing one.
     pub discarded: u64,
+    /// Packets that the device did not accept. The resend timer repairs them.
+    pub unsent: u64,
     /// Message packets refused for lack of room.
     pub refused: u64,
     /// Messages dropped because their fencing token was older than one seen before.

@@ -6,8 +6,8 @@
 //!                    send ends <──── key, result ───────────────┘
 //! ```
 //!
-//! Whoever runs the engine matches and starts PULLs, so both go on while the application computes. Short messages that nobody
-//! receives yet are copied out of the receive buffer, up to a limit; beyond it they stay there, and their senders are refused.
+//! The thread that runs the engine matches messages and starts PULLs, so both go on while the application computes. Short messages
+//! that have no receive yet are copied out of the receive buffer, up to a limit; beyond it they stay there, and their senders are refused.
 
 use core::task::Waker;
 use std::collections::VecDeque;

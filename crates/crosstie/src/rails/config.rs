@@ -62,8 +62,8 @@ pub struct Config {
     /// address is right.
     pub listen_address: IpAddr,
     /// Messages of at most so many bytes go through staging memory at the receiver and are copied by the receiver's thread.
-    /// Up to about 1 KiB that is faster than writing into memory of another process on a software device; a NIC writes directly at no
-    /// cost. `None` chooses: 1 KiB if all rails are software devices, otherwise 0.
+    /// That is faster than writing into memory of another process on a software device (4 KiB: 1.3 µs instead of 2.0); a NIC writes
+    /// directly at no cost. `None` chooses: 8 KiB if all rails are software devices, otherwise 0.
     pub staging: Option<u32>,
     /// The memory with the hints of a program outside, see [`HintPublisher`](super::HintPublisher).
     pub hint: Option<PathBuf>,

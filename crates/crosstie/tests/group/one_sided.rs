@@ -90,8 +90,8 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
     });
 }
 
-/// A description of another group is refused by name. Whoever forges one does not get at the memory either, because the other group's
-/// memory is in another protection domain.
+/// A description of another group is refused by name. A member that forges one does not get at the memory either, because the other
+/// group's memory is in another protection domain.
 #[test]
 fn memory_of_another_group_is_refused_and_counted() {
     let jobs = local::in_process(2, Limits::default()).unwrap();

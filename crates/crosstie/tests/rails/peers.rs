@@ -167,7 +167,7 @@ fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
 }
 
 #[test]
-fn whoever_does_not_know_the_secret_is_dropped_and_disturbs_nobody() {
+fn a_peer_without_the_secret_is_dropped_and_disturbs_nobody() {
     let (here, there) = (rails(), rails());
     let mut listener = there.listen().unwrap();
     let handle = listener.handle();

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Fallible;
 use crate::rng::Random;
-use crate::stopping::{Actor, End, check, operation, sweep, wait_for};
+use crate::stopping::{Actor, End, STOPS_PER_SWEEP, check, operation, sweep, wait_for};
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[(
     "connections_of_a_context_go_on_while_a_copyrpc_peer_is_stopped_anywhere_in_an_operation",
@@ -33,7 +33,9 @@ fn context() -> Fallible<Context<u64>> {
 
 fn stopped_peers(random: &mut Random) -> Fallible {
     for task in ["call", "poll", "reply"] {
-        sweep(&format!("copyrpc peer, {task}"), random, |steps, end| stop_peer(task, steps, end))?;
+        sweep(&format!("copyrpc peer, {task}"), STOPS_PER_SWEEP, random, |steps, end| {
+            stop_peer(task, steps, end)
+        })?;
     }
     Ok(())
 }

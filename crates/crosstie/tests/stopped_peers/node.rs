@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::node_service::{self, Service, expected_response, request};
 use crate::rng::Random;
-use crate::stopping::{Actor, End, check, operation, report_ready, sweep, wait_for};
+use crate::stopping::{Actor, End, STOPS_PER_SWEEP, check, operation, report_ready, sweep, wait_for};
 use crate::{Fallible, TIMEOUT};
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[
@@ -23,7 +23,7 @@ const SALT: u64 = 99;
 fn stopped_clients(random: &mut Random) -> Fallible {
     node_service::each!(S, {
         for task in ["call", "poll"] {
-            sweep(&format!("{} client, {task}", S::NAME), random, |steps, end| {
+            sweep(&format!("{} client, {task}", S::NAME), STOPS_PER_SWEEP, random, |steps, end| {
                 stop_client::<S>(task, steps, end)
             })?;
         }
@@ -163,7 +163,7 @@ fn client<S: Service>(name: &str, task: &str, measure: bool) -> Fallible {
 fn stopped_servers(random: &mut Random) -> Fallible {
     node_service::each!(S, {
         for task in ["recv", "reply"] {
-            sweep(&format!("{} server, {task}", S::NAME), random, |steps, end| {
+            sweep(&format!("{} server, {task}", S::NAME), STOPS_PER_SWEEP, random, |steps, end| {
                 stop_server::<S>(task, steps, end)
             })?;
         }

@@ -10,7 +10,7 @@ use crate::rng::Random;
 use crate::{Fallible, TIMEOUT};
 
 /// Instructions of one operation at which a role is stopped. `CROSSTIE_STRESS_SECONDS`, set to any value, stops at every one.
-const STOPS_PER_SWEEP: u64 = 24;
+pub(crate) const STOPS_PER_SWEEP: u64 = 24;
 
 /// How a stopped process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,16 +107,17 @@ pub(crate) fn operation<R>(measure: bool, operation: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Stops an operation at instructions all over it; every second time the process is killed instead of continued. `run` gets the number
+/// Stops an operation at about `stops` instructions all over it; every second time the process is killed instead of continued. `run` gets the number
 /// of instructions and the end; with `u64::MAX` it stops at the operation's end. It returns the number of executed instructions.
 pub(crate) fn sweep(
     what: &str,
+    stops: u64,
     random: &mut Random,
     mut run: impl FnMut(u64, End) -> Fallible<u64>,
 ) -> Fallible {
     let total = run(u64::MAX, End::Kill).map_err(|e| format!("{what}: {e}"))?;
     let all = std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some();
-    let stride = if all { 1 } else { total.div_ceil(STOPS_PER_SWEEP).max(1) };
+    let stride = if all { 1 } else { total.div_ceil(stops).max(1) };
     let (mut at, mut count) = (1 + random.below(stride), 0);
     while at < total {
         let end = if count % 2 == 0 { End::Continue } else { End::Kill };

@@ -102,7 +102,7 @@ impl<R, M> Matcher<R, M> {
         }
     }
 
-    /// Takes the receive that a message would match, without storing the message if there is none.
+    /// Takes the first receive that a message with this source and tag matches. `None` if there is none; nothing is stored then.
     #[inline]
     pub fn take_receive(&mut self, source: MemberId, tag: u64) -> Option<R> {
         let found = self.posted.take_first(|(from, wanted, _)| {

@@ -34,12 +34,12 @@ const MAX_HELPERS: usize = 7;
 /// # Safety
 ///
 /// `local..local + len` is valid for reads, and for writes if `write` is false.
-pub(super) type Copy = unsafe fn(&Transfer) -> i32;
+pub(super) type CopyFunction = unsafe fn(&Transfer) -> i32;
 
 /// Helper threads and their job.
 #[derive(Debug)]
 pub(super) struct CopyHelpers {
-    copy: Copy,
+    copy: CopyFunction,
     /// Whether a poster has a job here.
     is_busy: AtomicBool,
     /// The number of the current or last job.
@@ -51,7 +51,7 @@ pub(super) struct CopyHelpers {
 
 impl CopyHelpers {
     /// The helpers of this process, if it has any.
-    pub(super) fn of_process(copy: Copy) -> Option<&'static CopyHelpers> {
+    pub(super) fn of_process(copy: CopyFunction) -> Option<&'static CopyHelpers> {
         static HELPERS: OnceLock<Option<&'static CopyHelpers>> = OnceLock::new();
         *HELPERS.get_or_init(|| {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -61,7 +61,7 @@ impl CopyHelpers {
         })
     }
 
-    fn start(count: usize, copy: Copy) -> Option<&'static CopyHelpers> {
+    fn start(count: usize, copy: CopyFunction) -> Option<&'static CopyHelpers> {
         if count == 0 {
             return None;
         }
@@ -84,7 +84,7 @@ impl CopyHelpers {
     ///
     /// # Safety
     ///
-    /// As for [`Copy`].
+    /// As for [`CopyFunction`].
     pub(super) unsafe fn copy(&self, transfer: &Transfer) -> i32 {
         let len = transfer.len;
         // Acquire, partner: the Release store below; the last job is over.

@@ -575,7 +575,7 @@ impl Cq {
     }
 }
 
-/// The parker of a completion queue. It keeps the memory of the queue: whoever is parked writes to it when it wakes, perhaps after the
+/// The parker of a completion queue. It keeps the memory of the queue: a parked thread writes to it when it wakes, perhaps after the
 /// queue was dropped.
 #[derive(Debug)]
 pub(crate) struct CqParker(Arc<CqShared>);

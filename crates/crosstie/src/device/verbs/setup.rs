@@ -541,8 +541,8 @@ impl Identity {
 }
 
 impl DeviceInner {
-    /// How peers reach the port now. An interface that was down may come back with other addresses, so the GIDs are read anew if
-    /// the one in use is no longer there; while there is none, the last one stays.
+    /// How peers reach the port now. An interface that was down may come back with other addresses, so the GIDs are read anew
+    /// when the GID in use is no longer in the port's table. While the port has no GID at all, the last one is returned.
     pub(super) fn identity(&self) -> Identity {
         let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
         let mut current = ffi::ibv_gid { raw: [0; 16] };

@@ -1,7 +1,7 @@
 //! Memory in place whose owner was dropped while a peer was inside an operation that may still touch it.
 //!
-//! The drop does not wait for the peer; the memory stays registered (closed to new operations) and is kept here. Whoever
-//! registers or gives back memory next looks whether the peer has left.
+//! The drop does not wait for the peer; the memory stays registered (closed to new operations) and is kept here. The
+//! next thread that registers or gives back memory looks whether the peer has left.
 
 use core::time::Duration;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

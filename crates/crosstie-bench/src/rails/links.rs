@@ -1,4 +1,4 @@
-//! The measurements.
+//! Two software rails with links of limited speed.
 
 use core::hint::black_box;
 use std::collections::VecDeque;
@@ -8,17 +8,89 @@ use crosstie::device::DeviceSpec;
 use crosstie::rails::{
     Config, MAX_RAILS, Memory, RecvBuffer, RecvConnection, RecvRequest, SendConnection, Split,
 };
-use crosstie::telemetry::Histogram;
 use crosstie_protocol::rails::{RailLoad, split};
+use serde::Serialize;
 
-use super::link::{Link, connect, failed};
-use super::{Failover, Plan, SizeResult, Throttled};
+use super::link::{Link, failed};
+use super::stream::WINDOW;
 use crate::error::Error;
+use crate::units;
 
-/// Messages outstanding in a stream.
-const WINDOW: usize = 16;
-/// The most memory for the buffers of a stream.
-const MAX_BUFFERS: usize = 512 << 20;
+/// The results.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Links {
+    throttled: Throttled,
+    failover: Failover,
+    /// Nanoseconds for the decision how to split a message, without the clock.
+    split_decision_ns: f64,
+}
+
+/// Two rails with links of different speed.
+#[derive(Clone, Debug, Serialize)]
+struct Throttled {
+    link_bytes_per_second: [u64; 2],
+    adaptive_bytes_per_second: f64,
+    equal_bytes_per_second: f64,
+    /// Shares of the sum of the links.
+    adaptive_share: f64,
+    equal_share: f64,
+    /// The part of the bytes that went over the faster rail with the adaptive split.
+    adaptive_fast_rail: f64,
+}
+
+/// A rail that fails and returns under load.
+#[derive(Clone, Debug, Serialize)]
+struct Failover {
+    link_bytes_per_second: [u64; 2],
+    bytes_per_second_before: f64,
+    bytes_per_second_one_rail: f64,
+    bytes_per_second_after: f64,
+    /// Share of the bandwidth before the failure.
+    after_share: f64,
+    /// The longest time without a message done, around the failure.
+    longest_stall_ms: f64,
+    /// From the port being up again to the rail being used.
+    return_ms: f64,
+    replayed_parts: u64,
+    replayed_bytes: u64,
+    /// Messages with a wrong byte.
+    wrong_messages: u64,
+    messages: u64,
+}
+
+impl Links {
+    /// Measures for about `duration` each.
+    pub(super) fn measure(duration: Duration) -> Result<Links, Error> {
+        Ok(Links {
+            throttled: measure_throttled(duration)?,
+            failover: measure_failover(duration)?,
+            split_decision_ns: measure_split(),
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        let Links { throttled, failover, split_decision_ns } = self;
+        format!(
+            "links of {} and {} bytes/s: adaptive split {} of the sum, equal split {}\n\
+             a rail fails: longest stall {:.1} ms, {} parts sent again, {} of {} messages wrong; {} of the bandwidth {:.0} ms after its link is up\n\
+             split decision: {split_decision_ns:.0} ns\n",
+            units::scaled(throttled.link_bytes_per_second[0] as f64),
+            units::scaled(throttled.link_bytes_per_second[1] as f64),
+            units::percent((throttled.adaptive_share * 1000.0).round() / 1000.0),
+            units::percent((throttled.equal_share * 1000.0).round() / 1000.0),
+            failover.longest_stall_ms,
+            failover.replayed_parts,
+            failover.wrong_messages,
+            failover.messages,
+            units::percent((failover.after_share * 1000.0).round() / 1000.0),
+            failover.return_ms,
+        )
+    }
+
+    pub(super) fn errors(&self) -> u64 {
+        self.failover.wrong_messages
+    }
+}
 
 /// Receives a stream until messages without bytes arrive, one for each buffer that is posted. Calls `each` with the slot of each message.
 fn receive_stream(
@@ -112,7 +184,7 @@ fn send_stream(
 
 /// Bytes per second and messages per second of a stream.
 fn stream(link: &mut Link, size: usize, duration: Duration) -> Result<(f64, f64), Error> {
-    let window = WINDOW.min((MAX_BUFFERS / size.max(1)).max(1));
+    let window = WINDOW;
     let setup = failed("allocating memory of rails");
     let from = link.here.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
     let to = link.there.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
@@ -129,120 +201,22 @@ fn stream(link: &mut Link, size: usize, duration: Duration) -> Result<(f64, f64)
     })
 }
 
-pub(super) fn measure_size(plan: &Plan, size: usize) -> Result<SizeResult, Error> {
-    let mut link = Link::open(&plan.devices, None, &Config::default())?;
-    // The first messages touch the memory.
-    stream(&mut link, size, plan.duration / 10)?;
-    let mut link = Link::open(&plan.devices, None, &Config::default())?;
-    let (bytes_per_second, messages_per_second) = stream(&mut link, size, plan.duration)?;
-    let counters = link.sender.counters().into();
-    let times = ping_pong(plan, size)?;
-    Ok(SizeResult {
-        bytes: size,
-        messages_per_second,
-        bytes_per_second,
-        half_round_trip_p50_ns: times.quantile(0.5).unwrap_or(0) / 2,
-        half_round_trip_p99_ns: times.quantile(0.99).unwrap_or(0) / 2,
-        memcpy_bytes_per_second: memcpy(size, plan.duration / 10),
-        counters,
-    })
-}
-
-/// Round trips: one connection in each direction.
-fn ping_pong(plan: &Plan, size: usize) -> Result<Histogram, Error> {
-    let Link { here, there, mut sender, mut receiver, .. } =
-        Link::open(&plan.devices, None, &Config::default())?;
-    let (mut back_sender, mut back_receiver) = connect(&there, &here)?;
-    let setup = failed("allocating memory of rails");
-    let len = size.max(1);
-    let (mine, theirs) = (
-        here.allocate(2 * len).map_err(|error| setup(&error))?,
-        there.allocate(2 * len).map_err(|error| setup(&error))?,
-    );
-    let wrong = failed("a round trip over rails");
-    let exchange = |sender: &mut SendConnection,
-                    receiver: &mut RecvConnection,
-                    memory: &Memory,
-                    sends_first: bool,
-                    len: usize|
-     -> Result<usize, Error> {
-        let buffer = RecvBuffer { memory, range: size.max(1)..size.max(1) + size, tag: 0 };
-        let receive = receiver.irecv(&[buffer]).map_err(|error| wrong(&error))?.ok_or(Error::Protocol)?;
-        let mut received = None;
-        let mut send = None;
-        loop {
-            if send.is_none() && (sends_first || received.is_some()) {
-                // An answer without bytes to a message without bytes: the end.
-                let len = if sends_first { len } else { received.unwrap_or(0) };
-                send = sender.isend(memory, 0..len, 0).map_err(|error| wrong(&error))?;
-            }
-            if received.is_none() {
-                received = receiver.test(receive).map_err(|error| wrong(&error))?.map(|done| done.sizes()[0]);
-            }
-            if let (Some(send), Some(received)) = (send, received)
-                && sender.test(send).map_err(|error| wrong(&error))?.is_some()
-            {
-                return Ok(received);
-            }
-            std::thread::yield_now();
-        }
-    };
-    let mut times = Histogram::new();
-    std::thread::scope(|scope| {
-        let answering = scope.spawn(|| -> Result<(), Error> {
-            while exchange(&mut back_sender, &mut receiver, &theirs, false, size)? > 0 {}
-            Ok(())
-        });
-        let deadline = Instant::now() + plan.duration / 2;
-        let mut outcome = Ok(());
-        while outcome.is_ok() && Instant::now() < deadline {
-            let started = Instant::now();
-            outcome = exchange(&mut sender, &mut back_receiver, &mine, true, size).map(drop);
-            times.record(started.elapsed().as_nanos() as u64);
-            if size == 0 {
-                break;
-            }
-        }
-        if size > 0 && outcome.is_ok() {
-            outcome = exchange(&mut sender, &mut back_receiver, &mine, true, 0).map(drop);
-        }
-        drop((sender, back_receiver));
-        let answered = answering.join().unwrap_or(Err(Error::Protocol));
-        outcome.and(answered)
-    })?;
-    Ok(times)
-}
-
-/// Bytes per second of copies of this size on one core.
-fn memcpy(size: usize, duration: Duration) -> f64 {
-    let (from, mut to) = (vec![1u8; size.max(1)], vec![0u8; size.max(1)]);
-    let (started, mut copies) = (Instant::now(), 0u64);
-    while started.elapsed() < duration {
-        for _ in 0..(1 << 16) / size.clamp(1, 1 << 16) {
-            to.copy_from_slice(black_box(&from));
-            black_box(&mut to);
-            copies += 1;
-        }
-    }
-    copies as f64 * size as f64 / started.elapsed().as_secs_f64()
-}
-
 /// The links of the measurements with links of limited speed.
 const SLOW_LINKS: [u64; 2] = [300_000_000, 100_000_000];
 const EQUAL_LINKS: [u64; 2] = [200_000_000, 200_000_000];
 const STREAM_MESSAGE: usize = 1 << 20;
 
-pub(super) fn measure_throttled(plan: &Plan) -> Result<Throttled, Error> {
+fn measure_throttled(duration: Duration) -> Result<Throttled, Error> {
     let devices = [DeviceSpec::Software, DeviceSpec::Software];
-    let mut adaptive = Link::open(&devices, Some(&SLOW_LINKS), &Config::default())?;
+    let mut adaptive = Link::open(&devices, true, Some(&SLOW_LINKS), &Config::default())?;
     // The sender learns the speed of its links.
-    stream(&mut adaptive, STREAM_MESSAGE, plan.duration / 4)?;
+    stream(&mut adaptive, STREAM_MESSAGE, duration / 4)?;
     let before: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
-    let (adaptive_rate, _) = stream(&mut adaptive, STREAM_MESSAGE, plan.duration)?;
+    let (adaptive_rate, _) = stream(&mut adaptive, STREAM_MESSAGE, duration)?;
     let after: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
     let config = Config { split: Split::Fixed([1, 1, 0, 0]), ..Config::default() };
-    let mut equal = Link::open(&devices, Some(&SLOW_LINKS), &config)?;
-    let (equal_rate, _) = stream(&mut equal, STREAM_MESSAGE, plan.duration)?;
+    let mut equal = Link::open(&devices, true, Some(&SLOW_LINKS), &config)?;
+    let (equal_rate, _) = stream(&mut equal, STREAM_MESSAGE, duration)?;
     let sum = SLOW_LINKS.iter().sum::<u64>() as f64;
     let moved = [after[0] - before[0], after[1] - before[1]].map(|bytes| bytes as f64);
     Ok(Throttled {
@@ -264,10 +238,10 @@ enum Stage {
     After,
 }
 
-pub(super) fn measure_failover(plan: &Plan) -> Result<Failover, Error> {
+fn measure_failover(duration: Duration) -> Result<Failover, Error> {
     let devices = [DeviceSpec::Software, DeviceSpec::Software];
-    let mut link = Link::open(&devices, Some(&EQUAL_LINKS), &Config::default())?;
-    stream(&mut link, STREAM_MESSAGE, plan.duration / 4)?;
+    let mut link = Link::open(&devices, true, Some(&EQUAL_LINKS), &Config::default())?;
+    stream(&mut link, STREAM_MESSAGE, duration / 4)?;
     let window = WINDOW;
     let setup = failed("allocating memory of rails");
     let from = link.here.allocate(window * STREAM_MESSAGE).map_err(|error| setup(&error))?;
@@ -280,7 +254,7 @@ pub(super) fn measure_failover(plan: &Plan) -> Result<Failover, Error> {
     let mut longest = Duration::ZERO;
     let mut rates = [0.0; 3];
     let mut return_ms = 0.0;
-    let slice = plan.duration / 2;
+    let slice = duration / 2;
     let mut wrong_messages = 0;
     let Link { sender, receiver, .. } = &mut link;
     let messages = std::thread::scope(|scope| {
@@ -354,7 +328,7 @@ pub(super) fn measure_failover(plan: &Plan) -> Result<Failover, Error> {
 }
 
 /// Nanoseconds for one split over four rails with different loads.
-pub(super) fn measure_split() -> f64 {
+fn measure_split() -> f64 {
     const ROUNDS: u32 = 1_000_000;
     let mut loads: [RailLoad; MAX_RAILS] = core::array::from_fn(|rail| RailLoad {
         rate: 1000 * (rail as u64 + 1),

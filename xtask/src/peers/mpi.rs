@@ -1,0 +1,67 @@
+//! OpenMPI: barriers and messages over shared memory, between two processes on two cores.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Figures;
+use crate::error::{Error, with_path};
+use crate::packages::Packages;
+use crate::process::{self, run_for_output, with_timeout};
+use crate::workspace;
+
+/// The longest time that one measurement may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a message.
+const PAYLOAD: usize = 64;
+
+/// The installed OpenMPI, and a program that uses it (`mpi_group.c`).
+pub(super) struct Mpi {
+    pub(super) version: String,
+    program: PathBuf,
+}
+
+impl Mpi {
+    /// Installs OpenMPI if it is missing and compiles the program.
+    pub(super) fn prepare() -> Result<Mpi, Error> {
+        ["openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev"].into_iter().collect::<Packages>().install()?;
+        let directory = workspace::target().join("peers");
+        fs::create_dir_all(&directory).map_err(with_path(&directory))?;
+        let program = directory.join("mpi_group");
+        let source = workspace::root().join("xtask/src/peers/mpi_group.c");
+        let mut compiler = Command::new("mpicc");
+        compiler.args(["-O3", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+        run_for_output(&mut compiler)?;
+        let version =
+            run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "openmpi-bin"]))?;
+        Ok(Mpi { version, program })
+    }
+
+    /// Measures barriers (the median time) and messages (the rate).
+    pub(super) fn measure(&self, seconds: f64, cores: [u64; 2]) -> Result<Figures, Error> {
+        let mut command = with_timeout("mpirun", TIMEOUT);
+        command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]);
+        // Two processes of this machine: nothing but shared memory.
+        command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,vader"]).arg(&self.program);
+        command.args([PAYLOAD.to_string(), seconds.to_string()]).args(cores.map(|core| core.to_string()));
+        let text = run_for_output(&mut command)?;
+        let unexpected = |what: String| Error::UnexpectedOutput {
+            command: process::command_line(&command),
+            what: format!("{what}: {text}"),
+        };
+        let found: Value =
+            serde_json::from_str(text.trim()).map_err(|error| unexpected(error.to_string()))?;
+        let number = |name: &str| found[name].as_f64().ok_or_else(|| unexpected(format!("no {name}")));
+        if number("errors")? > 0.0 {
+            return Err(unexpected("wrong messages".into()));
+        }
+        Ok(Figures {
+            per_second: number("messages_per_s")?,
+            p50_ns: number("barrier_p50_ns")?,
+            cache_line_ns: None,
+        })
+    }
+}
