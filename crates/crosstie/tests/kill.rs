@@ -6,7 +6,7 @@
 //! back exactly once, and still exchange messages with a steady peer over the same queues. At the end no descriptor,
 //! mapping, thread or file may be left.
 //!
-//! [`Setup`] says what differs: a completion queue with the victim as its only producer, memory in place, long payloads, and
+//! [`Setup`] says what differs: a completion queue for the victim alone, memory in place, long payloads, and
 //! queue pairs that were connected to an earlier victim.
 //!
 //! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
@@ -31,7 +31,7 @@ const RANDOM_KILLS: u32 = 200;
 const KILLS_PER_SWEEP: u64 = 60;
 /// The same, for each further setup.
 const KILLS_PER_SETUP: u64 = 30;
-/// Bytes of a long payload: its completion is reserved after it was copied, not before.
+/// Bytes of a long payload: it does not fit into a completion.
 const LONG: usize = 1024;
 /// Bytes of each receive.
 const RECEIVE: usize = 2048;
@@ -39,6 +39,8 @@ const RECEIVE: usize = 2048;
 const TARGET: usize = 32 << 10;
 const POISON: u8 = 0xC7;
 const QKEY: u32 = 7;
+/// What victims send inline.
+const MESSAGE: &[u8] = b"from the victim";
 /// Limit on anything that should happen.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -97,6 +99,8 @@ struct Survivor {
     steady_near: RcQp,
     steady_far: RcQp,
     slowest: Duration,
+    /// Messages of victims that came with their completions.
+    inline_messages: u64,
 }
 
 /// How a victim is connected, and what it sends.
@@ -104,7 +108,7 @@ struct Survivor {
 struct Setup {
     /// Its receives come from the shared receive queue.
     shared: bool,
-    /// It is the only producer of its completion queue, which is then in the mode for one producer.
+    /// Its receives complete in a completion queue that no other queue pair uses.
     exclusive: bool,
     /// It writes to memory in place.
     in_place: bool,
@@ -120,7 +124,7 @@ struct Victim {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     shared: bool,
-    /// The completion queue of which it is the only producer.
+    /// The completion queue that no other queue pair uses.
     cq: Option<Cq>,
     qp: RcQp,
     /// Receives of `qp` that have not completed.
@@ -162,6 +166,9 @@ fn survive(seed: u64) -> Fallible<u64> {
         survivor.kill_after(op, setup, delay, &format!("random kill {i}, {op}, {setup:?}, {delay:?}"))?;
     }
     kills += u64::from(RANDOM_KILLS);
+    if survivor.inline_messages < kills / 4 {
+        return Err(format!("only {} messages came with completions", survivor.inline_messages).into());
+    }
     println!("{RANDOM_KILLS} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
     Ok(kills)
 }
@@ -193,6 +200,7 @@ impl Survivor {
             steady_near,
             steady_far,
             slowest: Duration::ZERO,
+            inline_messages: 0,
         };
         survivor.refill()?;
         Ok(survivor)
@@ -418,6 +426,10 @@ impl Survivor {
             } else {
                 c.qp_num == victim.qp.qp_num() && victim.out.remove(&c.wr_id)
             };
+            // Whatever instruction the sender died at: what came with a completion is the whole message.
+            let expected: &[u8] = if c.qp_num == victim.qp.qp_num() { MESSAGE } else { b"steady" };
+            let known = known && c.inline_data().is_none_or(|data| data == expected);
+            self.inline_messages += u64::from(c.qp_num == victim.qp.qp_num() && c.inline_data().is_some());
             if !known || (alive && c.status != Status::Success) {
                 return Err(format!("{name}: unexpected, or ended twice: {c:?}").into());
             }
@@ -453,7 +465,7 @@ fn run_victim(op: &str, long: bool) -> Fallible {
     let mut post = |i: u64| -> Fallible {
         let (local, eight) = ([memory.sge(0..len)?], [memory.sge(0..8)?]);
         let inline = i.is_multiple_of(2) && !long;
-        let data = if inline { Data::Inline(b"from the victim") } else { Data::Regions(&local) };
+        let data = if inline { Data::Inline(MESSAGE) } else { Data::Regions(&local) };
         let posted = match (op, i % 5) {
             ("datagram", _) => {
                 ud.post(&ah, to.datagrams, QKEY, &SendWr::new(i, SendOp::Send, data).signaled())

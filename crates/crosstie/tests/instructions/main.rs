@@ -7,6 +7,7 @@
 #![cfg(not(debug_assertions))]
 
 mod callgrind;
+mod device;
 mod endpoint;
 
 /// Counts the instructions of one operation, of which a test measures `operations`, and compares them with the limit.

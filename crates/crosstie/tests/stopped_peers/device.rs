@@ -21,6 +21,8 @@ const ENTRIES: usize = 16;
 const FROM_PEER: u8 = 0xAA;
 const OURS: u8 = 0x55;
 const PAGE: usize = 4096;
+/// The two messages of a peer that is single-stepped during the second one.
+const STEPS: [&[u8]; 2] = [b"before the steps", b"a message that was posted in single steps, 48 by"];
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("memory_of_a_dropped_region_is_not_reused_while_a_stopped_peer_may_write", allocated_memory),
@@ -313,7 +315,17 @@ fn stopped_beside_others(random: &mut Random) -> Fallible {
         let poll = |cq: &mut Cq, from_peer: &mut u32, from_other: &mut u32| {
             let polled = cq.poll(16, |c| {
                 assert_eq!(c.status, Status::Success);
-                *(if c.qp_num == qp.qp_num() { &mut *from_peer } else { &mut *from_other }) += 1;
+                if c.qp_num != qp.qp_num() {
+                    *from_other += 1;
+                    return;
+                }
+                // A completion that is there is there with its message, in the completion and in memory.
+                let message = STEPS[*from_peer as usize];
+                let mut written = vec![0; message.len()];
+                region.read(1024 * *from_peer as usize, &mut written).unwrap();
+                assert_eq!((c.imm, c.byte_len as usize), (Some(*from_peer), message.len()), "step {step}");
+                assert!(c.inline_data() == Some(message) && written == message, "step {step}");
+                *from_peer += 1;
             });
             assert!(polled.is_ok(), "{polled:?}");
         };
@@ -573,11 +585,14 @@ pub(crate) fn run_peer(_: &[String]) -> Fallible {
                     qp.post(&SendWr::new(2, op, Data::Inline(b"small")).signaled())?;
                 }
                 "step" => {
-                    let wr = SendWr::new(3, SendOp::WriteImm(to.memory.at(0), 1), Data::Inline(b"step"));
+                    let wr = |i: usize| {
+                        let op = SendOp::WriteImm(to.memory.at(1024 * i as u64), i as u32);
+                        SendWr::new(3, op, Data::Inline(STEPS[i]))
+                    };
                     // The first post attaches to the peer; the second one is single-stepped.
-                    qp.post(&wr)?;
+                    qp.post(&wr(0))?;
                     trace::stop_here();
-                    qp.post(&wr.signaled())?;
+                    qp.post(&wr(1).signaled())?;
                     trace::stop_here();
                 }
                 "again" => break,

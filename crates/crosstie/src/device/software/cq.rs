@@ -24,13 +24,13 @@ use super::layout::{
     short_epoch, taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
-use super::recv::SharedRecvQueue;
+use super::recv::{SharedRecvQueue, TakenSlot};
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
-use crate::ring::stalled::StalledPositions;
+use crate::ring::stalled::{MAX_STALLED, StalledPositions};
 use crate::wait::{self, WaitStrategy};
 
 /// Pause instructions after the poll that reached the end of a stream of entries.
@@ -62,8 +62,18 @@ pub(super) struct CqShared {
 #[derive(Debug)]
 enum QpChange {
     Added(Arc<QpShared>),
-    /// The queue pair is gone; it has no entry at or behind this position.
-    Removed(Arc<QpShared>, u64),
+    Removed(RemovedQp),
+}
+
+/// A queue pair that is gone. No peer is inside an operation on it.
+#[derive(Debug)]
+pub(super) struct RemovedQp {
+    pub(super) qp: Arc<QpShared>,
+    /// It has no entry in the ring at or behind this position.
+    pub(super) position: u64,
+    /// The receives of a shared receive queue that its peer had taken. The next queue pair with the same index can take others before
+    /// the poller learns of the removal.
+    pub(super) taken: Vec<TakenSlot>,
 }
 
 impl CqShared {
@@ -79,8 +89,12 @@ impl CqShared {
 
     /// Removes a queue pair whose peer is not inside an operation.
     pub(super) fn remove_qp(&self, qp: &Arc<QpShared>) {
-        let head = self.ring.header.head.word.load(Acquire);
-        self.record_change(QpChange::Removed(qp.clone(), head));
+        let taken = match &qp.recv {
+            RecvSource::Shared(queue) => queue.taken_by(taker_of_qp(qp.num)),
+            _ => Vec::new(),
+        };
+        let position = self.ring.header.head.word.load(Acquire);
+        self.record_change(QpChange::Removed(RemovedQp { qp: qp.clone(), position, taken }));
     }
 
     fn record_change(&self, change: QpChange) {
@@ -102,7 +116,8 @@ impl Device {
     pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
         let device = &self.handle.device;
         check_limit("completions", config.depth, device.attr().max_cqe)?;
-        let depth = config.depth.max(2).next_power_of_two();
+        // With room for `config.depth` completions beside entries of producers that do not move.
+        let depth = (config.depth.max(2) + MAX_STALLED as u32).next_power_of_two();
         let memory = device.allocate(CQES_AT + u64::from(depth) * size_of::<Cqe>() as u64)?;
         let no_memory = || DeviceError::Exhausted { what: "device memory" };
         let header: SharedRef<CqHeader> = SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
@@ -150,8 +165,8 @@ pub struct Cq {
     pub(super) listed: VecDeque<usize>,
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
     next_source: usize,
-    /// Queue pairs that are gone but may still have entries in the ring before a position.
-    pub(super) removed: VecDeque<(Arc<QpShared>, u64)>,
+    /// Queue pairs that are gone but may still have entries in the ring.
+    pub(super) removed: VecDeque<RemovedQp>,
     pub(super) seen_version: u32,
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
@@ -404,7 +419,7 @@ impl Cq {
             }
         }
         // The queue pair is gone: a receive of a shared queue becomes free again, without a completion.
-        if let Some((qp, _)) = self.removed.iter().find(|(qp, _)| qp.num == qp_num)
+        if let Some(RemovedQp { qp, .. }) = self.removed.iter().find(|removed| removed.qp.num == qp_num)
             && result.tag().is(CqeKind::Recv)
             && let RecvSource::Shared(queue) | RecvSource::Datagram(queue) = &qp.recv
         {
@@ -435,12 +450,12 @@ impl Cq {
         for change in changes {
             match change {
                 QpChange::Added(qp) => self.add_member(qp),
-                QpChange::Removed(qp, position) => self.remove_member(qp, position),
+                QpChange::Removed(removed) => self.remove_member(removed),
             }
         }
         // An entry that was passed may be one of a removed queue pair.
         while self.stalled.is_empty()
-            && self.removed.front().is_some_and(|(_, position)| self.cursor >= *position)
+            && self.removed.front().is_some_and(|removed| self.cursor >= removed.position)
         {
             self.removed.pop_front();
         }
@@ -474,11 +489,11 @@ impl Cq {
     fn queue_shared_flushes(
         &mut self,
         queue: &Arc<SharedRecvQueue>,
-        slots: Vec<u32>,
+        slots: Vec<TakenSlot>,
         qp_num: u32,
         status: Status,
     ) {
-        for slot in slots {
+        for TakenSlot { slot, .. } in slots {
             self.flushes.push_back(PendingFlush::Shared { queue: queue.clone(), slot, qp_num, status });
         }
     }
@@ -557,7 +572,7 @@ impl Cq {
     pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
         let is_hot_ready = |index: &usize| match self.qps.get(*index) {
-            Some(Some(Member { lane: Some(lane), .. })) => lane.is_ready(),
+            Some(Some(Member { qp, lane: Some(lane) })) => lane.is_ready(qp),
             _ => false,
         };
         !self.flushes.is_empty()

@@ -12,9 +12,8 @@ use core::sync::atomic::Ordering::Acquire;
 use std::sync::Arc;
 
 use super::Cq;
-use super::cq::PendingFlush;
+use super::cq::{PendingFlush, RemovedQp};
 use super::lane::LaneReader;
-use super::layout::taker_of_qp;
 use super::qp::{QpShared, RecvSource};
 use crate::device::Completion;
 
@@ -106,24 +105,23 @@ impl Cq {
         self.qps[index] = Some(Member { qp, lane });
     }
 
-    pub(super) fn remove_member(&mut self, qp: Arc<QpShared>, position: u64) {
+    pub(super) fn remove_member(&mut self, removed: RemovedQp) {
+        let qp = &removed.qp;
         let index = qp.index() as usize;
         let is_known = |member: &mut Member| member.qp.num == qp.num;
         if let Some(mut member) = self.qps.get_mut(index).and_then(|member| member.take_if(is_known)) {
             self.hot.retain(|hot| *hot != index);
             self.listed.retain(|listed| *listed != index);
-            // Its peer is outside, so the receives that it completed are in the lane, and it had taken no others.
             if let Some(lane) = &mut member.lane {
-                lane.drop_entries(&qp);
+                lane.drop_entries(qp);
+                // Receives that the peer had taken and not completed when it died.
                 if let RecvSource::Shared(queue) = &qp.recv {
-                    for slot in queue.taken_by(taker_of_qp(qp.num)) {
-                        queue.complete(slot);
-                    }
+                    removed.taken.iter().for_each(|taken| queue.free_taken(*taken));
                 }
             }
         }
         self.flushes
             .retain(|flush| !matches!(flush, PendingFlush::Connection(flushed) if flushed.num == qp.num));
-        self.removed.push_back((qp, position));
+        self.removed.push_back(removed);
     }
 }

@@ -1,8 +1,8 @@
 //! The ring behind a completion queue, as its producers use it.
 //!
 //! Producers are the queue's own queue pairs (send completions), datagram senders, and the device's service thread (markers). The
-//! receives of connections complete in lanes (`lane.rs`). `ring/reservation.rs` describes how they share the ring and what happens when one dies. The
-//! consumer is in `cq.rs`.
+//! receives of connections complete in lanes (`lane.rs`). `ring/reservation.rs` describes how producers share the ring and what happens
+//! when one dies. The consumer is in `cq.rs`.
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::Arc;

@@ -373,10 +373,19 @@ impl LaneReader {
         }
     }
 
-    /// Whether there is an entry to read.
+    /// Whether [`read`](LaneReader::read) would find an entry. What a peer left in the lane of a connection that has ended does not
+    /// count: otherwise a thread that waits for completions would not sleep until a stopped peer has left.
     #[inline(always)]
-    pub(super) fn is_ready(&self) -> bool {
-        self.entries.ring(self.cursor).published(self.cursor).is_some()
+    pub(super) fn is_ready(&self, qp: &QpShared) -> bool {
+        let position = if self.epoch == qp.epoch() {
+            Some(self.cursor)
+        } else {
+            // Acquire, partner: the Release store in `Lane::skip_to`.
+            let lane = qp.lane.as_ref().filter(|lane| lane.epoch.load(Acquire) == qp.epoch());
+            lane.map(|lane| lane.first())
+        };
+        let is_published = |position| self.entries.ring(position).published(position).is_some();
+        position.is_some_and(is_published) && !qp.destroyed.load(Acquire)
     }
 
     pub(super) fn start_polling(&mut self) {
@@ -408,7 +417,9 @@ impl LaneReader {
             let entry = self.entries.ring(self.cursor);
             let Some((slot, tag)) = entry.published(self.cursor) else { break };
             let (imm, byte_len) = entry.detail();
-            let data = if tag.has_data { InlineData::new(entry.data(), byte_len) } else { InlineData::NONE };
+            // A failed request has no data, whatever the peer says.
+            let has_data = tag.has_data && tag.status == 0;
+            let data = if has_data { InlineData::new(entry.data(), byte_len) } else { InlineData::NONE };
             // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
             // changes the epoch before it connects a peer that can overwrite the entry.
             atomic_fence(Acquire);

@@ -1,15 +1,16 @@
 //! Completion lanes: connections that end with entries in their lane, lanes that are seldom used, and peers that write anything into
-//! lanes and into the set of ready lanes.
+//! lanes and into the set of ready lanes. And the ring beside them, with producers that do not move.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
-use super::invalid_input_tests::shared;
+use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::{CqHeader, QpBlock, QpNum, qp_block_at};
 use crate::device::cq::Provider;
 use crate::device::*;
 use crate::memory::segment::{SharedRef, SharedSlice};
+use crate::ring::stalled::MAX_STALLED;
 use crate::rng::{Random, seed};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -146,6 +147,100 @@ fn dropped_queue_pair_frees_the_shared_receives_of_completions_that_were_not_pol
     }
 }
 
+/// The poller learns late that a queue pair is gone, when the next one with the same index has taken receives of the shared queue.
+#[test]
+fn late_news_of_a_removed_queue_pair_cost_no_message_of_the_next_one() {
+    let mut fan = Fan::new(1, true);
+    let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
+    (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+    fan.send(0, 1);
+    assert_eq!(fan.next().imm, Some(1));
+    fan.send(0, 2);
+    let index = QpNum::from_bits(fan.receivers.pop().unwrap().qp_num()).index();
+    shared(&fan.far).use_up_qp_indices();
+    let next = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, fan.srq.as_ref()).unwrap();
+    assert_eq!(QpNum::from_bits(next.qp_num()).index(), index, "the index is used again");
+    fan.receivers.push(next);
+    fan.senders[0].reset().unwrap();
+    fan.connect(0);
+    let messages = 3..RECEIVES - 2;
+    let outstanding = RECEIVES - 2 - messages.len() as u32;
+    messages.clone().for_each(|message| fan.send(0, message));
+    for message in messages {
+        assert_eq!(fan.next().imm, Some(message));
+    }
+    fan.assert_empty();
+    // The receive of the message that was not polled is free again.
+    (outstanding..RECEIVES).for_each(|wr_id| fan.post_recv(0, wr_id.into()).unwrap());
+    assert_eq!(fan.post_recv(0, 0), Err(PostError::Full));
+}
+
+/// A reset cannot end while the peer is inside. What the peer had completed is not polled any more; a thread that waits for completions
+/// sleeps, and when the peer has left, all receives are flushed.
+#[test]
+fn what_is_left_in_the_lane_of_an_ended_connection_wakes_nobody() {
+    let mut fan = Fan::new(1, false);
+    (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+    fan.send(0, 1);
+    assert_eq!(fan.next().imm, Some(1));
+    assert_eq!(fan.hot(), 1);
+    fan.send(0, 2);
+    assert_eq!(fan.cq.wait(TIMEOUT), Ok(true));
+    let line = shared_arc(&fan.far).qp(fan.receivers[0].qp_num()).unwrap().peer_line().unwrap().line;
+    // As if the peer were stopped inside an operation.
+    line.busy.fetch_add(1, Relaxed);
+    assert!(matches!(fan.receivers[0].reset(), Err(DeviceError::PeerBusy { .. })));
+    assert_eq!(fan.cq.wait(Duration::from_millis(20)), Ok(false));
+    fan.assert_empty();
+    line.busy.fetch_add(1, Relaxed);
+    for wr_id in 1..u64::from(RECEIVES) {
+        let flushed = fan.next();
+        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
+    }
+    fan.assert_empty();
+}
+
+/// The ring has room for as many completions as were asked for, although some entries belong to producers that do not move.
+#[test]
+fn completion_queue_holds_its_depth_beside_stopped_producers() {
+    const DEPTH: u32 = 16;
+    let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut cq = device.create_cq(&CqConfig { depth: DEPTH }).unwrap();
+    let target = pd.allocate(64, Access::ALL).unwrap();
+    let config = QpConfig { max_send_wr: DEPTH, ..QpConfig::default() };
+    let mut qps: Vec<RcQp> =
+        (0..2 + MAX_STALLED).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
+    let stopped: Vec<_> = qps.drain(2..).collect();
+    let [near, far] = &mut qps[..] else { unreachable!("there are two") };
+    near.connect(&far.address(), &ConnectConfig::default()).unwrap();
+    far.connect(&near.address(), &ConnectConfig::default()).unwrap();
+    // Each has reserved an entry and does not publish it.
+    for qp in &stopped {
+        let qp = shared_arc(&device).qp(qp.qp_num()).unwrap();
+        qp.send_cq.ring.reserve(&qp.send_claim).unwrap();
+    }
+    let op = SendOp::Write(target.remote().at(0));
+    // Several rounds of the ring. In the first one the poller waits until it may pass the entries.
+    for round in 0..10 {
+        (0..DEPTH).for_each(|i| {
+            near.post(&SendWr::new(i.into(), op, Data::Inline(b"signaled")).signaled()).unwrap();
+        });
+        let (mut done, begun) = (0, Instant::now());
+        while done < u64::from(DEPTH) {
+            cq.poll(3, |completion| {
+                assert_eq!((completion.wr_id, completion.status), (done, Status::Success), "round {round}");
+                done += 1;
+            })
+            .unwrap();
+            assert!(begun.elapsed() < TIMEOUT, "round {round}: {done} completions");
+        }
+    }
+    let ring = &shared_arc(&device).qp(near.qp_num()).unwrap().send_cq.ring;
+    let listed = (0..ring.depth()).filter(|slot| ring.header.stalled.contains(*slot, ring.depth()));
+    assert_eq!(listed.count(), MAX_STALLED);
+}
+
 /// More connections than hot lanes. A connection that was hot and then idle for long loses its place to another one; its next message
 /// arrives all the same.
 #[test]
@@ -230,6 +325,7 @@ fn forged_entries_complete_outstanding_receives_at_most() {
                         completed += 1;
                         let len = completion.inline_data().map(|data| data.len());
                         assert!(len.is_none_or(|len| len <= 48 && len == completion.byte_len as usize));
+                        assert!(completion.status.is_success() || len.is_none(), "{completion:?}");
                     })
                     .unwrap();
             }

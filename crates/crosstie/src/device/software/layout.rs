@@ -411,26 +411,32 @@ pub(super) struct SrqHeader {
 pub(super) struct SrqWord(pub(super) u64);
 
 impl SrqWord {
+    #[inline(always)]
     pub(super) fn posted(position: u64, slot: u16) -> SrqWord {
         SrqWord(u64::from(slot) << 32 | position & 0xFFFF_FFFF)
     }
 
+    #[inline(always)]
     pub(super) fn taken_by(self, taker: u16) -> SrqWord {
         SrqWord(self.0 | 1 << 63 | u64::from(taker & 0x7FFF) << 48)
     }
 
+    #[inline(always)]
     pub(super) fn is_taken(self) -> bool {
         self.0 >> 63 == 1
     }
 
+    #[inline(always)]
     pub(super) fn taker(self) -> u16 {
         (self.0 >> 48) as u16 & 0x7FFF
     }
 
+    #[inline(always)]
     pub(super) fn slot(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
+    #[inline(always)]
     pub(super) fn is_at(self, position: u64) -> bool {
         self.0 as u32 == position as u32
     }

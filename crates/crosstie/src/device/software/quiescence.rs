@@ -74,9 +74,9 @@
 //! A peer is gone when its process has ended (pidfd), or when it has closed its socket, which it does after it has unmapped
 //! our segment. A peer that we cut off because it sent a malformed message is not gone: its process lives and may be inside
 //! an operation. What a dead datagram sender left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
-//! position that it had reserved without publishing. A dead peer of a connection leaves nothing to repair (`lane.rs`). Receives that it had taken are returned by the poller when it comes to
-//! the `Flush` or `Reclaim` marker, which the service thread pushes only after the peer can complete no more receives
-//! (`cq.rs`, `service.rs`).
+//! position that it had reserved without publishing. A dead peer of a connection leaves nothing to repair (`lane.rs`). The receives that
+//! either of them had taken are returned by the poller when it comes to the `Flush` or `Reclaim` marker, which the service thread pushes
+//! only after the peer can complete no more receives (`cq.rs`, `service.rs`).
 //!
 //! # What a peer that writes invalid values can achieve
 //!

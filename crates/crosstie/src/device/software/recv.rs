@@ -227,7 +227,7 @@ pub(super) struct SharedRecvQueue {
     pub(super) memory: Allocation,
 }
 
-/// How often takers publish how far they are, in receives.
+/// How often a taker that finds no others publishes how far it is, in receives.
 const TAKEN_INTERVAL: u64 = 16;
 
 const SRQ_WORDS_AT: u64 = size_of::<SrqHeader>() as u64;
@@ -278,7 +278,8 @@ impl SharedRecvQueue {
         self.rooms[slot].store(room(wr), Relaxed);
         self.positions[slot].store(position, Relaxed);
         self.slots.write(slot, wr.sges);
-        self.outstanding[slot].store(1, Relaxed);
+        // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
+        self.outstanding[slot].store(1, Release);
         self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
         cursor.posted = position + 1;
         // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes word and slot visible to the
@@ -344,31 +345,53 @@ impl SharedRecvQueue {
         Some(recv)
     }
 
-    /// Slots that `taker` took and did not complete. Correct only after every completion of that taker has been polled.
-    pub(super) fn taken_by(&self, taker: u16) -> Vec<u32> {
-        let mut slots: Vec<(u64, u32)> = (0..self.words.len())
+    /// The receives that `taker` took and that are outstanding, in the order of posting. Those that it has completed are among them until
+    /// the completion has been polled.
+    pub(super) fn taken_by(&self, taker: u16) -> Vec<TakenSlot> {
+        let mut taken: Vec<TakenSlot> = (0..self.words.len())
             .map(|i| SrqWord(self.words[i].load(Acquire)))
             .filter(|word| word.is_taken() && word.taker() == taker)
             .filter_map(|word| {
-                let slot = usize::from(word.slot());
-                let position = self.positions.get(slot)?.load(Relaxed);
-                (word.is_at(position) && self.outstanding[slot].load(Acquire) != 0)
-                    .then_some((position, slot as u32))
+                let slot = word.slot().into();
+                let position = self.positions.get(slot as usize)?.load(Relaxed);
+                let taken = TakenSlot { position, slot };
+                (word.is_at(position) && self.is_outstanding(taken)).then_some(taken)
             })
             .collect();
-        slots.sort_unstable();
-        slots.into_iter().map(|(_, slot)| slot).collect()
+        taken.sort_unstable();
+        taken
     }
 
-    /// Every outstanding slot, in the order of posting.
-    pub(super) fn all_outstanding(&self) -> Vec<u32> {
-        let mut slots: Vec<(u64, u32)> = (0..self.outstanding.len())
-            .filter(|&slot| self.outstanding[slot].load(Acquire) != 0)
-            .map(|slot| (self.positions[slot].load(Relaxed), slot as u32))
+    /// Every outstanding receive, in the order of posting.
+    pub(super) fn all_outstanding(&self) -> Vec<TakenSlot> {
+        let mut outstanding: Vec<TakenSlot> = (0..self.outstanding.len())
+            .map(|slot| TakenSlot { position: self.positions[slot].load(Relaxed), slot: slot as u32 })
+            .filter(|taken| self.is_outstanding(*taken))
             .collect();
-        slots.sort_unstable();
-        slots.into_iter().map(|(_, slot)| slot).collect()
+        outstanding.sort_unstable();
+        outstanding
     }
+
+    /// Makes room for another receive, without a completion, unless this one has completed meanwhile.
+    pub(super) fn free_taken(&self, taken: TakenSlot) {
+        if self.is_outstanding(taken) {
+            self.complete(taken.slot);
+        }
+    }
+
+    fn is_outstanding(&self, taken: TakenSlot) -> bool {
+        let slot = taken.slot as usize;
+        // Acquire, partner: the Release stores in `complete` and `post`.
+        self.outstanding[slot].load(Acquire) != 0 && self.positions[slot].load(Relaxed) == taken.position
+    }
+}
+
+/// A receive of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TakenSlot {
+    /// Where it was posted: no two receives of a queue have the same position.
+    position: u64,
+    pub(super) slot: u32,
 }
 
 impl Drop for SharedRecvQueue {
@@ -515,6 +538,8 @@ impl SharedTaker {
     #[inline]
     fn take(&mut self, seen_posted: &mut u64) -> Option<u16> {
         let count = self.words.len() as u64;
+        // Whether others take as well.
+        let mut has_searched = false;
         // The bound ends the loop if the queue holds invalid words.
         for _ in 0..2 * count + 64 {
             if self.next >= *seen_posted {
@@ -536,13 +561,18 @@ impl SharedTaker {
                 && at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_ok()
             {
                 self.next = position + 1;
-                if self.next.is_multiple_of(TAKEN_INTERVAL) {
+                if has_searched || self.next.is_multiple_of(TAKEN_INTERVAL) {
                     self.header.taken.word.store(self.next, Relaxed);
                 }
                 return Some(word.slot());
             }
             // Others have taken it, and perhaps many more.
+            has_searched = true;
             let others = self.header.taken.word.load(Relaxed);
+            if others > *seen_posted {
+                // Acquire, partner: as above.
+                *seen_posted = self.header.posted.word.load(Acquire);
+            }
             let is_ahead = others > position && others <= *seen_posted;
             self.next = if is_ahead { others } else { position + 1 };
         }
@@ -591,7 +621,8 @@ mod tests {
             let slot = slot.expect("a receive is there");
             assert_eq!(completed(slot), posted.pop_front(), "round {round}");
             posted.push_back(post(&mut cursor).unwrap());
-            assert_eq!(queue.taken_by(1), [u32::from(kept)], "round {round}");
+            let taken: Vec<u32> = queue.taken_by(1).iter().map(|taken| taken.slot).collect();
+            assert_eq!(taken, [u32::from(kept)], "round {round}");
         }
         assert_eq!(completed(kept), Some(kept_wr_id));
         assert!(queue.taken_by(1).is_empty());

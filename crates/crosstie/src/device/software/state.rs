@@ -371,6 +371,14 @@ impl DeviceShared {
         }
     }
 
+    /// Uses up the indices that were never used: the next queue pair gets that of one that is gone.
+    #[cfg(test)]
+    pub(super) fn use_up_qp_indices(&self) {
+        let mut table = locked(&self.qps);
+        let used = table.keys.last.len() as u32;
+        table.keys.last.extend((used..QpNum::INDICES).map(|index| QpNum::first(index).bits()));
+    }
+
     /// Removes a queue pair from the table. Its index will be used again.
     pub(super) fn remove_qp(&self, num: u32) {
         let mut table = locked(&self.qps);
