@@ -16,9 +16,9 @@ const ROUNDS: u32 = 2000;
 const PAYLOAD: usize = 64;
 
 /// A `write`.
-const WRITE_LIMIT: u64 = 913;
+const WRITE_LIMIT: u64 = 991;
 /// A `send` and its `recv`.
-const MESSAGE_LIMIT: u64 = 7160;
+const MESSAGE_LIMIT: u64 = 7632;
 
 /// Two endpoints that one thread drives.
 struct Pair {
