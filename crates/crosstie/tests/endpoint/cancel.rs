@@ -62,7 +62,9 @@ fn dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing() {
         drop(pair.here.imm_recv().unwrap());
         pair.run_until(|| Arc::strong_count(&region) == 1);
         // The peer may write into this one until its message has arrived.
-        drop(pair.here.recv(buffer(), ..).unwrap());
+        let recv = pair.here.recv(buffer(), ..).unwrap();
+        assert!(pair.is_announced(&recv));
+        drop(recv);
         pair.run_until(|| pair.here.counters().held_operations == 1);
         assert_eq!(Arc::strong_count(&region), 2, "the memory stays");
         let send = pair.there.send(filled(&pair.there, 20, 0), ..).unwrap();

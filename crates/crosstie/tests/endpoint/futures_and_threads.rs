@@ -102,6 +102,30 @@ fn dropped_imm_recv_loses_no_immediate() {
     }
 }
 
+/// An immediate that is there before the call, so that the call has its result at once, and is dropped with it: the next call gets it.
+#[test]
+fn imm_recv_that_is_dropped_with_an_immediate_that_came_before_loses_none() {
+    for config in configs() {
+        let pair = Pair::new(&crosstie::endpoint::EndpointConfig { qps: 1, ..config });
+        let target = pair.there.allocate(8).unwrap();
+        for imm in 0..3 {
+            pair.here
+                .write_imm(filled(&pair.here, 8, 0), .., &target.remote(), 0, imm)
+                .unwrap()
+                .wait()
+                .unwrap();
+        }
+        for _ in 0..2 {
+            let recv = pair.there.imm_recv().unwrap();
+            pair.run_until(|| recv.is_ended());
+            drop(recv);
+        }
+        for imm in 0..3 {
+            assert_eq!(pair.there.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
+        }
+    }
+}
+
 /// Several threads use one endpoint: every write and read has the right bytes, every message arrives once.
 #[test]
 fn threads_share_an_endpoint() {
