@@ -165,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and rails and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and the examples of endpoints, rails and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -186,33 +186,54 @@ pub(super) const STEPS: &[Step] = &[
             },
             Guest {
                 test: "conformance",
+                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
             },
             Guest {
                 test: "conformance",
+                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
             },
             Guest {
                 test: "copyrpc",
-                hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
-            },
-            Guest { test: "copyrpc", hosts: 2, arguments: &["--device", "verbs:r0", "--mode", "hosts"] },
-            Guest {
-                test: "endpoint_peers",
+                examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
             Guest {
-                test: "endpoint_peers",
+                test: "copyrpc",
+                examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
-            Guest { test: "group_device", hosts: 1, arguments: &["--nocapture", "--test-threads", "1"] },
-            Guest { test: "rails_hosts", hosts: 2, arguments: &["--nocapture"] },
-            Guest { test: "kv_hosts", hosts: 2, arguments: &["--nocapture"] },
+            Guest {
+                test: "endpoint_peers",
+                examples: &[],
+                hosts: 1,
+                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
+            },
+            Guest {
+                test: "endpoint_peers",
+                examples: &[],
+                hosts: 2,
+                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+            },
+            Guest {
+                test: "endpoint_examples",
+                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache"],
+                hosts: 2,
+                arguments: &["--test-threads=1", "--nocapture"],
+            },
+            Guest {
+                test: "group_device",
+                examples: &[],
+                hosts: 1,
+                arguments: &["--nocapture", "--test-threads", "1"],
+            },
+            Guest { test: "rails_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
+            Guest { test: "kv_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
         ],
     },
 ];
