@@ -30,8 +30,8 @@ fn any_executor_can_await() {
         futures::executor::block_on(ping_pong(&pair)).unwrap();
         let tokio = tokio::runtime::Builder::new_current_thread().build().unwrap();
         tokio.block_on(ping_pong(&pair)).unwrap();
-        let writes = (0..8).map(|seed| {
-            let target = pair.there.allocate(64).unwrap();
+        let targets: Vec<_> = (0..8).map(|_| pair.there.allocate(64).unwrap()).collect();
+        let writes = targets.iter().zip(0..).map(|(target, seed)| {
             pair.here.write(filled(&pair.here, 64, seed), .., &target.remote(), 0).unwrap()
         });
         let all = futures::executor::block_on(join_all(writes));
