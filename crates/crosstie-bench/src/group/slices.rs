@@ -99,7 +99,7 @@ impl<'g> Slices<'g> {
                 let mut options = group.channel_options();
                 if plan.arguments.loss > 0.0 {
                     // The device loses nothing, but this measurement does.
-                    options.resend_after = 2_000_000;
+                    (options.resend_after, options.min_resend_after) = (2_000_000, 50_000);
                 }
                 Some(group.open_channel(1, &options).map_err(failed)?)
             }
@@ -110,7 +110,7 @@ impl<'g> Slices<'g> {
                 let mut options = group.tagged_options();
                 options.eager_max = if plan.arguments.mode == Mode::Eager { u32::MAX } else { 0 };
                 if plan.arguments.loss > 0.0 {
-                    options.channel.resend_after = 2_000_000;
+                    (options.channel.resend_after, options.channel.min_resend_after) = (2_000_000, 50_000);
                 }
                 let tagged = group.open_tagged(1, &options).map_err(failed)?;
                 let buffer = || {
