@@ -19,7 +19,7 @@ use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, PacketKin
 
 use super::engine::Engine;
 use super::link::SLOT;
-use super::tagged_engine::TaggedState;
+use super::tagged::TaggedState;
 use super::wires::Wires;
 use crate::device::{Data, Mr, OutOfRegion, PostError};
 

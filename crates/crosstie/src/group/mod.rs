@@ -54,7 +54,6 @@ mod message;
 mod one_sided;
 mod setup;
 mod tagged;
-mod tagged_engine;
 mod wires;
 
 use std::sync::Arc;

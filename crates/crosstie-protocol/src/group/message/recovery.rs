@@ -5,7 +5,7 @@
 //! | NACK, no room | goes back: waits for the back-off time or the receiver's request, then sends everything from the refused number on again |
 //! | NACK, gap | goes back at once: the receiver has kept nothing behind the missing packet |
 //! | NACK, missing numbers | sends these numbers again; new packets go on |
-//! | an acknowledgement is late | sends the oldest packet again, once: a *probe*. The answer tells what is missing |
+//! | an acknowledgement is late | sends the oldest packet again: a *probe*. The answer tells what is missing. A few times, after times that double |
 //! | still nothing | goes back, after times that double; then gives the destination up |
 //!
 //! Each of these starts a new *attempt*, whose number every packet carries. A receiver knows from it which packets were sent after its
@@ -18,6 +18,8 @@ use super::sender::{Flow, NONE, NotSent, Outgoing, Sender, outgoing};
 
 /// The resend time-out doubles up to this factor.
 const MAX_RESEND_FACTOR: u64 = 16;
+/// Probes without an answer after which everything is sent again. A peer that is only slow answers one of them.
+const MAX_PROBES: u8 = 4;
 
 impl Sender {
     /// The receiver refuses packet `seq`: it has no room, or (`gap`) it has missed that packet.
@@ -145,17 +147,21 @@ impl Sender {
                     self.drop_destination(to);
                     continue;
                 }
-                let is_early = destination.interval < self.options.resend_after;
+                let can_probe = self.options.min_resend_after < self.options.resend_after
+                    && destination.round_trip.is_known()
+                    && destination.probes < MAX_PROBES;
                 if destination.flow == Flow::Paused {
                     // Blind retry, or the safety net for a lost request.
                     destination.flow = Flow::Resending;
-                } else if is_early && !destination.probed {
-                    self.probe(to, now);
                 } else {
                     destination.interval = (destination.interval * 2)
                         .clamp(self.options.resend_after, self.options.resend_after * MAX_RESEND_FACTOR);
-                    self.counters.timeouts += 1;
-                    self.go_back(to);
+                    if can_probe {
+                        self.probe(to, now);
+                    } else {
+                        self.counters.timeouts += 1;
+                        self.go_back(to);
+                    }
                 }
                 let destination = &mut self.destinations[index];
                 destination.deadline =
@@ -174,7 +180,7 @@ impl Sender {
             oldest.missing = true;
             destination.missing += 1;
         }
-        destination.probed = true;
+        destination.probes += 1;
         self.counters.probes += 1;
         self.start_attempt(to, now);
     }

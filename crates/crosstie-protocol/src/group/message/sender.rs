@@ -112,8 +112,8 @@ pub(super) struct Destination {
     pub(super) interval: u64,
     pub(super) heard_at: u64,
     pub(super) round_trip: RoundTrip,
-    /// The oldest packet was sent again because an acknowledgement was late; nothing was acknowledged since.
-    pub(super) probed: bool,
+    /// How often the oldest packet was sent again because an acknowledgement was late, without any answer.
+    pub(super) probes: u8,
     /// Records that are marked as missing.
     pub(super) missing: u32,
 }
@@ -170,7 +170,7 @@ impl Sender {
             interval: options.resend_after,
             heard_at: 0,
             round_trip: RoundTrip::UNKNOWN,
-            probed: false,
+            probes: 0,
             missing: 0,
         };
         Sender {
@@ -223,7 +223,7 @@ impl Sender {
         if destination.in_flight == 0 {
             destination.oldest = index as u32;
             destination.heard_at = now;
-            destination.probed = false;
+            destination.probes = 0;
             destination.interval = destination.late_after(&self.options);
             destination.deadline = now.saturating_add(destination.interval);
             self.deadline = self.deadline.min(destination.deadline);
@@ -329,7 +329,7 @@ impl Sender {
         destination.in_flight -= count;
         destination.heard_at = now;
         destination.round_trip.on_ack(ack, now);
-        destination.probed = false;
+        destination.probes = 0;
         destination.interval = destination.late_after(&self.options);
         destination.deadline =
             if destination.in_flight == 0 { u64::MAX } else { now.saturating_add(destination.interval) };
