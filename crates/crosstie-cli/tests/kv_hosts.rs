@@ -3,82 +3,31 @@
 //! In a virtual machine of `cargo xtask vm --hosts 2`, this process starts one rank, on Soft-RoCE; the same test in the other virtual
 //! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::channel;
+#[path = "../../crosstie/tests/hosts/mod.rs"]
+mod hosts;
+
+use std::path::Path;
+use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use crosstie_bench::figures::{self, Figures};
 use crosstie_kv::Backend;
 
-/// After this long without an exit the test fails: the program hangs. Virtual machines are slow.
-const TIMEOUT: Duration = Duration::from_secs(120);
-const PROGRAM: &str = env!("CARGO_BIN_EXE_crosstie");
+use hosts::{Hosts, wait_for_exit};
 
-/// The ranks that this process starts, the address of their rendezvous, and their device.
-struct Hosts {
-    ranks: Vec<u32>,
-    rendezvous: String,
-    device: &'static str,
-}
+/// The first port of the rendezvous of these tests.
+const PORT: u16 = 7700;
 
-impl Hosts {
-    /// `test`: the number of the test, so that each test has its own rendezvous.
-    fn find(test: u16) -> Hosts {
-        let variable = |name| std::env::var(name).ok();
-        match (variable("HOST").as_deref(), variable("PEER")) {
-            (Some(host @ ("0" | "1")), Some(_)) => Hosts {
-                ranks: vec![u32::from(host == "1")],
-                rendezvous: format!("10.77.0.1:{}", 7700 + test),
-                device: "verbs:r0",
-            },
-            _ => {
-                let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-                let rendezvous = free.expect("there is a free port").to_string();
-                Hosts { ranks: vec![0, 1], rendezvous, device: "software" }
-            }
-        }
-    }
-
-    fn start(&self, arguments: &[&str]) -> Vec<(u32, Child)> {
-        let start = |rank: &u32| {
-            let child = Command::new(PROGRAM)
-                .args(["bench", "kv", "--json", "--device", self.device])
-                .args(arguments)
-                .env("CROSSTIE_RANK", rank.to_string())
-                .env("CROSSTIE_SIZE", "2")
-                .env("CROSSTIE_RENDEZVOUS", &self.rendezvous)
-                .env("CROSSTIE_SECRET", "a secret of these two hosts")
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn();
-            (*rank, child.expect("the program starts"))
-        };
-        self.ranks.iter().map(start).collect()
-    }
-}
-
-/// Waits until all exit, at most for the timeout.
-fn wait_for_exit(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
-    let (done, is_done) = channel();
-    let count = children.len();
-    for (rank, child) in children {
-        let done = done.clone();
-        std::thread::spawn(move || done.send((rank, child.wait_with_output())));
-    }
-    let outputs = (0..count).map(|_| {
-        let (rank, output) = is_done.recv_timeout(TIMEOUT).expect("the program exits");
-        (rank, output.expect("the output can be read"))
-    });
-    outputs.collect()
+fn start(hosts: &Hosts, arguments: &[&str]) -> Vec<(u32, Child)> {
+    let common = ["bench", "kv", "--json", "--device", hosts.device];
+    hosts.start(Path::new(env!("CARGO_BIN_EXE_crosstie")), &[&common, arguments].concat())
 }
 
 /// The results of rank 0, if this process started it. Checks that all ranks succeeded.
 fn measured(test: u16, arguments: &[&str]) -> Vec<Figures> {
-    let hosts = Hosts::find(test);
+    let hosts = Hosts::find(PORT + test);
     let mut found = Vec::new();
-    for (rank, Output { status, stdout, stderr }) in wait_for_exit(hosts.start(arguments)) {
+    for (rank, Output { status, stdout, stderr }) in wait_for_exit(start(&hosts, arguments)) {
         let stderr = String::from_utf8_lossy(&stderr);
         assert!(status.success(), "rank {rank}, {arguments:?}: {status}: {stderr}");
         match rank {
@@ -128,8 +77,8 @@ fn measure_with_check(test: u16) -> Vec<Figures> {
 
 /// After `setup_time` the benchmark is measuring; it would do so for much longer.
 fn rank_exits_when_the_other_is_killed(test: u16, setup_time: Duration) {
-    let hosts = Hosts::find(test);
-    let mut children = hosts.start(&["--keys", "1000", "--duration", "1000", "--runs", "1"]);
+    let hosts = Hosts::find(PORT + test);
+    let mut children = start(&hosts, &["--keys", "1000", "--duration", "1000", "--runs", "1"]);
     if let Some((_, last)) = children.iter_mut().find(|(rank, _)| *rank == 1) {
         std::thread::sleep(setup_time);
         last.kill().expect("the process exists");

@@ -47,9 +47,14 @@ enum Work {
     Dependencies,
     /// Check that `cargo xtask vm` works.
     GuestCheck,
-    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package are
-    /// copied into the guest as well.
-    Guest { test: &'static str, hosts: u8, arguments: &'static [&'static str] },
+    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package, and these
+    /// examples, are copied into the guest as well.
+    Guest {
+        test: &'static str,
+        examples: &'static [&'static str],
+        hosts: u8,
+        arguments: &'static [&'static str],
+    },
 }
 
 /// `cargo xtask test`.
@@ -152,8 +157,8 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
             *counts += Counts { passed, failed, ignored: 0 };
             Ok(None)
         }
-        Work::Guest { test, hosts, arguments } => {
-            let (program, files) = match build_test(test, timeout)? {
+        Work::Guest { test, examples, hosts, arguments } => {
+            let (program, files) = match build_test(test, examples, timeout)? {
                 Ok(built) => built,
                 Err(problem) => return Ok(Some(problem)),
             };
@@ -177,24 +182,40 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
     }
 }
 
-/// Builds a test program. Returns its path and the paths of the programs that it may start, or what went wrong.
-fn build_test(test: &str, timeout: Duration) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
-    let features = "crosstie/verbs,crosstie-cli/verbs";
-    let arguments = ["test", "--workspace", "--features", features, "--test", test, "--no-run"];
-    let mut command = cargo(timeout, &arguments);
-    command.arg("--message-format=json-render-diagnostics");
+/// Builds a test program, and examples. Returns its path and the paths of the programs that it may start, or what went wrong.
+fn build_test(
+    test: &str,
+    examples: &[&str],
+    timeout: Duration,
+) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
+    const FEATURES: [&str; 4] = [
+        "--workspace",
+        "--features",
+        "crosstie/verbs,crosstie-cli/verbs",
+        "--message-format=json-render-diagnostics",
+    ];
     let mut program = None;
     let mut others = Vec::new();
-    let outcome = process::run_streaming(&mut command, timeout, |line| {
-        program = executable(line, "test", Some(test)).or(program.take());
-        others.extend(executable(line, "bin", None));
-        false
-    })?;
-    Ok(match (describe_failure(&outcome, timeout), program) {
-        (Some(problem), _) => Err(problem),
-        (None, Some(program)) => Ok((program, others)),
-        (None, None) => Err(format!("cargo built no program for the test {test}")),
-    })
+    let mut commands = vec![cargo(timeout, &["test", "--test", test, "--no-run"])];
+    if !examples.is_empty() {
+        // `cargo test --example` would build their tests.
+        let mut build = cargo(timeout, &["build"]);
+        build.args(examples.iter().flat_map(|example| ["--example", example]));
+        commands.push(build);
+    }
+    for mut command in commands {
+        let outcome = process::run_streaming(command.args(FEATURES), timeout, |line| {
+            program = executable(line, "test", Some(test)).or(program.take());
+            others.extend(executable(line, "bin", None).or_else(|| executable(line, "example", None)));
+            false
+        })?;
+        if let Some(problem) = describe_failure(&outcome, timeout) {
+            return Ok(Err(problem));
+        }
+    }
+    Ok(program
+        .map(|program| (program, others))
+        .ok_or_else(|| format!("cargo built no program for the test {test}")))
 }
 
 /// Returns the path of the program that one of cargo's JSON messages says it built, when the program has this kind and, if

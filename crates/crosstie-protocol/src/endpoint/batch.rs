@@ -1,8 +1,8 @@
 //! Blocks of a batch, and the work requests that they become.
 //!
-//! A program adds blocks one by one, or as strided runs. Blocks that continue the one before, on both sides, are joined with it;
-//! blocks at a constant distance become one run. So a batch of 100 000 regular blocks takes one entry, and adjacent blocks become
-//! one work request.
+//! A program adds blocks one by one, or as strided runs. Blocks of one length that continue the one before, on both sides, are joined with
+//! it; blocks at a constant distance become one run. So a batch of 100 000 regular blocks takes one entry. Adjacent blocks become one
+//! work request, also if their lengths differ. However blocks are joined, each keeps its number.
 //!
 //! ```text
 //!   blocks       0   1   2   3          4       5       6            7
@@ -12,7 +12,6 @@
 //! ```
 
 use alloc::vec::Vec;
-use core::ops::Range;
 
 /// The most pieces of local memory in one work request.
 pub const MAX_PIECES: usize = 8;
@@ -52,6 +51,22 @@ impl Run {
         Some((end(self.local_offset, self.local_stride)?, end(self.remote_offset, self.remote_stride)?))
     }
 
+    /// The first piece that is not inside a local buffer and a remote region of these lengths, and whether it is the local buffer that is
+    /// too short. `None`: all pieces are inside.
+    pub fn first_outside(&self, local: u64, remote: u64) -> Option<(u32, bool)> {
+        let first = |offset: u64, stride: u64, limit: u64| -> Option<u32> {
+            let room = offset.checked_add(self.len).and_then(|end| limit.checked_sub(end));
+            let piece = match room {
+                None => 0,
+                Some(room) => room.checked_div(stride)? + 1,
+            };
+            u32::try_from(piece).ok().filter(|piece| *piece < self.count)
+        };
+        let here = first(self.local_offset, self.local_stride, local).map(|piece| (piece, true));
+        let there = first(self.remote_offset, self.remote_stride, remote).map(|piece| (piece, false));
+        [here, there].into_iter().flatten().min_by_key(|(piece, _)| *piece)
+    }
+
     const fn local_at(&self, piece: u32) -> u64 {
         self.local_offset + self.local_stride * piece as u64
     }
@@ -85,7 +100,7 @@ struct Entry {
     run: Run,
     first_block: u32,
     blocks: u32,
-    /// Length of each block that was joined, if all have the same; else zero.
+    /// Length of each block that was joined.
     block_len: u64,
     /// The immediate that announces the blocks up to this entry.
     announce: Option<u32>,
@@ -123,17 +138,19 @@ impl Blocks {
 
     /// Pieces of memory that are left after adjacent blocks were joined.
     pub fn pieces(&self) -> u64 {
-        self.entries.iter().map(|entry| u64::from(entry.run.count)).sum()
+        let all: u64 = self.entries.iter().map(|entry| u64::from(entry.run.count)).sum();
+        let joined = self.entries.windows(2).filter(|pair| pair[0].is_continued_by(&pair[1]));
+        all - joined.count() as u64
     }
 
-    /// The runs.
-    pub fn runs(&self) -> impl ExactSizeIterator<Item = &Run> {
-        self.entries.iter().map(|entry| &entry.run)
+    /// The blocks as runs in which each piece is one block. [`add`](Blocks::add)ing them gives the same blocks, with the same numbers.
+    pub fn runs(&self) -> impl ExactSizeIterator<Item = Run> {
+        self.entries.iter().map(Entry::blocks_as_run)
     }
 
-    /// The runs, and the blocks that each is made of.
-    pub fn runs_with_blocks(&self) -> impl Iterator<Item = (&Run, Range<u32>)> {
-        self.entries.iter().map(|entry| (&entry.run, entry.first_block..entry.first_block + entry.blocks))
+    /// The [runs](Blocks::runs), and the number of the first block of each.
+    pub fn numbered_runs(&self) -> impl Iterator<Item = (u32, Run)> {
+        self.entries.iter().map(|entry| (entry.first_block, entry.blocks_as_run()))
     }
 
     /// Removes all blocks and keeps the memory.
@@ -205,15 +222,23 @@ impl Blocks {
         let mut at = *cursor;
         while let Some(entry) = self.entries.get(at.entry) {
             let run = &entry.run;
+            let offset = run.local_at(at.piece) + at.offset;
             let continues = run.remote == work.remote
                 && run.remote_at(at.piece) + at.offset == work.remote_offset + work.len;
-            if usize::from(work.count) == max_pieces || work.len >= max_len || !continues {
+            let count = usize::from(work.count);
+            let last = work.pieces[..count].last_mut();
+            let last = last.filter(|last| last.local == run.local && last.offset + last.len == offset);
+            if work.len >= max_len || !continues || (last.is_none() && count == max_pieces) {
                 break;
             }
             let len = (run.len - at.offset).min(max_len - work.len);
-            work.pieces[usize::from(work.count)] =
-                Piece { local: run.local, offset: run.local_at(at.piece) + at.offset, len };
-            work.count += 1;
+            match last {
+                Some(last) => last.len += len,
+                None => {
+                    work.pieces[count] = Piece { local: run.local, offset, len };
+                    work.count += 1;
+                }
+            }
             work.len += len;
             end_block = entry.end_block_at(at.piece, at.offset + len);
             at.offset += len;
@@ -243,10 +268,11 @@ fn join(last: &mut Entry, run: &Run, block_len: u64, count: u32) -> bool {
         if run.local_offset == before.local_offset + before.len
             && run.remote_offset == before.remote_offset + before.len
         {
-            before.len += run.len;
+            // The numbers of joined blocks follow from their length, so they have one.
             if last.block_len != block_len {
-                last.block_len = 0;
+                return false;
             }
+            before.len += run.len;
             last.blocks += count;
             return true;
         }
@@ -282,23 +308,32 @@ fn join(last: &mut Entry, run: &Run, block_len: u64, count: u32) -> bool {
 }
 
 impl Entry {
+    /// A run of its blocks, as they were before they were joined.
+    fn blocks_as_run(&self) -> Run {
+        if self.run.count > 1 || self.blocks == 1 {
+            return self.run;
+        }
+        let len = self.block_len;
+        Run { count: self.blocks, len, local_stride: len, remote_stride: len, ..self.run }
+    }
+
+    /// Whether the last piece of this entry and the first one of the next are one piece of memory on both sides.
+    fn is_continued_by(&self, next: &Entry) -> bool {
+        let (run, next) = (&self.run, &next.run);
+        self.announce.is_none()
+            && (run.local, run.remote) == (next.local, next.remote)
+            && run.ends() == Some((next.local_offset, next.remote_offset))
+    }
+
     /// The block that has the byte at this offset of a piece.
     fn block_at(&self, piece: u32, offset: u64) -> u32 {
-        let inside = match (self.run.count, self.block_len) {
-            (1, 0) => 0,
-            (1, len) => (offset / len) as u32,
-            _ => piece,
-        };
+        let inside = if self.run.count == 1 { (offset / self.block_len) as u32 } else { piece };
         self.first_block + inside
     }
 
     /// One more than the block of the last byte before this offset of a piece.
     fn end_block_at(&self, piece: u32, offset: u64) -> u32 {
-        let inside = match (self.run.count, self.block_len) {
-            (1, 0) => self.blocks,
-            (1, len) => offset.div_ceil(len) as u32,
-            _ => piece + 1,
-        };
+        let inside = if self.run.count == 1 { offset.div_ceil(self.block_len) as u32 } else { piece + 1 };
         self.first_block + inside
     }
 }
@@ -422,6 +457,19 @@ mod tests {
         assert_eq!(blocks, Blocks::default());
     }
 
+    #[test]
+    fn first_block_outside_is_found() {
+        let run = Run { count: 5, local_stride: 100, remote_stride: 60, ..Run::block(0, 10, 0, 40, 50) };
+        assert_eq!(run.ends(), Some((460, 330)));
+        assert_eq!(run.first_outside(460, 330), None);
+        assert_eq!(run.first_outside(459, 330), Some((4, true)));
+        assert_eq!(run.first_outside(460, 329), Some((4, false)));
+        assert_eq!(run.first_outside(360, 209), Some((2, false)), "the smaller of both");
+        assert_eq!(run.first_outside(59, 0), Some((0, true)));
+        let same = Run { count: 5, ..Run::block(0, 0, 0, 0, 50) };
+        assert_eq!((same.first_outside(50, 50), same.first_outside(50, 49)), (None, Some((0, false))));
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Next {
         Adjacent,
@@ -499,7 +547,7 @@ mod tests {
                     }
                 }
                 announced.extend(work.announce);
-                prop_assert!(work.first_block <= first && end <= work.first_block + work.blocks);
+                prop_assert_eq!((work.first_block, work.first_block + work.blocks), (first, end), "exactly the blocks that it touches");
             }
             prop_assert!(bytes.next().is_none());
             prop_assert_eq!(announced, imms);

@@ -13,7 +13,8 @@
 //!  +-------+--------+-------+-------+---------------+----------------+---------------+---------------+
 //! ```
 //!
-//! A strided batch is one run, however many blocks it has. Promise: decoding is total, and takes no more memory than the bytes it is
+//! Each piece of a run is one block, so both sides number the blocks in the same way: blocks that were joined are a run without gaps. A
+//! strided batch is one run, however many blocks it has. Promise: decoding is total, and takes no more memory than the bytes it is
 //! given. Whether the blocks are inside their buffers and regions is checked when the batch is started. Announcements are not encoded.
 
 use alloc::vec::Vec;
@@ -96,6 +97,21 @@ mod tests {
         let mut again = Blocks::default();
         decode(&bytes, |run| again.add(run)).unwrap();
         assert_eq!(again, blocks);
+    }
+
+    /// The receiver numbers the blocks as the sender does, also those that were joined: so it can name the ones that fail.
+    #[test]
+    fn joined_blocks_keep_their_numbers() {
+        let mut blocks = Blocks::default();
+        let mut at = 0;
+        for len in [64, 64, 64, 100, 20, 20, 8].into_iter().chain([512; 50]) {
+            blocks.add(Run::block(0, at, 0, at, len)).unwrap();
+            at += len;
+        }
+        let mut again = Blocks::default();
+        decode(&encode(&blocks), |run| again.add(run)).unwrap();
+        assert_eq!(again, blocks);
+        assert_eq!((again.blocks(), again.pieces()), (57, 1));
     }
 
     proptest! {

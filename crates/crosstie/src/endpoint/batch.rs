@@ -6,7 +6,7 @@ use crosstie_protocol::endpoint::batch::{Blocks, Run};
 use crosstie_protocol::endpoint::layout::{self, LayoutError};
 
 use super::buffer::{Buffer, PoolBuffer, Stored};
-use super::cause::{BatchError, Cause, NotStarted};
+use super::cause::{BatchError, Cause, NotStarted, Peer};
 use crate::device::RemoteMemory;
 
 /// A local buffer of a batch, see [`Batch::local`].
@@ -78,6 +78,8 @@ pub struct Strided {
 pub struct FailedBlocks {
     /// Their numbers.
     pub blocks: Range<u32>,
+    /// The peer whose memory they were to be read from or written to.
+    pub peer: Option<Peer>,
     /// Why. They may or may not have taken effect, unless the cause says that they cannot.
     pub cause: Cause,
 }
@@ -183,7 +185,8 @@ impl Batch {
         self.0.work_requests
     }
 
-    /// The blocks that failed, when the batch has come back. Empty after success.
+    /// The blocks that failed, or were not moved because the batch was cancelled or its connection ended first. Known when the batch has
+    /// come back; empty after success.
     pub fn failures(&self) -> &[FailedBlocks] {
         &self.0.failures
     }
@@ -215,19 +218,13 @@ impl Batch {
         if inner.blocks.blocks() == 0 {
             return Err(NotStarted::Empty);
         }
-        for (run, blocks) in inner.blocks.runs_with_blocks() {
+        for (first_block, run) in inner.blocks.numbered_runs() {
             let buffer = inner.locals.get(usize::from(run.local)).and_then(Stored::buffer);
-            let limits =
-                buffer.map(|buffer| buffer.len() as u64).zip(inner.remotes.get(usize::from(run.remote)));
-            let wrong = |is_local| NotStarted::Block { index: blocks.start, is_local };
-            let (Some((local, remote)), Some((local_end, remote_end))) = (limits, run.ends()) else {
-                return Err(wrong(true));
-            };
-            if local_end > local {
-                return Err(wrong(true));
-            }
-            if remote_end > remote.len {
-                return Err(wrong(false));
+            // A buffer or region that there is none of has no bytes.
+            let local = buffer.map_or(0, |buffer| buffer.len() as u64);
+            let remote = inner.remotes.get(usize::from(run.remote)).map_or(0, |region| region.len);
+            if let Some((block, is_local)) = run.first_outside(local, remote) {
+                return Err(NotStarted::Block { index: first_block + block, is_local });
             }
         }
         Ok(())
@@ -236,18 +233,18 @@ impl Batch {
 
 impl BatchInner {
     /// Notes that blocks failed. Joins ranges of the same cause.
-    pub(super) fn fail(&mut self, blocks: Range<u32>, cause: Cause) {
+    pub(super) fn fail(&mut self, blocks: Range<u32>, peer: Option<Peer>, cause: Cause) {
         if blocks.is_empty() {
             return;
         }
         if let Some(last) = self.failures.last_mut()
-            && last.cause == cause
+            && (last.cause, last.peer) == (cause, peer)
             && last.blocks.start <= blocks.start
             && blocks.start <= last.blocks.end
         {
             last.blocks.end = last.blocks.end.max(blocks.end);
             return;
         }
-        self.failures.push(FailedBlocks { blocks, cause });
+        self.failures.push(FailedBlocks { blocks, peer, cause });
     }
 }

@@ -129,8 +129,13 @@ mod path;
 mod read;
 mod recv;
 mod registration;
+mod returned_events;
 mod send;
 mod shared;
+#[cfg(all(test, not(loom)))]
+mod shared_tests;
+#[cfg(all(test, not(loom)))]
+mod test_pair;
 mod transfer;
 mod write;
 mod write_imm;

@@ -21,6 +21,7 @@ use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
 use super::engine::{Engine, Started};
 use super::operation::{Operation, Table};
+use super::returned_events::ReturnedEvents;
 use crate::WaitStrategy;
 use crate::device::{Device, DeviceError, Pd, software};
 use crate::ring::combining_lock::{CombiningLock, Guard};
@@ -83,8 +84,7 @@ pub(super) struct Shared {
     status: Arc<Status>,
     /// Operations have ended that the engine may hold without need.
     reap: AtomicBool,
-    /// Immediates of futures that were dropped with their result.
-    returned_events: Mutex<Vec<ImmEvent>>,
+    returned_events: Arc<ReturnedEvents>,
     /// The thread that sleeps for the endpoint parks here, and at the completion queue.
     parker: Parker,
     attention: AtomicBool,
@@ -104,13 +104,14 @@ impl Shared {
         config.check()?;
         fence::register().map_err(|source| DeviceError::Os { what: "membarrier", source })?;
         let status = Arc::new(Status::default());
+        let returned_events = Arc::new(ReturnedEvents::default());
         Ok(Arc::new(Shared {
-            engine: CombiningLock::new(Engine::new(device, pd, config, &status)?),
+            engine: CombiningLock::new(Engine::new(device, pd, config, &status, &returned_events)?),
             table: Table::new(config.operations),
             config: config.clone(),
             status,
             reap: AtomicBool::new(false),
-            returned_events: Mutex::default(),
+            returned_events,
             parker: Parker::default(),
             attention: AtomicBool::new(false),
             sleeper: Mutex::new(()),
@@ -226,8 +227,7 @@ impl Shared {
         if reap {
             // Acquire, partner: the Release store in `reap_soon`.
             self.reap.swap(false, Acquire);
-            let events = core::mem::take(&mut *locked(&self.returned_events));
-            events.into_iter().for_each(|event| engine.put_back(&self.table, event));
+            engine.put_back_events(&self.table);
         }
         engine.run(&self.table, reap)
     }
@@ -279,7 +279,7 @@ impl Shared {
 
     /// An immediate that nobody has looked at.
     pub(super) fn return_event(&self, event: ImmEvent) {
-        locked(&self.returned_events).push(event);
+        self.returned_events.push(event);
         self.reap_soon();
     }
 

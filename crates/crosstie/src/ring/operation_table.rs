@@ -402,6 +402,12 @@ impl EngineSide {
         table.word(self.0).is_ended()
     }
 
+    /// The cause of the end, as a number; zero before the operation has ended.
+    #[inline]
+    pub(crate) fn cause<T, O: Orders>(&self, table: &OperationTable<T, O>) -> u16 {
+        table.word(self.0).cause()
+    }
+
     /// Accesses the value, which belongs to the engine until it is given back.
     #[inline]
     pub(crate) fn with_value<T, O: Orders, R>(

@@ -1,9 +1,9 @@
 //! Batches: exact bytes, joined blocks, announcements, and failures by block number.
 
 use crosstie::device::Status;
-use crosstie::endpoint::{Batch, BatchError, Cause, EndpointConfig, NotStarted, Strided};
+use crosstie::endpoint::{Batch, BatchError, Cause, EndpointConfig, NotStarted, Progress, Strided};
 
-use crate::pair::{Pair, configs, filled, pattern};
+use crate::pair::{HANG, Pair, config, configs, filled, pattern};
 use crate::rng::{Random, seed};
 
 /// Random blocks over several buffers and regions, written and read back, compared with a model.
@@ -160,6 +160,168 @@ fn check_failures(batch: &Batch, qps: u8) {
     assert!(of(39).is_some() || qps > 1, "behind it");
 }
 
+/// Whether a block is among the failed ones.
+fn has_failed(batch: &Batch, block: u32) -> bool {
+    batch.failures().iter().any(|failed| failed.blocks.contains(&block))
+}
+
+/// Adjacent blocks of different lengths are joined, and cut into one request for each queue pair. The last requests fail, because the region
+/// is shorter than the peer has said. Exactly their blocks are named.
+#[test]
+fn failed_blocks_that_were_joined_are_named_exactly() {
+    for progress in [Progress::Caller, Progress::Thread] {
+        let pair = Pair::new(&config(4, progress));
+        let (bytes, there) = (128 << 10, 64 << 10);
+        let target = pair.there.allocate(there).unwrap();
+        let mut longer = target.remote();
+        longer.len = bytes as u64;
+        let mut batch = Batch::new();
+        let (local, remote) = (batch.local(filled(&pair.here, bytes, 3)), batch.remote(longer));
+        let mut ends = Vec::new();
+        let mut at = 0;
+        for len in [1000, 3000, 96].into_iter().cycle().take(96) {
+            batch.block(local, at, remote, at as u64, len).unwrap();
+            at += len;
+            ends.push(at);
+        }
+        assert_eq!((at, batch.pieces()), (bytes, 1));
+        let write = pair.here.write_batch(batch).unwrap();
+        pair.run_until(|| write.is_ended());
+        let failed = write.wait().unwrap_err();
+        assert_eq!(failed.cause, Cause::RemoteAccess(Status::RemoteAccess), "{failed}");
+        let batch = failed.buffer.wait_for(HANG).unwrap();
+        for (block, end) in ends.into_iter().enumerate() {
+            assert_eq!(
+                has_failed(&batch, block as u32),
+                end > there,
+                "block {block}: {:?}",
+                batch.failures()
+            );
+        }
+        let first = &batch.failures()[0];
+        assert_eq!((first.cause, first.is_retryable()), (failed.cause, false));
+        assert!(batch.failures().iter().all(|blocks| blocks.peer == failed.peer && blocks.peer.is_some()));
+        assert!(target.to_vec() == pattern(bytes, 3)[..there], "the others were written");
+    }
+}
+
+/// The requests behind the one that failed can be tried again, also those that were never posted.
+#[test]
+fn blocks_behind_the_one_that_failed_are_retryable() {
+    let pair = Pair::new(&config(1, Progress::Caller));
+    let target = pair.there.allocate(4096).unwrap();
+    let mut forged = target.remote();
+    forged.rkey ^= 0x77;
+    let mut batch = Batch::new();
+    let local = batch.local(filled(&pair.here, 4096, 3));
+    let (fine, bad) = (batch.remote(target.remote()), batch.remote(forged));
+    // More than the send queue has room for.
+    for block in 0..2000u64 {
+        let remote = if block == 1000 { bad } else { fine };
+        batch.block(local, (block as usize * 7) % 4000, remote, (block * 13) % 4000, 64).unwrap();
+    }
+    let write = pair.here.write_batch(batch).unwrap();
+    pair.run_until(|| write.is_ended());
+    let batch = write.wait().unwrap_err().buffer.wait_for(HANG).unwrap();
+    for block in 0..2000 {
+        let failure = batch.failures().iter().find(|failed| failed.blocks.contains(&block));
+        let expected = match block {
+            0..1000 => None,
+            1000 => Some((Cause::RemoteAccess(Status::RemoteAccess), false)),
+            _ => Some((Cause::Flushed, true)),
+        };
+        assert_eq!(failure.map(|failed| (failed.cause, failed.is_retryable())), expected, "block {block}");
+    }
+}
+
+/// A batch that is cancelled, or whose connection ends, names the blocks that were not moved, whether it was posted in part or not at all.
+#[test]
+fn cancelled_batch_names_the_blocks_that_were_not_moved() {
+    for config in configs() {
+        for close in [false, true] {
+            let pair = Pair::new(&EndpointConfig { slots: 1, imm_window: 1, ..config.clone() });
+            let (layers, blocks, block) = (4, 20, 64);
+            let target = pair.there.allocate(layers * blocks * 2 * block).unwrap();
+            let batch = || {
+                let mut batch = Batch::new();
+                let local = batch.local(filled(&pair.here, layers * blocks * block, 5));
+                let remote = batch.remote(target.remote());
+                for layer in 0..layers {
+                    for at in layer * blocks..(layer + 1) * blocks {
+                        // With gaps: each is a request of its own.
+                        batch.block(local, at * block, remote, (2 * at * block) as u64, block).unwrap();
+                    }
+                    batch.announce(layer as u32).unwrap();
+                }
+                batch
+            };
+            // The first one waits for credit in its second layer. The second one waits for the slot.
+            let writes = [batch(), batch()].map(|batch| pair.here.write_batch(batch).unwrap());
+            let recv = pair.there.imm_recv().unwrap();
+            pair.run_until(|| recv.is_ended());
+            assert_eq!(recv.wait().unwrap().imm, Some(0));
+            if close {
+                pair.here.close();
+            } else {
+                assert_eq!(pair.here.cancel_all(), 2);
+            }
+            let cause = if close { Cause::Closed } else { Cause::Cancelled };
+            let all = (layers * blocks) as u32;
+            for (number, write) in writes.into_iter().enumerate() {
+                let failed = write.wait().unwrap_err();
+                assert_eq!(failed.cause, cause);
+                let mut buffer = failed.buffer;
+                let mut batch = None;
+                pair.run_until(|| {
+                    batch = buffer.try_take();
+                    batch.is_some()
+                });
+                let batch = batch.unwrap();
+                let failures = batch.failures();
+                assert!(failures.iter().all(|blocks| blocks.peer.is_some() && blocks.peer == failed.peer));
+                let last = failures.last().expect("not all was moved");
+                assert_eq!((last.cause, last.blocks.end), (cause, all));
+                let expected = if number == 0 { blocks as u32..all - 1 } else { 0..1 };
+                assert!(expected.contains(&last.blocks.start), "batch {number}: {failures:?}");
+                let (there, here) = (target.to_vec(), pattern(layers * blocks * block, 5));
+                for at in (0..layers * blocks).filter(|at| !has_failed(&batch, *at as u32)) {
+                    assert!(there[2 * at * block..][..block] == here[at * block..][..block], "block {at}");
+                }
+            }
+            pair.assert_empty();
+        }
+    }
+}
+
+/// A peer says which blocks it wants. The numbers of blocks that fail are its numbers, also for blocks that were joined.
+#[test]
+fn decoded_blocks_have_the_numbers_of_the_side_that_encoded_them() {
+    let pair = Pair::new(&config(1, Progress::Caller));
+    let target = pair.here.allocate(4096).unwrap();
+    let mut forged = target.remote();
+    forged.rkey ^= 0x77;
+    let mut wanted = Batch::new();
+    let local = wanted.local(pair.here.allocate(1).unwrap());
+    let (fine, bad) = (wanted.remote(target.remote()), wanted.remote(forged));
+    // Ten blocks that are one piece, three of another length behind them, and the one that fails.
+    (0..10).for_each(|block| wanted.block(local, block * 64, fine, block as u64 * 64, 64).unwrap());
+    (0..3)
+        .for_each(|block| wanted.block(local, 640 + block * 10, fine, 640 + block as u64 * 10, 10).unwrap());
+    wanted.block(local, 0, bad, 0, 64).unwrap();
+    let mut batch = Batch::new();
+    batch.local(filled(&pair.there, 4096, 3));
+    batch.remote(target.remote());
+    batch.remote(forged);
+    batch.decode_blocks(&wanted.encode_blocks()).unwrap();
+    assert_eq!((batch.blocks(), batch.pieces()), (wanted.blocks(), wanted.pieces()));
+    let write = pair.there.write_batch(batch).unwrap();
+    pair.run_until(|| write.is_ended());
+    let batch = write.wait().unwrap_err().buffer.wait_for(HANG).unwrap();
+    let [failed] = batch.failures() else { panic!("{:?}", batch.failures()) };
+    assert_eq!((failed.blocks.clone(), failed.is_retryable()), (13..14, false));
+    assert!(failed.peer.is_some());
+}
+
 #[test]
 fn invalid_batches_are_refused_and_returned() {
     let pair = Pair::new(&EndpointConfig { deadline: None, ..EndpointConfig::default() });
@@ -178,7 +340,13 @@ fn invalid_batches_are_refused_and_returned() {
     batch.clear_blocks();
     batch.strided(local, remote, Strided { count: 3, block: 50, local: (0, 60), remote: (0, 500) }).unwrap();
     let refused = pair.here.write_batch(batch).unwrap_err();
-    assert_eq!(refused.cause, NotStarted::Block { index: 0, is_local: false });
+    assert_eq!(refused.cause, NotStarted::Block { index: 2, is_local: false });
+    batch = refused.buffer;
+    batch.clear_blocks();
+    // Adjacent blocks are joined; the one that is outside is still known.
+    (0..6).for_each(|block| batch.block(local, block * 100, remote, block as u64 * 100, 100).unwrap());
+    let refused = pair.here.write_batch(batch).unwrap_err();
+    assert_eq!(refused.cause, NotStarted::Block { index: 5, is_local: true });
     batch = refused.buffer;
     batch.clear_blocks();
     batch.block(local, 0, remote, 0, 100).unwrap();

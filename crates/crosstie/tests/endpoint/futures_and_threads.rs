@@ -30,8 +30,8 @@ fn any_executor_can_await() {
         futures::executor::block_on(ping_pong(&pair)).unwrap();
         let tokio = tokio::runtime::Builder::new_current_thread().build().unwrap();
         tokio.block_on(ping_pong(&pair)).unwrap();
-        let writes = (0..8).map(|seed| {
-            let target = pair.there.allocate(64).unwrap();
+        let targets: Vec<_> = (0..8).map(|_| pair.there.allocate(64).unwrap()).collect();
+        let writes = targets.iter().zip(0..).map(|(target, seed)| {
             pair.here.write(filled(&pair.here, 64, seed), .., &target.remote(), 0).unwrap()
         });
         let all = futures::executor::block_on(join_all(writes));
@@ -96,6 +96,30 @@ fn dropped_imm_recv_loses_no_immediate() {
         }
         pair.run_until(|| recv.is_ended());
         drop(recv);
+        for imm in 0..3 {
+            assert_eq!(pair.there.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
+        }
+    }
+}
+
+/// An immediate that is there before the call, so that the call has its result at once, and is dropped with it: the next call gets it.
+#[test]
+fn imm_recv_that_is_dropped_with_an_immediate_that_came_before_loses_none() {
+    for config in configs() {
+        let pair = Pair::new(&crosstie::endpoint::EndpointConfig { qps: 1, ..config });
+        let target = pair.there.allocate(8).unwrap();
+        for imm in 0..3 {
+            pair.here
+                .write_imm(filled(&pair.here, 8, 0), .., &target.remote(), 0, imm)
+                .unwrap()
+                .wait()
+                .unwrap();
+        }
+        for _ in 0..2 {
+            let recv = pair.there.imm_recv().unwrap();
+            pair.run_until(|| recv.is_ended());
+            drop(recv);
+        }
         for imm in 0..3 {
             assert_eq!(pair.there.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crosstie::device::{Device, software};
-use crosstie::endpoint::{Buffer, Endpoint, EndpointConfig, Progress};
+use crosstie::endpoint::{Buffer, Endpoint, EndpointConfig, OperationFuture, Progress};
 
 /// A generous limit: only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -58,6 +58,14 @@ impl Pair {
                 std::thread::yield_now();
             }
         }
+    }
+
+    /// Waits until the peer knows of the buffer of a `recv` here, or until the `recv` has ended. Nothing else has a slot. With a progress
+    /// thread this can be some time after the call. Returns whether the peer knows of it.
+    pub(crate) fn is_announced(&self, recv: &OperationFuture<Buffer>) -> bool {
+        let has_slot = || self.here.counters().leased_slots > 0;
+        self.run_until(|| has_slot() || recv.is_ended());
+        has_slot()
     }
 
     /// All slots are free and no operation is held.

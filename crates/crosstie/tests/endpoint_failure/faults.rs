@@ -62,9 +62,14 @@ fn take<B: Lend + std::fmt::Debug>(
     }
 }
 
+fn refused_posts(pair: &Pair) -> u64 {
+    [&pair.here, &pair.there].iter().map(|endpoint| endpoint.counters().refused_posts).sum()
+}
+
 /// A mixed workload. Every future ends, and those that succeed have the right bytes.
 fn workload(pair: &Pair, target: &Buffer, source: &Buffer) -> Results {
     let mut results = Results { succeeded: 0, failed: 0 };
+    let refused_before = refused_posts(pair);
     let mut writes = Vec::new();
     let mut reads = Vec::new();
     let mut sends = Vec::new();
@@ -103,7 +108,7 @@ fn workload(pair: &Pair, target: &Buffer, source: &Buffer) -> Results {
     let ended = |list: &[(u8, OperationFuture<Buffer>)]| list.iter().all(|(_, future)| future.is_ended());
     let mut idle = 0;
     pair.run_until(|| {
-        let refused = [&pair.here, &pair.there].iter().any(|endpoint| endpoint.counters().refused_posts > 0);
+        let refused = refused_posts(pair) > refused_before;
         idle += u32::from(refused);
         let all = [&writes, &reads, &sends, &recvs].iter().all(|list| ended(list))
             && imms.iter().all(|(_, future)| future.is_ended())

@@ -133,3 +133,31 @@ impl Link {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::super::test_pair::{config, connected};
+
+    /// I2: a transfer that completes at once uses up the generation of the slot and the position that its `wr_id` names, so that no
+    /// later request has the same `wr_id`, and a second completion of it finds nobody.
+    #[test]
+    fn transfer_that_completes_at_once_uses_up_its_wr_id() {
+        let (here, there) = connected(&config());
+        let target = there.allocate(64).unwrap();
+        let next = || {
+            here.shared.with_engine(|engine, _| {
+                let link = engine.link();
+                (link.slots.next().unwrap(), link.channels[0].sends.next_position())
+            })
+        };
+        for _ in 0..3 {
+            let (slot, position) = next();
+            let write = here.write(here.allocate(8).unwrap(), .., &target.remote(), 0).unwrap();
+            assert!(write.is_ended(), "at once");
+            let (next_slot, next_position) = next();
+            assert_eq!(next_slot.index, slot.index, "it is the next slot again");
+            assert_ne!(next_slot.generation, slot.generation);
+            assert_ne!(next_position, position);
+        }
+    }
+}

@@ -134,28 +134,14 @@ impl Link {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
-
     use crosstie_protocol::endpoint::slots::SlotKey;
 
-    use super::super::super::config::{EndpointConfig, Progress};
+    use super::super::super::config::EndpointConfig;
     use super::super::super::endpoint::Endpoint;
     use super::super::super::future::OperationFuture;
+    use super::super::super::test_pair::{config, connected};
     use super::*;
-    use crate::device::{Device, software};
     use crate::rng::{Random, seed};
-
-    fn endpoint() -> Endpoint {
-        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-        let config = EndpointConfig {
-            progress: Progress::Caller,
-            deadline: None,
-            slots: 2,
-            imm_window: 1,
-            ..EndpointConfig::default()
-        };
-        Endpoint::new(&device, &Arc::new(device.alloc_pd().unwrap()), &config).unwrap()
-    }
 
     fn replay(endpoint: &Endpoint, completion: Completion) {
         endpoint.shared.with_engine(|engine, table| {
@@ -171,9 +157,7 @@ mod tests {
     /// I2 and I3: completions of former leases, repeated ones and made-up ones are counted, and reach nobody, whatever their status.
     #[test]
     fn stale_and_duplicate_completions_change_nothing() {
-        let (here, there) = (endpoint(), endpoint());
-        here.connect(&there.address()).unwrap();
-        there.connect(&here.address()).unwrap();
+        let (here, there) = connected(&EndpointConfig { slots: 2, imm_window: 1, ..config() });
         let target = there.allocate(64).unwrap();
         // Both slots are used once, and then leased by immediates that have no credit: nothing of them is at the device.
         let first = |slot: u16, position| WrId {

@@ -88,6 +88,10 @@ impl Channel {
     }
 }
 
+pub(super) fn peer_of(address: &EndpointAddress) -> Peer {
+    Peer(address.queue_pairs[0])
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
@@ -121,7 +125,7 @@ pub(in crate::endpoint) struct Link {
     pub(super) has_received: bool,
     state: State,
     address: EndpointAddress,
-    peer: Option<EndpointAddress>,
+    pub(super) peer: Option<EndpointAddress>,
     /// Queue pairs for each purpose that were made, and that are used.
     pub(super) made: usize,
     pub(super) qps: usize,
@@ -232,7 +236,7 @@ impl Link {
     }
 
     pub(super) fn peer(&self) -> Option<Peer> {
-        self.peer.as_ref().map(|peer| Peer(peer.queue_pairs[0]))
+        self.peer.as_ref().map(peer_of)
     }
 
     pub(super) fn path(&self) -> Option<Path> {
@@ -401,7 +405,7 @@ impl Link {
         let code = cause.encode();
         self.unposted.clear();
         while let Some(op) = self.waiting.pop_front().or_else(|| self.waiting_recvs.pop_front()) {
-            shared.give_back(op, code);
+            shared.give_back_unposted(op, self.peer(), cause);
         }
         while let Some(op) = self.pairing.take_send() {
             op.into_iter().for_each(|op| _ = shared.give_back(op, code));
@@ -414,12 +418,12 @@ impl Link {
     /// Gives back operations that have ended and have nothing at the device.
     pub(super) fn reap_ended(&mut self, shared: &mut Shared<'_>) -> usize {
         let before = shared.counters.held_operations;
-        let code = Cause::Cancelled.encode();
+        let (peer, code) = (self.peer(), Cause::Cancelled.encode());
         for queue in [&mut self.waiting, &mut self.waiting_recvs] {
             for _ in 0..queue.len() {
                 let Some(op) = queue.pop_front() else { break };
                 if op.is_ended(shared.table) {
-                    shared.give_back(op, code);
+                    shared.give_back_unposted(op, peer, Cause::Cancelled);
                 } else {
                     queue.push_back(op);
                 }
@@ -494,10 +498,18 @@ impl Link {
         if busy > 0 {
             return;
         }
+        // Requests whose completion has not come: nobody knows whether they took effect.
+        let (code, peer) = (Cause::Flushed, self.peer());
         for channel in &mut self.channels {
-            channel.sends.drain(|_| ());
+            channel.sends.drain(|posted| {
+                if let (WorkKind::Transfer | WorkKind::MessageData, true) =
+                    (posted.kind, self.slots.is_leased(posted.slot))
+                    && let Some(work) = &mut self.work[usize::from(posted.slot.index)]
+                {
+                    work.fail(shared, &posted, peer, code);
+                }
+            });
         }
-        let code = Cause::Flushed;
         for index in 0..self.work.len() as u16 {
             if let (Some(key), Some(work)) = (self.slots.current(index), &mut self.work[usize::from(index)]) {
                 work.stop(code);
@@ -516,5 +528,40 @@ impl Link {
             }
         }
         self.state = State::Drained(cause);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::super::test_pair::{config, connected};
+    use super::*;
+
+    /// A request is posted, and its completion never comes. When the connection is drained, the operation ends as flushed: not as a
+    /// success.
+    #[test]
+    fn request_without_a_completion_is_not_a_success() {
+        let (here, there) = connected(&config());
+        let target = there.allocate(4096).unwrap();
+        let write = here.shared.with_engine(|engine, table| {
+            let write = here.write(here.allocate(64).unwrap(), .., &target.remote(), 0).unwrap();
+            let super::super::Engine { link, counters, status, .. } = engine;
+            let mut shared = Shared { table, counters, status };
+            table.take_submitted(|op| {
+                shared.counters.held_operations += 1;
+                link.start_transfer(&mut shared, op);
+            });
+            let mut lost = 0;
+            link.cq.poll(64, |_| lost += 1).unwrap();
+            assert_eq!((lost, link.leased_slots()), (1, 1));
+            link.end(&mut shared, Cause::PeerClosed);
+            assert!(!write.is_ended() && link.is_draining());
+            link.state = State::Ended(Cause::PeerClosed, Instant::now() - 2 * FLUSH_LIMIT);
+            link.try_drain(&mut shared);
+            assert!(link.is_drained() && link.leased_slots() == 0);
+            write
+        });
+        let failed = write.wait().unwrap_err();
+        assert_eq!(failed.cause, Cause::Flushed);
+        assert_eq!(failed.buffer.wait_for(FLUSH_LIMIT).unwrap().len(), 64);
     }
 }

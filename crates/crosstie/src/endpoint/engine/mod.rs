@@ -19,14 +19,13 @@ mod transfer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crosstie_protocol::endpoint::imm_matching::ImmEvent;
-
 use super::address::EndpointAddress;
-use super::cause::{Cause, ConnectError, SUCCESS};
+use super::cause::{Cause, ConnectError, Peer, SUCCESS};
 use super::config::{EndpointConfig, MAX_RETIRED};
 use super::counters::EndpointCounters;
 use super::operation::{Kind, Op, Operation, Table};
 use super::path::Path;
+use super::returned_events::ReturnedEvents;
 use super::shared::Status;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Device, DeviceError, Pd};
@@ -51,6 +50,7 @@ pub(super) struct Engine {
     next_check: Instant,
     counters: EndpointCounters,
     status: Arc<Status>,
+    returned_events: Arc<ReturnedEvents>,
     /// For the next operation that [`start`](Engine::start) starts.
     spare: SpareEntry,
 }
@@ -77,6 +77,14 @@ impl Shared<'_> {
         self.counters.held_operations -= 1;
         op.give_back(self.table, code)
     }
+
+    /// Gives an operation back of which nothing was posted. If it has ended before, it keeps its cause.
+    #[cold]
+    fn give_back_unposted(&mut self, mut op: Op, peer: Option<Peer>, cause: Cause) {
+        let known = Cause::decode(op.cause(self.table)).unwrap_or(cause);
+        op.with_value(self.table, |operation| operation.fail_all_blocks(peer, known));
+        self.give_back(op, cause.encode());
+    }
 }
 
 impl Engine {
@@ -85,6 +93,7 @@ impl Engine {
         pd: &Arc<Pd>,
         config: &EndpointConfig,
         status: &Arc<Status>,
+        returned_events: &Arc<ReturnedEvents>,
     ) -> Result<Engine, DeviceError> {
         Ok(Engine {
             device: device.clone(),
@@ -97,6 +106,7 @@ impl Engine {
             next_check: Instant::now(),
             counters: EndpointCounters::default(),
             status: status.clone(),
+            returned_events: returned_events.clone(),
             spare: SpareEntry::default(),
         })
     }
@@ -184,7 +194,7 @@ impl Engine {
     }
 
     #[inline]
-    fn take_submitted(&mut self, table: &Table) -> usize {
+    pub(super) fn take_submitted(&mut self, table: &Table) -> usize {
         if table.has_submitted() { self.take_all_submitted(table) } else { 0 }
     }
 
@@ -208,17 +218,21 @@ impl Engine {
         counters.held_operations += 1;
         let mut shared = Shared { table, counters, status };
         if op.is_ended(table) {
-            shared.give_back(op, Cause::Cancelled.encode());
+            shared.give_back_unposted(op, link.peer(), Cause::Cancelled);
             return;
         }
         if let Some(cause) = link.refusal() {
-            shared.give_back(op, cause.encode());
+            shared.give_back_unposted(op, link.peer(), cause);
             return;
         }
         match kind {
             Kind::Send => link.start_send(&mut shared, op),
             Kind::Recv => link.start_recv(&mut shared, op),
-            Kind::ImmRecv => link.start_imm_recv(&mut shared, op),
+            Kind::ImmRecv => {
+                let returned = self.returned_events.take();
+                returned.into_iter().for_each(|event| link.put_back(&mut shared, event));
+                link.start_imm_recv(&mut shared, op);
+            }
             _ => link.start_transfer(&mut shared, op),
         }
     }
@@ -295,10 +309,10 @@ impl Engine {
         Ok(self.link.address())
     }
 
-    /// An immediate whose future was dropped before anybody looked at it.
-    pub(super) fn put_back(&mut self, table: &Table, event: ImmEvent) {
+    /// Takes the immediates whose futures were dropped before anybody looked at them.
+    pub(super) fn put_back_events(&mut self, table: &Table) {
         let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
-        self.link.put_back(&mut shared, event);
+        self.returned_events.take().into_iter().for_each(|event| self.link.put_back(&mut shared, event));
     }
 
     pub(super) fn path(&self) -> Option<Path> {

@@ -14,10 +14,10 @@ use crosstie_protocol::endpoint::split::Split;
 use crosstie_protocol::endpoint::wr_id::WorkKind;
 
 use super::super::buffer::Stored;
-use super::super::cause::{Cause, SUCCESS};
+use super::super::cause::{Cause, Peer, SUCCESS};
 use super::super::operation::{Kind, Op, Operation};
 use super::Shared;
-use super::link::{Channel, Link, SIGNAL_INTERVAL};
+use super::link::{Channel, Link, SIGNAL_INTERVAL, peer_of};
 use crate::device::{Data, PostError, RemoteAddr, SendOp, Sge};
 
 /// What a leased slot is for.
@@ -28,6 +28,8 @@ pub(super) struct SlotWork {
     is_posted: bool,
     /// The first failure.
     cause: Option<Cause>,
+    /// Why not all was posted.
+    rest: Option<Cause>,
 }
 
 /// How far an operation is posted.
@@ -65,13 +67,13 @@ enum Outcome {
 
 impl SlotWork {
     pub(super) fn for_message(op: Op, split: Split, to: AnnouncedBuffer) -> SlotWork {
-        SlotWork { op, plan: Plan::Message { split, next: 0, to }, is_posted: false, cause: None }
+        SlotWork { op, plan: Plan::Message { split, next: 0, to }, is_posted: false, cause: None, rest: None }
     }
 
     /// A transfer that needs one request, which was posted or not.
     pub(super) fn for_one_request(op: Op, len: u64, channel: usize, is_posted: bool) -> SlotWork {
         let plan = Plan::Parts { split: Split::new(len, 1, len), next: is_posted.into(), channel };
-        SlotWork { op, plan, is_posted, cause: None }
+        SlotWork { op, plan, is_posted, cause: None, rest: None }
     }
 
     /// Posts no more, and fails with this cause if not all was posted.
@@ -79,7 +81,25 @@ impl SlotWork {
         if !self.is_posted {
             self.is_posted = true;
             self.cause.get_or_insert(cause);
+            self.rest = Some(cause);
         }
+    }
+
+    /// Notes that one of its requests has failed.
+    #[cold]
+    pub(super) fn fail(
+        &mut self,
+        shared: &mut Shared<'_>,
+        posted: &Posted,
+        peer: Option<Peer>,
+        cause: Cause,
+    ) {
+        // The first cause that says more than that something else failed first.
+        if self.cause.is_none_or(|known| known == Cause::Flushed) {
+            self.cause = Some(cause);
+        }
+        self.op
+            .with_value(shared.table, |operation| operation.fail_blocks(posted.block_range(), peer, cause));
     }
 }
 
@@ -112,7 +132,7 @@ impl Link {
             return;
         };
         let plan = op.with_value(shared.table, |operation| self.plan(operation));
-        self.start_slot(shared, key, SlotWork { op, plan, is_posted: false, cause: None });
+        self.start_slot(shared, key, SlotWork { op, plan, is_posted: false, cause: None, rest: None });
     }
 
     fn plan(&mut self, operation: &Operation) -> Plan {
@@ -243,8 +263,15 @@ impl Link {
     pub(super) fn finish_slots(&mut self, shared: &mut Shared<'_>) {
         while let Some(key) = self.finished.pop() {
             let Some(work) = self.work[usize::from(key.index)].take() else { continue };
-            let SlotWork { mut op, cause, plan, .. } = work;
-            op.with_value(shared.table, |operation| operation.finish(cause, &plan));
+            let SlotWork { mut op, cause, rest, plan, .. } = work;
+            let left = if let Plan::Batch { cursor, max_len, .. } = &plan {
+                // Nothing was wrong, but the operation was cancelled, or its deadline has passed.
+                let rest = rest.or_else(|| Cause::decode(op.cause(shared.table)));
+                rest.map(|cause| BlocksLeft { cursor: *cursor, max_len: *max_len, peer: self.peer(), cause })
+            } else {
+                None
+            };
+            op.with_value(shared.table, |operation| operation.finish(left));
             shared.give_back(op, cause.map_or(SUCCESS, Cause::encode));
             self.slots.release(key);
             self.start_waiting(shared);
@@ -259,7 +286,7 @@ impl Link {
         self.pair_sends(shared);
         while let Some(op) = self.waiting.pop_front() {
             if op.is_ended(shared.table) {
-                shared.give_back(op, Cause::Cancelled.encode());
+                shared.give_back_unposted(op, self.peer(), Cause::Cancelled);
                 continue;
             }
             let Some(key) = self.slots.lease() else {
@@ -269,7 +296,8 @@ impl Link {
             let mut op = op;
             let plan = op.with_value(shared.table, |operation| self.plan(operation));
             // Not `start_slot`: it may finish, and come back here.
-            self.work[usize::from(key.index)] = Some(SlotWork { op, plan, is_posted: false, cause: None });
+            self.work[usize::from(key.index)] =
+                Some(SlotWork { op, plan, is_posted: false, cause: None, rest: None });
             self.unposted.push_back(key);
         }
     }
@@ -289,11 +317,7 @@ impl Link {
         };
         let Some(work) = &mut self.work[usize::from(key.index)] else { return };
         if let Some(cause) = cause {
-            // The first cause that says more than that something else failed first.
-            if work.cause.is_none_or(|known| known == Cause::Flushed) {
-                work.cause = Some(cause);
-            }
-            work.op.with_value(shared.table, |operation| operation.fail_blocks(posted.block_range(), cause));
+            work.fail(shared, posted, self.peer.as_ref().map(peer_of), cause);
         }
         if left == 0 && work.is_posted {
             self.finished.push(key);
@@ -301,25 +325,40 @@ impl Link {
     }
 }
 
+/// Blocks of a batch that were not posted, and why.
+struct BlocksLeft {
+    cursor: Cursor,
+    max_len: u64,
+    peer: Option<Peer>,
+    cause: Cause,
+}
+
 impl Operation {
-    fn fail_blocks(&mut self, blocks: Range<u32>, cause: Cause) {
+    /// Notes that blocks of a batch have failed.
+    pub(super) fn fail_blocks(&mut self, blocks: Range<u32>, peer: Option<Peer>, cause: Cause) {
         if let Stored::Batch(batch) = &mut self.stored {
-            batch.0.fail(blocks, cause);
+            batch.0.fail(blocks, peer, cause);
         }
     }
 
-    /// Fills in the result.
-    fn finish(&mut self, cause: Option<Cause>, plan: &Plan) {
+    /// Notes that nothing of a batch was posted.
+    #[cold]
+    pub(super) fn fail_all_blocks(&mut self, peer: Option<Peer>, cause: Cause) {
+        if let Stored::Batch(batch) = &self.stored {
+            self.fail_blocks(0..batch.0.blocks.blocks(), peer, cause);
+        }
+    }
+
+    /// Fills in the result. `left`: where the posting of a batch has stopped before its end.
+    fn finish(&mut self, left: Option<BlocksLeft>) {
         match &mut self.stored {
             Stored::Batch(batch) => {
                 self.bytes = batch.0.blocks.bytes();
-                if let (Some(cause), Plan::Batch { cursor, max_len, .. }) = (cause, plan) {
-                    // Blocks that were not posted.
-                    let mut cursor = *cursor;
-                    if let Some(work) = batch.0.blocks.next_work(&mut cursor, 1, *max_len) {
-                        let all = batch.0.blocks.blocks();
-                        batch.0.fail(work.first_block..all, cause);
-                    }
+                if let Some(BlocksLeft { mut cursor, max_len, peer, cause }) = left
+                    && let Some(work) = batch.0.blocks.next_work(&mut cursor, 1, max_len)
+                {
+                    let all = batch.0.blocks.blocks();
+                    batch.0.fail(work.first_block..all, peer, cause);
                 }
             }
             _ => self.bytes = self.range.len() as u64,
@@ -463,7 +502,9 @@ impl Poster<'_> {
                 return Outcome::Refused(Cause::NotAccepted(0));
             };
             let remote = region.at(work.remote_offset);
-            let op = match (is_read, work.announce) {
+            // A batch that has ended announces nothing more: it must not wait for credit. Only its last request is to be signaled.
+            let announce = work.announce.filter(|_| !has_ended);
+            let op = match (is_read, announce) {
                 (true, _) => SendOp::Read(remote),
                 (false, None) => SendOp::Write(remote),
                 (false, Some(imm)) => {
@@ -473,7 +514,8 @@ impl Poster<'_> {
                     SendOp::WriteImm(remote, imm)
                 }
             };
-            let ends_chunk = work.is_last || work.announce.is_some() || *in_chunk + 1 >= SIGNAL_INTERVAL;
+            let ends_chunk =
+                work.is_last || has_ended || announce.is_some() || *in_chunk + 1 >= SIGNAL_INTERVAL;
             let posted = Posted {
                 first_block: work.first_block,
                 blocks: work.blocks,
@@ -506,7 +548,7 @@ impl Poster<'_> {
             if ends_chunk {
                 *in_chunk = 0;
                 // The blocks of one announcement stay on one queue pair, so that the announcement arrives behind them.
-                if !*stays || work.announce.is_some() {
+                if !*stays || announce.is_some() {
                     *channel = (*channel + 1) % self.qps;
                 }
             }
