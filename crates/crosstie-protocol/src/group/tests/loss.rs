@@ -233,3 +233,129 @@ fn nack_for_packets_that_were_never_sent_is_a_violation() {
     assert!(a.sender.on_missing(B, 2, (2, 0), 0, 0).is_ok());
     assert_eq!(a.sender.next_outgoing().map(|packet| packet.seq), Some(2));
 }
+
+/// A sender with `sent` packets on their way, a receiver, and the headers of the packets.
+fn pair_with_packets(options: &Options, sent: u32) -> (Channel, Channel, Vec<Header>) {
+    let channel = |me| Channel::new(GroupId { group: 1, epoch: 1 }, 0, me, 2, options).unwrap();
+    let (mut a, b) = (channel(A), channel(B));
+    let headers = (0..sent).map(|_| send_one(&mut a)).collect();
+    (a, b, headers)
+}
+
+fn send_one(a: &mut Channel) -> Header {
+    let (packet, transmit) = a.sender.send(B, 8, Channel::WHOLE, 8, 0).unwrap();
+    assert!(transmit);
+    a.data_header(&packet)
+}
+
+fn arrive(b: &mut Channel, header: &Header) -> Verdict {
+    match b.on_packet(header, 8, 8, 0).unwrap() {
+        Received::Data(verdict) => verdict,
+        received => panic!("{received:?}"),
+    }
+}
+
+/// The numbers that the receiver asks for, after the sender has heard of them and sent them again.
+fn repeat_missing(a: &mut Channel, b: &mut Channel) -> Vec<Header> {
+    while let Some(answer) = b.receiver.next_answer(false) {
+        a.on_packet(&b.answer_header(&answer), 0, 0, 0).unwrap();
+    }
+    let mut repeated = Vec::new();
+    while let Some(packet) = a.sender.next_outgoing() {
+        repeated.push(a.data_header(&packet));
+    }
+    repeated
+}
+
+#[test]
+fn second_copy_of_a_held_packet_takes_no_room() {
+    let (_, mut b, headers) = pair_with_packets(&Options::default(), 2);
+    assert!(matches!(arrive(&mut b, &headers[1]), Verdict::Held { .. }));
+    assert_eq!(arrive(&mut b, &headers[1]), Verdict::Duplicate);
+    assert_eq!(b.receiver.buffer().used_entries(), 1);
+}
+
+#[test]
+fn packet_that_is_lost_again_is_named_again() {
+    let (mut a, mut b, headers) = pair_with_packets(&Options::default(), 4);
+    arrive(&mut b, &headers[1]);
+    let repeated = repeat_missing(&mut a, &mut b);
+    assert_eq!(repeated.iter().map(|header| header.seq).collect::<Vec<_>>(), [0]);
+    // Packets that were sent before the sender knew say nothing new.
+    arrive(&mut b, &headers[2]);
+    arrive(&mut b, &headers[3]);
+    assert!(repeat_missing(&mut a, &mut b).is_empty());
+    // A packet that was sent after the repeated one, which has not come.
+    let later = send_one(&mut a);
+    arrive(&mut b, &later);
+    let repeated = repeat_missing(&mut a, &mut b);
+    assert_eq!(repeated.iter().map(|header| header.seq).collect::<Vec<_>>(), [0]);
+    assert!(matches!(arrive(&mut b, &repeated[0]), Verdict::Accepted { .. }));
+}
+
+#[test]
+fn lost_nack_is_repeated_after_more_packets() {
+    let options = Options { ack_every: 4, ..Options::default() };
+    let (mut a, mut b, headers) = pair_with_packets(&options, 10);
+    arrive(&mut b, &headers[1]);
+    let lost = b.receiver.next_answer(false).unwrap();
+    assert_eq!((lost.kind, lost.seq), (PacketKind::Nack, 0));
+    let mut came = 0;
+    while b.receiver.next_answer(false).is_none() {
+        came += 1;
+        arrive(&mut b, &headers[1 + came]);
+        assert!(came <= 4, "the NACK is not repeated");
+    }
+    // The sender has heard the first NACK after all, and repeated the packet: the second one is stale.
+    a.on_packet(&b.answer_header(&lost), 0, 0, 0).unwrap();
+    assert_eq!(repeat_missing(&mut a, &mut b).len(), 1);
+    a.on_packet(&b.answer_header(&lost), 0, 0, 0).unwrap();
+    assert!(repeat_missing(&mut a, &mut b).is_empty());
+}
+
+#[test]
+fn held_packets_leave_half_of_the_room_to_packets_that_can_be_delivered() {
+    let options = Options { receive_table: 8, receive_buffer: 1 << 16, ..Options::default() };
+    let channel =
+        |me| Channel::new(GroupId { group: 1, epoch: 1 }, 0, MemberId::new(me), 3, &options).unwrap();
+    let (mut a, mut b, mut c) = (channel(0), channel(1), channel(2));
+    let mut verdicts = Vec::new();
+    for number in 0..8 {
+        let (packet, _) = a.sender.send(B, 8, Channel::WHOLE, 8, 0).unwrap();
+        let header = a.data_header(&packet);
+        if number > 0 {
+            verdicts.push(arrive(&mut b, &header));
+        }
+    }
+    let held = verdicts.iter().filter(|verdict| matches!(verdict, Verdict::Held { .. })).count();
+    assert!((1..=5).contains(&held), "{verdicts:?}");
+    assert_eq!(verdicts.last(), Some(&Verdict::Discarded));
+    assert_eq!(b.receiver.next_answer(false).map(|answer| answer.kind), Some(PacketKind::Nack));
+    // Another sender is not kept out.
+    let (packet, _) = c.sender.send(B, 8, Channel::WHOLE, 8, 0).unwrap();
+    let header = c.data_header(&packet);
+    assert!(matches!(arrive(&mut b, &header), Verdict::Accepted { .. }));
+}
+
+#[test]
+fn second_refusal_of_the_same_transmission_is_ignored() {
+    let (mut a, _, _) = pair_with_packets(&Options::default(), 3);
+    a.sender.on_nack(B, 0, 0, false, 0).unwrap();
+    a.sender.on_nack(B, 0, 0, false, 0).unwrap();
+    assert_eq!(a.sender.counters().refused, 1);
+    assert!(a.sender.next_outgoing().is_none(), "it waits for the receiver's request");
+    a.sender.on_resume(B, 0, 0).unwrap();
+    assert_eq!(a.sender.next_outgoing().map(|packet| (packet.seq, packet.attempt)), Some((0, 1)));
+}
+
+#[test]
+fn data_packet_in_the_other_direction_acknowledges() {
+    let (mut a, mut b, headers) = pair_with_packets(&Options::default(), 3);
+    headers.iter().for_each(|header| _ = arrive(&mut b, header));
+    let (packet, _) = b.sender.send(A, 8, Channel::WHOLE, 8, 0).unwrap();
+    let header = b.data_header(&packet);
+    assert_eq!(a.sender.in_flight(B), 3);
+    arrive(&mut a, &header);
+    assert_eq!(a.sender.in_flight(B), 0);
+    assert_eq!(b.receiver.next_answer(true), None, "nothing is left to acknowledge");
+}
