@@ -354,7 +354,8 @@ fn thread_number() -> u64 {
 
     let mut hasher = std::hash::DefaultHasher::new();
     loom::thread::current().id().hash(&mut hasher);
-    hasher.finish() | 1
+    // Room for the index of an owner.
+    hasher.finish() >> OWNER_BITS | 1
 }
 
 #[cfg(test)]

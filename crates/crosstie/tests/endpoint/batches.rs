@@ -259,7 +259,8 @@ fn cancelled_batch_names_the_blocks_that_were_not_moved() {
             // the slot.
             let writes = [batch(), batch()].map(|batch| pair.here.write_batch(batch).unwrap());
             let posted = 2 * blocks as u32 - 1;
-            pair.run_until(|| pair.here.counters().work_requests == posted.into());
+            // Or more: the engine may have asked whether the peer is there.
+            pair.run_until(|| pair.here.counters().work_requests >= posted.into());
             if close {
                 pair.here.close();
             } else {
