@@ -100,7 +100,9 @@ fn threads_get_their_own_responses() {
             assert!(counts.iter().all(|count| *count > 0));
         });
         let counters = server.counters();
-        assert_eq!((counters.skipped, counters.stale, counters.invalid, counters.violations), (0, 0, 0, 0));
+        assert_eq!((counters.stale, counters.invalid, counters.violations), (0, 0, 0));
+        // On a busy machine a thread may stand still for so long that its position is passed; others leave that slot out meanwhile.
+        assert!(counters.skipped == 0 || counters.passed > 0, "{counters:?}");
     }
 }
 
