@@ -79,6 +79,9 @@ pub(crate) struct Arguments {
     /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
     #[arg(long)]
     blind_retry: bool,
+    /// Messages: after a loss, everything behind it is sent again, instead of what is missing.
+    #[arg(long)]
+    go_back: bool,
     /// Messages: a receiver acknowledges at the latest after this many packets.
     #[arg(long, default_value_t = 4, value_name = "N")]
     ack_every: u32,
@@ -153,6 +156,7 @@ fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
         partition: arguments.partition,
         restless: arguments.restless,
         blind_retry: arguments.blind_retry,
+        go_back: arguments.go_back,
         ack_every: arguments.ack_every,
         seed: arguments.seed,
     }
@@ -193,6 +197,7 @@ fn table(outcomes: &[Outcome]) -> String {
         let Some(first) = runs.first() else { continue };
         let operations: u64 = runs.iter().map(|run| run.operations).sum();
         let packets: u64 = runs.iter().flat_map(|run| run.packets.values()).sum();
+        let sum = |count: fn(&Outcome) -> u64| runs.iter().map(|run| count(run)).sum::<u64>();
         let failed = runs.iter().filter(|run| !run.failures.is_empty()).count();
         let median = |time: fn(&Outcome) -> u64| {
             let mut times: Vec<u64> = runs.iter().map(|run| time(run)).collect();
@@ -210,6 +215,10 @@ fn table(outcomes: &[Outcome]) -> String {
             packets as f64 / operations.max(1) as f64,
             if failed == 0 { "passed".to_string() } else { format!("{failed} runs FAILED") },
         );
+        if scenario == Scenario::Message {
+            let (lost, resent) = (sum(|run| run.lost), sum(|run| run.resent));
+            text += &format!("{:<10}{packets} packets sent, {lost} lost; {resent} data packets resent\n", "");
+        }
     }
     for run in outcomes.iter().filter(|run| !run.failures.is_empty()) {
         text += &format!("\n{} with --seed {}:\n", run.scenario, run.seed);

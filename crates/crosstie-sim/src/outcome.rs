@@ -27,6 +27,10 @@ pub struct Outcome {
     pub p99_ns: u64,
     /// Packets sent, by kind.
     pub packets: BTreeMap<&'static str, u64>,
+    /// Packets of all kinds that the network lost. [`Scenario::Message`](crate::Scenario::Message) only, as the next one.
+    pub lost: u64,
+    /// Data packets that were sent again.
+    pub resent: u64,
     /// Packets for each operation that succeeded.
     pub packets_per_operation: f64,
     /// What the checkers found wrong. Empty: the run is correct.
@@ -59,6 +63,8 @@ impl Outcome {
             p50_ns: quantile(0.5).copied().unwrap_or(0),
             p99_ns: quantile(0.99).copied().unwrap_or(0),
             packets,
+            lost: 0,
+            resent: 0,
             packets_per_operation: total as f64 / times.len().max(1) as f64,
             failures,
         }

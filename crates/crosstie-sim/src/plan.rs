@@ -80,6 +80,8 @@ pub struct Plan {
     pub restless: bool,
     /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
     pub blind_retry: bool,
+    /// Messages: after a loss everything behind it is sent again, instead of what is missing.
+    pub go_back: bool,
     /// Messages: a receiver acknowledges at the latest after this many packets.
     pub ack_every: u32,
     /// The seed of everything random.
@@ -103,6 +105,7 @@ impl Plan {
             partition: false,
             restless: false,
             blind_retry: false,
+            go_back: false,
             ack_every: 4,
             seed: 1,
         }

@@ -64,6 +64,11 @@ fn messages_arrive_once_and_in_order_for_all_seeds() {
     check("message", Plan { members: 6, jitter: Jitter::None, ..message }, 5);
     check("message, reordered", Plan { members: 6, ..message }, 10);
     check("message, loss", Plan { members: 6, loss: 0.05, duplicates: 0.05, ..message }, 20);
+    check(
+        "message, going back",
+        Plan { members: 6, go_back: true, loss: 0.02, duplicates: 0.02, ..message },
+        10,
+    );
     check("message, blind retries", Plan { members: 6, blind_retry: true, loss: 0.02, ..message }, 10);
     check("message, deaths", Plan { members: 8, loss: 0.01, deaths: 3, ..message }, 20);
     check("message, partition", Plan { members: 6, partition: true, ..message }, 10);

@@ -191,6 +191,7 @@ fn counter_words(before: &Counters, after: &Counters, errors: u64) -> Vec<u64> {
         after.refused - before.refused,
         after.discarded - before.discarded,
         after.unsent - before.unsent,
+        after.held - before.held,
         errors,
     ]);
     words
@@ -226,7 +227,8 @@ fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<Strin
             counters.insert("refused".into(), rest[6]);
             counters.insert("discarded".into(), rest[7]);
             counters.insert("unsent".into(), rest[8]);
+            counters.insert("held".into(), rest[9]);
         }
     }
-    (rest[9], counters)
+    (rest[10], counters)
 }

@@ -46,14 +46,19 @@ fn tagged_failed(failed: TaggedFailed) -> Error {
 }
 
 impl TaggedPart {
-    fn send(&mut self, to: MemberId, payload: &[u8]) -> Result<(), Error> {
-        let buffer = match self.free.pop() {
-            Some(buffer) => buffer,
+    /// A buffer that nothing uses, or that of the oldest send.
+    fn take_buffer(&mut self) -> Result<Buffer, Error> {
+        match self.free.pop() {
+            Some(buffer) => Ok(buffer),
             None => {
                 let send = self.sends.pop_front().ok_or(Error::Protocol)?;
-                send.wait().map_err(tagged_failed)?
+                send.wait().map_err(tagged_failed)
             }
-        };
+        }
+    }
+
+    fn send(&mut self, to: MemberId, payload: &[u8]) -> Result<(), Error> {
+        let buffer = self.take_buffer()?;
         // The number at the start; the rest does not change.
         buffer.write(0, &payload[..8]).map_err(|_| Error::Protocol)?;
         let send = self.tagged.isend(to, TAG, buffer, ..payload.len()).map_err(tagged_failed)?;
@@ -63,7 +68,7 @@ impl TaggedPart {
 
     fn post_receives(&mut self, count: usize) -> Result<(), Error> {
         while self.receives.len() < count {
-            let Some(buffer) = self.free.pop() else { break };
+            let buffer = self.take_buffer()?;
             self.receives.push_back(self.tagged.irecv(None, Some(TAG), buffer).map_err(tagged_failed)?);
         }
         Ok(())
@@ -99,7 +104,7 @@ impl<'g> Slices<'g> {
                 let mut options = group.channel_options();
                 if plan.arguments.loss > 0.0 {
                     // The device loses nothing, but this measurement does.
-                    options.resend_after = 2_000_000;
+                    (options.resend_after, options.min_resend_after) = (2_000_000, 50_000);
                 }
                 Some(group.open_channel(1, &options).map_err(failed)?)
             }
@@ -110,7 +115,7 @@ impl<'g> Slices<'g> {
                 let mut options = group.tagged_options();
                 options.eager_max = if plan.arguments.mode == Mode::Eager { u32::MAX } else { 0 };
                 if plan.arguments.loss > 0.0 {
-                    options.channel.resend_after = 2_000_000;
+                    (options.channel.resend_after, options.channel.min_resend_after) = (2_000_000, 50_000);
                 }
                 let tagged = group.open_tagged(1, &options).map_err(failed)?;
                 let buffer = || {

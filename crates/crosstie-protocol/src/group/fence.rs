@@ -58,3 +58,21 @@ impl FenceTable {
         self.refused
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_that_is_older_by_one_is_refused_for_ever_and_for_its_lock_only() {
+        let mut fences = FenceTable::new(2);
+        assert_eq!(fences.check(0, 8), Ok(()));
+        for token in (0..8).rev() {
+            assert_eq!(fences.check(0, token), Err(StaleToken { lock: 0, token, newest: 8 }));
+        }
+        assert_eq!(fences.check(0, 8), Ok(()), "a refused token changes nothing");
+        assert_eq!(fences.check(1, 1), Ok(()));
+        assert!(fences.check(2, u64::MAX).is_err(), "not a lock of this group");
+        assert_eq!(fences.refused(), 9);
+    }
+}

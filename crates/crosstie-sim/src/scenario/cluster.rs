@@ -62,6 +62,8 @@ struct Stream {
     channel: Channel,
     /// The send buffer: the driver owns the bytes.
     sent: HashMap<u64, Control>,
+    /// Packets behind a missing one, by their entry of the receive buffer.
+    held: HashMap<u64, Control>,
     backlog: Vec<VecDeque<Control>>,
     timer: u64,
 }
@@ -121,6 +123,7 @@ impl Cluster {
             let stream = || Stream {
                 channel: Channel::new(id, CONTROL_STREAM, me, plan.members, &options).expect("valid options"),
                 sent: HashMap::new(),
+                held: HashMap::new(),
                 backlog: vec![VecDeque::new(); plan.members],
                 timer: u64::MAX,
             };
@@ -300,11 +303,34 @@ impl Cluster {
                         if let Some(control) = control {
                             self.deliver(from, to, control);
                         }
+                        self.deliver_held(from, to);
+                    }
+                    Ok(Received::Data(Verdict::Held { entry })) => {
+                        stream.held.extend(control.map(|control| (entry.number, control)));
                     }
                     Ok(_) => {}
                     Err(violation) => self.failures.push(format!("member {to}: {violation}")),
                 }
                 self.poll_stream(to);
+            }
+        }
+    }
+
+    /// Packets that came early and whose turn has come now.
+    fn deliver_held(&mut self, from: usize, to: usize) {
+        while let Some(stream) = &mut self.members[to].stream {
+            match stream.channel.receiver.next_held(MemberId::new(from)) {
+                Ok(Some(next)) => {
+                    stream.channel.receiver.release(next.entry.number);
+                    if let Some(control) = stream.held.remove(&next.entry.number) {
+                        self.deliver(from, to, control);
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    self.failures.push(format!("member {to}: {error}"));
+                    return;
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crosstie_protocol::group::message::{
-    Channel, OnRefusal, Options, Received, SendRefusal, Verdict, part_at,
+    Channel, OnGap, OnRefusal, Options, Received, SendRefusal, Verdict, part_at,
 };
 use crosstie_protocol::group::{GroupId, Header, MemberId};
 
@@ -45,6 +45,8 @@ struct Member {
     left: u64,
     /// Accepted packets that the application has not taken.
     inbox: VecDeque<(usize, u64, Content)>,
+    /// Packets behind a missing one, by their entry of the receive buffer.
+    held: HashMap<u64, Content>,
     receives: bool,
     flushes: bool,
     alive: bool,
@@ -70,9 +72,11 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         receive_table: 16,
         ack_every: plan.ack_every,
         on_refusal: if plan.blind_retry { OnRefusal::Retry } else { OnRefusal::WaitForRequest },
+        on_gap: if plan.go_back { OnGap::GoBack } else { OnGap::Selective },
         backoff: plan.latency_ns * 2,
         max_backoff: plan.latency_ns * 32,
         resend_after: plan.latency_ns * 8,
+        min_resend_after: plan.latency_ns * 4,
         give_up_after: plan.latency_ns * 20_000,
         ..Options::default()
     };
@@ -83,6 +87,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         current: None,
         left: plan.operations,
         inbox: VecDeque::new(),
+        held: HashMap::new(),
         receives: false,
         flushes: false,
         alive: true,
@@ -165,24 +170,49 @@ impl Run {
         let len = content.map_or(0, |content| content.len);
         match member.channel.on_packet(&header, len, len, now) {
             Ok(Received::Data(Verdict::Accepted { entry, offset, .. })) => {
-                if let Some(content) = content {
-                    if offset != content.offset {
-                        self.failures
-                            .push(format!("{now} ns: offset {offset} instead of {}", content.offset));
-                    }
-                    member.inbox.push_back((from, entry.number, content));
-                }
-                if !member.flushes {
-                    member.flushes = true;
+                self.accept(from, to, entry.number, offset, content);
+                self.accept_held(from, to);
+                if !self.members[to].flushes {
+                    self.members[to].flushes = true;
                     let time = now + self.plan.latency_ns;
                     self.network.at(time, Happening::Timer { member: to, what: FLUSH });
                 }
                 self.schedule_receive(to);
             }
+            Ok(Received::Data(Verdict::Held { entry })) => {
+                member.held.extend(content.map(|content| (entry.number, content)));
+            }
             Ok(_) => {}
             Err(violation) => self.failures.push(format!("{now} ns: member {to} about {from}: {violation}")),
         }
         self.poll(to);
+    }
+
+    fn accept(&mut self, from: usize, to: usize, entry: u64, offset: u32, content: Option<Content>) {
+        let Some(content) = content else { return };
+        if offset != content.offset {
+            let now = self.network.now;
+            self.failures.push(format!("{now} ns: offset {offset} instead of {}", content.offset));
+        }
+        self.members[to].inbox.push_back((from, entry, content));
+    }
+
+    /// Packets that came early and whose turn has come now.
+    fn accept_held(&mut self, from: usize, to: usize) {
+        loop {
+            let member = &mut self.members[to];
+            match member.channel.receiver.next_held(MemberId::new(from)) {
+                Ok(Some(next)) => {
+                    let content = member.held.remove(&next.entry.number);
+                    self.accept(from, to, next.entry.number, next.offset, content);
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    self.failures.push(format!("member {to} about {from}: {error}"));
+                    return;
+                }
+            }
+        }
     }
 
     /// The application takes one packet after some time.
@@ -301,6 +331,9 @@ impl Run {
             }
         }
         let now = self.network.now;
-        Outcome::new(&self.plan, now, self.checker.times, 0, self.packets, self.failures)
+        let counters = self.members.iter().map(|member| *member.channel.sender.counters());
+        let (resent, lost) = (counters.map(|counters| counters.resent).sum(), self.network.lost);
+        let outcome = Outcome::new(&self.plan, now, self.checker.times, 0, self.packets, self.failures);
+        Outcome { lost, resent, ..outcome }
     }
 }

@@ -13,13 +13,13 @@ use core::task::Waker;
 use std::collections::VecDeque;
 
 use crosstie_protocol::group::message::{
-    Channel, Options, OptionsError, Outgoing, Received, SendRefusal, Verdict, Violation, part_at,
+    Channel, Entry, Next, Options, OptionsError, Outgoing, Received, SendRefusal, Verdict, Violation, part_at,
 };
 use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, PacketKind, flags};
 
 use super::engine::Engine;
 use super::link::SLOT;
-use super::tagged_engine::TaggedState;
+use super::tagged::TaggedState;
 use super::wires::Wires;
 use crate::device::{Data, Mr, OutOfRegion, PostError};
 
@@ -48,6 +48,8 @@ pub(super) struct Ready {
 pub(super) struct ChannelState {
     pub(super) protocol: Channel,
     pub(super) options: Options,
+    /// Packets may get lost: acknowledgements that are late by the measured round trip count.
+    is_lossy: bool,
     send_memory: Mr,
     pub(super) receive_memory: Box<[u8]>,
     pub(super) ready: VecDeque<Ready>,
@@ -75,6 +77,7 @@ impl ChannelState {
         Ok(ChannelState {
             protocol: Channel::new(id, channel, me, members, options)?,
             options: *options,
+            is_lossy: options.min_resend_after < options.resend_after,
             send_memory,
             receive_memory: vec![0; options.receive_buffer as usize].into_boxed_slice(),
             ready: VecDeque::with_capacity(options.receive_table as usize),
@@ -105,33 +108,70 @@ impl ChannelState {
             self.changed = true;
             return Ok(());
         };
-        let Verdict::Accepted { entry, .. } = verdict else { return Ok(()) };
-        let whole = header.flags & Channel::WHOLE == Channel::WHOLE;
         let from = header.sender;
-        if whole {
-            let start = entry.offset as usize;
-            let copied = self.receive_memory.get_mut(start..start + len);
-            if copied.is_none_or(|bytes| memory.read(at, bytes).is_err()) {
-                return Err(Violation::InvalidData { len: len as u32, flags: header.flags });
+        match verdict {
+            Verdict::Accepted { entry, .. } => {
+                if header.flags & Channel::WHOLE == Channel::WHOLE {
+                    self.store(entry, memory, at, len, header.flags)?;
+                    let body = Body::Ring { entry: entry.number, offset: entry.offset, len: len as u32 };
+                    self.complete(from, header.flags, body);
+                } else {
+                    let message = &mut self.joining[from.index()];
+                    let start = message.len();
+                    message.resize(start + len, 0);
+                    let read = memory.read(at, &mut message[start..]);
+                    self.protocol.receiver.release(entry.number);
+                    read.map_err(|_| Violation::InvalidData { len: len as u32, flags: header.flags })?;
+                    self.complete_joined(from, header.flags);
+                }
+                while let Some(next) = self.protocol.receiver.next_held(from)? {
+                    self.accept_held(from, &next);
+                }
+                Ok(())
             }
-            let body = Body::Ring { entry: entry.number, offset: entry.offset, len: len as u32 };
-            self.complete(from, header.flags, body);
-            return Ok(());
+            Verdict::Held { entry } => self.store(entry, memory, at, len, header.flags),
+            _ => Ok(()),
         }
-        let message = &mut self.joining[from.index()];
-        let start = message.len();
-        message.resize(start + len, 0);
-        let read = memory.read(at, &mut message[start..]);
-        self.protocol.receiver.release(entry.number);
-        if read.is_err() {
-            return Err(Violation::InvalidData { len: len as u32, flags: header.flags });
-        }
-        if header.flags & flags::LAST != 0 {
-            let message = core::mem::take(&mut self.joining[from.index()]);
-            self.joined += message.len();
-            self.complete(from, header.flags, Body::Joined(message));
+    }
+
+    /// Copies the body of a packet to its place in the receive buffer.
+    #[inline]
+    fn store(
+        &mut self,
+        entry: Entry,
+        memory: &Mr,
+        at: usize,
+        len: usize,
+        flags: u8,
+    ) -> Result<(), Violation> {
+        let start = entry.offset as usize;
+        let place = self.receive_memory.get_mut(start..start + len);
+        if place.is_none_or(|bytes| memory.read(at, bytes).is_err()) {
+            return Err(Violation::InvalidData { len: len as u32, flags });
         }
         Ok(())
+    }
+
+    /// A packet that came before a missing one, and whose turn has come now.
+    #[cold]
+    fn accept_held(&mut self, from: MemberId, next: &Next) {
+        let body = Body::Ring { entry: next.entry.number, offset: next.entry.offset, len: next.len };
+        if next.flags & Channel::WHOLE == Channel::WHOLE {
+            self.complete(from, next.flags, body);
+            return;
+        }
+        self.joining[from.index()].extend_from_slice(bytes_of(&self.receive_memory, &body));
+        self.protocol.receiver.release(next.entry.number);
+        self.complete_joined(from, next.flags);
+    }
+
+    /// Completes a message of several packets, if this was the last one.
+    fn complete_joined(&mut self, from: MemberId, flags: u8) {
+        if flags & flags::LAST != 0 {
+            let message = core::mem::take(&mut self.joining[from.index()]);
+            self.joined += message.len();
+            self.complete(from, flags, Body::Joined(message));
+        }
     }
 
     #[inline]
@@ -285,6 +325,11 @@ impl Engine {
             if !self.has_room(to) {
                 return Err(SendRefusal::BufferFull);
             }
+        }
+        let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
+        if channel.is_lossy && channel.protocol.sender.in_flight(to) == 0 {
+            // The timer starts: from an old reading of the clock it would end too early.
+            self.read_clock();
         }
         let now = self.now();
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };

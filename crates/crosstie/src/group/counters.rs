@@ -28,8 +28,10 @@ pub struct Counters {
     pub delivered: u64,
     /// Message packets that were sent again.
     pub resent: u64,
-    /// Message packets that came a second time, or behind a missing one.
+    /// Message packets that came a second time, or behind a missing one and were not kept.
     pub discarded: u64,
+    /// Message packets that came behind a missing one and were kept.
+    pub held: u64,
     /// Packets that the device did not accept. The resend timer repairs them.
     pub unsent: u64,
     /// Message packets refused for lack of room.

@@ -567,6 +567,7 @@ impl Engine {
             delivered: channels().map(|channel| channel.delivered).sum(),
             resent: channels().map(|channel| channel.protocol.sender.counters().resent).sum(),
             discarded: received().map(|counters| counters.discarded + counters.duplicates).sum(),
+            held: received().map(|counters| counters.held).sum(),
             unsent: self.counters.unsent,
             refused: received().map(|counters| counters.refused).sum(),
             stale_tokens: self.counters.stale_tokens,

@@ -53,11 +53,11 @@ impl Group {
     pub fn channel_options(&self) -> Options {
         let engine = self.shared.engine();
         let transport = if engine.datagrams.is_some() { Transport::Ud } else { Transport::Rc };
-        let resend_after = match transport {
-            Transport::Rc => 500_000_000,
-            Transport::Ud => 2_000_000,
+        let (resend_after, min_resend_after) = match transport {
+            Transport::Rc => (500_000_000, u64::MAX),
+            Transport::Ud => (2_000_000, 50_000),
         };
-        Options { mtu: engine.mtu as u32, resend_after, ..Options::default() }
+        Options { mtu: engine.mtu as u32, resend_after, min_resend_after, ..Options::default() }
     }
 }
 

@@ -54,13 +54,12 @@ mod message;
 mod one_sided;
 mod setup;
 mod tagged;
-mod tagged_engine;
 mod wires;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use crosstie_protocol::group::message::{OnRefusal, Options as ChannelOptions};
+pub use crosstie_protocol::group::message::{OnGap, OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
     BarrierError, DropCounters, Dropped, FenceTable, LockCounters, LockError, LockState, MemberId,
     MemberRegion, MemberSet, PacketKind, StaleToken, Status, TreeOptions,

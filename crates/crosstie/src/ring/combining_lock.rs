@@ -7,58 +7,81 @@
 //!            no:  take the lock                              no:  the lock is free
 //! ```
 //!
-//! **Promises.** One thread at a time accesses the value. Work that was published before [`lock_or_call`](CombiningLock::lock_or_call) is
-//! seen by its caller, who has the lock then, or by a holder that does not unlock without having looked again. To take the lock and to
-//! unlock it is one compare-and-swap each: both flags are in one word, so no fence is needed between the unlock and the look.
+//! **Promises.** One thread at a time accesses the value; a thread that has the lock and tries to take it again finds it taken. Work that
+//! was published before [`lock_or_call`](CombiningLock::lock_or_call) is seen by its caller, who has the lock then, or by a holder that
+//! does not unlock without having looked again. No thread waits for another.
+//!
+//! # The owner
+//!
+//! Any thread takes the lock with a compare-and-swap of `state`, and unlocks it with another one. A thread that does so many times in a
+//! row becomes the *owner*. It locks with plain loads and stores, which cost a tenth, until another thread comes. That one pays: it
+//! revokes the ownership, with the heavy half of an asymmetric [`fence`].
+//!
+//! ```text
+//!   owner: lock                             another thread: lock
+//!     owner == me?  no: as any thread         state |= LOCKED
+//!     inside = true                           owner set?  yes: owner = none, heavy fence
+//!     light fence                             anybody's inside?  yes: step back (*)
+//!     owner == me and state == 0?             use the value
+//!       no: inside = false, light fence,
+//!           as any thread                   (*) state = CALLED, heavy fence
+//!     use the value                             anybody's inside?  yes: leave, the owner sees CALLED
+//!   owner: unlock                                                  no:  try again
+//!     inside = false
+//!     light fence
+//!     state == CALLED?  yes: take the lock as any thread, do the work
+//! ```
+//!
+//! Why the two exclude each other: of the owner's store to `inside` and the other thread's store to `owner`, at least one is seen by the
+//! other side, because both put a fence between their store and their load. When the owner is revoked, every thread that takes the lock
+//! later has seen the fence of the one that revoked it (it had `state`), so it needs none of its own. Why no call is lost: whoever clears
+//! `inside` or LOCKED looks at CALLED afterwards, and whoever leaves has set CALLED before it looked.
+//!
+//! A thread that was revoked a moment ago may still write its `inside`, and take it back. So each owner has a flag of its own, and there
+//! can be [`MAX_OWNERS`] different ones in the life of a lock. Each revocation doubles the number of times that make an owner, so
+//! that threads that alternate seldom pay for one.
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::Ordering::{self, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
-use sync::{AtomicU32, UnsafeCell};
+use super::cell::UnsafeCell;
+use super::fence;
+use sync::{AtomicBool, AtomicU32, AtomicU64};
 
 #[cfg(not(all(test, loom)))]
-mod sync {
-    pub(super) use core::sync::atomic::AtomicU32;
-
-    /// The real cell, with the interface of loom's.
-    #[derive(Debug)]
-    pub(super) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
-
-    impl<T> UnsafeCell<T> {
-        pub(super) fn new(value: T) -> Self {
-            UnsafeCell(core::cell::UnsafeCell::new(value))
-        }
-
-        #[inline(always)]
-        pub(super) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
-
-        #[inline(always)]
-        pub(super) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
-        }
-    }
-}
-
+use core::sync::atomic as sync;
 #[cfg(all(test, loom))]
-mod sync {
-    pub(super) use loom::cell::UnsafeCell;
-    pub(super) use loom::sync::atomic::AtomicU32;
-}
+use loom::sync::atomic as sync;
 
-/// A thread has the lock.
+/// A thread has the lock, or tries to take it while there may be an owner inside.
 const LOCKED: u32 = 1;
-/// A thread has published work while another one had the lock. Set only together with LOCKED.
+/// A thread has published work while another one had the lock.
 const CALLED: u32 = 2;
+/// Threads that can become the owner of one lock.
+const MAX_OWNERS: usize = 1 << OWNER_BITS;
+const OWNER_BITS: u32 = 2;
+/// The number of no thread.
+const NOBODY: u64 = 0;
 
-/// The memory orderings. Tests replace one of them.
+/// The memory orderings and fences. Tests replace one of them.
 pub(crate) trait Orders {
     /// Of the exchange that unlocks. Partner: the Acquire exchanges that lock.
-    const UNLOCK: Ordering = Ordering::Release;
-    /// Of the exchange that sets CALLED: publishes the work. Partner: the Acquire swap in `unlock`.
-    const CALL: Ordering = Ordering::Release;
+    const UNLOCK: Ordering = Release;
+    /// Of the exchange that sets CALLED: publishes the work. Partners: the Acquire swap in `unlock`, and the Acquire exchange in
+    /// `take_called`.
+    const CALL: Ordering = Release;
+    /// Of the owner's store when it leaves. Partner: the Acquire loads in `is_any_inside`.
+    const LEAVE: Ordering = Release;
+    /// Whether each owner has a flag of its own.
+    const OWN_FLAGS: bool = true;
+    /// How often a thread must take the lock in a row to become its owner, at first and at most.
+    const IN_A_ROW: (u32, u32) = (1 << 10, 1 << 16);
+
+    /// Between a store of another thread than the owner and its load of `inside`.
+    fn heavy_fence() {
+        fence::heavy();
+    }
 }
 
 /// The orderings that ship.
@@ -71,41 +94,173 @@ impl Orders for Real {}
 #[derive(Debug)]
 pub(crate) struct CombiningLock<T, O = Real> {
     state: AtomicU32,
+    /// The owner's number and, in the lower bits, which of `owners` it is. Zero: there is none. Changes only while LOCKED is set, by the
+    /// thread that has set it.
+    owner: AtomicU64,
+    owners: [Owner; MAX_OWNERS],
+    // These are used by the thread that has set LOCKED.
+    /// The thread that took the lock last.
+    last: AtomicU64,
+    /// How often it did so in a row, and how often makes it the owner.
+    in_a_row: AtomicU32,
+    needed: AtomicU32,
     value: UnsafeCell<T>,
     orders: PhantomData<O>,
 }
 
-// SAFETY: a guard exists only while LOCKED is set by its thread, so one thread at a time accesses the value; it moves between threads,
-// which needs `T: Send`.
+/// A thread that is, or was, the owner.
+#[derive(Debug)]
+struct Owner {
+    /// Its number, for ever. Used by the thread that has set LOCKED.
+    thread: AtomicU64,
+    /// It has the lock as the owner, or is about to take it. Only it writes this.
+    inside: AtomicBool,
+}
+
+// SAFETY: a guard exists only while its thread has set LOCKED and has seen that no owner is inside, or is the owner and has set its
+// `inside` (see the module for why these exclude each other). So one thread at a time accesses the value; it moves between threads, which
+// needs `T: Send`.
 unsafe impl<T: Send, O> Sync for CombiningLock<T, O> {}
 
 impl<T, O: Orders> CombiningLock<T, O> {
+    /// The process must have [registered](fence::register) for the fence.
     pub(crate) fn new(value: T) -> CombiningLock<T, O> {
-        CombiningLock { state: AtomicU32::new(0), value: UnsafeCell::new(value), orders: PhantomData }
+        let owner = |_| Owner { thread: AtomicU64::new(NOBODY), inside: AtomicBool::new(false) };
+        CombiningLock {
+            state: AtomicU32::new(0),
+            owner: AtomicU64::new(0),
+            owners: core::array::from_fn(owner),
+            last: AtomicU64::new(NOBODY),
+            in_a_row: AtomicU32::new(0),
+            needed: AtomicU32::new(O::IN_A_ROW.0),
+            value: UnsafeCell::new(value),
+            orders: PhantomData,
+        }
     }
 
     /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T, O>> {
-        // Acquire, partner: `Orders::UNLOCK`.
-        self.state.compare_exchange(0, LOCKED, Acquire, Relaxed).ok()?;
-        Some(Guard { lock: self })
+        self.lock(false)
     }
 
     /// Takes the lock if it is free; else lets its holder look for work once more. To be called after publishing work.
     #[inline]
     pub(crate) fn lock_or_call(&self) -> Option<Guard<'_, T, O>> {
+        self.lock(true)
+    }
+
+    #[inline]
+    fn lock(&self, calls: bool) -> Option<Guard<'_, T, O>> {
+        let me = thread_number();
+        let owner = self.owner.load(Relaxed);
+        if owner >> OWNER_BITS == me {
+            let inside = self.inside(owner);
+            if inside.load(Relaxed) {
+                // This thread has the lock already.
+                if calls {
+                    self.state.fetch_or(CALLED, O::CALL);
+                }
+                return None;
+            }
+            inside.store(true, Relaxed);
+            // The store above and the loads below must not change places; the partner is the heavy fence in `is_any_inside`.
+            fence::light();
+            if self.owner.load(Relaxed) == owner && self.state.load(Relaxed) == 0 {
+                return Some(Guard { lock: self, owner });
+            }
+            inside.store(false, O::LEAVE);
+            // As above; the partner is the heavy fence in `lock_as_any`.
+            fence::light();
+        }
+        self.lock_as_any(me, calls)
+    }
+
+    /// The flag of an owner.
+    #[inline]
+    fn inside(&self, owner: u64) -> &AtomicBool {
+        let index = if O::OWN_FLAGS { owner as usize % MAX_OWNERS } else { 0 };
+        &self.owners[index].inside
+    }
+
+    /// Takes the lock as a thread that is not the owner, or cannot enter as such. `calls`: lets the holder look, if there is one.
+    fn lock_as_any(&self, me: u64, calls: bool) -> Option<Guard<'_, T, O>> {
         let mut state = self.state.load(Relaxed);
         loop {
-            let (new, order) =
-                if state & LOCKED == 0 { (LOCKED, Acquire) } else { (state | CALLED, O::CALL) };
+            let is_locked = state & LOCKED != 0;
+            let (new, order) = match (is_locked, calls) {
+                (false, _) => (state | LOCKED, Acquire),
+                (true, true) => (state | CALLED, O::CALL),
+                (true, false) => return None,
+            };
             // Also when CALLED is set already: the exchange publishes the work of this thread.
-            match self.state.compare_exchange_weak(state, new, order, Relaxed) {
-                Ok(_) if state & LOCKED == 0 => return Some(Guard { lock: self }),
-                Ok(_) => return None,
-                Err(now) => state = now,
+            // Acquire, partner: `Orders::UNLOCK`.
+            if let Err(now) = self.state.compare_exchange_weak(state, new, order, Relaxed) {
+                state = now;
+                continue;
             }
+            if is_locked {
+                return None;
+            }
+            if !self.is_any_inside() {
+                self.note_holder(me);
+                return Some(Guard { lock: self, owner: 0 });
+            }
+            // Threads that came meanwhile have called this one. Their calls, and its own, are left to the owner.
+            let before = match calls {
+                true => self.state.swap(CALLED, O::CALL) | CALLED,
+                false => self.state.fetch_and(!LOCKED, O::CALL),
+            };
+            if before & CALLED == 0 {
+                return None;
+            }
+            O::heavy_fence();
+            // The owner looks at CALLED when it leaves. If it has left, it may have looked too early.
+            if self.owners.iter().any(|owner| owner.inside.load(Relaxed)) {
+                return None;
+            }
+            state = self.state.load(Relaxed);
         }
+    }
+
+    /// Whether an owner has the lock. There is no owner after this. The caller has set LOCKED.
+    fn is_any_inside(&self) -> bool {
+        if self.owner.load(Relaxed) != 0 {
+            self.owner.store(0, Relaxed);
+            let needed = self.needed.load(Relaxed);
+            self.needed.store((2 * needed).min(O::IN_A_ROW.1), Relaxed);
+            O::heavy_fence();
+        }
+        // Acquire, partner: `Orders::LEAVE`.
+        self.owners.iter().any(|owner| owner.inside.load(Acquire))
+    }
+
+    /// Makes the thread that has the lock its owner, if it takes it again and again.
+    fn note_holder(&self, me: u64) {
+        if self.last.load(Relaxed) != me {
+            self.last.store(me, Relaxed);
+            self.in_a_row.store(0, Relaxed);
+            return;
+        }
+        let in_a_row = self.in_a_row.load(Relaxed) + 1;
+        if in_a_row < self.needed.load(Relaxed) {
+            self.in_a_row.store(in_a_row, Relaxed);
+            return;
+        }
+        self.in_a_row.store(0, Relaxed);
+        let is_mine = |owner: &Owner| [me, NOBODY].contains(&owner.thread.load(Relaxed));
+        if let Some(index) = self.owners.iter().position(is_mine) {
+            self.owners[index].thread.store(me, Relaxed);
+            self.owner.store(me << OWNER_BITS | index as u64, Relaxed);
+        }
+    }
+
+    /// Takes the lock for the threads that have called, unless another thread has taken it, which sees the calls.
+    #[cold]
+    fn take_called(&self) -> Option<Guard<'_, T, O>> {
+        // Acquire, partner: `Orders::CALL`, of all calls so far: each one continues the release sequence of the one before.
+        self.state.compare_exchange(CALLED, LOCKED, Acquire, Relaxed).ok()?;
+        Some(Guard { lock: self, owner: 0 })
     }
 }
 
@@ -113,21 +268,31 @@ impl<T, O: Orders> CombiningLock<T, O> {
 #[derive(Debug)]
 pub(crate) struct Guard<'a, T, O: Orders = Real> {
     lock: &'a CombiningLock<T, O>,
+    /// As which owner it was taken; zero: as any thread.
+    owner: u64,
 }
 
 impl<T, O: Orders> Guard<'_, T, O> {
-    /// Unlocks. If work was published meanwhile, hands the guard back instead: the caller looks for the work, and unlocks again.
+    /// Unlocks. If work was published meanwhile, hands a guard back instead: the caller looks for the work, and unlocks again.
     #[inline]
     #[must_use = "work was published: look for it, and unlock again"]
     pub(crate) fn unlock(self) -> Option<Self> {
-        match self.lock.state.compare_exchange(LOCKED, 0, O::UNLOCK, Relaxed) {
+        let lock = self.lock;
+        if self.owner != 0 {
+            lock.inside(self.owner).store(false, O::LEAVE);
+            core::mem::forget(self);
+            // The store above and the load below must not change places; the partner is the heavy fence in `lock_as_any`.
+            fence::light();
+            return if lock.state.load(Relaxed) == 0 { None } else { lock.take_called() };
+        }
+        match lock.state.compare_exchange(LOCKED, 0, O::UNLOCK, Relaxed) {
             Ok(_) => {
                 core::mem::forget(self);
                 None
             }
             Err(_) => {
                 // Acquire, partner: `Orders::CALL`, of all calls so far: each one continues the release sequence of the one before.
-                self.lock.state.swap(LOCKED, Acquire);
+                lock.state.swap(LOCKED, Acquire);
                 Some(self)
             }
         }
@@ -138,7 +303,11 @@ impl<T, O: Orders> Drop for Guard<'_, T, O> {
     /// Unlocks without a look for published work: a panic has interrupted the holder. The next holder finds it.
     #[cold]
     fn drop(&mut self) {
-        self.lock.state.swap(0, O::UNLOCK);
+        if self.owner != 0 {
+            self.lock.inside(self.owner).store(false, O::LEAVE);
+        } else {
+            self.lock.state.swap(0, O::UNLOCK);
+        }
     }
 }
 
@@ -160,117 +329,35 @@ impl<T, O: Orders> DerefMut for Guard<'_, T, O> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
+/// A number that no other thread of this process has, or will have.
+#[cfg(not(all(test, loom)))]
+#[inline]
+fn thread_number() -> u64 {
+    use core::cell::Cell;
 
-    #[test]
-    fn a_call_keeps_the_holder_until_it_has_looked() {
-        let lock = CombiningLock::<_>::new(0);
-        let mut guard = lock.try_lock().unwrap();
-        assert!(lock.try_lock().is_none() && lock.lock_or_call().is_none() && lock.lock_or_call().is_none());
-        *guard += 1;
-        let guard = guard.unlock().expect("called");
-        assert!(guard.unlock().is_none());
-        let guard = lock.lock_or_call().expect("free");
-        assert_eq!(*guard, 1);
-        drop(guard);
-        assert!(lock.try_lock().is_some(), "a dropped guard unlocks");
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
     }
+    static NEXT: AtomicU64 = AtomicU64::new(NOBODY + 1);
+
+    #[cold]
+    fn choose(number: &Cell<u64>) -> u64 {
+        number.set(NEXT.fetch_add(1, Relaxed));
+        number.get()
+    }
+    NUMBER.with(|number| if number.get() == NOBODY { choose(number) } else { number.get() })
 }
 
 #[cfg(all(test, loom))]
-mod loom_tests {
-    use loom::sync::Arc;
-    use loom::sync::atomic::AtomicUsize;
-    use loom::thread;
+fn thread_number() -> u64 {
+    use core::hash::{Hash, Hasher};
 
-    use super::*;
-
-    struct WeakUnlock;
-    impl Orders for WeakUnlock {
-        const UNLOCK: Ordering = Relaxed;
-    }
-    struct WeakCall;
-    impl Orders for WeakCall {
-        const CALL: Ordering = Relaxed;
-    }
-
-    /// Two threads publish one item each and leave as soon as they may. When both have left, all items were taken. `broken`: a thread
-    /// that finds the lock taken does not call.
-    fn check<O: Orders + 'static>(broken: bool) {
-        loom::model(move || {
-            let work = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-            let lock = Arc::new(CombiningLock::<usize, O>::new(0));
-            let run = |index: usize| {
-                let (work, lock) = (work.clone(), lock.clone());
-                move || {
-                    // Not a store: loom lets a store change places with a swap that does not read it.
-                    work[index].swap(1, Relaxed);
-                    let mut guard = if broken { lock.try_lock() } else { lock.lock_or_call() };
-                    while let Some(mut held) = guard {
-                        *held += work.iter().map(|item| item.swap(0, Relaxed)).sum::<usize>();
-                        guard = held.unlock();
-                    }
-                }
-            };
-            let other = thread::spawn(run(0));
-            run(1)();
-            other.join().unwrap();
-            assert_eq!(*lock.try_lock().unwrap(), 2, "work was lost");
-        });
-    }
-
-    #[test]
-    fn loom_published_work_is_done() {
-        check::<Real>(false);
-    }
-
-    #[test]
-    #[should_panic(expected = "lost")]
-    fn loom_twin_without_call_is_caught() {
-        check::<Real>(true);
-    }
-
-    #[test]
-    #[should_panic]
-    fn loom_twin_weak_unlock_is_caught() {
-        check::<WeakUnlock>(false);
-    }
-
-    /// The item is a plain load, so that only the call's ordering makes it visible.
-    fn check_call<O: Orders + 'static>() {
-        loom::model(|| {
-            let item = Arc::new(AtomicUsize::new(0));
-            let lock = Arc::new(CombiningLock::<(), O>::new(()));
-            let guard = lock.try_lock().unwrap();
-            let other = thread::spawn({
-                let (item, lock) = (item.clone(), lock.clone());
-                move || {
-                    item.store(1, Relaxed);
-                    lock.lock_or_call().is_some_and(|guard| guard.unlock().is_none())
-                }
-            });
-            let called = match guard.unlock() {
-                Some(guard) => {
-                    assert_eq!(item.load(Relaxed), 1, "the holder does not see what was published");
-                    assert!(guard.unlock().is_none());
-                    true
-                }
-                None => false,
-            };
-            assert_ne!(other.join().unwrap(), called, "the lock, or the call");
-        });
-    }
-
-    #[test]
-    fn loom_holder_sees_what_was_published_before_the_call() {
-        check_call::<Real>();
-    }
-
-    #[test]
-    #[should_panic(expected = "does not see")]
-    fn loom_twin_weak_call_is_caught() {
-        check_call::<WeakCall>();
-    }
+    let mut hasher = std::hash::DefaultHasher::new();
+    loom::thread::current().id().hash(&mut hasher);
+    // Room for the index of an owner.
+    hasher.finish() >> OWNER_BITS | 1
 }
+
+#[cfg(test)]
+#[path = "combining_lock_tests.rs"]
+mod tests;

@@ -8,6 +8,7 @@
 
 pub(crate) mod biased_lock;
 pub(crate) mod call_table;
+mod cell;
 pub(crate) mod combining_lock;
 pub(crate) mod fence;
 pub(crate) mod lane;

@@ -133,6 +133,11 @@ impl BufferRing {
             && (used <= self.bytes || (self.head_entry == self.tail_entry && len <= self.bytes))
     }
 
+    /// Whether at least half of the buffer and half of the table are free.
+    pub fn is_half_free(&self) -> bool {
+        (self.head - self.tail) * 2 <= self.bytes && self.used_entries() * 2 <= self.entries()
+    }
+
     /// Table entries that are free.
     pub fn free_entries(&self) -> usize {
         (self.mask + 1 - (self.head_entry - self.tail_entry)) as usize

@@ -44,10 +44,13 @@
 //! ```
 
 mod buffer_ring;
+mod held;
 mod matching;
 mod options;
 mod parts;
 mod receiver;
+mod recovery;
+mod round_trip;
 mod sender;
 mod tagged;
 
@@ -59,9 +62,9 @@ use super::packet::{Header, PacketKind, flags};
 
 pub use buffer_ring::{BufferRing, Entry, StashedTail};
 pub use matching::{ANY_TAG, Matched, Matcher, MatcherFull, PostedId};
-pub use options::{OnRefusal, Options, OptionsError};
+pub use options::{OnGap, OnRefusal, Options, OptionsError};
 pub use parts::{JoinError, Part, part_at, part_count, split};
-pub use receiver::{Answer, NACK_GAP, ReceiveCounters, Receiver, Verdict};
+pub use receiver::{Answer, NACK_GAP, NACK_MISSING, Next, ReceiveCounters, Receiver, Verdict};
 pub use sender::{NotSent, Outgoing, SendCounters, SendRefusal, Sender};
 pub use tagged::{Pulled, Rendezvous, TAG_SIZE, decode_tag};
 
@@ -167,14 +170,14 @@ impl Channel {
             kind: answer.kind,
             flags: answer.flags,
             attempt: answer.attempt,
-            seq: answer.ack,
+            seq: answer.seq,
             ack: answer.ack,
-            aux: 0,
+            aux: answer.aux,
         }
     }
 
     /// Handles a packet that the [`Gate`](super::Gate) let through. Its body has `len` bytes and takes `space` bytes of the receive
-    /// buffer.
+    /// buffer. After [`Verdict::Accepted`], packets of the same sender that came early follow: [`Receiver::next_held`].
     #[inline]
     pub fn on_packet(
         &mut self,
@@ -198,6 +201,9 @@ impl Channel {
         match header.kind {
             PacketKind::Ack => {
                 self.sender.on_ack(from, header.ack, now)?;
+            }
+            PacketKind::Nack if header.flags & NACK_MISSING != 0 => {
+                self.sender.on_missing(from, header.ack, (header.seq, header.aux), header.attempt, now)?;
             }
             PacketKind::Nack => {
                 let gap = header.flags & NACK_GAP != 0;

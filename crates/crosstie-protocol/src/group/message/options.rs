@@ -16,6 +16,16 @@ pub enum OnRefusal {
     WaitForRequest,
 }
 
+/// What happens when a packet was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OnGap {
+    /// The receiver keeps packets that come before a missing one, as long as half of its buffer is free, and names the missing
+    /// numbers; the sender sends only those again.
+    Selective,
+    /// The receiver discards everything behind the missing packet, and the sender sends all of it again (RHiNET §5.4).
+    GoBack,
+}
+
 /// Options of a channel. Times are in nanoseconds, or in whatever unit the driver's clock has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
@@ -37,12 +47,17 @@ pub struct Options {
     pub ack_every: u32,
     /// What a refused sender does.
     pub on_refusal: OnRefusal,
+    /// What happens after a loss.
+    pub on_gap: OnGap,
     /// First back-off after a refusal. Doubles with each further refusal of the same message.
     pub backoff: u64,
     /// Longest back-off.
     pub max_backoff: u64,
     /// Time without any acknowledgement after which packets are sent again. Doubles up to 16 times this time.
     pub resend_after: u64,
+    /// Once round trips were measured, the oldest packet is sent again earlier: when an acknowledgement is late by their measure, but
+    /// not before this time. `resend_after` or more: never earlier.
+    pub min_resend_after: u64,
     /// Time without any acknowledgement, although packets were sent again, after which the peer counts as unreachable.
     pub give_up_after: u64,
 }
@@ -59,9 +74,11 @@ impl Default for Options {
             receive_table: 1024,
             ack_every: 16,
             on_refusal: OnRefusal::WaitForRequest,
+            on_gap: OnGap::Selective,
             backoff: 10_000,
             max_backoff: 1_000_000,
             resend_after: 200_000,
+            min_resend_after: u64::MAX,
             give_up_after: 10_000_000_000,
         }
     }
@@ -84,6 +101,7 @@ impl Options {
             ("backoff", self.backoff > 0),
             ("max_backoff", self.max_backoff >= self.backoff),
             ("resend_after", self.resend_after > 0),
+            ("min_resend_after", self.min_resend_after > 0),
             ("give_up_after", self.give_up_after >= self.resend_after),
         ];
         match checks.into_iter().find(|(_, valid)| !valid) {

@@ -2,7 +2,7 @@
 //!
 //! A message gets the next number of its destination and stays in the send buffer until it is acknowledged. While packets are
 //! being sent again to a destination, new messages for it are only registered; they follow when the refused message was
-//! acknowledged (RHiNET §5.1, §5.3.2).
+//! acknowledged (RHiNET §5.1, §5.3.2). What happens after a refusal, a loss or silence is in `recovery.rs`.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -12,11 +12,10 @@ use thiserror::Error;
 use super::super::member::MemberId;
 use super::super::packet::flags;
 use super::buffer_ring::BufferRing;
-use super::options::{OnRefusal, Options};
+use super::options::Options;
+use super::round_trip::RoundTrip;
 
-const NONE: u32 = u32::MAX;
-/// The resend time-out doubles up to this factor.
-const MAX_RESEND_FACTOR: u64 = 16;
+pub(super) const NONE: u32 = u32::MAX;
 
 /// A packet to transmit. Its body is `len` bytes at `offset` of the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,8 +70,10 @@ pub struct SendCounters {
     pub resent: u64,
     /// NACKs because the receiver had no room.
     pub refused: u64,
-    /// NACKs because the receiver missed a packet.
+    /// NACKs because the receiver missed packets.
     pub gaps: u64,
+    /// Times that the oldest packet was sent again because an acknowledgement was late.
+    pub probes: u64,
     /// Times that a sender went back because nothing was acknowledged for too long.
     pub timeouts: u64,
     /// Requests of receivers to send a refused message again.
@@ -80,7 +81,7 @@ pub struct SendCounters {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Flow {
+pub(super) enum Flow {
     Open,
     /// Sending everything from the refused number on again.
     Resending,
@@ -90,53 +91,62 @@ enum Flow {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Destination {
+pub(super) struct Destination {
     /// The next new number, and the oldest that is not acknowledged.
-    next_seq: u32,
-    acked: u32,
+    pub(super) next_seq: u32,
+    pub(super) acked: u32,
     /// Chain of the records that are not acknowledged.
-    oldest: u32,
-    newest: u32,
+    pub(super) oldest: u32,
+    pub(super) newest: u32,
     /// The record to transmit next from [`Sender::next_outgoing`].
-    resend: u32,
-    in_flight: u32,
-    flow: Flow,
-    attempt: u8,
-    listed: bool,
+    pub(super) resend: u32,
+    pub(super) in_flight: u32,
+    pub(super) flow: Flow,
+    pub(super) attempt: u8,
+    pub(super) listed: bool,
     /// The refused number; and the first number that waits until the refused one is acknowledged.
-    refused_seq: u32,
-    hold: u32,
+    pub(super) refused_seq: u32,
+    pub(super) hold: u32,
     /// When to act without hearing from the peer. `u64::MAX`: never.
-    deadline: u64,
-    interval: u64,
-    heard_at: u64,
+    pub(super) deadline: u64,
+    pub(super) interval: u64,
+    pub(super) heard_at: u64,
+    pub(super) round_trip: RoundTrip,
+    /// How often the oldest packet was sent again because an acknowledgement was late, without any answer.
+    pub(super) probes: u8,
+    /// Records that are marked as missing.
+    pub(super) missing: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Record {
-    entry: u64,
-    seq: u32,
-    offset: u32,
-    len: u32,
-    aux: u32,
-    next: u32,
-    flags: u8,
+pub(super) struct Record {
+    pub(super) entry: u64,
+    pub(super) seq: u32,
+    pub(super) offset: u32,
+    pub(super) len: u32,
+    pub(super) aux: u32,
+    pub(super) next: u32,
+    pub(super) flags: u8,
+    /// The attempt in which it was transmitted last.
+    pub(super) attempt: u8,
+    /// The receiver misses it: it is to be transmitted again.
+    pub(super) missing: bool,
 }
 
 /// Send buffer, send table and windows of one channel..
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sender {
-    options: Options,
-    ring: BufferRing,
-    records: Box<[Record]>,
-    destinations: Box<[Destination]>,
+    pub(super) options: Options,
+    pub(super) ring: BufferRing,
+    pub(super) records: Box<[Record]>,
+    pub(super) destinations: Box<[Destination]>,
     /// Destinations with records to transmit.
-    listed: VecDeque<MemberId>,
+    pub(super) listed: VecDeque<MemberId>,
     /// Destinations that were given up and not reported.
-    unreachable: VecDeque<MemberId>,
+    pub(super) unreachable: VecDeque<MemberId>,
     /// The earliest deadline of a destination, or earlier.
-    deadline: u64,
-    counters: SendCounters,
+    pub(super) deadline: u64,
+    pub(super) counters: SendCounters,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::super::tests::BrokenRule>,
 }
@@ -144,7 +154,6 @@ pub struct Sender {
 impl Sender {
     pub(super) fn new(options: &Options, members: usize) -> Self {
         let ring = BufferRing::new(options.send_buffer as usize, options.send_table as usize);
-        let record = Record { entry: 0, seq: 0, offset: 0, len: 0, aux: 0, next: NONE, flags: 0 };
         let destination = Destination {
             next_seq: 0,
             acked: 0,
@@ -160,10 +169,13 @@ impl Sender {
             deadline: u64::MAX,
             interval: options.resend_after,
             heard_at: 0,
+            round_trip: RoundTrip::UNKNOWN,
+            probes: 0,
+            missing: 0,
         };
         Sender {
             options: *options,
-            records: (0..ring.entries()).map(|_| record).collect(),
+            records: (0..ring.entries()).map(|_| Record::UNUSED).collect(),
             ring,
             destinations: (0..members).map(|_| destination).collect(),
             listed: VecDeque::with_capacity(members),
@@ -197,13 +209,23 @@ impl Sender {
         let index = self.ring.index(entry.number);
         let seq = destination.next_seq;
         destination.next_seq = seq.wrapping_add(1);
-        self.records[index] =
-            Record { entry: entry.number, seq, offset: entry.offset, len, aux, next: NONE, flags };
+        self.records[index] = Record {
+            entry: entry.number,
+            seq,
+            offset: entry.offset,
+            len,
+            aux,
+            next: NONE,
+            flags,
+            attempt: destination.attempt,
+            missing: false,
+        };
         if destination.in_flight == 0 {
             destination.oldest = index as u32;
             destination.heard_at = now;
-            destination.interval = self.options.resend_after;
-            destination.deadline = now.saturating_add(self.options.resend_after);
+            destination.probes = 0;
+            destination.interval = destination.late_after(&self.options);
+            destination.deadline = now.saturating_add(destination.interval);
             self.deadline = self.deadline.min(destination.deadline);
         } else {
             self.records[destination.newest as usize].next = index as u32;
@@ -212,7 +234,9 @@ impl Sender {
         destination.in_flight += 1;
         self.counters.packets += 1;
         let transmit = destination.flow == Flow::Open && destination.resend == NONE;
-        if !transmit && destination.resend == NONE {
+        if transmit {
+            destination.round_trip.on_send(seq, now);
+        } else if destination.resend == NONE {
             destination.resend = index as u32;
         }
         Ok((outgoing(to, destination.attempt, &self.records[index]), transmit))
@@ -230,6 +254,9 @@ impl Sender {
     pub fn next_outgoing(&mut self) -> Option<Outgoing> {
         while let Some(&to) = self.listed.front() {
             let destination = &mut self.destinations[to.index()];
+            if destination.missing > 0 && destination.flow != Flow::Paused {
+                return Some(self.next_missing(to));
+            }
             let waits = destination.flow == Flow::Paused
                 || destination.resend == NONE
                 || (destination.flow == Flow::Resending
@@ -239,8 +266,9 @@ impl Sender {
                 self.listed.pop_front();
                 continue;
             }
-            let record = &self.records[destination.resend as usize];
+            let record = &mut self.records[destination.resend as usize];
             destination.resend = record.next;
+            record.attempt = destination.attempt;
             self.counters.resent += 1;
             let mut packet = outgoing(to, destination.attempt, record);
             packet.flags |= if record.next == NONE { flags::ACK_NOW } else { 0 };
@@ -291,6 +319,7 @@ impl Sender {
         for _ in 0..count {
             let record = &self.records[destination.oldest as usize];
             self.ring.free(record.entry);
+            destination.missing -= u32::from(record.missing);
             if destination.resend == destination.oldest {
                 destination.resend = record.next;
             }
@@ -299,75 +328,16 @@ impl Sender {
         destination.acked = ack;
         destination.in_flight -= count;
         destination.heard_at = now;
-        destination.interval = self.options.resend_after;
+        destination.round_trip.on_ack(ack, now);
+        destination.probes = 0;
+        destination.interval = destination.late_after(&self.options);
         destination.deadline =
             if destination.in_flight == 0 { u64::MAX } else { now.saturating_add(destination.interval) };
+        self.deadline = self.deadline.min(destination.deadline);
         if destination.flow != Flow::Open {
             self.end_recovery(from, ack);
         }
         Ok(count)
-    }
-
-    /// The receiver refuses packet `seq`: it has no room, or (`gap`) it has missed that packet.
-    #[cold]
-    pub fn on_nack(
-        &mut self,
-        from: MemberId,
-        seq: u32,
-        attempt: u8,
-        gap: bool,
-        now: u64,
-    ) -> Result<(), NotSent> {
-        self.on_ack(from, seq, now)?;
-        let destination = &mut self.destinations[from.index()];
-        // Stale: the packet was acknowledged, or packets were sent again since.
-        if destination.flow == Flow::Gone || seq != destination.acked || attempt != destination.attempt {
-            return Ok(());
-        }
-        if destination.in_flight == 0 {
-            return Err(NotSent { seq });
-        }
-        destination.heard_at = now;
-        // A refusal that follows a refusal of the same number doubles the back-off.
-        let again = destination.flow != Flow::Open && destination.refused_seq == seq;
-        self.go_back(from);
-        let destination = &mut self.destinations[from.index()];
-        if gap {
-            self.counters.gaps += 1;
-            destination.interval = self.options.resend_after;
-            destination.deadline = now.saturating_add(destination.interval);
-            self.list(from);
-        } else {
-            self.counters.refused += 1;
-            destination.flow = Flow::Paused;
-            let first = match self.options.on_refusal {
-                OnRefusal::Retry => self.options.backoff,
-                OnRefusal::WaitForRequest => self.options.max_backoff,
-            };
-            destination.interval = match (again, self.options.on_refusal) {
-                (true, OnRefusal::Retry) => (destination.interval * 2).clamp(first, self.options.max_backoff),
-                _ => first,
-            };
-            destination.deadline = now.saturating_add(destination.interval);
-        }
-        self.deadline = self.deadline.min(self.destinations[from.index()].deadline);
-        Ok(())
-    }
-
-    /// The receiver has room again for packet `seq`, which it refused.
-    #[cold]
-    pub fn on_resume(&mut self, from: MemberId, seq: u32, now: u64) -> Result<(), NotSent> {
-        self.on_ack(from, seq, now)?;
-        let destination = &mut self.destinations[from.index()];
-        if destination.flow == Flow::Paused && destination.refused_seq == seq {
-            destination.flow = Flow::Resending;
-            destination.interval = self.options.resend_after;
-            destination.deadline = now.saturating_add(destination.interval);
-            self.deadline = self.deadline.min(destination.deadline);
-            self.counters.resumed += 1;
-            self.list(from);
-        }
-        Ok(())
     }
 
     /// The destination is dead: its packets are gone, and it accepts no more.
@@ -381,6 +351,7 @@ impl Sender {
         }
         destination.flow = Flow::Gone;
         destination.in_flight = 0;
+        destination.missing = 0;
         (destination.oldest, destination.resend) = (NONE, NONE);
         destination.deadline = u64::MAX;
     }
@@ -422,67 +393,6 @@ impl Sender {
     pub fn counters(&self) -> &SendCounters {
         &self.counters
     }
-
-    #[cold]
-    fn expire_destinations(&mut self, now: u64) {
-        self.deadline = u64::MAX;
-        for index in 0..self.destinations.len() {
-            let destination = &mut self.destinations[index];
-            if now >= destination.deadline {
-                let to = MemberId::new(index);
-                if now.saturating_sub(destination.heard_at) >= self.options.give_up_after {
-                    self.unreachable.push_back(to);
-                    self.drop_destination(to);
-                    continue;
-                }
-                if destination.flow == Flow::Paused {
-                    // Blind retry, or the safety net for a lost request.
-                    destination.flow = Flow::Resending;
-                } else {
-                    destination.interval =
-                        (destination.interval * 2).min(self.options.resend_after * MAX_RESEND_FACTOR);
-                    self.counters.timeouts += 1;
-                    self.go_back(to);
-                }
-                let destination = &mut self.destinations[index];
-                destination.deadline =
-                    now.saturating_add(destination.interval.max(self.options.resend_after));
-                self.list(to);
-            }
-            self.deadline = self.deadline.min(self.destinations[index].deadline);
-        }
-    }
-
-    /// Everything that is not acknowledged is to be transmitted again.
-    fn go_back(&mut self, to: MemberId) {
-        let destination = &mut self.destinations[to.index()];
-        destination.attempt = destination.attempt.wrapping_add(1);
-        destination.flow = Flow::Resending;
-        destination.refused_seq = destination.acked;
-        destination.hold = destination.next_seq;
-        destination.resend = destination.oldest;
-    }
-
-    /// Ends the recovery if the refused packet has arrived.
-    #[cold]
-    fn end_recovery(&mut self, from: MemberId, ack: u32) {
-        let destination = &mut self.destinations[from.index()];
-        let behind = ack.wrapping_sub(destination.refused_seq);
-        if destination.flow != Flow::Gone && behind != 0 && behind <= u32::MAX / 2 {
-            destination.flow = Flow::Open;
-            if destination.resend != NONE {
-                self.list(from);
-            }
-        }
-    }
-
-    fn list(&mut self, to: MemberId) {
-        let destination = &mut self.destinations[to.index()];
-        if !destination.listed {
-            destination.listed = true;
-            self.listed.push_back(to);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -496,19 +406,41 @@ impl Sender {
         for destination in &mut self.destinations {
             back(&mut destination.deadline);
             destination.heard_at = 0;
+            destination.round_trip.rebase(now);
         }
         back(&mut self.deadline);
         self.counters = SendCounters::default();
         // What is left in records that are free.
-        let unused = Record { entry: 0, seq: 0, offset: 0, len: 0, aux: 0, next: NONE, flags: 0 };
         if self.is_idle() {
-            self.records.fill(unused);
+            self.records.fill(Record::UNUSED);
         }
     }
 }
 
+impl Record {
+    const UNUSED: Record = Record {
+        entry: 0,
+        seq: 0,
+        offset: 0,
+        len: 0,
+        aux: 0,
+        next: NONE,
+        flags: 0,
+        attempt: 0,
+        missing: false,
+    };
+}
+
+impl Destination {
+    /// The time without an acknowledgement after which something was probably lost.
+    #[inline]
+    pub(super) fn late_after(&self, options: &Options) -> u64 {
+        self.round_trip.timeout(options.min_resend_after, options.resend_after)
+    }
+}
+
 #[inline]
-fn outgoing(to: MemberId, attempt: u8, record: &Record) -> Outgoing {
+pub(super) fn outgoing(to: MemberId, attempt: u8, record: &Record) -> Outgoing {
     Outgoing {
         to,
         seq: record.seq,

@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use stateright::{Checker, Model};
 
-use super::super::message::OnRefusal;
+use super::super::message::{OnGap, OnRefusal};
 use super::barrier_model::BarrierModel;
 use super::lock_model::LockModel;
 use super::message_model::MessageModel;
@@ -49,12 +49,18 @@ fn barrier_model_finds_each_broken_rule() {
 
 #[test]
 fn message_model_finds_each_broken_rule() {
-    for rule in [BrokenRule::AcceptsBehindAGap, BrokenRule::NeverSendsAgain] {
+    for (rule, messages, room, losses) in [
+        (BrokenRule::AcceptsBehindAGap, 3, 2, 1),
+        (BrokenRule::NeverSendsAgain, 3, 2, 1),
+        (BrokenRule::DeliversHeldPacketsTooEarly, 4, 4, 2),
+        (BrokenRule::HeldPacketsKeepTheirRoom, 3, 1, 1),
+    ] {
         let model = MessageModel {
-            messages: 3,
+            messages,
             on_refusal: OnRefusal::WaitForRequest,
-            room: 2,
-            losses: 1,
+            on_gap: OnGap::Selective,
+            room,
+            losses,
             duplicates: 0,
             timeouts: 1,
             reorders: false,

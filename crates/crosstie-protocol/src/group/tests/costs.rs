@@ -131,3 +131,16 @@ fn barrier_takes_two_messages_for_each_member_but_one() {
         }
     }
 }
+
+#[test]
+fn release_of_a_round_that_is_not_the_next_one_is_a_violation() {
+    let mut net = Net::new(2, |_| ());
+    net.act(1, |group, out| _ = group.enter(0, None, out).unwrap());
+    for (round, is_valid) in [(3, false), (2, false), (1, true), (1, true)] {
+        let packet = Control::BarrierRelease { barrier: 0, round, active: None };
+        let mut handled = None;
+        net.act(1, |group, out| handled = Some(group.on_packet(MemberId::new(0), &packet, out)));
+        assert_eq!(handled.map(|handled| handled.is_ok()), Some(is_valid), "round {round}");
+    }
+    assert_eq!(net.groups[1].barrier_rounds(0), Some(1));
+}

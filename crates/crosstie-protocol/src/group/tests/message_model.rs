@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use stateright::{Checker, Model, Property};
 
-use super::super::message::{Channel, OnRefusal, Options, Received, Verdict};
+use super::super::message::{Channel, OnGap, OnRefusal, Options, Received, Verdict};
 use super::super::*;
 use super::BrokenRule;
 
@@ -45,6 +45,7 @@ pub(super) enum Action {
 pub(super) struct MessageModel {
     pub(super) messages: u32,
     pub(super) on_refusal: OnRefusal,
+    pub(super) on_gap: OnGap,
     pub(super) room: u32,
     pub(super) losses: u8,
     pub(super) duplicates: u8,
@@ -76,13 +77,20 @@ impl State {
         let header = Header::decode(&bytes).unwrap();
         let received = self.b.on_packet(&header, len, 1, 0).unwrap();
         if let Received::Data(Verdict::Accepted { entry, offset, total }) = received {
-            if (offset, total, len) != (0, self.accepted + 1, self.accepted + 1) {
-                self.failure = Some("a message came twice, or out of order");
+            self.accept(entry.number, offset, total, len);
+            while let Some(next) = self.b.receiver.next_held(A).unwrap() {
+                self.accept(next.entry.number, next.offset, next.total, next.len);
             }
-            self.accepted += 1;
-            self.held.push(entry.number);
         }
         self.answer(false);
+    }
+
+    fn accept(&mut self, entry: u64, offset: u32, total: u32, len: u32) {
+        if (offset, total, len) != (0, self.accepted + 1, self.accepted + 1) {
+            self.failure = Some("a message came twice, or out of order");
+        }
+        self.accepted += 1;
+        self.held.push(entry);
     }
 
     fn deliver_to_a(&mut self, index: usize) {
@@ -156,9 +164,11 @@ impl Model for MessageModel {
             send_buffer: 2048,
             ack_every: 2,
             on_refusal: self.on_refusal,
+            on_gap: self.on_gap,
             backoff: 1,
             max_backoff: 2,
-            resend_after: 1,
+            resend_after: 2,
+            min_resend_after: 1,
             give_up_after: u64::MAX,
             ..Options::default()
         };
@@ -275,11 +285,15 @@ impl Model for MessageModel {
             Property::always("all messages arrive from here on", |model, state: &State| {
                 state.can_finish(model.messages)
             }),
-            Property::sometimes("the receiver refuses for lack of room", |_, state: &State| {
-                state.to_a.iter().any(|bytes| {
-                    let header = Header::decode(bytes).unwrap();
-                    header.kind == PacketKind::Nack && header.flags == 0
-                })
+            Property::sometimes("the receiver refuses, if it can lack room", |model, state: &State| {
+                model.room >= model.messages
+                    || state.to_a.iter().any(|bytes| {
+                        let header = Header::decode(bytes).unwrap();
+                        header.kind == PacketKind::Nack && header.flags == 0
+                    })
+            }),
+            Property::sometimes("a packet is held, or none may be", |model, state: &State| {
+                model.on_gap == OnGap::GoBack || state.b.receiver.buffer().used_entries() > state.held.len()
             }),
             Property::sometimes("everything is done", |model, state: &State| {
                 state.accepted == model.messages && state.a.sender.is_idle() && state.held.is_empty()
@@ -300,6 +314,7 @@ fn blind_retries_deliver_all_messages_to_a_full_receiver_after_a_loss() {
     check(MessageModel {
         messages: 3,
         on_refusal: OnRefusal::Retry,
+        on_gap: OnGap::Selective,
         room: 1,
         losses: 1,
         duplicates: 0,
@@ -314,6 +329,7 @@ fn active_requests_deliver_all_messages_to_a_full_receiver_after_a_loss() {
     check(MessageModel {
         messages: 3,
         on_refusal: OnRefusal::WaitForRequest,
+        on_gap: OnGap::Selective,
         room: 1,
         losses: 1,
         duplicates: 0,
@@ -328,11 +344,42 @@ fn reordered_and_duplicated_packets_deliver_all_messages_once() {
     check(MessageModel {
         messages: 2,
         on_refusal: OnRefusal::WaitForRequest,
+        on_gap: OnGap::Selective,
         room: 1,
         losses: 1,
         duplicates: 1,
         timeouts: 0,
         reorders: true,
+        broken_rule: None,
+    });
+}
+
+#[test]
+fn missing_packets_are_sent_again_and_held_ones_are_delivered_in_order() {
+    check(MessageModel {
+        messages: 4,
+        on_refusal: OnRefusal::WaitForRequest,
+        on_gap: OnGap::Selective,
+        room: 4,
+        losses: 2,
+        duplicates: 0,
+        timeouts: 1,
+        reorders: false,
+        broken_rule: None,
+    });
+}
+
+#[test]
+fn going_back_delivers_all_messages_after_a_loss() {
+    check(MessageModel {
+        messages: 3,
+        on_refusal: OnRefusal::WaitForRequest,
+        on_gap: OnGap::GoBack,
+        room: 2,
+        losses: 1,
+        duplicates: 0,
+        timeouts: 1,
+        reorders: false,
         broken_rule: None,
     });
 }

@@ -4,6 +4,7 @@ mod barrier_model;
 mod broken_rules;
 mod costs;
 mod lock_model;
+mod loss;
 mod message_model;
 mod net;
 mod wire;
@@ -29,6 +30,10 @@ pub(super) enum BrokenRule {
     AcceptsBehindAGap,
     /// A sender never sends a packet again by itself.
     NeverSendsAgain,
+    /// A packet that is held is delivered although one before it is missing.
+    DeliversHeldPacketsTooEarly,
+    /// Packets that are held stay in the receive buffer when the missing one finds no room.
+    HeldPacketsKeepTheirRoom,
 }
 
 /// The names of the rules that some state breaks.

@@ -1,23 +1,39 @@
 //! `isend` and `irecv` with tags (RHiNET §6): matched wholly at the receiver. Short messages travel with their bytes, long ones are
 //! PULLed by the receiver out of the sender's buffer, without a copy.
+//!
+//! ```text
+//!   isend ─ short ─> [outbox] ─ tag, bytes ──────────> match ─> copied into the receive's buffer
+//!         ─ long ──> [outbox] ─ tag, key, region ────> match ─> PULL into the receive's buffer
+//!                    send ends <──── key, result ───────────────┘
+//! ```
+//!
+//! The thread that runs the engine matches messages and starts PULLs, so both go on while the application computes. Short messages
+//! that have no receive yet are copied out of the receive buffer, up to a limit; beyond it they stay there, and their senders are refused.
+
+mod pull;
+mod receive;
+mod request;
+mod send;
+mod state;
 
 use core::fmt;
 use core::ops::{Bound, RangeBounds};
-use core::pin::Pin;
-use core::task::{Context, Poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::message::Options;
 use crosstie_protocol::group::{Limits, MemberId, flags};
 
+use self::request::SendState;
 use super::Group;
 use super::channel::{Parts, Source};
 use super::driver::Shared;
 use super::error::GroupError;
 use super::message::LongSend;
-use super::tagged_engine::{RecvEnd, SendEnd, TaggedState};
 use crate::endpoint::Buffer;
+
+pub use request::{Received, RecvRequest, SendRequest};
+pub(super) use state::TaggedState;
 
 /// Longest message that travels with its bytes, unless [`TaggedOptions::eager_max`] says otherwise. Not measured
 /// yet: `crosstie bench message --mode eager|pull --payload N` compares both.
@@ -256,203 +272,5 @@ impl Tagged {
             engine.serve_tagged(id);
             check(engine.channels[usize::from(id)].as_mut()?.tagged.as_deref_mut()?)
         })
-    }
-}
-
-#[derive(Debug)]
-enum SendState {
-    /// The buffer, until it is taken.
-    Ended(Option<Buffer>),
-    Running(u64),
-}
-
-/// A send in flight: a future, or [wait](SendRequest::wait) for it. Dropping it lets the send go on; its buffer is then freed at its end.
-#[derive(Debug)]
-#[must_use = "the buffer comes back with the end of the send"]
-pub struct SendRequest {
-    tagged: Tagged,
-    state: SendState,
-}
-
-fn send_result((result, buffer): SendEnd) -> Result<Buffer, TaggedFailed> {
-    match (result, buffer) {
-        (Ok(()), Some(buffer)) => Ok(buffer),
-        (Ok(()), None) => Err(TaggedFailed { error: GroupError::Busy, buffer: None }),
-        (Err(error), buffer) => Err(TaggedFailed { error, buffer }),
-    }
-}
-
-impl SendRequest {
-    /// Waits until the send has ended. Returns the buffer.
-    pub fn wait(mut self) -> Result<Buffer, TaggedFailed> {
-        match &mut self.state {
-            SendState::Ended(buffer) => send_result((Ok(()), buffer.take())),
-            SendState::Running(key) => {
-                let key = *key;
-                match self.tagged.wait_for(None, |tagged| tagged.take_send(key)) {
-                    Ok(end) => {
-                        self.state = SendState::Ended(None);
-                        send_result(end)
-                    }
-                    Err(error) => Err(TaggedFailed { error, buffer: None }),
-                }
-            }
-        }
-    }
-
-    /// Takes the buffer if the send has ended. `None`: it has not.
-    pub fn try_take(&mut self) -> Option<Result<Buffer, TaggedFailed>> {
-        match &mut self.state {
-            SendState::Ended(buffer) => buffer.take().map(Ok),
-            SendState::Running(key) => {
-                let key = *key;
-                let end = self.tagged.with_state(|tagged| tagged.take_send(key)).flatten()?;
-                self.state = SendState::Ended(None);
-                Some(send_result(end))
-            }
-        }
-    }
-}
-
-impl Future for SendRequest {
-    type Output = Result<Buffer, TaggedFailed>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(result) = self.try_take() {
-            return Poll::Ready(result);
-        }
-        let SendState::Running(key) = self.state else {
-            return Poll::Ready(Err(TaggedFailed { error: GroupError::Busy, buffer: None }));
-        };
-        let mut engine = self.tagged.shared.engine();
-        engine.progress();
-        engine.serve_tagged(self.tagged.id);
-        let failed = engine.failed.clone();
-        let channel = engine.channels[usize::from(self.tagged.id)].as_mut();
-        let end = channel.and_then(|channel| channel.tagged.as_deref_mut()).and_then(|tagged| {
-            tagged.set_send_waker(key, context.waker());
-            tagged.take_send(key)
-        });
-        self.tagged.shared.release(engine);
-        match (end, failed) {
-            (Some(end), _) => {
-                self.state = SendState::Ended(None);
-                Poll::Ready(send_result(end))
-            }
-            (None, Some(error)) => Poll::Ready(Err(TaggedFailed { error, buffer: None })),
-            (None, None) => {
-                self.tagged.shared.hand_over();
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for SendRequest {
-    fn drop(&mut self) {
-        if let SendState::Running(key) = self.state {
-            self.tagged.with_state(|tagged| tagged.detach_send(key));
-        }
-    }
-}
-
-/// A receive in flight: a future, or [wait](RecvRequest::wait) for it. Dropping it stops the receive, unless a message has matched it.
-#[derive(Debug)]
-#[must_use = "the message is in the buffer that the end of the receive gives back"]
-pub struct RecvRequest {
-    tagged: Tagged,
-    key: Option<u64>,
-}
-
-/// A received message and the buffer that it is in.
-pub type Received = (MessageInfo, Buffer);
-
-fn recv_result((result, buffer): RecvEnd) -> Result<Received, TaggedFailed> {
-    match (result, buffer) {
-        (Ok(info), Some(buffer)) => Ok((info, buffer)),
-        (Ok(_), None) => Err(TaggedFailed { error: GroupError::Busy, buffer: None }),
-        (Err(error), buffer) => Err(TaggedFailed { error, buffer }),
-    }
-}
-
-impl RecvRequest {
-    /// Waits for the message. Returns what it is, and the buffer with its bytes.
-    pub fn wait(self) -> Result<Received, TaggedFailed> {
-        self.wait_until(None)
-    }
-
-    /// As [`RecvRequest::wait`], for at most `timeout`. Afterwards the receive is stopped.
-    pub fn wait_timeout(self, timeout: Duration) -> Result<Received, TaggedFailed> {
-        self.wait_until(Some(timeout))
-    }
-
-    fn wait_until(mut self, timeout: Option<Duration>) -> Result<Received, TaggedFailed> {
-        let Some(key) = self.key else {
-            return Err(TaggedFailed { error: GroupError::Busy, buffer: None });
-        };
-        match self.tagged.wait_for(timeout, |tagged| tagged.take_recv(key)) {
-            Ok(end) => {
-                self.key = None;
-                recv_result(end)
-            }
-            Err(error) => {
-                self.key = None;
-                let buffer = self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten();
-                Err(TaggedFailed { error, buffer })
-            }
-        }
-    }
-
-    /// Takes the message if it is there. `None`: it is not.
-    pub fn try_take(&mut self) -> Option<Result<Received, TaggedFailed>> {
-        let key = self.key?;
-        let end = self.tagged.with_state(|tagged| tagged.take_recv(key)).flatten()?;
-        self.key = None;
-        Some(recv_result(end))
-    }
-
-    /// Stops the receive. Returns the buffer if no message has matched it.
-    pub fn cancel(mut self) -> Option<Buffer> {
-        let key = self.key.take()?;
-        self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten()
-    }
-}
-
-impl Future for RecvRequest {
-    type Output = Result<Received, TaggedFailed>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(key) = self.key else {
-            return Poll::Ready(Err(TaggedFailed { error: GroupError::Busy, buffer: None }));
-        };
-        let mut engine = self.tagged.shared.engine();
-        engine.progress();
-        engine.serve_tagged(self.tagged.id);
-        let failed = engine.failed.clone();
-        let channel = engine.channels[usize::from(self.tagged.id)].as_mut();
-        let end = channel.and_then(|channel| channel.tagged.as_deref_mut()).and_then(|tagged| {
-            tagged.set_recv_waker(key, context.waker());
-            tagged.take_recv(key)
-        });
-        self.tagged.shared.release(engine);
-        match (end, failed) {
-            (Some(end), _) => {
-                self.key = None;
-                Poll::Ready(recv_result(end))
-            }
-            (None, Some(error)) => Poll::Ready(Err(TaggedFailed { error, buffer: None })),
-            (None, None) => {
-                self.tagged.shared.hand_over();
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for RecvRequest {
-    fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
-            self.tagged.with_state(|tagged| tagged.cancel_recv(key));
-        }
     }
 }

@@ -1,0 +1,157 @@
+//! Receives: posting, and matching of what has arrived.
+
+use crosstie_protocol::group::message::{Matched, Pulled, Rendezvous, TAG_SIZE, decode_tag};
+use crosstie_protocol::group::{MemberId, flags};
+
+use super::state::{Arrived, RecvSlot, SPARE_VECTORS, Unexpected};
+use crate::endpoint::Buffer;
+use crate::group::channel::{self, Ready};
+use crate::group::engine::Engine;
+use crate::group::error::GroupError;
+
+impl Engine {
+    /// Posts a receive.
+    pub(in crate::group) fn start_recv(
+        &mut self,
+        id: u16,
+        from: Option<MemberId>,
+        tag: Option<u64>,
+        buffer: Buffer,
+    ) -> Result<u64, (GroupError, Buffer)> {
+        if let Some(from) = from
+            && let Err(error) = self.check_destination(from)
+        {
+            return Err((error, buffer));
+        }
+        // Messages that came before are matched before.
+        self.serve_tagged(id);
+        let is_dead = from.is_some_and(|from| self.machine.dead().contains(from));
+        let is_alone = self.is_alone();
+        let Some(tagged) = self.tagged(id) else { return Err((GroupError::InvalidChannel(id), buffer)) };
+        let slot = RecvSlot { buffer: Some(buffer), posted: None, ended: None, detached: false, waker: None };
+        let key = match tagged.recvs.insert(slot) {
+            Ok(key) => key,
+            Err(slot) => match slot.buffer {
+                Some(buffer) => return Err((GroupError::TooManyRequests(tagged.options.receives), buffer)),
+                None => unreachable!("the buffer was given above"),
+            },
+        };
+        match tagged.matcher.post(from, tag, key) {
+            Ok((posted, None)) => {
+                if let Some(slot) = tagged.recvs.get(key) {
+                    slot.posted = posted;
+                }
+                // No message can come any more.
+                let error = match from {
+                    Some(from) if is_dead => Some(GroupError::PeerDead(from)),
+                    None if is_alone => Some(GroupError::NobodyLeft),
+                    _ => None,
+                };
+                if let (Some(error), Some(posted)) = (error, posted) {
+                    tagged.matcher.cancel(posted);
+                    if let Some(buffer) = tagged.recvs.remove(key).and_then(|slot| slot.buffer) {
+                        return Err((error, buffer));
+                    }
+                }
+            }
+            Ok((_, Some(Matched { message, source, tag, .. }))) => match message {
+                Unexpected::Eager(mut bytes) => {
+                    tagged.unexpected_bytes -= bytes.len();
+                    tagged.receive_bytes(key, source, tag, &bytes);
+                    if tagged.spare.len() < SPARE_VECTORS {
+                        bytes.clear();
+                        tagged.spare.push(bytes);
+                    }
+                    // There may be room for messages that waited in the receive buffer.
+                    self.serve_tagged(id);
+                }
+                Unexpected::Rendezvous(rendezvous) => self.start_pull(id, key, source, &rendezvous),
+            },
+            // There are as many places as slots.
+            Err(_) => unreachable!("the matcher is as large as the table of receives"),
+        }
+        Ok(key)
+    }
+
+    /// Matches what has arrived, looks after PULLs, and sends what waited for room.
+    #[inline]
+    pub(in crate::group) fn serve_tagged(&mut self, id: u16) {
+        let Some(channel) = &self.channels[usize::from(id)] else { return };
+        let Some(tagged) = &channel.tagged else { return };
+        if channel.ready.is_empty() && !tagged.is_busy() {
+            return;
+        }
+        self.match_arrived(id);
+        self.poll_pulls(id);
+        self.send_answers(id);
+        self.send_queued(id);
+    }
+
+    fn match_arrived(&mut self, id: u16) {
+        let dead = *self.machine.dead();
+        loop {
+            let Some(channel) = self.channels[usize::from(id)].as_deref_mut() else { return };
+            let Some(tagged) = channel.tagged.as_deref_mut() else { return };
+            let Some(ready) = channel.ready.pop_front() else { return };
+            let Ready { from, flags: kind, .. } = ready;
+            let bytes = channel::bytes_of(&channel.receive_memory, &ready.body);
+            let kind = kind & (flags::TAGGED | flags::RENDEZVOUS | flags::PULLED | flags::FENCED);
+            let mut pull = None;
+            let valid = if kind == flags::TAGGED {
+                match decode_tag(bytes) {
+                    Some(tag) => {
+                        if !tagged.arrive(from, tag, Arrived::Bytes(&bytes[TAG_SIZE..])) {
+                            // No room for it: it stays in the receive buffer until receives are posted.
+                            channel.ready.push_front(ready);
+                            return;
+                        }
+                        true
+                    }
+                    None => false,
+                }
+            } else if kind == flags::TAGGED | flags::RENDEZVOUS {
+                match Rendezvous::decode(bytes) {
+                    // A member describes its own memory.
+                    Ok(rendezvous) if rendezvous.region.member == from => {
+                        let region = &rendezvous.region;
+                        if self.gate.check_region(&region.encode(), &dead).is_ok() {
+                            match tagged.matcher.take_receive(from, rendezvous.tag) {
+                                Some(recv) => pull = Some((recv, rendezvous)),
+                                None => {
+                                    if !tagged.arrive(from, rendezvous.tag, Arrived::Rendezvous(&rendezvous))
+                                    {
+                                        channel.ready.push_front(ready);
+                                        return;
+                                    }
+                                }
+                            }
+                        }
+                        true
+                    }
+                    _ => false,
+                }
+            } else if kind == flags::PULLED {
+                match Pulled::decode(bytes) {
+                    // Only the receiver of a rendezvous may end it.
+                    Ok(pulled) if tagged.sends.get(pulled.key).is_some_and(|slot| slot.to == from) => {
+                        let result = if pulled.succeeded { Ok(()) } else { Err(GroupError::NotPulled(from)) };
+                        tagged.end_send(pulled.key, result);
+                        true
+                    }
+                    Ok(_) => false,
+                    Err(_) => false,
+                }
+            } else {
+                false
+            };
+            channel.release(&ready.body);
+            channel.changed = true;
+            if !valid {
+                self.gate.count_invalid();
+            }
+            if let Some((recv, rendezvous)) = pull {
+                self.start_pull(id, recv, from, &rendezvous);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Who has an operation: its future, the engine, or the thread that is starting it.
+
+use core::sync::atomic::Ordering::{self, Relaxed};
+use core::task::Waker;
+
+use crosstie_protocol::endpoint::operation::OperationWord;
+
+use super::{OperationKey, OperationTable, Orders, SpareEntry, lock};
+
+/// The future's side of an operation. There is one.
+#[derive(Debug)]
+pub(crate) struct FutureSide(pub(super) OperationKey);
+
+/// The engine's side of an operation. There is one.
+#[derive(Debug)]
+pub(crate) struct EngineSide(pub(super) OperationKey);
+
+/// An operation that is being started by the thread that runs the engine. There is one for an operation, and it becomes the value or
+/// the future's side.
+#[derive(Debug)]
+pub(crate) struct PrivateSide(pub(super) OperationKey);
+
+impl EngineSide {
+    #[inline]
+    pub(crate) fn key(&self) -> OperationKey {
+        self.0
+    }
+
+    /// Whether the operation has ended already: it was cancelled, its future was dropped, or its deadline has passed.
+    #[inline]
+    pub(crate) fn is_ended<T, O: Orders>(&self, table: &OperationTable<T, O>) -> bool {
+        table.word(self.0).is_ended()
+    }
+
+    /// The cause of the end, as a number; zero before the operation has ended.
+    #[inline]
+    pub(crate) fn cause<T, O: Orders>(&self, table: &OperationTable<T, O>) -> u16 {
+        table.word(self.0).cause()
+    }
+
+    /// Accesses the value, which belongs to the engine until it is given back.
+    #[inline]
+    pub(crate) fn with_value<T, O: Orders, R>(
+        &mut self,
+        table: &OperationTable<T, O>,
+        f: impl FnOnce(&mut T) -> R,
+    ) -> R {
+        table.entry(self.0).value.with_mut(|at| {
+            // SAFETY: the operation is not back: `give_back` consumes this side. So the engine alone accesses the value, and this
+            // side is borrowed exclusively. The future's stores happened before `take_submitted`.
+            let value = unsafe { (*at).as_mut() };
+            // There is a value: `lease` put it there, and only `retire` and `FutureSide::take` remove it, after the value is back.
+            f(value.expect("an operation that is not back has its value"))
+        })
+    }
+
+    /// Gives the value to the future, and ends the operation with this cause if it has not ended before. Returns whether this
+    /// ended it.
+    #[inline]
+    pub(crate) fn give_back<T, O: Orders>(self, table: &OperationTable<T, O>, cause: u16) -> bool {
+        let change = |word: OperationWord| word.give_back(cause);
+        let word = &table.entry(self.0).word;
+        let private = OperationWord::from_bits(word.load(Relaxed));
+        if private.is_private() {
+            // Nobody else changes the word. Release, partner: the Acquire load in `resolve`.
+            let Some(after) = change(private) else { return false };
+            word.store(after.bits(), Ordering::Release);
+            return !private.is_ended();
+        }
+        // Only this side gives the value back, and only once.
+        let Some((before, after)) = table.update(self.0, O::GIVE_BACK, change) else { return false };
+        if after.is_unused() {
+            table.retire(self.0);
+        } else {
+            table.wake_if(self.0, before);
+        }
+        !before.is_ended()
+    }
+}
+
+impl PrivateSide {
+    /// Takes the value if it is back and the operation has ended with this cause. Else publishes the operation: it has a future then.
+    /// `accept` may refuse the value, so that it stays in the entry.
+    #[inline]
+    pub(crate) fn resolve<T, O: Orders>(
+        self,
+        table: &OperationTable<T, O>,
+        spare: &mut SpareEntry,
+        cause: u16,
+        accept: impl FnOnce(&T) -> bool,
+    ) -> Result<T, FutureSide> {
+        let word = table.word(self.0);
+        let entry = table.entry(self.0);
+        let value = if word.is_back() && word.cause() == cause {
+            // SAFETY: the value is back, so the engine does not access it any more, and there is no future: only this side accesses
+            // it. The engine's accesses happened before the change of the word that was loaded above.
+            entry.value.with_mut(|at| unsafe { (*at).take_if(|value| accept(value)) })
+        } else {
+            None
+        };
+        let Some(value) = value else {
+            // While it was private nobody else changed the word: only the engine could.
+            entry.word.store(word.publish().bits(), Relaxed);
+            return Err(FutureSide(self.0));
+        };
+        entry.word.store(word.retire().bits(), Relaxed);
+        // There is at most one: `lease_private` has taken it before.
+        table.free_spare(spare);
+        spare.0 = Some(self.0.index);
+        Ok(value)
+    }
+}
+
+impl FutureSide {
+    pub(crate) fn key(&self) -> OperationKey {
+        self.0
+    }
+
+    /// The word: whether the operation has ended, and its cause.
+    #[inline]
+    pub(crate) fn word<T, O: Orders>(&self, table: &OperationTable<T, O>) -> OperationWord {
+        table.word(self.0)
+    }
+
+    /// Lets the next change wake a task. Returns false if what it waits for has happened: the end of the operation or, with
+    /// `for_back`, the return of its value.
+    pub(crate) fn set_waker<T, O: Orders>(
+        &self,
+        table: &OperationTable<T, O>,
+        waker: &Waker,
+        for_back: bool,
+    ) -> bool {
+        let former = {
+            let mut stored = lock(&table.entry(self.0).waker);
+            match &*stored {
+                Some(known) if known.will_wake(waker) => None,
+                _ => stored.replace(waker.clone()),
+            }
+        };
+        drop(former);
+        // AcqRel: orders the store of the waker before the change of the word, and what ended the operation before our return.
+        table.update(self.0, Ordering::AcqRel, |word| word.set_waker(for_back)).is_some()
+    }
+
+    /// Takes the value, if it is back, and frees the entry.
+    #[inline]
+    pub(crate) fn take<T, O: Orders>(self, table: &OperationTable<T, O>) -> Result<T, FutureSide> {
+        let word = table.word(self.0);
+        if !word.is_back() {
+            return Err(self);
+        }
+        let entry = table.entry(self.0);
+        // SAFETY: the value is back, so it belongs to the future, of which this is the only side. The engine's accesses happened
+        // before the change of the word that was loaded above.
+        let value = entry.value.with_mut(|at| unsafe { (*at).take() });
+        // Nobody else changes a word that is back: it has ended, so it cannot be ended again. So no exchange is needed.
+        entry.word.store(word.retire().bits(), Relaxed);
+        table.push_free(self.0.index);
+        Ok(value.expect("an operation that is back has its value until its future takes it"))
+    }
+
+    /// Stops looking at the operation. Its value is dropped when it is back.
+    #[inline]
+    pub(crate) fn let_go<T, O: Orders>(self, table: &OperationTable<T, O>) {
+        let change = |word: OperationWord| Some(word.let_go());
+        // AcqRel: if the value is back, this thread drops it; else the engine does, after this.
+        if let Some((_, after)) = table.update(self.0, Ordering::AcqRel, change)
+            && after.is_unused()
+        {
+            table.retire(self.0);
+        }
+    }
+}
