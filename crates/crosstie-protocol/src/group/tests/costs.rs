@@ -132,6 +132,72 @@ fn barrier_takes_two_messages_for_each_member_but_one() {
     }
 }
 
+/// The steps of a round that all members enter at the same time: a step delivers all packets that are on their way.
+#[test]
+fn barrier_takes_one_step_between_two_members_and_at_most_two_for_each_level() {
+    for (members, fanout, expected) in
+        [(1, 2, 0), (2, 2, 1), (3, 2, 2), (4, 2, 3), (6, 2, 4), (8, 2, 5), (1024, 2, 19), (64, 8, 4)]
+    {
+        let mut net = Net::new(members, |config| config.tree.fanout = fanout);
+        for member in 0..members {
+            net.act(member, |group, out| _ = group.enter(0, None, out).unwrap());
+        }
+        let mut steps = 0;
+        loop {
+            let pairs = (0..members).flat_map(|from| (0..members).map(move |to| (from, to)));
+            let moving: Vec<_> = pairs.filter(|(from, to)| net.can_deliver(*from, *to)).collect();
+            if moving.is_empty() {
+                break;
+            }
+            steps += 1;
+            for (from, to) in moving {
+                net.deliver(from, to);
+            }
+        }
+        assert!(net.groups.iter().all(|group| group.barrier_rounds(0) == Some(1)));
+        assert_eq!(steps, expected, "{members} members, fan-out {fanout}");
+    }
+}
+
+/// The root has told its partner that its side has arrived, and so released that side. A member that asks to join after that takes part
+/// from the round after the next on, for all; one that asks before, from the next on.
+#[test]
+fn change_of_members_reaches_all_in_the_same_round() {
+    for asks_before in [true, false] {
+        let mut net = Net::new(4, |config| config.barrier_members = (0..3).map(MemberId::new).collect());
+        let enter = |net: &mut Net, member: usize| {
+            net.act(member, |group, out| _ = group.enter(0, None, out).unwrap())
+        };
+        let join = |net: &mut Net| {
+            net.act(3, |group, out| group.join_barrier(0, out).unwrap());
+            assert_eq!(net.deliver(3, 0), []);
+        };
+        if asks_before {
+            join(&mut net);
+        }
+        enter(&mut net, 2);
+        net.deliver(2, 0);
+        enter(&mut net, 0);
+        assert_eq!(net.can_deliver(0, 1), !asks_before, "told at once, if nothing changes");
+        if !asks_before {
+            join(&mut net);
+        }
+        enter(&mut net, 1);
+        run(&mut net);
+        let members = |net: &Net| -> Vec<usize> {
+            net.groups[..3].iter().map(|group| group.barrier_members(0).unwrap().iter().count()).collect()
+        };
+        assert_eq!(members(&net), [if asks_before { 4 } else { 3 }; 3]);
+        (0..3).for_each(|member| _ = enter(&mut net, member));
+        if asks_before {
+            enter(&mut net, 3);
+        }
+        run(&mut net);
+        assert_eq!(members(&net), [4; 3]);
+        assert!(net.groups.iter().all(|group| group.barrier_rounds(0) == Some(2)));
+    }
+}
+
 #[test]
 fn release_of_a_round_that_is_not_the_next_one_is_a_violation() {
     let mut net = Net::new(2, |_| ());
