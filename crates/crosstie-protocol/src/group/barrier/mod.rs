@@ -299,9 +299,14 @@ impl Barrier {
         // All on this member's side have arrived.
         let change = match parent {
             // What the partner was told holds: a change that came later waits for the next round.
-            None if self.sent < round => self.changed_active(scope.dead),
+            None if self.sent < round => self.changed_active(scope.me, scope.dead),
             _ => None,
         };
+        let is_alone = parent.is_none() && partner.is_none();
+        if is_alone && self.entered < round && change.is_none() {
+            // The last member leaves when another one joins. Until then nobody asks for rounds.
+            return;
+        }
         if self.sent < round
             && change.is_none()
             && let Some(above) = parent.or(partner)
@@ -319,12 +324,15 @@ impl Barrier {
     }
 
     /// Who takes part after this round, if it changes. At the root.
-    fn changed_active(&self, dead: &MemberSet) -> Option<MemberSet> {
+    fn changed_active(&self, me: MemberId, dead: &MemberSet) -> Option<MemberSet> {
         // A dead member stays until its death has made a round fail.
         let joins = self.joins.without(dead);
-        let changed = self.rounds.active.union(&joins).without(&self.leaves);
-        // The last member stays: somebody has to know the round.
-        (changed != self.rounds.active && !changed.is_empty()).then_some(changed)
+        let mut changed = self.rounds.active.union(&joins).without(&self.leaves);
+        if changed.is_empty() {
+            // One stays: somebody has to know the round.
+            changed.insert(me);
+        }
+        (changed != self.rounds.active).then_some(changed)
     }
 
     /// The round has succeeded: tells the children, except for a partner that knows, and the application.
@@ -414,6 +422,10 @@ impl Barrier {
                     self.joins.remove(member);
                 }
                 _ => {}
+            }
+            // The last member, which leaves when another one joins.
+            if self.leaving {
+                self.advance(scope);
             }
         } else if let Some(root) = root {
             scope.send(root, &wish);

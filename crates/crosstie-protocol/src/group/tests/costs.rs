@@ -198,6 +198,32 @@ fn change_of_members_reaches_all_in_the_same_round() {
     }
 }
 
+/// When all leave, one stays and holds no rounds. It leaves when another one joins.
+#[test]
+fn last_member_of_a_barrier_stays_until_another_one_joins() {
+    for members in [1, 2, 3] {
+        let mut net = Net::new(4, |config| {
+            config.barrier_members = (0..members).map(MemberId::new).collect();
+        });
+        for member in 0..members {
+            net.act(member, |group, out| group.leave_barrier(0, out).unwrap());
+        }
+        let left = run(&mut net);
+        assert_eq!(left.len(), members - 1);
+        assert!(
+            left.iter().all(|(member, event)| *member != 0 && *event == Event::BarrierLeft { barrier: 0 })
+        );
+        let rounds = net.groups[0].barrier_rounds(0).unwrap();
+        assert!(rounds <= 2, "{rounds} rounds that nobody asked for");
+        net.act(3, |group, out| group.join_barrier(0, out).unwrap());
+        let events = run(&mut net);
+        assert!(events.contains(&(0, Event::BarrierLeft { barrier: 0 })), "{events:?}");
+        assert!(events.contains(&(3, Event::BarrierJoined { barrier: 0, round: rounds + 1 })), "{events:?}");
+        let alone = net.act(3, |group, out| _ = group.enter(0, None, out).unwrap());
+        assert_eq!(alone, [Event::BarrierCompleted { barrier: 0, round: rounds + 2 }]);
+    }
+}
+
 #[test]
 fn release_of_a_round_that_is_not_the_next_one_is_a_violation() {
     let mut net = Net::new(2, |_| ());
