@@ -104,6 +104,8 @@ pub(super) struct Barrier {
     joins: MemberSet,
     leaves: MemberSet,
     healing: Option<Healing>,
+    /// A release or welcome that came while frozen. It may be of a member that knows the outcome already, which is on its way to this one.
+    held: Option<(MemberId, Control)>,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
@@ -133,6 +135,7 @@ impl Barrier {
             joins: MemberSet::EMPTY,
             leaves: MemberSet::EMPTY,
             healing: None,
+            held: None,
             #[cfg(test)]
             broken_rule: None,
         }
@@ -255,6 +258,12 @@ impl Barrier {
                 self.advance(scope);
                 Ok(())
             }
+            Control::BarrierRelease { .. } | Control::BarrierWelcome { .. }
+                if self.frozen && !rule_broken!(self, ForgetsReleasesWhileHealing) =>
+            {
+                self.held = Some((from, *packet));
+                Ok(())
+            }
             Control::BarrierRelease { round, active, .. } => {
                 // An old release, which a death has overtaken.
                 if self.frozen || round <= self.rounds.ended {
@@ -275,7 +284,8 @@ impl Barrier {
                 Ok(())
             }
             Control::BarrierWelcome { round, active, .. } => {
-                if self.joining && active.contains(scope.me) {
+                // Not an old one, which a death has overtaken.
+                if self.joining && active.contains(scope.me) && round >= self.rounds.ended {
                     self.rounds =
                         Rounds { ended: round, failed_from: NEVER, blame: MemberSet::EMPTY, active };
                     self.start_taking_part(scope);
