@@ -232,6 +232,13 @@ impl Barrier {
         core::mem::take(&mut self.waiting)
     }
 
+    /// Nobody has looked at the outcome of the last round that ended for the application: the next [`enter`](Barrier::enter) gives it.
+    pub(super) fn return_outcome(&mut self) {
+        if !self.waiting && !self.leaving && self.reported == self.entered && self.entered > 0 {
+            self.reported -= 1;
+        }
+    }
+
     pub(super) fn fail<O: Output>(&mut self, error: BarrierError, scope: &mut Scope<'_, O>) {
         if self.cancel() {
             scope.out.event(Event::BarrierRefused { barrier: self.id, error });

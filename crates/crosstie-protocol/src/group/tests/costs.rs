@@ -198,6 +198,31 @@ fn change_of_members_reaches_all_in_the_same_round() {
     }
 }
 
+/// A program that has dropped a round, and did not see that it had ended, enters the same round again.
+#[test]
+fn outcome_that_nobody_looked_at_is_given_again() {
+    let mut net = Net::new(2, |_| ());
+    let enter = |net: &mut Net, member: usize| {
+        let mut outcome = None;
+        net.act(member, |group, out| outcome = Some(group.enter(0, None, out).unwrap()));
+        outcome.unwrap()
+    };
+    for round in 1..=3 {
+        enter(&mut net, 1);
+        run(&mut net);
+        enter(&mut net, 0);
+        run(&mut net);
+        for member in 0..2 {
+            net.groups[member].return_barrier_outcome(0);
+            net.groups[member].return_barrier_outcome(0);
+            assert_eq!(enter(&mut net, member), BarrierOutcome::Completed(round));
+        }
+    }
+    enter(&mut net, 0);
+    net.groups[0].return_barrier_outcome(0);
+    assert!(net.groups[0].cancel_barrier(0), "a round that has not ended is still waited for");
+}
+
 /// When all leave, one stays and holds no rounds. It leaves when another one joins.
 #[test]
 fn last_member_of_a_barrier_stays_until_another_one_joins() {
