@@ -51,7 +51,16 @@ fn barrier_rounds_are_never_overtaken_for_all_seeds() {
     check("barrier, wide", Plan { members: 40, fanout: 8, ..barrier }, 5);
     check("barrier, restless", Plan { members: 16, restless: true, ..barrier }, 20);
     check("barrier, deaths", Plan { members: 12, deaths: 4, ..barrier }, 40);
-    check("barrier, restless with deaths", Plan { members: 12, deaths: 3, restless: true, ..barrier }, 40);
+    check("barrier, restless with deaths", Plan { members: 12, deaths: 3, restless: true, ..barrier }, 1000);
+    // Of few members all may want to leave.
+    for members in [2, 3, 4, 5] {
+        check("barrier, few and restless", Plan { members, restless: true, ..barrier }, 300);
+    }
+    check(
+        "barrier, few and restless, with a death",
+        Plan { members: 5, deaths: 1, restless: true, ..barrier },
+        300,
+    );
     check("barrier, loss", Plan { members: 8, loss: 0.05, duplicates: 0.05, ..barrier }, 10);
     check("barrier, loss and deaths", Plan { members: 8, loss: 0.02, deaths: 2, ..barrier }, 20);
     check("barrier, partition", Plan { members: 7, partition: true, ..barrier }, 20);

@@ -165,7 +165,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "softroce",
-        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and rails and the store between two",
+        shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and the examples of endpoints, rails and the store between two",
         packages: VERBS,
         timeout: 900,
         work: &[
@@ -219,6 +219,12 @@ pub(super) const STEPS: &[Step] = &[
                 examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+            },
+            Guest {
+                test: "endpoint_examples",
+                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache"],
+                hosts: 2,
+                arguments: &["--test-threads=1", "--nocapture"],
             },
             Guest {
                 test: "group_device",

@@ -225,6 +225,13 @@ impl Group {
         self.barriers.get_mut(barrier as usize).is_some_and(Barrier::cancel)
     }
 
+    /// The application has not looked at how its last round ended, or failed: [`enter`](Group::enter) gives it that outcome again.
+    pub fn return_barrier_outcome(&mut self, barrier: u32) {
+        if let Some(barrier) = self.barriers.get_mut(barrier as usize) {
+            barrier.return_outcome();
+        }
+    }
+
     /// Takes part in a barrier from the next round on: [`Event::BarrierJoined`].
     pub fn join_barrier(&mut self, barrier: u32, out: &mut impl Output) -> Result<(), BarrierError> {
         self.with_barrier(barrier, out, |barrier, scope| barrier.join(scope))

@@ -220,7 +220,7 @@ impl Batch {
         }
         for (first_block, run) in inner.blocks.numbered_runs() {
             let buffer = inner.locals.get(usize::from(run.local)).and_then(Stored::buffer);
-            // A buffer or region that there is none of has no bytes.
+            // A number without a buffer or region counts as one of zero bytes: every block is outside of it.
             let local = buffer.map_or(0, |buffer| buffer.len() as u64);
             let remote = inner.remotes.get(usize::from(run.remote)).map_or(0, |region| region.len);
             if let Some((block, is_local)) = run.first_outside(local, remote) {

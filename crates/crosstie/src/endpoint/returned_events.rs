@@ -7,8 +7,9 @@ use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
 /// What threads without the engine hand to it.
 ///
-/// A thread pushes an event before it starts its next call. Whoever starts that call in the engine sees the push, because the call came
-/// through the engine's lock or through the list of submitted operations; so it takes the events first.
+/// When a thread drops a future and then calls `imm_recv`, that call must get the immediate of the dropped future. The thread pushes the
+/// immediate here before it makes the call. The engine takes all that was pushed before it starts an `imm_recv`. It sees the push,
+/// because the call reaches it through its lock, or through the list of submitted operations; both order memory.
 #[derive(Debug, Default)]
 pub(super) struct ReturnedEvents {
     /// Changes only while `events` is locked.
@@ -23,7 +24,7 @@ impl ReturnedEvents {
         self.has_any.store(true, Relaxed);
     }
 
-    /// Takes all events. Cheap if there are none.
+    /// Takes all events. Does not lock when there is nothing to take.
     #[inline]
     pub(super) fn take(&self) -> Vec<ImmEvent> {
         if !self.has_any.load(Relaxed) {

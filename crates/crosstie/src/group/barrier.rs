@@ -182,12 +182,15 @@ impl Engine {
     }
 }
 
-/// A round of a barrier that this member has entered. Dropping it stops waiting; the member has still arrived.
+/// A round of a barrier that this member has entered. Dropping it stops waiting; the member has still arrived. Whoever enters next waits for
+/// the same round, also if that has ended meanwhile.
 #[derive(Debug)]
 #[must_use = "a barrier that nobody waits for synchronises nothing"]
 pub struct BarrierWait {
     barrier: Barrier,
+    /// The round, if it has ended.
     done: Option<u64>,
+    /// The program has the outcome.
     ended: bool,
 }
 
@@ -195,6 +198,7 @@ impl BarrierWait {
     /// Waits until all members have entered the round.
     pub fn wait(mut self) -> Result<u64, GroupError> {
         if let Some(round) = self.done {
+            self.ended = true;
             return Ok(round);
         }
         let (engine, id) = (self.barrier.shared.engine(), self.barrier.id);
@@ -212,6 +216,7 @@ impl Future for BarrierWait {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(round) = self.done {
+            self.ended = true;
             return Poll::Ready(Ok(round));
         }
         let this = &mut *self;
@@ -240,12 +245,21 @@ impl Future for BarrierWait {
 
 impl Drop for BarrierWait {
     fn drop(&mut self) {
-        if self.done.is_none() && !self.ended {
-            let mut engine: MutexGuard<'_, Engine> = self.barrier.shared.engine();
-            let id = self.barrier.id;
-            engine.machine.cancel_barrier(id);
+        if self.ended {
+            return;
+        }
+        let mut engine: MutexGuard<'_, Engine> = self.barrier.shared.engine();
+        let id = self.barrier.id;
+        let mut is_known = self.done.is_some();
+        if !is_known {
             let slot = &mut engine.wires.results.barriers[id as usize];
+            is_known = matches!(slot.result, Some(BarrierResult::Completed(_) | BarrierResult::Failed(..)));
             (slot.waiting, slot.result, slot.waker) = (false, None, None);
+        }
+        if is_known {
+            engine.machine.return_barrier_outcome(id);
+        } else {
+            engine.machine.cancel_barrier(id);
         }
     }
 }

@@ -33,9 +33,14 @@
 //! ```
 //!
 //! Why the two exclude each other: of the owner's store to `inside` and the other thread's store to `owner`, at least one is seen by the
-//! other side, because both put a fence between their store and their load. When the owner is revoked, every thread that takes the lock
-//! later has seen the fence of the one that revoked it (it had `state`), so it needs none of its own. Why no call is lost: whoever clears
-//! `inside` or LOCKED looks at CALLED afterwards, and whoever leaves has set CALLED before it looked.
+//! other side, because both put a fence between their store and their load. Only the thread that revokes the ownership needs the heavy
+//! fence: threads that take the lock later synchronise with it through `state`.
+//!
+//! Why no call is lost: a thread that leaves sets CALLED first, and then looks whether the lock is still held. A thread that unlocks does
+//! so first, and then looks at CALLED. So at least one of the two sees the other.
+//!
+//! [`biased_lock`](super::biased_lock) has one owner that is known from the start, and other threads wait for it. Here any thread can
+//! become the owner, and no thread waits.
 //!
 //! A thread that was revoked a moment ago may still write its `inside`, and take it back. So each owner has a flag of its own, and there
 //! can be [`MAX_OWNERS`] different ones in the life of a lock. Each revocation doubles the number of times that make an owner, so

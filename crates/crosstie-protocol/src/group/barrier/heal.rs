@@ -5,6 +5,9 @@
 //! all. The round after it fails, if a member that died takes part in the barrier. The coordinator sends the outcome to all
 //! (`BarrierHeal`), and the next round uses a tree without the dead.
 //!
+//! A member that knows the outcome may end the next round before another one knows it, if the dead did not take part. A release that
+//! comes while a member is frozen is therefore held until it knows the outcome, too.
+//!
 //! Failed rounds since the last success are consecutive, because a success needs every member to know about the failures before
 //! it. So two numbers describe them all.
 
@@ -80,6 +83,9 @@ impl Barrier {
                         return Err(ControlViolation::Barrier { barrier });
                     }
                     self.apply(rounds, scope);
+                    if let Some((from, packet)) = self.held.take() {
+                        return self.handle(from, &packet, scope);
+                    }
                 }
                 Ok(())
             }
@@ -118,6 +124,8 @@ impl Barrier {
         for member in scope.live_peers() {
             scope.send(member, &Control::BarrierHeal { barrier: self.id, dead: *scope.dead, rounds });
         }
+        // Nobody knew the outcome before: what was held is older.
+        self.held = None;
         self.apply(rounds, scope);
     }
 

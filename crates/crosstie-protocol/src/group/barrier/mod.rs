@@ -1,17 +1,19 @@
 //! BARRIER: a tree that gathers arrivals and spreads the release (RHiNET §4).
 //!
 //! ```text
-//!          0            arrivals go up, when a member and all its children have arrived:    N - 1 messages
-//!        /   \          the release goes down:                                              N - 1 messages
-//!       1     2         steps, one after the other: at most 2 log2 N
-//!      / \
-//!     3   4
+//!       0 <---> 1       arrivals go up, when a member and all its children have arrived;
+//!       |      / \      the root and its partner, its first child, tell each other:         N messages
+//!       2     3   4     the releases of both go down:                                       N - 2 messages
+//!                       steps, one after the other: at most 2 log2 N, and 1 between two members
 //! ```
+//!
+//! The root and its partner each release their own side, when both sides have arrived. An arrival stays true, whatever happens later, so
+//! it does no harm if one of the two releases its side and the other one dies.
 //!
 //! Rounds are numbered from 1 and never repeat, so an arrival that comes early is only noted.
 //!
 //! - Members that take part may change between rounds: a change is spread with a release, in the old tree, and holds from the next
-//!   round on.
+//!   round on. In such a round the root tells its partner nothing before the release, because only the root knows the change.
 //! - A death ends one round with an error at every survivor, the same round for all: a round that has succeeded for one survivor
 //!   succeeds for all (`heal.rs`). The barrier then goes on without the dead member.
 //! - A member that stops waiting (time-out) has still arrived. If it enters again, it waits for the same round.
@@ -86,7 +88,8 @@ pub(super) struct Barrier {
     rounds: Rounds,
     /// The last round that each member's subtree is known to have entered.
     arrived: Box<[u64]>,
-    /// The last round that this member has entered, that has ended for the application, and whose arrival was sent up.
+    /// The last round that this member has entered, that has ended for the application, and whose arrival was sent to the parent, or by
+    /// the root to its partner.
     entered: u64,
     reported: u64,
     sent: u64,
@@ -101,6 +104,8 @@ pub(super) struct Barrier {
     joins: MemberSet,
     leaves: MemberSet,
     healing: Option<Healing>,
+    /// A release or welcome that came while frozen. It may be of a member that knows the outcome already, which is on its way to this one.
+    held: Option<(MemberId, Control)>,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
@@ -130,6 +135,7 @@ impl Barrier {
             joins: MemberSet::EMPTY,
             leaves: MemberSet::EMPTY,
             healing: None,
+            held: None,
             #[cfg(test)]
             broken_rule: None,
         }
@@ -226,6 +232,13 @@ impl Barrier {
         core::mem::take(&mut self.waiting)
     }
 
+    /// Nobody has looked at the outcome of the last round that ended for the application: the next [`enter`](Barrier::enter) gives it.
+    pub(super) fn return_outcome(&mut self) {
+        if !self.waiting && !self.leaving && self.reported == self.entered && self.entered > 0 {
+            self.reported -= 1;
+        }
+    }
+
     pub(super) fn fail<O: Output>(&mut self, error: BarrierError, scope: &mut Scope<'_, O>) {
         if self.cancel() {
             scope.out.event(Event::BarrierRefused { barrier: self.id, error });
@@ -252,6 +265,12 @@ impl Barrier {
                 self.advance(scope);
                 Ok(())
             }
+            Control::BarrierRelease { .. } | Control::BarrierWelcome { .. }
+                if self.frozen && !rule_broken!(self, ForgetsReleasesWhileHealing) =>
+            {
+                self.held = Some((from, *packet));
+                Ok(())
+            }
             Control::BarrierRelease { round, active, .. } => {
                 // An old release, which a death has overtaken.
                 if self.frozen || round <= self.rounds.ended {
@@ -272,7 +291,8 @@ impl Barrier {
                 Ok(())
             }
             Control::BarrierWelcome { round, active, .. } => {
-                if self.joining && active.contains(scope.me) {
+                // Not an old one, which a death has overtaken.
+                if self.joining && active.contains(scope.me) && round >= self.rounds.ended {
                     self.rounds =
                         Rounds { ended: round, failed_from: NEVER, blame: MemberSet::EMPTY, active };
                     self.start_taking_part(scope);
@@ -289,35 +309,54 @@ impl Barrier {
         if self.frozen || !self.takes_part(scope.me) || (self.entered < round && !self.leaving) {
             return;
         }
-        if self.missing_children().next().is_some() {
+        let (parent, partner) = (self.tree.parent, self.tree.partner);
+        if self.missing_children().any(|child| Some(child) != partner) {
             return;
         }
-        match self.tree.parent {
-            Some(parent) if self.sent < round => {
-                self.sent = round;
-                scope.send(parent, &Control::BarrierArrive { barrier: self.id, round });
-            }
-            Some(_) => {}
-            None => {
-                let active = self.changed_active(scope.dead);
-                self.release(round, active, scope);
-            }
+        // All on this member's side have arrived.
+        let change = match parent {
+            // What the partner was told holds: a change that came later waits for the next round.
+            None if self.sent < round => self.changed_active(scope.me, scope.dead),
+            _ => None,
+        };
+        let is_alone = parent.is_none() && partner.is_none();
+        if is_alone && self.entered < round && change.is_none() {
+            // The last member leaves when another one joins. Until then nobody asks for rounds.
+            return;
+        }
+        if self.sent < round
+            && change.is_none()
+            && let Some(above) = parent.or(partner)
+        {
+            self.sent = round;
+            scope.send(above, &Control::BarrierArrive { barrier: self.id, round });
+        }
+        let is_complete = match partner {
+            Some(partner) => self.arrived[partner.index()] >= round,
+            None => parent.is_none(),
+        };
+        if is_complete {
+            self.release(round, change, scope);
         }
     }
 
     /// Who takes part after this round, if it changes. At the root.
-    fn changed_active(&mut self, dead: &MemberSet) -> Option<MemberSet> {
+    fn changed_active(&self, me: MemberId, dead: &MemberSet) -> Option<MemberSet> {
         // A dead member stays until its death has made a round fail.
         let joins = self.joins.without(dead);
-        let changed = self.rounds.active.union(&joins).without(&self.leaves);
-        // The last member stays: somebody has to know the round.
-        (changed != self.rounds.active && !changed.is_empty()).then_some(changed)
+        let mut changed = self.rounds.active.union(&joins).without(&self.leaves);
+        if changed.is_empty() {
+            // One stays: somebody has to know the round.
+            changed.insert(me);
+        }
+        (changed != self.rounds.active).then_some(changed)
     }
 
-    /// The round has succeeded: tells the children, and the application.
+    /// The round has succeeded: tells the children, except for a partner that knows, and the application.
     fn release<O: Output>(&mut self, round: u64, active: Option<MemberSet>, scope: &mut Scope<'_, O>) {
         let barrier = self.id;
-        for child in &self.tree.children {
+        let knows = self.tree.partner.filter(|_| self.sent == round);
+        for child in self.tree.children.iter().filter(|child| Some(**child) != knows) {
             scope.send(*child, &Control::BarrierRelease { barrier, round, active });
         }
         self.rounds.ended = round;
@@ -400,6 +439,10 @@ impl Barrier {
                     self.joins.remove(member);
                 }
                 _ => {}
+            }
+            // The last member, which leaves when another one joins.
+            if self.leaving {
+                self.advance(scope);
             }
         } else if let Some(root) = root {
             scope.send(root, &wish);

@@ -28,6 +28,8 @@ pub struct Tree {
     pub parent: Option<MemberId>,
     /// At most twice the fan-out.
     pub children: Vec<MemberId>,
+    /// Of the root: its first child. Of that one: the root. Each of the two tells the other when its side has arrived.
+    pub partner: Option<MemberId>,
 }
 
 impl Tree {
@@ -38,6 +40,7 @@ impl Tree {
     /// let tree = Tree::new(MemberId::new(1), &MemberSet::first(6), &TreeOptions::default());
     /// assert_eq!(tree.parent, Some(MemberId::new(0)));
     /// assert_eq!(tree.children, [3, 4].map(MemberId::new));
+    /// assert_eq!(tree.partner, tree.parent);
     /// ```
     pub fn new(me: MemberId, active: &MemberSet, options: &TreeOptions) -> Self {
         let mut tree = Tree::default();
@@ -50,6 +53,7 @@ impl Tree {
         let fanout = options.fanout.max(1);
         let host = |member: MemberId| options.hosts.get(member.index()).copied().unwrap_or(0);
         self.parent = None;
+        self.partner = None;
         self.children.clear();
         if !active.contains(me) {
             return;
@@ -66,6 +70,13 @@ impl Tree {
             self.add_level(me, &leaders, fanout);
         }
         self.add_level(me, &near, fanout);
+        if self.parent.is_none() {
+            self.partner = self.children.first().copied();
+        } else if let Some(root) = active.iter().next() {
+            let is_far = |member: &MemberId| host(*member) != host(root);
+            let first_child = active.iter().find(is_far).or_else(|| active.iter().nth(1));
+            self.partner = first_child.filter(|child| *child == me).map(|_| root);
+        }
     }
 
     /// The neighbours of `me` in the heap order of `list`.
@@ -99,6 +110,11 @@ mod tests {
             let tree = |member| Tree::new(member, &active, &options);
             let roots: Vec<_> = active.iter().filter(|member| tree(*member).parent.is_none()).collect();
             prop_assert_eq!(&roots, &[active.iter().next().unwrap()], "one root, the first member");
+            let (root, partner) = (roots[0], tree(roots[0]).partner);
+            prop_assert_eq!(partner, tree(root).children.first().copied());
+            for member in active.iter().filter(|member| *member != root) {
+                prop_assert_eq!(tree(member).partner, (Some(member) == partner).then_some(root));
+            }
             let mut far = 0;
             for member in active.iter() {
                 let part = tree(member);

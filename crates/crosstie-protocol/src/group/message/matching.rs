@@ -102,7 +102,8 @@ impl<R, M> Matcher<R, M> {
         }
     }
 
-    /// Takes the first receive that a message with this source and tag matches. `None` if there is none; nothing is stored then.
+    /// Takes the first receive that matches a message with this source and tag. If no receive matches, returns `None` and does not store the
+    /// message.
     #[inline]
     pub fn take_receive(&mut self, source: MemberId, tag: u64) -> Option<R> {
         let found = self.posted.take_first(|(from, wanted, _)| {

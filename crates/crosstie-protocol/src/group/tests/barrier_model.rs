@@ -183,6 +183,13 @@ fn barrier_of_four_members_with_one_death_never_hangs_and_all_survivors_agree() 
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }
 
+/// Here a release can overtake the outcome of the death of the coordinator.
+#[test]
+fn barrier_of_four_members_beside_a_coordinator_that_dies_never_hangs() {
+    let states = check(BarrierModel { members: 5, rounds: 1, first: 1, may_die: true, broken_rule: None });
+    assert!(states > 10_000, "{states} states: the model hardly does anything");
+}
+
 #[test]
 fn barrier_of_four_members_is_never_overtaken() {
     let states = check(BarrierModel { members: 4, rounds: 8, first: 0, may_die: false, broken_rule: None });

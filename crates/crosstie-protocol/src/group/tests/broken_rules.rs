@@ -39,8 +39,12 @@ fn lock_model_finds_each_broken_rule() {
 #[test]
 fn barrier_model_finds_each_broken_rule() {
     // The coordinator does not take part: otherwise it is the root, and no round ends without it.
-    for rule in [BrokenRule::EndsRoundsWhileHealing, BrokenRule::TrustsTheCoordinatorOnly] {
-        let model = BarrierModel { members: 4, rounds: 2, first: 1, may_die: true, broken_rule: Some(rule) };
+    for (rule, members, rounds) in [
+        (BrokenRule::EndsRoundsWhileHealing, 4, 2),
+        (BrokenRule::TrustsTheCoordinatorOnly, 4, 2),
+        (BrokenRule::ForgetsReleasesWhileHealing, 5, 1),
+    ] {
+        let model = BarrierModel { members, rounds, first: 1, may_die: true, broken_rule: Some(rule) };
         let failures = failures_of(model);
         std::println!("{rule:?}: {failures:?}");
         assert!(!failures.is_empty(), "the model does not notice {rule:?}");

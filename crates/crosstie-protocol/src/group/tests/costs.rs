@@ -132,6 +132,123 @@ fn barrier_takes_two_messages_for_each_member_but_one() {
     }
 }
 
+/// The steps of a round that all members enter at the same time: a step delivers all packets that are on their way.
+#[test]
+fn barrier_takes_one_step_between_two_members_and_at_most_two_for_each_level() {
+    for (members, fanout, expected) in
+        [(1, 2, 0), (2, 2, 1), (3, 2, 2), (4, 2, 3), (6, 2, 4), (8, 2, 5), (1024, 2, 19), (64, 8, 4)]
+    {
+        let mut net = Net::new(members, |config| config.tree.fanout = fanout);
+        for member in 0..members {
+            net.act(member, |group, out| _ = group.enter(0, None, out).unwrap());
+        }
+        let mut steps = 0;
+        loop {
+            let pairs = (0..members).flat_map(|from| (0..members).map(move |to| (from, to)));
+            let moving: Vec<_> = pairs.filter(|(from, to)| net.can_deliver(*from, *to)).collect();
+            if moving.is_empty() {
+                break;
+            }
+            steps += 1;
+            for (from, to) in moving {
+                net.deliver(from, to);
+            }
+        }
+        assert!(net.groups.iter().all(|group| group.barrier_rounds(0) == Some(1)));
+        assert_eq!(steps, expected, "{members} members, fan-out {fanout}");
+    }
+}
+
+/// The root has told its partner that its side has arrived, and so released that side. A member that asks to join after that takes part
+/// from the round after the next on, for all; one that asks before, from the next on.
+#[test]
+fn change_of_members_reaches_all_in_the_same_round() {
+    for asks_before in [true, false] {
+        let mut net = Net::new(4, |config| config.barrier_members = (0..3).map(MemberId::new).collect());
+        let enter = |net: &mut Net, member: usize| {
+            net.act(member, |group, out| _ = group.enter(0, None, out).unwrap())
+        };
+        let join = |net: &mut Net| {
+            net.act(3, |group, out| group.join_barrier(0, out).unwrap());
+            assert_eq!(net.deliver(3, 0), []);
+        };
+        if asks_before {
+            join(&mut net);
+        }
+        enter(&mut net, 2);
+        net.deliver(2, 0);
+        enter(&mut net, 0);
+        assert_eq!(net.can_deliver(0, 1), !asks_before, "told at once, if nothing changes");
+        if !asks_before {
+            join(&mut net);
+        }
+        enter(&mut net, 1);
+        run(&mut net);
+        let members = |net: &Net| -> Vec<usize> {
+            net.groups[..3].iter().map(|group| group.barrier_members(0).unwrap().iter().count()).collect()
+        };
+        assert_eq!(members(&net), [if asks_before { 4 } else { 3 }; 3]);
+        (0..3).for_each(|member| _ = enter(&mut net, member));
+        if asks_before {
+            enter(&mut net, 3);
+        }
+        run(&mut net);
+        assert_eq!(members(&net), [4; 3]);
+        assert!(net.groups.iter().all(|group| group.barrier_rounds(0) == Some(2)));
+    }
+}
+
+/// A program that has dropped a round, and did not see that it had ended, enters the same round again.
+#[test]
+fn outcome_that_nobody_looked_at_is_given_again() {
+    let mut net = Net::new(2, |_| ());
+    let enter = |net: &mut Net, member: usize| {
+        let mut outcome = None;
+        net.act(member, |group, out| outcome = Some(group.enter(0, None, out).unwrap()));
+        outcome.unwrap()
+    };
+    for round in 1..=3 {
+        enter(&mut net, 1);
+        run(&mut net);
+        enter(&mut net, 0);
+        run(&mut net);
+        for member in 0..2 {
+            net.groups[member].return_barrier_outcome(0);
+            net.groups[member].return_barrier_outcome(0);
+            assert_eq!(enter(&mut net, member), BarrierOutcome::Completed(round));
+        }
+    }
+    enter(&mut net, 0);
+    net.groups[0].return_barrier_outcome(0);
+    assert!(net.groups[0].cancel_barrier(0), "a round that has not ended is still waited for");
+}
+
+/// When all leave, one stays and holds no rounds. It leaves when another one joins.
+#[test]
+fn last_member_of_a_barrier_stays_until_another_one_joins() {
+    for members in [1, 2, 3] {
+        let mut net = Net::new(4, |config| {
+            config.barrier_members = (0..members).map(MemberId::new).collect();
+        });
+        for member in 0..members {
+            net.act(member, |group, out| group.leave_barrier(0, out).unwrap());
+        }
+        let left = run(&mut net);
+        assert_eq!(left.len(), members - 1);
+        assert!(
+            left.iter().all(|(member, event)| *member != 0 && *event == Event::BarrierLeft { barrier: 0 })
+        );
+        let rounds = net.groups[0].barrier_rounds(0).unwrap();
+        assert!(rounds <= 2, "{rounds} rounds that nobody asked for");
+        net.act(3, |group, out| group.join_barrier(0, out).unwrap());
+        let events = run(&mut net);
+        assert!(events.contains(&(0, Event::BarrierLeft { barrier: 0 })), "{events:?}");
+        assert!(events.contains(&(3, Event::BarrierJoined { barrier: 0, round: rounds + 1 })), "{events:?}");
+        let alone = net.act(3, |group, out| _ = group.enter(0, None, out).unwrap());
+        assert_eq!(alone, [Event::BarrierCompleted { barrier: 0, round: rounds + 2 }]);
+    }
+}
+
 #[test]
 fn release_of_a_round_that_is_not_the_next_one_is_a_violation() {
     let mut net = Net::new(2, |_| ());

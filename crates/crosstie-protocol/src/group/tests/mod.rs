@@ -24,6 +24,8 @@ pub(super) enum BrokenRule {
     ForgetsWhoGotTheLock,
     /// A round may end while its outcome is being found out.
     EndsRoundsWhileHealing,
+    /// A release that comes while the outcome of a round is being found out is dropped.
+    ForgetsReleasesWhileHealing,
     /// The coordinator decides from what it knows itself.
     TrustsTheCoordinatorOnly,
     /// A receiver accepts a packet although one before it is missing.

@@ -183,8 +183,8 @@ impl Drop for RecvRequest {
     }
 }
 
-/// One poll of a future: runs the engine once. `take` registers the waker and takes the end of the request, once there is one. If there
-/// is none, the group's thread takes over.
+/// One poll of a future: runs the engine once. `take` returns how the request has ended; if it has not, it registers the waker. Then the
+/// group's thread runs the engine from now on.
 fn poll_end<T>(
     tagged: &Tagged,
     take: impl FnOnce(&mut TaggedState) -> Option<T>,

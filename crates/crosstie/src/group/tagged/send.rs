@@ -16,7 +16,7 @@ impl Engine {
         self.channels[usize::from(id)].as_mut()?.tagged.as_deref_mut()
     }
 
-    /// Starts a send. `Ok(None)`: it has ended, and the buffer is the caller's again.
+    /// Starts a send. `Ok(Ok(key))`: it is in flight, under this key. `Ok(Err(buffer))`: it has completed, and the buffer comes back.
     pub(in crate::group) fn start_send(
         &mut self,
         id: u16,
