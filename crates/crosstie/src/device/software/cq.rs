@@ -17,7 +17,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::cq_lanes::{MAX_HOT, Member};
+use super::cq_lanes::{HotLane, MAX_HOT, Member};
 use super::cq_ring::CqRing;
 use super::layout::{
     CQES_AT, CqHeader, Cqe, CqeKind, MAX_DATAGRAM_SENDERS, QpNum, RequestWord, ResultWord, SubjectWord,
@@ -132,6 +132,7 @@ impl Device {
         };
         Ok(Cq {
             stalled: StalledPositions::new(shared.ring.depth()),
+            polls: 0,
             empty_polls: 0,
             shared: Arc::new(shared),
             cursor: 0,
@@ -156,11 +157,12 @@ pub struct Cq {
     cursor: u64,
     /// Entries of producers that do not move; they are read when they are published.
     stalled: StalledPositions,
+    pub(super) polls: u32,
     empty_polls: u32,
     /// Queue pairs by index.
     pub(super) qps: Vec<Option<Member>>,
-    /// The lanes that are looked at in every poll, by the index of their queue pair. At most [`MAX_HOT`].
-    pub(super) hot: Vec<usize>,
+    /// The lanes that are looked at in every poll. At most [`MAX_HOT`].
+    pub(super) hot: Vec<HotLane>,
     /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
     pub(super) listed: VecDeque<usize>,
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
@@ -188,30 +190,26 @@ impl Cq {
     #[inline]
     pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
         let mut count = 0;
-        let sources = self.hot.len() + 2;
+        self.polls = self.polls.wrapping_add(1);
         let mut source = self.next_source;
-        for _ in 0..sources {
-            count += match source {
-                0 => self.poll_ring(max - count, &mut each),
-                _ if source <= self.hot.len() => {
-                    let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(self.hot[source - 1])
-                    else {
-                        source += 1;
-                        continue;
-                    };
-                    lane.empty_polls = lane.empty_polls.saturating_add(1);
-                    lane.read(qp, max - count, &mut each)
+        let mut sources = self.hot.len() + 2;
+        while sources > 0 && count < max {
+            if source == 0 {
+                count += self.poll_ring(max - count, &mut each);
+            } else if let Some(HotLane { qp, lane, last_used }) = self.hot.get_mut(source - 1) {
+                let found = lane.read(qp, max - count, &mut each);
+                if found > 0 {
+                    *last_used = self.polls;
+                    count += found;
                 }
-                _ if self.listed.is_empty() && self.shared.ring.header.ready.is_empty() => 0,
-                _ => self.poll_listed(max - count, &mut each),
-            };
-            // The next poll begins behind a source that may have more: none has to wait for ever.
-            source = if source + 1 < sources { source + 1 } else { 0 };
-            if count >= max {
-                break;
+            } else if !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty() {
+                count += self.poll_listed(max - count, &mut each);
             }
+            source = if source <= self.hot.len() { source + 1 } else { 0 };
+            sources -= 1;
         }
-        self.next_source = if count >= max && source < self.hot.len() + 2 { source } else { 0 };
+        // The next poll begins behind a source that may have more: none has to wait for ever.
+        self.next_source = if count >= max { source } else { 0 };
         if count == 0 {
             self.check_after_empty_poll()?;
             if self.last_poll_found_some {
@@ -227,21 +225,30 @@ impl Cq {
         Ok(count)
     }
 
-    /// Polls what is not in a lane: the ring, and what markers in it have announced.
+    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced.
     #[inline(always)]
     fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         let begin = self.cursor;
         // Entries that are no completions. A peer that forges them faster than they are read must not keep the poller here.
         let mut skipped = 0;
-        while count < max && skipped <= self.shared.ring.depth() {
-            if !self.flushes.is_empty() {
+        loop {
+            let entry = if !self.flushes.is_empty() {
                 count += self.complete_one_flush(each);
-                continue;
-            }
-            if !self.stalled.is_empty()
-                && let Some((request, subject, result)) = self.take_late_entry()
+                None
+            } else if !self.stalled.is_empty()
+                && let Some(late) = self.take_late_entry()
             {
+                Some(late)
+            } else {
+                let cqe = self.shared.ring.cqes.ring(self.cursor);
+                if !cqe.is_published(self.cursor) {
+                    break;
+                }
+                self.cursor = self.cursor.wrapping_add(1);
+                Some(cqe.load())
+            };
+            if let Some((request, subject, result)) = entry {
                 match self.decode(request, subject, result) {
                     Some(completion) => {
                         each(&completion);
@@ -249,20 +256,9 @@ impl Cq {
                     }
                     None => skipped += 1,
                 }
-                continue;
             }
-            let cqe = self.shared.ring.cqes.ring(self.cursor);
-            if !cqe.is_published(self.cursor) {
+            if count >= max || skipped > self.shared.ring.depth() {
                 break;
-            }
-            let (request, subject, result) = cqe.load();
-            self.cursor = self.cursor.wrapping_add(1);
-            match self.decode(request, subject, result) {
-                Some(completion) => {
-                    each(&completion);
-                    count += 1;
-                }
-                None => skipped += 1,
             }
         }
         if self.cursor != begin {
@@ -504,15 +500,13 @@ impl Cq {
         let (recv, qp_num, status, last) = match self.flushes.front() {
             Some(PendingFlush::Connection(qp)) => {
                 let qp = qp.clone();
-                if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize)
+                if let Some(lane) = self.lane_of(&qp)
                     && lane.read(&qp, 1, &mut *each) == 1
                 {
                     return 1;
                 }
                 let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
-                if is_current
-                    && let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(qp.index() as usize)
-                {
+                if is_current && let Some(lane) = self.lane_of(&qp) {
                     // Of a connection that a reset could not end.
                     lane.drop_entries(&qp);
                 }
@@ -571,13 +565,9 @@ impl Cq {
     /// Whether there is something to poll: a completion or an error.
     pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
-        let is_hot_ready = |index: &usize| match self.qps.get(*index) {
-            Some(Some(Member { qp, lane: Some(lane) })) => lane.is_ready(qp),
-            _ => false,
-        };
         !self.flushes.is_empty()
             || ring.is_published(self.cursor)
-            || self.hot.iter().any(is_hot_ready)
+            || self.hot.iter().any(|hot| hot.lane.is_ready(&hot.qp))
             || !self.listed.is_empty()
             || !ring.header.ready.is_empty()
             || ring.header.overrun.load(Relaxed) != 0

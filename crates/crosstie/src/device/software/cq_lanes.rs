@@ -26,8 +26,17 @@ pub(super) const MIN_QUIET_POLLS: u32 = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) qp: Arc<QpShared>,
-    /// Its lane, if its receives complete here.
+    /// Its lane, if its receives complete here, unless the lane is hot.
     pub(super) lane: Option<LaneReader>,
+}
+
+/// A lane that is looked at in every poll. It is kept apart from the others, so that a look that finds nothing takes few instructions.
+#[derive(Debug)]
+pub(super) struct HotLane {
+    pub(super) qp: Arc<QpShared>,
+    pub(super) lane: LaneReader,
+    /// [`Cq::polls`] when the lane had an entry.
+    pub(super) last_used: u32,
 }
 
 impl Cq {
@@ -58,7 +67,7 @@ impl Cq {
         count
     }
 
-    /// Has the lane of the queue pair with this index looked at.
+    /// Has the lane of the queue pair with this index looked at, unless it is hot.
     fn list_lane(&mut self, index: usize) {
         if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index)
             && !lane.is_listed
@@ -71,26 +80,35 @@ impl Cq {
     /// Looks at a lane in every poll from now on, if there is room for it among the hot ones, or if one of them has long been empty.
     /// Returns whether it is looked at in every poll.
     fn make_hot(&mut self, index: usize) -> bool {
-        if self.hot.contains(&index) {
-            return true;
-        }
         if self.hot.len() == MAX_HOT {
-            let is_quiet = |index: &usize| match self.qps.get(*index) {
-                Some(Some(Member { lane: Some(lane), .. })) => lane.empty_polls >= MIN_QUIET_POLLS,
-                _ => true,
-            };
+            let is_quiet = |hot: &HotLane| self.polls.wrapping_sub(hot.last_used) >= MIN_QUIET_POLLS;
             let Some(at) = self.hot.iter().position(is_quiet) else { return false };
-            let quiet = self.hot.swap_remove(at);
-            if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(quiet) {
-                lane.stop_polling();
-                self.list_lane(quiet);
+            let HotLane { qp, lane, .. } = self.hot.swap_remove(at);
+            lane.stop_polling();
+            let quiet = qp.index() as usize;
+            if let Some(Some(member)) = self.qps.get_mut(quiet) {
+                member.lane = Some(lane);
             }
+            self.list_lane(quiet);
         }
-        self.hot.push(index);
-        if let Some(Some(Member { lane: Some(lane), .. })) = self.qps.get_mut(index) {
+        if let Some(Some(member)) = self.qps.get_mut(index)
+            && let Some(lane) = member.lane.take()
+        {
             lane.start_polling();
+            self.hot.push(HotLane { qp: member.qp.clone(), lane, last_used: self.polls });
         }
         true
+    }
+
+    /// The lane of a queue pair, hot or not.
+    pub(super) fn lane_of(&mut self, qp: &QpShared) -> Option<&mut LaneReader> {
+        match self.hot.iter().position(|hot| hot.qp.num == qp.num) {
+            Some(at) => Some(&mut self.hot[at].lane),
+            None => match self.qps.get_mut(qp.index() as usize) {
+                Some(Some(member)) if member.qp.num == qp.num => member.lane.as_mut(),
+                _ => None,
+            },
+        }
     }
 
     pub(super) fn add_member(&mut self, qp: Arc<QpShared>) {
@@ -109,16 +127,16 @@ impl Cq {
         let qp = &removed.qp;
         let index = qp.index() as usize;
         let is_known = |member: &mut Member| member.qp.num == qp.num;
-        if let Some(mut member) = self.qps.get_mut(index).and_then(|member| member.take_if(is_known)) {
-            self.hot.retain(|hot| *hot != index);
-            self.listed.retain(|listed| *listed != index);
-            if let Some(lane) = &mut member.lane {
-                lane.drop_entries(qp);
-                // Receives that the peer had taken and not completed when it died.
-                if let RecvSource::Shared(queue) = &qp.recv {
-                    removed.taken.iter().for_each(|taken| queue.free_taken(*taken));
-                }
+        if let Some(lane) = self.lane_of(qp) {
+            lane.drop_entries(qp);
+            // Receives that the peer had taken and not completed when it died.
+            if let RecvSource::Shared(queue) = &qp.recv {
+                removed.taken.iter().for_each(|taken| queue.free_taken(*taken));
             }
+        }
+        self.hot.retain(|hot| hot.qp.num != qp.num);
+        if self.qps.get_mut(index).and_then(|member| member.take_if(is_known)).is_some() {
+            self.listed.retain(|listed| *listed != index);
         }
         self.flushes
             .retain(|flush| !matches!(flush, PendingFlush::Connection(flushed) if flushed.num == qp.num));

@@ -37,12 +37,13 @@ const RNR_SPINS: u32 = 64;
 impl RcQp {
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let len = self.check(wr)?;
+        let state = self.shared.state();
+        let len = self.check(wr, state)?;
         let position = self.sq_posted;
         let Some(peer) = self.peer.as_deref_mut() else {
             return self.post_without_peer(wr, len);
         };
-        if self.shared.state() != QpState::ReadyToSend {
+        if state != QpState::ReadyToSend {
             self.sq_posted += 1;
             self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0, position);
             return Ok(());
@@ -73,7 +74,7 @@ impl RcQp {
         if registered || self.shared.has_deferred_sends() || self.shared.state() != QpState::ReadyToSend {
             return self.post(wr);
         }
-        self.check(wr)?;
+        self.check(wr, QpState::ReadyToSend)?;
         let position = self.sq_posted;
         self.sq_posted += 1;
         self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::LocalProtection, 0, position);
@@ -94,10 +95,9 @@ impl RcQp {
         Ok(())
     }
 
-    /// Refuses what cannot be posted; returns the message's length.
+    /// Refuses what cannot be posted in this state; returns the message's length.
     #[inline]
-    fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        let state = self.shared.state();
+    fn check(&self, wr: &SendWr<'_>, state: QpState) -> Result<u32, PostError> {
         if state != QpState::ReadyToSend && state != QpState::Error {
             return Err(PostError::WrongState(state));
         }

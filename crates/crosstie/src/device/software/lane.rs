@@ -355,8 +355,6 @@ pub(super) struct LaneReader {
     cursor: u64,
     /// The epoch of the connection whose entries are read.
     epoch: u64,
-    /// Polls since the lane had an entry.
-    pub(super) empty_polls: u32,
     /// Whether the poller has it on its list of lanes to look at.
     pub(super) is_listed: bool,
 }
@@ -368,7 +366,6 @@ impl LaneReader {
             entries: lane.entries.clone(),
             cursor: 0,
             epoch: 0,
-            empty_polls: 0,
             is_listed: false,
         }
     }
@@ -388,17 +385,16 @@ impl LaneReader {
         position.is_some_and(is_published) && !qp.destroyed.load(Acquire)
     }
 
-    pub(super) fn start_polling(&mut self) {
-        self.empty_polls = 0;
+    pub(super) fn start_polling(&self) {
         ready_set::start_polling(&self.header.polled.word);
     }
 
     /// The caller must look at the lane once more.
-    pub(super) fn stop_polling(&mut self) {
+    pub(super) fn stop_polling(&self) {
         ready_set::stop_polling(&self.header.polled.word);
     }
 
-    /// Reads up to `max` completions. Entries of earlier connections are dropped.
+    /// Reads up to `max` completions, at least one if there is one. Entries of earlier connections are dropped.
     #[inline(always)]
     pub(super) fn read(
         &mut self,
@@ -406,14 +402,14 @@ impl LaneReader {
         max: usize,
         mut each: impl FnMut(&Completion),
     ) -> usize {
-        if (self.epoch != qp.epoch() || qp.destroyed.load(Acquire)) && !self.follow_connection(qp) {
+        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
             return 0;
         }
         let begin = self.cursor;
-        let mut count = 0;
         // A peer that writes invalid entries does not keep the poller here.
         let end = begin.wrapping_add(self.entries.len() as u64);
-        while count < max && self.cursor != end {
+        let mut count = 0;
+        loop {
             let entry = self.entries.ring(self.cursor);
             let Some((slot, tag)) = entry.published(self.cursor) else { break };
             let (imm, byte_len) = entry.detail();
@@ -423,7 +419,8 @@ impl LaneReader {
             // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
             // changes the epoch before it connects a peer that can overwrite the entry.
             atomic_fence(Acquire);
-            if qp.epoch() != self.epoch {
+            // Acquire, partner: the Release store in `qp::destroy`.
+            if qp.epoch() != self.epoch || qp.destroyed.load(Acquire) {
                 break;
             }
             self.cursor = self.cursor.wrapping_add(1);
@@ -435,32 +432,36 @@ impl LaneReader {
                 RecvSource::Own(queue) => queue.complete_next(),
                 RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
             };
-            let Some(recv) = recv else { continue };
-            count += 1;
-            let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
-            let opcode = Opcode::from_code(tag.opcode);
-            if !recv.fits(opcode, byte_len) && status == Status::Success {
-                each(&qp.reject_completion(recv.wr_id));
-                continue;
+            if let Some(recv) = recv {
+                count += 1;
+                let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
+                let opcode = Opcode::from_code(tag.opcode);
+                if recv.fits(opcode, byte_len) || status != Status::Success {
+                    each(&Completion {
+                        wr_id: recv.wr_id,
+                        status,
+                        opcode,
+                        byte_len,
+                        imm: tag.has_imm.then_some(imm),
+                        qp_num: qp.num,
+                        src_qp: 0,
+                        data,
+                    });
+                } else {
+                    each(&qp.reject_completion(recv.wr_id));
+                }
             }
-            each(&Completion {
-                wr_id: recv.wr_id,
-                status,
-                opcode,
-                byte_len,
-                imm: tag.has_imm.then_some(imm),
-                qp_num: qp.num,
-                src_qp: 0,
-                data,
-            });
+            if count >= max || self.cursor == end {
+                break;
+            }
         }
         if self.cursor != begin {
-            self.empty_polls = 0;
             self.publish_cursor(qp);
         }
         count
     }
 
+    #[inline]
     fn publish_cursor(&self, qp: &QpShared) {
         if let Some(lane) = &qp.lane {
             lane.read.store(self.cursor, Relaxed);

@@ -317,7 +317,7 @@ fn forged_entries_complete_outstanding_receives_at_most() {
                     let head = random.next() << 32 | (position as u64 + 1);
                     (1..8).for_each(|word| words[16 + 8 * entry + word].store(random.next(), Relaxed));
                     // Lengths that fit into an entry, and some that do not.
-                    words[16 + 8 * entry + 1].store(random.next() << 32 | random.next() % 64, Relaxed);
+                    words[16 + 8 * entry + 1].store((random.next() << 32) | (random.next() % 64), Relaxed);
                     words[16 + 8 * entry].store(head, Relaxed);
                 }
                 header.ready.add(random.next() as usize % 20_000);

@@ -64,6 +64,7 @@ pub(super) enum RecvSource {
 }
 
 impl QpShared {
+    #[inline]
     pub(super) fn state(&self) -> QpState {
         // Acquire, partner: the Release store in `set_state`.
         match self.state.load(Acquire) {
@@ -95,6 +96,7 @@ impl QpShared {
         self.epoch.store(self.device.next_epoch(self.epoch()), Relaxed);
     }
 
+    #[inline]
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Relaxed)
     }

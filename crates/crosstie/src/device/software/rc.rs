@@ -57,6 +57,7 @@ impl RcQp {
         self.shared.num
     }
 
+    #[inline]
     pub(crate) fn state(&self) -> QpState {
         self.shared.state()
     }

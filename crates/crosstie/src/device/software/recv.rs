@@ -54,6 +54,7 @@ impl RecvSlots {
         Some(RecvSlots { words, depth: depth as usize, stride, max_sge })
     }
 
+    #[inline]
     fn write(&self, slot: usize, sges: &[Sge<'_>]) {
         let at = slot * self.stride;
         self.words[at].store(sges.len() as u64, Relaxed);
@@ -88,6 +89,7 @@ fn check(wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostError> {
 }
 
 /// Bytes that a receive has room for.
+#[inline]
 fn room(wr: &RecvWr<'_>) -> u32 {
     wr.sges.iter().fold(0, |sum: u32, sge| sum.saturating_add(sge.len))
 }
