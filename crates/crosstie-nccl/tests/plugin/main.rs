@@ -4,11 +4,14 @@
 //! one that cargo built; `CROSSTIE_NCCL_LIBRARY` names another.
 
 mod arguments;
+mod failing_rails;
 mod lifecycle;
 mod net;
 mod pair;
 mod peers;
 mod rails;
+#[path = "../../../crosstie/tests/rng/mod.rs"]
+mod rng;
 mod transfers;
 
 use std::panic::catch_unwind;
@@ -24,8 +27,15 @@ fn main() -> ExitCode {
         peers::run_child(role, rest);
         return ExitCode::SUCCESS;
     }
-    let cases: Vec<Case> =
-        [arguments::CASES, transfers::CASES, lifecycle::CASES, peers::CASES, rails::CASES].concat();
+    let cases: Vec<Case> = [
+        arguments::CASES,
+        transfers::CASES,
+        lifecycle::CASES,
+        peers::CASES,
+        rails::CASES,
+        failing_rails::CASES,
+    ]
+    .concat();
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);
     for (name, case) in cases {

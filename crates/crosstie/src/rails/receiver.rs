@@ -87,6 +87,24 @@ struct Fence {
     epoch: u32,
     next: u64,
     entries: Vec<FenceEntry>,
+    /// When completions that are missing have failed.
+    deadline: u64,
+}
+
+impl Fence {
+    /// Whether the message is not done for the sender.
+    fn is_listed(&self, number: u64, slots: usize) -> bool {
+        let (slot, generation) = (number as usize & (slots - 1), Immediate::generation_of(number, slots));
+        self.entries.iter().any(|entry| usize::from(entry.slot) == slot && entry.generation == generation)
+    }
+}
+
+/// The sender has closed the connection. It is done with the messages before `next` that are not in `open`.
+#[derive(Debug)]
+struct PeerClosed {
+    next: u64,
+    open: Vec<u64>,
+    deadline: u64,
 }
 
 /// The receiving end of a connection. One thread at a time uses it.
@@ -104,8 +122,7 @@ pub(super) struct RecvCore {
     protocol: Receiver,
     requests: Box<[Request]>,
     fences: Vec<Fence>,
-    /// Requests that are done for the sender and not for us, and when they have failed.
-    suspects: Vec<(u64, u64)>,
+    peer_closed: Option<PeerClosed>,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
     ended: Option<Cause>,
@@ -139,7 +156,7 @@ impl RecvCore {
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
             fences: Vec::new(),
-            suspects: Vec::new(),
+            peer_closed: None,
             has_unsent: false,
             ended: None,
             start: Instant::now(),
@@ -187,12 +204,11 @@ impl RecvCore {
             if buffer.memory.context != self.context.id {
                 return Err(RequestError::WrongMemory);
             }
-            let mut rkeys = [0; MAX_RAILS];
-            let mut addr = 0;
-            for (rail, rkey) in rkeys.iter_mut().enumerate().take(self.agreed.rails) {
+            let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+            for rail in 0..self.agreed.rails {
                 let region = buffer.memory.regions.region(rail);
-                addr = region.sge(buffer.range.clone())?.addr;
-                *rkey = region.remote().rkey;
+                addrs[rail] = region.sge(buffer.range.clone())?.addr;
+                rkeys[rail] = region.remote().rkey;
             }
             let size = buffer.range.len() as u64;
             if size > max_message {
@@ -200,7 +216,7 @@ impl RecvCore {
             }
             let (index_byte, count) = (index as u8, buffers.len() as u8);
             request.wanted[index] =
-                ClearToSend { addr, rkeys, size, tag: buffer.tag, index: index_byte, count };
+                ClearToSend { addrs, rkeys, size, tag: buffer.tag, index: index_byte, count };
         }
         // Of a group only the record arrives with an immediate; its sizes are checked with the record.
         let room = if buffers.len() == 1 { buffers[0].range.len() as u64 } else { u64::MAX };
@@ -250,7 +266,7 @@ impl RecvCore {
 
     /// Whether something is under way that must not wait for the program's next call.
     pub(super) fn needs_attention(&self) -> bool {
-        self.ended.is_none() && (!self.fences.is_empty() || !self.suspects.is_empty())
+        self.ended.is_none() && (!self.fences.is_empty() || self.peer_closed.is_some())
     }
 
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
@@ -263,6 +279,9 @@ impl RecvCore {
         }
         if !self.fences.is_empty() {
             self.handle_fences();
+        }
+        if self.peer_closed.is_some() {
+            self.finish_peer_closed();
         }
         if self.clock.is_due() {
             self.clock.read();
@@ -429,7 +448,7 @@ impl RecvCore {
 }
 
 /// How long the completion of a message that was acknowledged may take.
-const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reads the sizes of a group that the leader rail has written.
 fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) -> Result<(), Violation> {
@@ -497,7 +516,8 @@ impl RecvCore {
             match mail {
                 Mail::Fence { rail, epoch, next, entries } => {
                     if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
-                        self.fences.push(Fence { rail, epoch, next, entries });
+                        let deadline = self.now() + COMPLETION_TIMEOUT.as_nanos() as u64;
+                        self.fences.push(Fence { rail, epoch, next, entries, deadline });
                     }
                 }
                 Mail::Returned { rail, endpoint } => {
@@ -514,6 +534,11 @@ impl RecvCore {
                     }
                 }
                 Mail::RailError { .. } | Mail::Answer { .. } => {}
+                Mail::PeerClosed { next, open } => {
+                    let deadline = self.now() + COMPLETION_TIMEOUT.as_nanos() as u64;
+                    self.peer_closed = Some(PeerClosed { next, open, deadline });
+                    self.finish_peer_closed();
+                }
                 Mail::Ended(cause) => {
                     // What arrived before the end counts.
                     (0..self.agreed.rails).for_each(|rail| self.poll_rail(rail));
@@ -557,9 +582,19 @@ impl RecvCore {
             if let Some(endpoint) = &mut self.rails[rail].endpoint {
                 endpoint.fail();
             }
-            // What has arrived counts. A queue pair that is reset cannot receive any more; a peer that is inside an operation
-            // is waited for, without blocking.
+            // What has arrived counts. If the sender takes a message for done, its completions are under way, and a reset
+            // would remove them.
             self.drain(rail);
+            let fence = &self.fences[at];
+            if self.is_completion_missing(fence.next, |number| fence.is_listed(number, self.agreed.slots)) {
+                if self.now() > fence.deadline {
+                    return self.end(Cause::LostCompletion);
+                }
+                at += 1;
+                continue;
+            }
+            // A queue pair that is reset cannot receive any more; a peer that is inside an operation is waited for, without
+            // blocking.
             let is_closed = match &mut self.rails[rail].endpoint {
                 Some(endpoint) => endpoint.qps.iter_mut().all(|qp| qp.reset().is_ok()),
                 None => true,
@@ -570,8 +605,7 @@ impl RecvCore {
                 continue;
             }
             self.rails[rail].endpoint = None;
-            let Fence { rail, epoch, next, entries } = self.fences.swap_remove(at);
-            self.find_suspects(next, &entries);
+            let Fence { rail, epoch, entries, .. } = self.fences.swap_remove(at);
             let answers = entries.iter().map(|entry| self.protocol.fence(rail, *entry)).collect();
             match answers {
                 Ok(entries) => self.mailbox.put_order(Order::Send(Frame::Answer { rail, epoch, entries })),
@@ -583,19 +617,22 @@ impl RecvCore {
         }
     }
 
-    /// Notes the requests that the sender takes for done. Their completions are under way, or a device has failed after it
-    /// acknowledged and before it completed.
-    fn find_suspects(&mut self, next: u64, entries: &[FenceEntry]) {
-        let deadline = self.now() + SUSPECT_TIMEOUT.as_nanos() as u64;
-        let slots = self.agreed.slots;
-        let is_listed = |number: u64| {
-            let generation = Immediate::generation_of(number, slots);
-            entries
-                .iter()
-                .any(|e| usize::from(e.slot) == number as usize % slots && e.generation == generation)
-        };
-        let open = self.protocol.open_messages().take_while(|number| *number < next);
-        self.suspects = open.filter(|number| !is_listed(*number)).map(|number| (number, deadline)).collect();
+    /// Whether a message before `next` is done for the sender, where it is not `open`, and not for us. Its completions are under
+    /// way on any rail, or a device has failed after it acknowledged and before it completed.
+    fn is_completion_missing(&self, next: u64, open: impl Fn(u64) -> bool) -> bool {
+        self.protocol.open_messages().take_while(|number| *number < next).any(|number| !open(number))
+    }
+
+    /// Ends the connection when everything has arrived that the sender, which has closed it, is done with.
+    #[cold]
+    fn finish_peer_closed(&mut self) {
+        (0..self.agreed.rails).for_each(|rail| self.drain(rail));
+        let Some(PeerClosed { next, open, deadline }) = &self.peer_closed else { return };
+        if !self.is_completion_missing(*next, |number| open.contains(&number)) {
+            self.end(Cause::PeerClosed);
+        } else if self.now() > *deadline {
+            self.end(Cause::LostCompletion);
+        }
     }
 
     fn drain(&mut self, rail: usize) {
@@ -616,11 +653,6 @@ impl RecvCore {
         let give_up = config.give_up.as_nanos() as u64;
         if self.all_down_since.is_some_and(|since| now.saturating_sub(since) > give_up) {
             return self.end(Cause::AllRailsDown);
-        }
-        let protocol = &self.protocol;
-        self.suspects.retain(|(number, _)| protocol.is_open(*number));
-        if self.suspects.iter().any(|(_, deadline)| now > *deadline) {
-            return self.end(Cause::LostCompletion);
         }
         let failed = self.context.failed_rails(&mut self.events_seen, |rail, qp_num| {
             self.rails[rail].endpoint.as_ref().is_some_and(|e| e.qps.iter().any(|qp| qp.qp_num() == qp_num))
@@ -653,11 +685,14 @@ impl RecvCore {
         if let Cause::Violation(violation) = &cause {
             self.counters.violations[violation.kind()].add(1);
         }
-        let told = match &cause {
-            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
-            cause => Some(cause.to_string()),
+        let last = match &cause {
+            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => {
+                let open = self.protocol.open_messages().collect();
+                Frame::Close { next: self.protocol.next_message(), open }
+            }
+            cause => Frame::Error(cause.to_string()),
         };
-        self.mailbox.put_order(Order::Close(told));
+        self.mailbox.put_order(Order::Close(last));
         for rail in &mut self.rails {
             if let Some(mut endpoint) = rail.endpoint.take() {
                 endpoint.fail();
@@ -670,9 +705,10 @@ impl RecvCore {
         self.ended = Some(cause);
     }
 
-    /// The program has dropped the connection.
-    pub(super) fn close(&mut self) {
+    /// The program has dropped the connection. Returns the mailbox, to wait for the end of the control thread without the lock.
+    pub(super) fn close(&mut self) -> Arc<Mailbox> {
         self.end(Cause::Closed);
+        self.mailbox.clone()
     }
 
     /// Ends the connection at once.

@@ -44,7 +44,7 @@ struct Message {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Target {
-    addr: u64,
+    addrs: [u64; MAX_RAILS],
     rkeys: [u32; MAX_RAILS],
 }
 
@@ -182,7 +182,7 @@ impl SendCore {
         let mut source = Source::default();
         for rail in 0..self.agreed.rails {
             let sge = memory.regions.region(rail).sge(range.clone())?;
-            source.addr = sge.addr;
+            source.addrs[rail] = sge.addr;
             source.len = sge.len;
             source.lkeys[rail] = sge.lkey;
             source.domains[rail] = sge.pd;
@@ -296,7 +296,7 @@ impl SendCore {
         let (mut count, mut total) = (0, 0u64);
         for (source, wanted) in self.head.take() {
             message.sources[count] = *source;
-            message.targets[count] = Target { addr: wanted.addr, rkeys: wanted.rkeys };
+            message.targets[count] = Target { addrs: wanted.addrs, rkeys: wanted.rkeys };
             total += u64::from(source.len);
             count += 1;
         }
@@ -411,7 +411,7 @@ impl SendCore {
         let qp = endpoint.take_qp();
         let id = wr_id(number, attempt, rail);
         let target = |index: usize, chunk: Chunk| RemoteAddr {
-            addr: message.targets[index].addr.wrapping_add(chunk.offset.into()),
+            addr: message.targets[index].addrs[rail].wrapping_add(chunk.offset.into()),
             rkey: message.targets[index].rkeys[rail],
         };
         let mut requests = 1;
@@ -576,6 +576,17 @@ impl SendCore {
                     self.replay_lost();
                 }
                 Mail::Fence { .. } => {}
+                Mail::PeerClosed { next, open } => {
+                    (0..self.agreed.rails).for_each(|rail| self.poll_rail(rail));
+                    // The receiver has these messages; their acknowledgements may be late or lost.
+                    let done: Vec<u64> = self.protocol.open_messages().collect();
+                    for number in done.into_iter().filter(|n| *n < next && !open.contains(n)) {
+                        if self.protocol.message_done(number) {
+                            self.finish_message(number);
+                        }
+                    }
+                    self.end(Cause::PeerClosed);
+                }
                 Mail::Ended(cause) => {
                     (0..self.agreed.rails).for_each(|rail| self.poll_rail(rail));
                     self.end(cause);
@@ -697,11 +708,14 @@ impl SendCore {
         if let Cause::Violation(violation) = &cause {
             self.counters.violations[violation.kind()].add(1);
         }
-        let told = match &cause {
-            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
-            cause => Some(cause.to_string()),
+        let last = match &cause {
+            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => {
+                let open = self.protocol.open_messages().collect();
+                Frame::Close { next: self.protocol.next_message(), open }
+            }
+            cause => Frame::Error(cause.to_string()),
         };
-        self.mailbox.put_order(Order::Close(told));
+        self.mailbox.put_order(Order::Close(last));
         // Nothing may touch the program's memory any more.
         for rail in &mut self.rails {
             if let Some(mut endpoint) = rail.endpoint.take() {
@@ -712,9 +726,10 @@ impl SendCore {
         self.ended = Some(cause);
     }
 
-    /// The program has dropped the connection.
-    pub(super) fn close(&mut self) {
+    /// The program has dropped the connection. Returns the mailbox, to wait for the end of the control thread without the lock.
+    pub(super) fn close(&mut self) -> Arc<Mailbox> {
         self.end(Cause::Closed);
+        self.mailbox.clone()
     }
 
     /// Ends the connection at once.

@@ -91,6 +91,9 @@ impl Device {
                 one_sided: true,
                 atomics: false,
                 link_rate: 0,
+                same_machine: false,
+                in_place_is_slower: false,
+                port_events: true,
             },
             name: name.to_owned(),
             port,
@@ -179,6 +182,9 @@ impl Device {
             one_sided: true,
             atomics: device.atomic_cap != ffi::ibv_atomic_cap::IBV_ATOMIC_NONE,
             link_rate: link_rate(link.active_speed, link.active_width),
+            same_machine: false,
+            in_place_is_slower: false,
+            port_events: true,
         };
         // SAFETY: the context is open.
         nonblocking(unsafe { (*context).async_fd })?;
