@@ -117,6 +117,9 @@ impl Circle {
     }
 }
 
+/// A message that is being sent: the sizes of its buffers, where its memory begins, and the requests so far.
+type Unsent = (Vec<usize>, usize, Vec<(Ptr, usize)>);
+
 /// One channel: a comm in each direction.
 struct Channel<'a> {
     net: &'a Net,
@@ -133,7 +136,7 @@ struct Channel<'a> {
     /// Requests of messages under way: the request of each buffer, NULL when it is done, and where the message begins.
     sends: VecDeque<Vec<(Ptr, usize)>>,
     /// The buffers of the next message that are not sent yet, and their memory.
-    unsent: Option<(Vec<usize>, usize, Vec<(Ptr, usize)>)>,
+    unsent: Option<Unsent>,
     posted: usize,
     sent: usize,
     received: usize,

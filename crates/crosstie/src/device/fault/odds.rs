@@ -121,6 +121,8 @@ mod tests {
         for odds in [Odds::NEVER, Odds::default(), Odds { stall: 7, fail_receive: u32::MAX, ..Odds::NEVER }] {
             assert_eq!(odds.to_string().parse(), Ok(odds));
         }
+        assert!(Odds { hold: 3, ..Odds::NEVER }.only_delays() && Odds::NEVER.only_delays());
+        assert!(!Odds::default().only_delays() && !Odds { refuse: 9, ..Odds::NEVER }.only_delays());
         for text in ["fail", "fail=", "fail=-1", "fail=1//lose=2", "=3", "fail=1/", "explode=2"] {
             assert_eq!(text.parse::<Odds>(), Err(InvalidOdds), "{text}");
         }
