@@ -216,7 +216,7 @@ impl NetDevice {
             *opened = open_all(&self.specs)?;
         }
         let settings = &network()?.settings;
-        let is_local = self.specs.iter().all(is_software);
+        let is_local = opened.iter().all(|device| device.attr().same_machine);
         let config = Config {
             slots: SLOTS,
             split: settings.split,
@@ -286,14 +286,6 @@ impl NetDevice {
 
 fn open_all(specs: &[DeviceSpec]) -> Result<Vec<Device>, Fault> {
     specs.iter().map(|spec| Device::open(spec).map_err(Fault::Device)).collect()
-}
-
-fn is_software(spec: &DeviceSpec) -> bool {
-    match spec {
-        DeviceSpec::Software => true,
-        DeviceSpec::Verbs { .. } => false,
-        DeviceSpec::Fault { inner, .. } => is_software(inner),
-    }
 }
 
 /// The devices if the environment names none.

@@ -47,8 +47,8 @@ enum Work {
     Dependencies,
     /// Check that `cargo xtask vm` works.
     GuestCheck,
-    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs of its package, and these
-    /// examples, are copied into the guest as well.
+    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs and the shared library of
+    /// its package, and these examples, are copied into the guest as well.
     Guest {
         test: &'static str,
         examples: &'static [&'static str],
@@ -191,7 +191,7 @@ fn build_test(
     const FEATURES: [&str; 4] = [
         "--workspace",
         "--features",
-        "crosstie/verbs,crosstie-cli/verbs",
+        "crosstie/verbs,crosstie-cli/verbs,crosstie-nccl/verbs",
         "--message-format=json-render-diagnostics",
     ];
     let mut program = None;
@@ -207,6 +207,7 @@ fn build_test(
         let outcome = process::run_streaming(command.args(FEATURES), timeout, |line| {
             program = executable(line, "test", Some(test)).or(program.take());
             others.extend(executable(line, "bin", None).or_else(|| executable(line, "example", None)));
+            others.extend(shared_library(line));
             false
         })?;
         if let Some(problem) = describe_failure(&outcome, timeout) {
@@ -230,6 +231,17 @@ fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> 
         return None;
     }
     message["executable"].as_str().map(PathBuf::from)
+}
+
+/// Returns the path of the shared library that one of cargo's JSON messages says it built.
+fn shared_library(message: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let kinds = message["target"]["kind"].as_array()?;
+    if message["reason"] != "compiler-artifact" || !kinds.iter().any(|kind| kind == "cdylib") {
+        return None;
+    }
+    let files = message["filenames"].as_array()?.iter().filter_map(Value::as_str);
+    files.into_iter().find(|file| file.ends_with(".so")).map(PathBuf::from)
 }
 
 fn cargo(timeout: Duration, arguments: &[&str]) -> Command {
@@ -268,5 +280,8 @@ mod tests {
         assert_eq!(executable("Compiling", "test", Some("conformance")), None);
         let message = r#"{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"tool"},"executable":"/t/tool"}"#;
         assert_eq!(executable(message, "bin", None), Some("/t/tool".into()));
+        assert_eq!(shared_library(message), None);
+        let message = r#"{"reason":"compiler-artifact","target":{"kind":["cdylib","rlib"],"name":"plugin"},"filenames":["/t/libplugin.rlib","/t/libplugin.so"]}"#;
+        assert_eq!(shared_library(message), Some("/t/libplugin.so".into()));
     }
 }

@@ -1,14 +1,18 @@
 //! Drives the plugin as NCCL does: through the tables of functions of the shared library, in one process and between two.
 //!
-//! Without arguments all cases run; an argument selects those whose name contains it. `--list` lists them. The library is the
-//! one that cargo built; `CROSSTIE_NCCL_LIBRARY` names another.
+//! Without arguments all cases run; an argument selects those whose name contains it. `--list` lists them. `--devices=SPEC` runs
+//! those that can run on any device on these devices, for example `verbs:r0+verbs:r1`. The library is the one that cargo
+//! built; `CROSSTIE_NCCL_LIBRARY` names another.
 
 mod arguments;
+mod failing_rails;
 mod lifecycle;
 mod net;
 mod pair;
 mod peers;
 mod rails;
+#[path = "../../../crosstie/tests/rng/mod.rs"]
+mod rng;
 mod transfers;
 
 use std::panic::catch_unwind;
@@ -24,8 +28,15 @@ fn main() -> ExitCode {
         peers::run_child(role, rest);
         return ExitCode::SUCCESS;
     }
-    let cases: Vec<Case> =
-        [arguments::CASES, transfers::CASES, lifecycle::CASES, peers::CASES, rails::CASES].concat();
+    let devices = arguments.iter().find_map(|argument| argument.strip_prefix("--devices="));
+    let cases: Vec<Case> = if let Some(devices) = devices {
+        // SAFETY: this is the only thread.
+        unsafe { std::env::set_var("CROSSTIE_NCCL_DEVICES", devices) };
+        [transfers::CASES, lifecycle::CASES, peers::CASES].concat()
+    } else {
+        let devices = [rails::CASES, failing_rails::CASES].concat();
+        [arguments::CASES, transfers::CASES, lifecycle::CASES, peers::CASES, &devices].concat()
+    };
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);
     for (name, case) in cases {

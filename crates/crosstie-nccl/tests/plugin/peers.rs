@@ -28,6 +28,7 @@ pub(crate) fn run_child(role: &str, arguments: &[String]) {
             net.close();
             println!("rc {rc}");
         }
+        "traffic" => crate::failing_rails::run_child(arguments),
         _ => crate::rails::run_child(role, arguments),
     }
 }
@@ -56,7 +57,7 @@ impl Peer {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    fn read_line(&mut self) -> String {
+    pub(crate) fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim().to_owned()
@@ -71,11 +72,11 @@ impl Drop for Peer {
     }
 }
 
-fn to_hex(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_hex(text: &str) -> [u8; HANDLE_LEN] {
+pub(crate) fn from_hex(text: &str) -> [u8; HANDLE_LEN] {
     core::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
 }
 

@@ -207,6 +207,21 @@ impl Sender {
         !slot.is_open
     }
 
+    /// The receiver says that it has the whole message, whatever is known here about its parts. Returns false if the message is
+    /// not under way.
+    pub fn message_done(&mut self, message: u64) -> bool {
+        let index = self.slot_of(message);
+        let slot = &mut self.slots[index];
+        if !slot.is_open || slot.message != message {
+            return false;
+        }
+        let lost = slot.parts().filter(|part| part.state == PartState::Lost).count();
+        slot.parts().for_each(|part| part.state = PartState::Done);
+        slot.pending = 0;
+        self.lost -= lost;
+        self.close_if_done(index)
+    }
+
     /// The rail failed and is not used any more. Calls `each` with what to ask the receiver: an entry for each message that is
     /// not done, with its parts on this rail. Parts that were acknowledged are asked for, too: a device can fail after the
     /// acknowledgement and before the receiver's completion.

@@ -12,19 +12,22 @@ pub const RECORD_LEN: usize = 8 + 8 * MAX_GROUP;
 /// Tells the sender one buffer of a request. A request with `count` buffers has `count` of them, one after the other.
 ///
 /// ```text
-///  0      8        24      32    36     37     40         48       56
-/// +------+--------+-------+-----+------+------+----------+--------+-------+
-/// | addr | rkeys  | size  | tag |index | count| reserved | seq    | check |
-/// | u64  | 4 u32  | u64   | u32 |u8    | u8   |          | u64    | u64   |
-/// +------+--------+-------+-----+------+------+----------+--------+-------+
+///  0      8        24      32    36     37     38    40         48       56
+/// +------+--------+-------+-----+------+------+-----+----------+--------+-------+
+/// | addr | rkeys  | size  | tag |index | count| zero| high     | seq    | check |
+/// | u64  | 4 u32  | u64   | u32 |u8    | u8   |     | 4 u16    | u64    | u64   |
+/// +------+--------+-------+-----+------+------+-----+----------+--------+-------+
 /// ```
+///
+/// `addr` is the lower 48 bits of the address, which all rails share; `high` is the upper 16 bits on each rail. A device may use
+/// them to tell registrations of the same memory apart.
 ///
 /// `seq` is the number of the message plus one. The sender polls this memory without a completion, so it may see a part of the
 /// line only: `check` is a sum over all other words, and a line whose sum is wrong has not arrived yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClearToSend {
-    /// Address of the buffer.
-    pub addr: u64,
+    /// Address of the buffer, per rail. The lower 48 bits are the same on all rails.
+    pub addrs: [u64; MAX_RAILS],
     /// Key of the buffer's region, per rail.
     pub rkeys: [u32; MAX_RAILS],
     /// Length of the buffer.
@@ -36,6 +39,10 @@ pub struct ClearToSend {
     /// How many buffers the request has.
     pub count: u8,
 }
+
+/// Bits of an address that all rails share.
+const ADDRESS_BITS: u32 = 48;
+const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 
 #[inline]
 fn check_of(words: &[u64; 8]) -> u64 {
@@ -57,11 +64,14 @@ impl ClearToSend {
     #[inline]
     pub fn encode(&self, message: u64) -> [u8; CTS_LEN] {
         let mut words = [0u64; 8];
-        words[0] = self.addr;
+        words[0] = self.addrs[0] & ADDRESS;
         words[1] = u64::from(self.rkeys[0]) | u64::from(self.rkeys[1]) << 32;
         words[2] = u64::from(self.rkeys[2]) | u64::from(self.rkeys[3]) << 32;
         words[3] = self.size;
         words[4] = u64::from(self.tag) | u64::from(self.index) << 32 | u64::from(self.count) << 40;
+        for (rail, addr) in self.addrs.iter().enumerate() {
+            words[5] |= (addr >> ADDRESS_BITS) << (16 * rail);
+        }
         words[6] = message + 1;
         words[7] = check_of(&words);
         let mut bytes = [0; CTS_LEN];
@@ -79,7 +89,9 @@ impl ClearToSend {
             return None;
         }
         Some(ClearToSend {
-            addr: words[0],
+            addrs: core::array::from_fn(|rail| {
+                words[0] & ADDRESS | (words[5] >> (16 * rail) & 0xffff) << ADDRESS_BITS
+            }),
             rkeys: [words[1] as u32, (words[1] >> 32) as u32, words[2] as u32, (words[2] >> 32) as u32],
             size: words[3],
             tag: words[4] as u32,
@@ -189,8 +201,16 @@ mod tests {
 
     #[test]
     fn a_partly_written_clear_to_send_has_not_arrived() {
-        let old = ClearToSend { addr: 1, rkeys: [1, 2, 3, 4], size: 5, tag: 6, index: 0, count: 1 };
-        let new = ClearToSend { addr: 7, rkeys: [8, 2, 9, 4], size: 77, tag: 6, index: 0, count: 2 };
+        let high = 0xbeef << ADDRESS_BITS;
+        let old = ClearToSend { addrs: [1; 4], rkeys: [1, 2, 3, 4], size: 5, tag: 6, index: 0, count: 1 };
+        let new = ClearToSend {
+            addrs: [7, 7 | high, 7, 7 | u64::MAX << ADDRESS_BITS],
+            rkeys: [8, 2, 9, 4],
+            size: 77,
+            tag: 6,
+            index: 0,
+            count: 2,
+        };
         let (before, after) = (old.encode(3), new.encode(259));
         assert_eq!(ClearToSend::decode(&before, 3), Some(old));
         assert_eq!(ClearToSend::decode(&after, 259), Some(new));

@@ -45,6 +45,16 @@ pub struct DeviceAttr {
     pub atomics: bool,
     /// Bytes per microsecond of the link, as the port says when it is opened; about what one thread copies for a software device.
     pub link_rate: u32,
+    /// Whether all peers are processes of this machine. Then the end of a peer is known for certain: a peer that does not answer
+    /// is stopped or dead, and never only unreachable.
+    pub same_machine: bool,
+    /// Whether a peer's WRITE into memory of the program ([`Pd::register`](super::Pd::register)) costs the peer more than one into
+    /// memory of the device ([`Pd::allocate`](super::Pd::allocate)). Then a short message is faster through memory of the
+    /// device, from which the receiver copies it.
+    pub in_place_is_slower: bool,
+    /// Whether [`Device::wait_event`](super::Device::wait_event) reports a port that goes down or comes up. A device without
+    /// such events has no port that can fail alone; its queue pairs fail when the peer ends.
+    pub port_events: bool,
 }
 
 /// Sizes of a queue pair.

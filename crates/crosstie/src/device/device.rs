@@ -35,8 +35,9 @@ impl Device {
             }
             #[cfg(not(feature = "verbs"))]
             DeviceSpec::Verbs { .. } => return Err(DeviceError::VerbsNotBuilt),
-            DeviceSpec::Fault { seed, inner } => {
-                Provider::Fault(fault::Device::new(Device::open(inner)?, fault::Plan::from_seed(*seed)))
+            DeviceSpec::Fault { seed, odds, inner } => {
+                let plan = fault::Plan::from_odds(*seed, *odds);
+                Provider::Fault(fault::Device::new(Device::open(inner)?, plan))
             }
         };
         Ok(Device { provider })

@@ -7,7 +7,9 @@ use super::QpState;
 #[non_exhaustive]
 pub enum DeviceError {
     /// The text does not name a device.
-    #[error("'{0}' is not a valid device name: use software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE")]
+    #[error(
+        "'{0}' is not a valid device name: use software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE"
+    )]
     InvalidSpec(String),
     /// This build does not contain the verbs provider.
     #[error("this build does not support verbs devices: build with `--features verbs`")]

@@ -1,9 +1,10 @@
-//! Device names as text: `software`, `verbs:NAME[/PORT[/GID]]`, `fault:SEED:DEVICE`.
+//! Device names as text: `software`, `verbs:NAME[/PORT[/GID]]`, `fault:SEED[/KIND=N]...:DEVICE`.
 
 use core::fmt;
 use core::str::FromStr;
 
 use super::DeviceError;
+use super::fault::Odds;
 
 /// Which device to open. It is parsed from, and printed as, the text that the command line accepts.
 ///
@@ -31,6 +32,8 @@ pub enum DeviceSpec {
     Fault {
         /// Seed of the plan.
         seed: u64,
+        /// How often each kind of fault happens.
+        odds: Odds,
         /// The wrapped device.
         inner: Box<DeviceSpec>,
     },
@@ -55,12 +58,16 @@ impl FromStr for DeviceSpec {
             return Ok(DeviceSpec::Verbs { name, port, gid_index });
         }
         if let Some((seed, inner)) = text.strip_prefix("fault:").and_then(|rest| rest.split_once(':')) {
+            let (seed, odds) = match seed.split_once('/') {
+                Some((seed, odds)) => (seed, odds.parse().map_err(|_| invalid())?),
+                None => (seed, Odds::default()),
+            };
             let seed = seed.parse().map_err(|_| invalid())?;
             let inner: DeviceSpec = inner.parse()?;
             if matches!(inner, DeviceSpec::Fault { .. }) {
                 return Err(invalid());
             }
-            return Ok(DeviceSpec::Fault { seed, inner: Box::new(inner) });
+            return Ok(DeviceSpec::Fault { seed, odds, inner: Box::new(inner) });
         }
         Err(invalid())
     }
@@ -78,7 +85,10 @@ impl fmt::Display for DeviceSpec {
                     (port, Some(gid)) => write!(f, "/{port}/{gid}"),
                 }
             }
-            DeviceSpec::Fault { seed, inner } => write!(f, "fault:{seed}:{inner}"),
+            DeviceSpec::Fault { seed, odds, inner } if *odds == Odds::default() => {
+                write!(f, "fault:{seed}:{inner}")
+            }
+            DeviceSpec::Fault { seed, odds, inner } => write!(f, "fault:{seed}/{odds}:{inner}"),
         }
     }
 }
@@ -95,6 +105,8 @@ mod tests {
             "verbs:rxe0/2",
             "verbs:rxe0/1/0",
             "fault:18446744073709551615:software",
+            "fault:3/lose=7/stall=9:software",
+            "fault:3/:software",
         ] {
             assert_eq!(text.parse::<DeviceSpec>().unwrap().to_string(), text);
         }
@@ -108,6 +120,8 @@ mod tests {
             "verbs:a/x",
             "fault:software",
             "fault:1:fault:2:software",
+            "fault:1/lose:software",
+            "fault:/lose=1:software",
         ] {
             assert!(text.parse::<DeviceSpec>().is_err(), "{text}");
         }

@@ -204,8 +204,8 @@ pub(super) fn join(
         barriers: config.barriers,
         barrier_members: config.barrier_members.unwrap_or(MemberSet::first(ranks.len())),
         tree: config.tree.clone(),
-        // The software device knows who is dead. A network only knows who does not answer.
-        needs_quorum: device.address().provider != DeviceAddress::SOFTWARE,
+        // On one machine it is known who is dead. A network only knows who does not answer.
+        needs_quorum: !device.attr().same_machine,
     };
     Engine::new(
         id,

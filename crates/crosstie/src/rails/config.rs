@@ -63,7 +63,8 @@ pub struct Config {
     pub listen_address: IpAddr,
     /// Messages of at most so many bytes go through staging memory at the receiver and are copied by the receiver's thread.
     /// That is faster than writing into memory of another process on a software device (4 KiB: 1.3 µs instead of 2.0); a NIC writes
-    /// directly at no cost. `None` chooses: 8 KiB if all rails are software devices, otherwise 0.
+    /// directly at no cost. `None` chooses: 8 KiB if all rails are devices on which this pays
+    /// ([`DeviceAttr::in_place_is_slower`](crate::device::DeviceAttr::in_place_is_slower)), otherwise 0.
     pub staging: Option<u32>,
     /// The memory with the hints of a program outside, see [`HintPublisher`](super::HintPublisher).
     pub hint: Option<PathBuf>,

@@ -275,8 +275,13 @@ fn spawn<T: Send + 'static>(
 
 /// Hands out the connection, and serves it until it ends.
 fn publish<T>(outcome: &SyncSender<Outcome<T>>, (connection, core): (T, Core), control: Control) {
-    if outcome.send(Ok(connection)).is_ok() {
-        control.run(&core);
+    match outcome.send(Ok(connection)) {
+        Ok(()) => control.run(&core),
+        // Nobody wants it any more.
+        Err(unwanted) => {
+            control.give_up();
+            drop(unwanted);
+        }
     }
 }
 

@@ -116,7 +116,8 @@ impl SendConnection {
 
 impl Drop for SendConnection {
     fn drop(&mut self) {
-        self.core.lock().close();
+        let mailbox = self.core.lock().close();
+        mailbox.wait_until_ended();
     }
 }
 
@@ -182,6 +183,7 @@ impl RecvConnection {
 
 impl Drop for RecvConnection {
     fn drop(&mut self) {
-        self.core.lock().close();
+        let mailbox = self.core.lock().close();
+        mailbox.wait_until_ended();
     }
 }

@@ -16,7 +16,7 @@ use super::events::{self, PortEvents};
 use super::hint::{Hint, HintReader};
 use super::memory::Memory;
 use crate::bootstrap::random_bytes;
-use crate::device::{Access, Device, DeviceAddress, MultiRegion, Pd};
+use crate::device::{Access, Device, MultiRegion, Pd};
 
 /// One to four devices over which messages are sent and received. All clones are the same context; any thread may use it.
 #[derive(Clone, Debug)]
@@ -55,8 +55,8 @@ impl Rails {
             .enumerate()
             .map(|(rail, device)| device.alloc_pd().map_err(|source| SetupError::Device { rail, source }))
             .collect::<Result<Vec<_>, _>>()?;
-        let all_software = devices.iter().all(|device| device.address().provider == DeviceAddress::SOFTWARE);
-        let staging = config.staging.unwrap_or(if all_software { 8 << 10 } else { 0 });
+        let staging_pays = devices.iter().all(|device| device.attr().in_place_is_slower);
+        let staging = config.staging.unwrap_or(if staging_pays { 8 << 10 } else { 0 });
         let max_message = devices.iter().map(|device| device.attr().max_message).min().unwrap_or(0);
         let max_message = max_message.min(crosstie_protocol::rails::MAX_MESSAGE);
         let hint = config.hint.as_deref().map(HintReader::open).transpose()?;

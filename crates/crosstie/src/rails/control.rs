@@ -23,6 +23,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const PROBE_POLL: Duration = Duration::from_millis(1);
 /// How often a port that is down is looked at.
 const PORT_POLL: Duration = Duration::from_millis(20);
+/// How long a connection that was closed here stays open for what the peer still sends.
+const LINGER: Duration = Duration::from_secs(1);
 /// How long the receiver may take to accept an offered endpoint.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,7 @@ pub(super) struct Control {
 /// Why the thread ends.
 enum End {
     Closed,
+    PeerClosed { next: u64, open: Vec<u64> },
     Cause(Cause),
 }
 
@@ -80,17 +83,47 @@ impl Control {
 
     /// Runs until the connection ends.
     pub(super) fn run(mut self, core: &Core) {
-        match self.serve(core) {
+        let mail = match self.serve(core) {
             Ok(never) => match never {},
-            Err(End::Closed) => {}
+            Err(End::Closed) => None,
+            Err(End::PeerClosed { next, open }) => Some(Mail::PeerClosed { next, open }),
             Err(End::Cause(cause)) => {
                 if let Cause::Violation(violation) = &cause {
                     self.send(&Frame::Error(violation.to_string())).ok();
                 }
-                self.mailbox.put_mail(Mail::Ended(cause));
-                // Ends all requests, and frees what the connection holds, also if the program does not call any more.
-                core.attend();
+                Some(Mail::Ended(cause))
             }
+        };
+        self.mailbox.set_ended();
+        match mail {
+            None => self.read_rest(),
+            Some(mail) => {
+                self.mailbox.put_mail(mail);
+                // Ends all requests, and frees what the connection holds, also if the program does not call any more.
+                while let Some(again) = core.attend() {
+                    std::thread::sleep(again);
+                }
+            }
+        }
+    }
+
+    /// The connection was not wanted: ends without a word.
+    pub(super) fn give_up(&self) {
+        self.mailbox.set_ended();
+    }
+
+    /// Reads what the peer still sends. A socket that is closed before would tell the peer that bytes were lost, and the peer
+    /// might not get the last frame.
+    fn read_rest(&mut self) {
+        let deadline = Instant::now() + LINGER;
+        let mut buffer = [0; 4096];
+        let mut left = LINGER;
+        self.stream.shutdown(std::net::Shutdown::Write).ok();
+        while !left.is_zero()
+            && self.stream.set_read_timeout(Some(left)).is_ok()
+            && matches!(self.stream.read(&mut buffer), Ok(1..))
+        {
+            left = deadline.saturating_duration_since(Instant::now());
         }
     }
 
@@ -146,9 +179,9 @@ impl Control {
                 self.rebuilds[rail] = Some((Rebuild::Waiting { at: Instant::now() + pause }, epoch, pause));
                 Ok(())
             }
-            Order::Close(error) => {
+            Order::Close(last) => {
                 // If the peer is gone, it needs no farewell.
-                self.send(&error.map_or(Frame::Close, Frame::Error)).ok();
+                self.send(&last).ok();
                 Err(End::Closed)
             }
         }
@@ -182,7 +215,7 @@ impl Control {
     fn handle(&mut self, frame: Frame) -> Result<(), End> {
         let unexpected = || End::Cause(Cause::PeerError("it sent a frame that was not due".into()));
         match (frame, self.role) {
-            (Frame::Close, _) => Err(End::Cause(Cause::PeerClosed)),
+            (Frame::Close { next, open }, _) => Err(End::PeerClosed { next, open }),
             (Frame::Error(text), _) => Err(End::Cause(Cause::PeerError(text))),
             (Frame::RailError { rail, epoch }, Role::Sender) => {
                 self.mailbox.put_mail(Mail::RailError { rail, epoch });

@@ -9,7 +9,7 @@ use crosstie_protocol::rails::Mask;
 
 use super::context::Context;
 use super::error::SetupError;
-use crate::device::{DeviceAddress, Event};
+use crate::device::Event;
 
 /// How long a wait for an event lasts. A context that is dropped keeps its devices open for so long at most.
 const WAIT: Duration = Duration::from_millis(100);
@@ -74,10 +74,10 @@ impl PortEvents {
     }
 }
 
-/// Starts to wait for events. The software device has none of its own: a peer that is gone is noticed by the control connection.
+/// Starts to wait for events of the devices whose ports have any. That a peer is gone is noticed by the control connection.
 pub(super) fn watch(context: &Arc<Context>) -> Result<(), SetupError> {
     for (rail, device) in context.devices.iter().enumerate() {
-        if device.address().provider == DeviceAddress::SOFTWARE && device.faults().is_none() {
+        if !device.attr().port_events {
             continue;
         }
         let context = Arc::downgrade(context);

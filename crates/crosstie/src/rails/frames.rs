@@ -47,8 +47,9 @@ pub(super) enum Frame {
     Accept { rail: usize, epoch: u32, endpoint: Option<EndpointAddress> },
     /// Sender: the new endpoint works.
     Return { rail: usize, epoch: u32 },
-    /// The connection is closed.
-    Close,
+    /// The connection is closed. This end is done with the messages before `next` that are not in `open`: their sends are
+    /// acknowledged, or they have arrived completely.
+    Close { next: u64, open: Vec<u64> },
 }
 
 impl Frame {
@@ -100,7 +101,11 @@ impl Frame {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 (10, *rail)
             }
-            Frame::Close => (11, 0),
+            Frame::Close { next, open } => {
+                out.extend_from_slice(&next.to_le_bytes());
+                open.iter().for_each(|message| out.extend_from_slice(&message.to_le_bytes()));
+                (11, 0)
+            }
         };
         out[0] = kind;
         out[1] = rail as u8;
@@ -160,7 +165,14 @@ impl Frame {
                 Frame::Accept { rail, epoch, endpoint }
             }
             10 => Frame::Return { rail, epoch: u32::from_le_bytes(take(&mut body)?) },
-            11 => Frame::Close,
+            11 => {
+                let next = u64::from_le_bytes(take(&mut body)?);
+                let (chunks, rest) = core::mem::take(&mut body).as_chunks::<8>();
+                if !rest.is_empty() || chunks.len() > MAX_SLOTS {
+                    return None;
+                }
+                Frame::Close { next, open: chunks.iter().map(|chunk| u64::from_le_bytes(*chunk)).collect() }
+            }
             _ => return None,
         };
         body.is_empty().then_some(frame)
@@ -248,7 +260,7 @@ mod tests {
             Frame::Accept { rail: 0, epoch: 2, endpoint: Some(endpoint) },
             Frame::Accept { rail: 0, epoch: 2, endpoint: None },
             Frame::Return { rail: 2, epoch: 9 },
-            Frame::Close,
+            Frame::Close { next: 77, open: vec![70; MAX_SLOTS] },
         ]
     }
 
@@ -261,7 +273,11 @@ mod tests {
             assert_eq!(Frame::decode(header, body), Some(frame.clone()));
             if !matches!(
                 frame,
-                Frame::Error(_) | Frame::Fence { .. } | Frame::Answer { .. } | Frame::Accept { .. }
+                Frame::Error(_)
+                    | Frame::Fence { .. }
+                    | Frame::Answer { .. }
+                    | Frame::Accept { .. }
+                    | Frame::Close { .. }
             ) {
                 for len in 0..body.len() {
                     assert_eq!(Frame::decode(header, &body[..len]), None, "{frame:?} cut to {len}");

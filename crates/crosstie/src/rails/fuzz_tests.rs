@@ -33,7 +33,7 @@ fn fuzz_rails_frames() {
         Frame::Accept { rail: 1, epoch: 2, endpoint: Some(endpoint) },
         Frame::Accept { rail: 1, epoch: 2, endpoint: None },
         Frame::Return { rail: 1, epoch: 3 },
-        Frame::Close,
+        Frame::Close { next: 9, open: vec![7, 8] },
     ]
     .iter()
     .map(Frame::encode)
@@ -65,7 +65,8 @@ fn fuzz_rails_frames() {
 /// A handle, and the clear-to-sends and records that a peer writes. Input: `kind, message`, then the bytes.
 #[test]
 fn fuzz_rails_messages() {
-    let cts = ClearToSend { addr: 1 << 40, rkeys: [1, 2, 3, 4], size: 4096, tag: 7, index: 0, count: 2 };
+    let cts =
+        ClearToSend { addrs: [1 << 40; 4], rkeys: [1, 2, 3, 4], size: 4096, tag: 7, index: 0, count: 2 };
     let example = |kind: u8, bytes: &[u8]| [&[kind, 5][..], bytes].concat();
     let handle = [&b"CTR\x01\x39\x30"[..], &[1; Handle::LEN - 6]].concat();
     let examples = [

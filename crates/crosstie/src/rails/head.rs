@@ -7,7 +7,8 @@ use crate::device::{Access, Mr, Sge};
 /// Where the bytes of a send are, so that they can be sent again after the call that named them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Source {
-    pub(super) addr: u64,
+    /// The address on each rail.
+    pub(super) addrs: [u64; MAX_RAILS],
     pub(super) len: u32,
     pub(super) lkeys: [u32; MAX_RAILS],
     pub(super) domains: [u32; MAX_RAILS],
@@ -15,7 +16,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn sge(&self, rail: usize, chunk: Chunk) -> Sge<'static> {
-        let addr = self.addr + u64::from(chunk.offset);
+        let addr = self.addrs[rail] + u64::from(chunk.offset);
         Sge::detached(addr, chunk.len, self.lkeys[rail], self.domains[rail], ACCESS)
     }
 }

@@ -2,7 +2,8 @@
 
 use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crosstie_protocol::rails::FenceEntry;
 use rustix::event::EventfdFlags;
@@ -34,6 +35,11 @@ pub(super) enum Mail {
         rail: usize,
         endpoint: Box<Endpoint>,
     },
+    /// The peer has closed the connection, and is done with the messages before `next` that are not in `open`.
+    PeerClosed {
+        next: u64,
+        open: Vec<u64>,
+    },
     Ended(Cause),
 }
 
@@ -46,8 +52,8 @@ pub(super) enum Order {
         rail: usize,
         epoch: u32,
     },
-    /// Say farewell, with an error if there is one, and end.
-    Close(Option<String>),
+    /// Send this frame as the last one, and end.
+    Close(Frame),
 }
 
 #[derive(Debug)]
@@ -56,7 +62,13 @@ pub(super) struct Mailbox {
     mail: Mutex<Vec<Mail>>,
     orders: Mutex<Vec<Order>>,
     wake: OwnedFd,
+    /// Whether the control thread has sent its last frame, or cannot send it.
+    has_ended: Mutex<bool>,
+    ended: Condvar,
 }
+
+/// How long [`Mailbox::wait_until_ended`] waits. It is over at once, unless the peer does not read and the buffers are full.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Mailbox {
     pub(super) fn new() -> std::io::Result<Mailbox> {
@@ -66,6 +78,8 @@ impl Mailbox {
             mail: Mutex::new(Vec::new()),
             orders: Mutex::new(Vec::new()),
             wake,
+            has_ended: Mutex::new(false),
+            ended: Condvar::new(),
         })
     }
 
@@ -99,6 +113,20 @@ impl Mailbox {
         // It fails if nothing was written since the last read.
         rustix::io::read(&self.wake, &mut count).ok();
         core::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The control thread sends nothing any more.
+    pub(super) fn set_ended(&self) {
+        *self.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.ended.notify_all();
+    }
+
+    /// Waits until the control thread has sent its last frame. A program may exit as soon as it has closed its connections; the
+    /// peer would not learn then which messages are done.
+    pub(super) fn wait_until_ended(&self) {
+        let guard = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        // If it takes too long, the peer learns that the connection is gone.
+        drop(self.ended.wait_timeout_while(guard, FAREWELL_TIMEOUT, |has_ended| !*has_ended));
     }
 
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {

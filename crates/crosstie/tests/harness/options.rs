@@ -28,7 +28,9 @@ impl Options {
             match arg.as_str() {
                 "--device" => {
                     for spec in value()?.split(',') {
-                        options.specs.push(spec.parse().map_err(|e| format!("{e}"))?);
+                        let spec = spec.parse().map_err(|e| format!("{e}"))?;
+                        check_faults(&spec)?;
+                        options.specs.push(spec);
                     }
                 }
                 "--mode" => options.mode = Some(value()?),
@@ -72,5 +74,16 @@ impl Options {
     pub(super) fn setup(&self, seed: u64) -> TestSetup {
         let specs = if self.specs.is_empty() { vec![DeviceSpec::Software] } else { self.specs.clone() };
         TestSetup { specs, across: self.across, wrapped: self.wrapped, seed }
+    }
+}
+
+/// The cases expect that what is asked for succeeds. A device may be slow, but must not fail at random.
+fn check_faults(spec: &DeviceSpec) -> Result<(), String> {
+    match spec {
+        DeviceSpec::Fault { seed, odds, inner } if !odds.only_delays() => Err(format!(
+            "{spec} fails at random, but the cases expect a device that works: \
+             use fault:{seed}/:{inner} (no faults) or fault:{seed}/hold=8:{inner} (late completions)"
+        )),
+        _ => Ok(()),
     }
 }

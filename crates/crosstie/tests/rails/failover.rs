@@ -139,6 +139,101 @@ fn a_receive_that_fails_after_its_acknowledgement_is_sent_again_or_ends_the_conn
     }
 }
 
+/// Waits until `step` returns something.
+fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
+    let started = std::time::Instant::now();
+    for round in 1u64.. {
+        if let Some(result) = step() {
+            return result;
+        }
+        if round % 256 == 0 {
+            check_hang(started);
+            std::thread::yield_now();
+        }
+    }
+    unreachable!()
+}
+
+/// Polls after which a late completion is handed out. They take far less time than a late completion may, see `until`.
+const LATE: u32 = 100;
+
+/// The receiver's completion is late, and the rail fails before it comes: the message is delivered all the same.
+#[test]
+fn a_completion_that_is_late_when_its_rail_fails_is_waited_for() {
+    for rail in 0..2 {
+        let mut hit = 0;
+        for k in 0..8 {
+            let mut pair = pair_with(1, rail, &Plan::none().delay_completion(k, LATE));
+            let (from, to) = (pair.here.allocate(300_000).unwrap(), pair.there.allocate(300_000).unwrap());
+            let bytes = pattern(300_000, k);
+            from.write(0, &bytes).unwrap();
+            let buffer = RecvBuffer { memory: &to, range: 0..300_000, tag: 0 };
+            let receive = pair.receiver.irecv(&[buffer]).unwrap().unwrap();
+            let send = until(|| pair.sender.isend(&from, 0..300_000, 0).unwrap());
+            until(|| pair.sender.test(send).unwrap());
+            pair.faults[0][rail].port_down();
+            let mut received = pair.receiver.test(receive).unwrap();
+            hit += usize::from(received.is_none());
+            // The sender notices the port, and fences the rail.
+            until(|| {
+                pair.sender.progress();
+                (pair.sender.rails_up() != 3).then_some(())
+            });
+            pair.faults[0][rail].port_up();
+            if received.is_none() {
+                received = Some(until(|| {
+                    pair.sender.progress();
+                    pair.receiver.test(receive).unwrap()
+                }));
+            }
+            assert_eq!(received.unwrap().sizes(), [300_000]);
+            check(&to, 0, &bytes);
+            exercise_rest(&mut pair);
+        }
+        assert!(hit > 0, "no completion was late");
+    }
+}
+
+/// The sender closes the connection as soon as its message is acknowledged; the receiver's completion is late.
+#[test]
+fn a_completion_that_is_late_when_the_sender_closes_is_waited_for() {
+    for k in 0..6 {
+        let mut pair = pair_with(1, (k % 2) as usize, &Plan::none().delay_completion(k / 2, LATE));
+        let (from, to) = (pair.here.allocate(300_000).unwrap(), pair.there.allocate(300_000).unwrap());
+        let receives = [0..200_000, 200_000..300_000]
+            .map(|range| pair.receiver.irecv(&[RecvBuffer { memory: &to, range, tag: 0 }]).unwrap().unwrap());
+        let send = until(|| pair.sender.isend(&from, 0..200_000, 0).unwrap());
+        until(|| pair.sender.test(send).unwrap());
+        drop(pair.sender);
+        let received = until(|| pair.receiver.test(receives[0]).unwrap());
+        assert_eq!(received.sizes(), [200_000]);
+        // The other message will not come.
+        let error = until(|| match pair.receiver.test(receives[1]) {
+            Ok(received) => received.map(|received| panic!("{received:?}")),
+            Err(error) => Some(error),
+        });
+        assert_eq!(error, RequestError::Ended(Cause::PeerClosed));
+    }
+}
+
+/// The receiver has got the message and closes the connection; the acknowledgement never reaches the sender.
+#[test]
+fn a_message_that_the_receiver_got_is_done_when_the_receiver_closes_whatever_the_sender_knows() {
+    for k in 0..6 {
+        let plan = Plan::none().fail_completion(k / 2, Status::RetryExceeded);
+        let mut pair = pair_with(0, (k % 2) as usize, &plan);
+        let (from, to) = (pair.here.allocate(300_000).unwrap(), pair.there.allocate(300_000).unwrap());
+        let receives = [0..200_000, 200_000..300_000]
+            .map(|range| pair.receiver.irecv(&[RecvBuffer { memory: &to, range, tag: 0 }]).unwrap().unwrap());
+        let send = until(|| pair.sender.isend(&from, 0..200_000, 0).unwrap());
+        assert_eq!(until(|| pair.receiver.test(receives[0]).unwrap()).sizes(), [200_000]);
+        drop(pair.receiver);
+        assert_eq!(until(|| pair.sender.test(send).unwrap()), 200_000);
+        let error = until(|| pair.sender.isend(&from, 0..100_000, 0).err());
+        assert_eq!(error, RequestError::Ended(Cause::PeerClosed));
+    }
+}
+
 /// Starts a transfer, calls `disturb` at step `at` of it, and checks every byte.
 fn disturb_at(pair: &mut Pair, at: usize, mut disturb: impl FnMut(&mut Pair, usize)) {
     const LEN: usize = 400_000;

@@ -10,4 +10,5 @@ mod pair;
 mod failover;
 mod observe;
 mod peers;
+mod registrations;
 mod transfers;

@@ -6,8 +6,8 @@
 //! # Promises
 //!
 //! - The device contract holds, also with faults: every accepted request completes exactly once, a failed request takes its
-//!   queue pair to ERR, no request of a queue pair succeeds after one of its completions failed, and the completions of one
-//!   queue pair keep their order.
+//!   queue pair to ERR, no send request of a queue pair succeeds after one has failed and no receive after one has failed, and
+//!   the completions of one queue pair keep their order. A message that had arrived before a send request failed is received.
 //! - With [`Plan::none`] the device behaves like the device that it wraps.
 //! - The same plan, with the same sequence of calls and of results of the wrapped device, gives the same faults.
 //!
@@ -28,11 +28,13 @@
 //! One lock per device protects everything: this provider is for tests and simulation, not for speed.
 
 mod datapath;
+mod odds;
 mod plan;
 mod qp;
 mod setup;
 mod state;
 
+pub use odds::{InvalidOdds, Odds};
 pub use plan::Plan;
 pub use setup::{Ah, Cq, Device, Pd, RcQp, Srq, UdQp};
 

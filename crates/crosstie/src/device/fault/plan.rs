@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{PostError, Status};
+use super::odds::Odds;
 
 /// The faults that a wrapped device injects. A plan names posts and completions by number, counted from zero over the whole
 /// device (see [`Control::posts`](super::Control::posts) and [`Control::completions`](super::Control::completions)). So a
@@ -17,13 +18,14 @@ use super::super::{PostError, Status};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    seed: Option<u64>,
+    random: Option<(u64, Odds)>,
     posts: BTreeMap<u64, PostError>,
     lost: BTreeMap<u64, Status>,
     dropped: BTreeSet<u64>,
     completions: BTreeMap<u64, Status>,
     holds: BTreeMap<u64, Hold>,
     port_down: BTreeMap<u64, u64>,
+    stalls: BTreeMap<u64, u64>,
     kills: BTreeSet<u64>,
     retry_ticks: Option<u64>,
 }
@@ -42,16 +44,6 @@ impl Hold {
     pub(super) const MAX_POLLS: u32 = 64;
 }
 
-/// With a seeded plan, each kind of fault has a probability of one in this many.
-mod odds {
-    pub(super) const POST: u64 = 256;
-    pub(super) const LOST: u64 = 8192;
-    pub(super) const DROPPED: u64 = 64;
-    pub(super) const COMPLETION: u64 = 8192;
-    pub(super) const HOLD: u64 = 16;
-    pub(super) const PORT_DOWN: u64 = 16384;
-}
-
 impl Plan {
     /// Ticks (see [`Plan::port_down`]) after which a request fails that is stalled because the port is down.
     pub const RETRY_TICKS: u64 = 20_000;
@@ -65,7 +57,12 @@ impl Plan {
     /// completions that fail, completions that are late or overtaken, lost datagrams, ports that go down for a while. The
     /// death of a peer is never drawn, because no workload could continue after it.
     pub fn from_seed(seed: u64) -> Plan {
-        Plan { seed: Some(seed), ..Plan::default() }
+        Plan::from_odds(seed, Odds::default())
+    }
+
+    /// Faults drawn from a seed, each kind as often as `odds` says.
+    pub fn from_odds(seed: u64, odds: Odds) -> Plan {
+        Plan { random: Some((seed, odds)), ..Plan::default() }
     }
 
     /// Refuses post `k` with [`PostError::Full`] or [`PostError::Device`].
@@ -121,8 +118,8 @@ impl Plan {
         self
     }
 
-    /// Turns completion `k`, if it is a success, into a failure with `status`. The queue pair goes to ERR; none of its
-    /// later completions is a success. The request has had its effect on the peer.
+    /// Turns completion `k`, if it is a success, into a failure with `status`. The queue pair goes to ERR; if it was a send
+    /// request, no later send request succeeds, and if it was a receive, no later receive. The request has had its effect.
     ///
     /// Hardware: the request arrived but no acknowledgement came back ([`Status::RetryExceeded`],
     /// [`Status::ResponseTimeout`]), or the device failed after it ([`Status::LocalQpOperation`], [`Status::Fatal`],
@@ -170,6 +167,15 @@ impl Plan {
         self
     }
 
+    /// Just before post `k`, the link stops to pass anything, for so many ticks: as [`Plan::port_down`], but the device reports
+    /// no event, and requests do not fail however long it takes.
+    ///
+    /// Hardware: a switch that pauses the port, or drops packets for less time than the transport retries.
+    pub fn stall(mut self, k: u64, ticks: u64) -> Plan {
+        self.stalls.insert(k, ticks);
+        self
+    }
+
     /// How many ticks a request waits while the port is down; the default is [`Plan::RETRY_TICKS`]. It replaces
     /// [`ConnectConfig::timeout`](super::super::ConnectConfig::timeout) and its retries, which are measured in time and
     /// would not be reproducible.
@@ -187,32 +193,33 @@ impl Plan {
 
     pub(super) fn refusal(&self, k: u64) -> Option<PostError> {
         self.posts.get(&k).copied().or_else(|| {
-            let drawn = self.draw(b'p', k, odds::POST)?;
+            let drawn = self.draw(b'p', k, |odds| odds.refuse)?;
             Some(if drawn % 8 == 0 { PostError::Device(libc::ENOMEM) } else { PostError::Full })
         })
     }
 
     pub(super) fn loss(&self, k: u64) -> Option<Status> {
         self.lost.get(&k).copied().or_else(|| {
-            let drawn = self.draw(b'l', k, odds::LOST)?;
+            let drawn = self.draw(b'l', k, |odds| odds.lose)?;
             Some(if drawn % 4 == 0 { Status::RemoteOperation } else { Status::RetryExceeded })
         })
     }
 
     pub(super) fn drops(&self, k: u64) -> bool {
-        self.dropped.contains(&k) || self.draw(b'd', k, odds::DROPPED).is_some()
+        self.dropped.contains(&k) || self.draw(b'd', k, |odds| odds.drop).is_some()
     }
 
-    pub(super) fn failure(&self, k: u64) -> Option<Status> {
+    /// Whether completion `k` fails; `sending`: it is that of a send request.
+    pub(super) fn failure(&self, k: u64, sending: bool) -> Option<Status> {
         self.completions.get(&k).copied().or_else(|| {
-            let drawn = self.draw(b'c', k, odds::COMPLETION)?;
+            let drawn = self.draw(b'c', k, |odds| if sending { odds.fail } else { odds.fail_receive })?;
             Some([Status::RetryExceeded, Status::LocalQpOperation, Status::Fatal][(drawn % 3) as usize])
         })
     }
 
     pub(super) fn hold(&self, k: u64) -> Option<Hold> {
         self.holds.get(&k).copied().or_else(|| {
-            let drawn = self.draw(b'h', k, odds::HOLD)?;
+            let drawn = self.draw(b'h', k, |odds| odds.hold)?;
             Some(if drawn % 2 == 0 { Hold::Overtaken } else { Hold::Polls(1 + (drawn >> 8) as u32 % 16) })
         })
     }
@@ -220,9 +227,18 @@ impl Plan {
     /// For how many ticks the port goes down before post `k`.
     pub(super) fn outage(&self, k: u64) -> Option<u64> {
         self.port_down.get(&k).copied().or_else(|| {
-            let drawn = self.draw(b'o', k, odds::PORT_DOWN)?;
+            let drawn = self.draw(b'o', k, |odds| odds.down)?;
             // One outage in five lasts longer than requests wait.
             Some(1 + drawn % (self.retry_ticks() * 5 / 4))
+        })
+    }
+
+    /// For how many ticks the link stalls before post `k`.
+    pub(super) fn stalls(&self, k: u64) -> Option<u64> {
+        self.stalls.get(&k).copied().or_else(|| {
+            let drawn = self.draw(b's', k, |odds| odds.stall)?;
+            // Some are shorter, most are longer than requests wait when the port is down.
+            Some(1 + drawn % (10 * self.retry_ticks()))
         })
     }
 
@@ -234,10 +250,12 @@ impl Plan {
         self.retry_ticks.unwrap_or(Plan::RETRY_TICKS).max(1)
     }
 
-    /// With probability one in `odds`, a random number. It depends on the arguments and the seed only.
-    fn draw(&self, kind: u8, k: u64, odds: u64) -> Option<u64> {
-        let drawn = splitmix64(splitmix64(self.seed? ^ (u64::from(kind) << 56)).wrapping_add(k));
-        drawn.is_multiple_of(odds).then(|| splitmix64(drawn))
+    /// With the probability that the odds say, a random number. It depends on the arguments and the seed only.
+    fn draw(&self, kind: u8, k: u64, odds: impl FnOnce(&Odds) -> u32) -> Option<u64> {
+        let (seed, all) = self.random.as_ref()?;
+        let odds = u64::from(odds(all));
+        let drawn = splitmix64(splitmix64(seed ^ (u64::from(kind) << 56)).wrapping_add(k));
+        (odds > 0 && drawn.is_multiple_of(odds)).then(|| splitmix64(drawn))
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct TrackedQp {
     /// Set if this module, not the wrapped device, moved the queue pair to ERR. The inner value is the status with which
     /// its oldest send request ends.
     pub(super) broken: Option<Option<Status>>,
+    /// A receive failed, so that no later one succeeds.
+    pub(super) receive_failed: bool,
 }
 
 /// The wrapped queue pair.
@@ -77,6 +79,7 @@ impl TrackedQp {
             sends: VecDeque::new(),
             stalled_since: None,
             broken: None,
+            receive_failed: false,
         }
     }
 

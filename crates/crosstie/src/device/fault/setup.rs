@@ -23,12 +23,15 @@ const HIDDEN_HEADROOM: u32 = 4096;
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Box<device::Device>,
+    /// As those of `inner`, and the port can fail.
+    attr: DeviceAttr,
     state: SharedState,
 }
 
 impl Device {
     pub(crate) fn new(inner: device::Device, plan: Plan) -> Device {
-        Device { inner: Box::new(inner), state: SharedState::new(State::new(plan)) }
+        let attr = DeviceAttr { port_events: true, ..inner.attr().clone() };
+        Device { inner: Box::new(inner), attr, state: SharedState::new(State::new(plan)) }
     }
 
     pub(crate) fn control(&self) -> Control {
@@ -36,7 +39,7 @@ impl Device {
     }
 
     pub(crate) fn attr(&self) -> &DeviceAttr {
-        self.inner.attr()
+        &self.attr
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {

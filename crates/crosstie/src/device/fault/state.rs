@@ -34,6 +34,8 @@ enum Port {
     Up,
     /// Until this tick, or until `port_up` is called.
     Down(Option<u64>),
+    /// The link passes nothing until this tick. No event says so.
+    Stalled(u64),
 }
 
 #[derive(Debug)]
@@ -150,6 +152,7 @@ impl State {
         qp.sends.clear();
         qp.stalled_since = None;
         qp.broken = None;
+        qp.receive_failed = false;
         qp.peer = None;
         let send_cq = qp.send_cq;
         if let Some(queue) = self.cqs.get_mut(&send_cq) {
@@ -187,7 +190,8 @@ impl State {
         }
         match self.port {
             Port::Up => return,
-            Port::Down(Some(until)) if self.ticks >= until => return self.port_up(),
+            Port::Down(Some(until)) | Port::Stalled(until) if self.ticks >= until => return self.port_up(),
+            Port::Stalled(_) => return,
             Port::Down(_) => {}
         }
         let (now, retry_ticks) = (self.ticks, self.plan.retry_ticks());
@@ -207,7 +211,7 @@ impl State {
     }
 
     pub(super) fn port_down(&mut self, ticks: Option<u64>) {
-        if self.port == Port::Up {
+        if !matches!(self.port, Port::Down(_)) {
             self.events.push_back(Event::PortDown);
         }
         self.port = Port::Down(ticks.map(|n| self.ticks + n));
@@ -218,6 +222,12 @@ impl State {
             if qp.sends.iter().any(|sent| matches!(sent.state, SendState::Stalled(_))) {
                 qp.stalled_since.get_or_insert(now);
             }
+        }
+    }
+
+    fn stall(&mut self, ticks: u64) {
+        if self.port == Port::Up {
+            self.port = Port::Stalled(self.ticks + ticks);
         }
     }
 
@@ -244,11 +254,11 @@ impl State {
     }
 
     pub(super) fn port_up(&mut self) {
-        if self.port == Port::Up {
-            return;
+        match core::mem::replace(&mut self.port, Port::Up) {
+            Port::Up => return,
+            Port::Down(_) => self.events.push_back(Event::PortUp),
+            Port::Stalled(_) => {}
         }
-        self.port = Port::Up;
-        self.events.push_back(Event::PortUp);
         for qp_num in self.all_qps() {
             self.qp(qp_num).stalled_since = None;
             self.advance_sends(qp_num);
@@ -287,6 +297,9 @@ impl State {
         self.tick(1);
         if let Some(ticks) = self.plan.outage(k) {
             self.port_down(Some(ticks));
+        }
+        if let Some(ticks) = self.plan.stalls(k) {
+            self.stall(ticks);
         }
         if self.plan.kills(k)
             && let RequestQueue::Send(qp_num) = owner
@@ -329,7 +342,7 @@ impl State {
             SendState::Lost(status)
         } else if behind || port != Port::Up || due.is_some() {
             qp.check(wr)?;
-            if port != Port::Up {
+            if matches!(port, Port::Down(_)) {
                 qp.stalled_since.get_or_insert(now);
             }
             SendState::Stalled(StoredWr::new(wr))
@@ -476,17 +489,21 @@ impl State {
                 }
             }
         }
-        if qp.broken.is_some() {
-            completion.status = if sending { qp.next_failure() } else { Status::Flushed };
-        } else if completion.status.is_success()
+        if qp.broken.is_some() && sending {
+            completion.status = qp.next_failure();
+        } else if qp.receive_failed {
+            completion.status = Status::Flushed;
+        } else if qp.broken.is_none()
+            && completion.status.is_success()
             && visible
-            && let Some(status) = self.plan.failure(self.completions)
+            && let Some(status) = self.plan.failure(self.completions, sending)
         {
             let acknowledged = sending && matches!(qp.inner, InnerQp::Rc(_));
             completion.status = match status {
                 Status::RetryExceeded | Status::ResponseTimeout if !acknowledged => Status::LocalQpOperation,
                 status => status,
             };
+            qp.receive_failed = !sending;
             qp.fail_with(None);
         }
         if !completion.status.is_success() {

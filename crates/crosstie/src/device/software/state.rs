@@ -411,5 +411,8 @@ fn attributes() -> DeviceAttr {
         one_sided: true,
         atomics: true,
         link_rate: 10_000,
+        same_machine: true,
+        in_place_is_slower: true,
+        port_events: false,
     }
 }

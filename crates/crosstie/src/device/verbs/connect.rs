@@ -7,8 +7,9 @@ use rdma_mummy_sys as ffi;
 
 use super::cq::{Cq, CqInner, LockedCqs};
 use super::datapath::PostApi;
+use super::path::unreachable_error;
 use super::send_ring::SendRing;
-use super::setup::{DeviceInner, PdInner, Srq, SrqInner, check_limit, creation_error, unreachable_error};
+use super::setup::{DeviceInner, PdInner, Srq, SrqInner, check_limit, creation_error};
 use crate::device::{Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState};
 
 /// The transport of a queue pair.

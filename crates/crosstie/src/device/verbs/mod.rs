@@ -36,6 +36,8 @@ mod connect;
 mod cq;
 mod datapath;
 mod discovery;
+mod path;
+mod port;
 mod region;
 mod send_ring;
 mod setup;

@@ -13,11 +13,12 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::cq::Cq;
 use super::datapath::{RcQp, UdQp};
-use super::discovery::{self, Gid, GidKind};
+use super::discovery;
 use super::os_error;
+use super::path::{PacketMarks, address_vector, unreachable_error};
+use super::port::{Identity, find_gid, link_rate};
 use crate::device::{
-    Access, ConnectConfig, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig,
-    RecvWr, SrqConfig,
+    Access, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig, RecvWr, SrqConfig,
 };
 
 /// Limit on scatter/gather entries per request, whatever the device supports: the list is on the stack.
@@ -48,13 +49,6 @@ pub(super) struct DeviceInner {
     pub(super) plain: bool,
     /// Soft-RoCE: its driver has bugs in parts of the newer calls, see docs/decisions/verbs-bindings.md.
     pub(super) soft_roce: bool,
-}
-
-/// How peers reach a port.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Identity {
-    pub(super) address: DeviceAddress,
-    gid_index: u8,
 }
 
 // SAFETY: the calls of libibverbs may be made from any thread; the other fields do not change after `open`, or have a lock.
@@ -91,6 +85,9 @@ impl Device {
                 one_sided: true,
                 atomics: false,
                 link_rate: 0,
+                same_machine: false,
+                in_place_is_slower: false,
+                port_events: true,
             },
             name: name.to_owned(),
             port,
@@ -179,6 +176,9 @@ impl Device {
             one_sided: true,
             atomics: device.atomic_cap != ffi::ibv_atomic_cap::IBV_ATOMIC_NONE,
             link_rate: link_rate(link.active_speed, link.active_width),
+            same_machine: false,
+            in_place_is_slower: false,
+            port_events: true,
         };
         // SAFETY: the context is open.
         nonblocking(unsafe { (*context).async_fd })?;
@@ -434,112 +434,6 @@ impl Drop for AhInner {
     }
 }
 
-/// How packets are marked for the network, see [`ConnectConfig`].
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PacketMarks {
-    service_level: u8,
-    traffic_class: u8,
-}
-
-impl From<&ConnectConfig> for PacketMarks {
-    fn from(config: &ConnectConfig) -> PacketMarks {
-        PacketMarks { service_level: config.service_level, traffic_class: config.traffic_class }
-    }
-}
-
-/// The address vector of a peer. The address came from outside, so every field is checked.
-fn address_vector(
-    from: &DeviceAddress,
-    (port, gid_index): (u8, u8),
-    to: &DeviceAddress,
-    marks: PacketMarks,
-) -> Result<ffi::ibv_ah_attr, DeviceError> {
-    if to.provider != DeviceAddress::VERBS {
-        return Err(DeviceError::BadAddress("it is not the address of a verbs device"));
-    }
-    if to.link_layer != from.link_layer {
-        return Err(DeviceError::BadAddress(
-            "one port is InfiniBand and the other Ethernet; they cannot connect",
-        ));
-    }
-    if !(1..=5).contains(&to.mtu) {
-        return Err(DeviceError::BadAddress("its MTU code is not 1 to 5"));
-    }
-    let ethernet = to.link_layer == 2;
-    let routed = ethernet || to.lid == 0 || to.gid[..8] != from.gid[..8];
-    if routed && to.gid == [0; 16] {
-        return Err(DeviceError::BadAddress("it has neither GID nor LID"));
-    }
-    Ok(ffi::ibv_ah_attr {
-        grh: ffi::ibv_global_route {
-            dgid: ffi::ibv_gid { raw: to.gid },
-            flow_label: 0,
-            sgid_index: gid_index,
-            hop_limit: 64,
-            traffic_class: marks.traffic_class,
-        },
-        dlid: if ethernet { 0 } else { to.lid },
-        sl: marks.service_level,
-        src_path_bits: 0,
-        static_rate: 0,
-        is_global: u8::from(routed),
-        port_num: port,
-    })
-}
-
-/// The error for a peer to which there is no route; `None` if `error` has another cause.
-pub(super) fn unreachable_error(to: &DeviceAddress, error: &std::io::Error) -> Option<DeviceError> {
-    let known = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ETIMEDOUT, libc::EADDRNOTAVAIL];
-    error.raw_os_error().filter(|code| known.contains(code)).map(|_| {
-        let gid = core::net::Ipv6Addr::from(to.gid);
-        DeviceError::Unreachable(format!(
-            "no route to GID {gid} ({error}): check addresses, routes and the GID index"
-        ))
-    })
-}
-
-/// Bytes per microsecond of a port, from the codes for its lanes' speed and number. Encoding overhead is left out for the old speeds
-/// only (8b/10b), whose overhead matters.
-fn link_rate(speed: u8, width: u8) -> u32 {
-    // Mbit/s of one lane: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
-    let lane = match speed {
-        1 => 2_000,
-        2 => 4_000,
-        4 => 8_000,
-        8 => 10_000,
-        16 => 14_000,
-        32 => 25_000,
-        64 => 50_000,
-        128 => 100_000,
-        _ => 2_000,
-    };
-    let lanes = match width {
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 1,
-    };
-    lane * lanes / 8
-}
-
-/// The GID to use: the one that was asked for, or the best one.
-fn find_gid(gids: &[Gid], chosen: Option<u8>, is_infiniband: bool) -> Option<&Gid> {
-    match chosen {
-        Some(index) => gids.iter().find(|gid| gid.index == index),
-        // On InfiniBand, the first GID is the port's own.
-        None if is_infiniband => gids.iter().min_by_key(|gid| (gid.kind != GidKind::InfiniBand, gid.index)),
-        None => discovery::choose_gid(gids),
-    }
-}
-
-impl Identity {
-    fn set_gid(&mut self, gid: &Gid) {
-        self.gid_index = gid.index;
-        self.address.gid = gid.address.octets();
-    }
-}
-
 impl DeviceInner {
     /// How peers reach the port now. An interface that was down may come back with other addresses, so the GIDs are read anew
     /// when the GID in use is no longer in the port's table. While the port has no GID at all, the last one is returned.
@@ -682,58 +576,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_carry_the_service_level_and_the_traffic_class_of_the_connection() {
-        let address = |last: u8| DeviceAddress {
-            provider: DeviceAddress::VERBS,
-            link_layer: 2,
-            mtu: 5,
-            reserved: 0,
-            lid: 0,
-            reserved2: 0,
-            gid: [last; 16],
-        };
-        let vector = |config: &ConnectConfig| {
-            let made = address_vector(&address(1), (1, 3), &address(2), config.into()).unwrap();
-            (made.sl, made.grh.traffic_class, made.is_global)
-        };
-        assert_eq!(vector(&ConnectConfig::default()), (0, 0, 1));
-        let marked = ConnectConfig { service_level: 3, traffic_class: 0x6a, ..ConnectConfig::default() };
-        assert_eq!(vector(&marked), (3, 0x6a, 1));
-    }
-
-    #[test]
     fn device_without_atomics_is_not_asked_to_allow_them() {
         let with = access_flags(Access::ALL, true);
         let without = access_flags(Access::ALL, false);
         assert_eq!(with ^ without, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0);
         assert_eq!(without, access_flags(Access::ALL.difference(Access::REMOTE_ATOMIC), true));
-    }
-
-    /// The address that a peer sends: a path to it has an allowed MTU and somewhere to go, or there is an error.
-    #[cfg(not(loom))]
-    #[test]
-    fn fuzz_verbs_address() {
-        use zerocopy::{FromBytes, IntoBytes};
-        let ours = DeviceAddress {
-            provider: DeviceAddress::VERBS,
-            link_layer: 2,
-            mtu: 5,
-            reserved: 0,
-            lid: 0,
-            reserved2: 0,
-            gid: [1; 16],
-        };
-        let infiniband = DeviceAddress { link_layer: 1, lid: 7, ..ours };
-        let examples = [ours, infiniband].map(|address| address.as_bytes().to_vec());
-        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "verbs_address", examples, |input| {
-            let Ok(to) = DeviceAddress::read_from_bytes(input) else { return };
-            for from in [&ours, &infiniband] {
-                if let Ok(path) = address_vector(from, (1, 3), &to, (&ConnectConfig::default()).into()) {
-                    assert_eq!((to.provider, to.link_layer), (DeviceAddress::VERBS, from.link_layer));
-                    assert!((1..=5).contains(&to.mtu) && (path.is_global == 1 || path.dlid != 0));
-                    assert!(path.is_global == 0 || to.gid != [0; 16]);
-                }
-            }
-        });
     }
 }

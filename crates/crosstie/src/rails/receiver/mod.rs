@@ -1,28 +1,35 @@
 //! The receiving end of a connection.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | receives, their results, completions |
+//! | `clear_to_send.rs` | telling the sender about receives |
+//! | `repair.rs` | rails that fail and return, and the end of the connection |
+
+mod clear_to_send;
+mod repair;
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
-use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crosstie_protocol::rails::{
-    Arrival, CTS_LEN, ClearToSend, FenceEntry, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, Receiver,
-    Record, Violation, leader, rails_of,
+    Arrival, ClearToSend, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, Receiver, Record, Violation,
+    leader,
 };
 
 use super::connect::Parts;
 use super::context::Context;
 use super::counters::ConnectionCounters;
-use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, POST_RETRIES, PROBE, Role};
+use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
 use super::error::{Cause, RequestError};
-use super::frames::Frame;
-use super::mailbox::{Mail, Mailbox, Order};
+use super::mailbox::Mailbox;
 use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
-use crate::device::{Completion, Data, MultiRegion, Opcode, PostError, SendOp, SendWr};
+use crate::device::{Completion, MultiRegion, Opcode};
+use repair::{Fence, PeerClosed};
 
-/// A receive that was accepted. [`RecvConnection::test`](super::RecvConnection::test) says when it is done.
+/// A receive that was accepted. [`RecvConnection::test`](crate::rails::RecvConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecvRequest(u64);
 
@@ -80,15 +87,6 @@ struct Rail {
     probed_at: Option<u64>,
 }
 
-/// A fence that is not answered yet.
-#[derive(Debug)]
-struct Fence {
-    rail: usize,
-    epoch: u32,
-    next: u64,
-    entries: Vec<FenceEntry>,
-}
-
 /// The receiving end of a connection. One thread at a time uses it.
 ///
 /// All work is done inside the calls of [`irecv`](RecvCore::irecv) and [`test`](RecvCore::test): call one of them
@@ -104,8 +102,7 @@ pub(super) struct RecvCore {
     protocol: Receiver,
     requests: Box<[Request]>,
     fences: Vec<Fence>,
-    /// Requests that are done for the sender and not for us, and when they have failed.
-    suspects: Vec<(u64, u64)>,
+    peer_closed: Option<PeerClosed>,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
     ended: Option<Cause>,
@@ -139,7 +136,7 @@ impl RecvCore {
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
             fences: Vec::new(),
-            suspects: Vec::new(),
+            peer_closed: None,
             has_unsent: false,
             ended: None,
             start: Instant::now(),
@@ -187,12 +184,11 @@ impl RecvCore {
             if buffer.memory.context != self.context.id {
                 return Err(RequestError::WrongMemory);
             }
-            let mut rkeys = [0; MAX_RAILS];
-            let mut addr = 0;
-            for (rail, rkey) in rkeys.iter_mut().enumerate().take(self.agreed.rails) {
+            let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+            for rail in 0..self.agreed.rails {
                 let region = buffer.memory.regions.region(rail);
-                addr = region.sge(buffer.range.clone())?.addr;
-                *rkey = region.remote().rkey;
+                addrs[rail] = region.sge(buffer.range.clone())?.addr;
+                rkeys[rail] = region.remote().rkey;
             }
             let size = buffer.range.len() as u64;
             if size > max_message {
@@ -200,7 +196,7 @@ impl RecvCore {
             }
             let (index_byte, count) = (index as u8, buffers.len() as u8);
             request.wanted[index] =
-                ClearToSend { addr, rkeys, size, tag: buffer.tag, index: index_byte, count };
+                ClearToSend { addrs, rkeys, size, tag: buffer.tag, index: index_byte, count };
         }
         // Of a group only the record arrives with an immediate; its sizes are checked with the record.
         let room = if buffers.len() == 1 { buffers[0].range.len() as u64 } else { u64::MAX };
@@ -250,7 +246,7 @@ impl RecvCore {
 
     /// Whether something is under way that must not wait for the program's next call.
     pub(super) fn needs_attention(&self) -> bool {
-        self.ended.is_none() && (!self.fences.is_empty() || !self.suspects.is_empty())
+        self.ended.is_none() && (!self.fences.is_empty() || self.peer_closed.is_some())
     }
 
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
@@ -263,6 +259,9 @@ impl RecvCore {
         }
         if !self.fences.is_empty() {
             self.handle_fences();
+        }
+        if self.peer_closed.is_some() {
+            self.finish_peer_closed();
         }
         if self.clock.is_due() {
             self.clock.read();
@@ -283,52 +282,6 @@ impl RecvCore {
                 && endpoint.refill(low, high).is_err()
             {
                 self.report_rail(rail);
-            }
-        }
-    }
-
-    /// The rail for the clear-to-send of a slot: that of the slot, if messages arrive on it; so a rail that carries no bytes
-    /// carries no clear-to-sends either.
-    #[inline]
-    fn clear_rail(&self, slot: usize) -> Option<usize> {
-        let preferred = slot % self.agreed.rails;
-        let recent = self.protocol.recent_mask() & self.up;
-        if recent & (1 << preferred) != 0 {
-            return Some(preferred);
-        }
-        leader(recent).or(leader(self.up))
-    }
-
-    /// Tells the sender about a request.
-    fn send_clear(&mut self, number: u64) {
-        let slot = number as usize & (self.agreed.slots - 1);
-        while let Some(rail) = self.clear_rail(slot) {
-            let now = self.now();
-            let request = &self.requests[slot];
-            let state = &mut self.rails[rail];
-            let Some(endpoint) = state.endpoint.as_deref_mut() else { break };
-            let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
-            if let Ok(retries) = posted {
-                state.unconfirmed_since.get_or_insert(now);
-                state.last_clear = number;
-                self.requests[slot].clear_rail = rail as u8;
-                let cells = &self.counters.rails[rail];
-                cells.work_requests.add(1);
-                cells.retries.add(retries);
-                return;
-            }
-            self.report_rail(rail);
-        }
-        self.has_unsent = true;
-    }
-
-    /// Sends the clear-to-sends again of all requests that the sender may not know.
-    fn resend_clears(&mut self) {
-        self.has_unsent = false;
-        let numbers: Vec<u64> = self.protocol.open_messages().collect();
-        for number in numbers {
-            if self.protocol.is_untouched(number) {
-                self.send_clear(number);
             }
         }
     }
@@ -428,9 +381,6 @@ impl RecvCore {
     }
 }
 
-/// How long the completion of a message that was acknowledged may take.
-const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Reads the sizes of a group that the leader rail has written.
 fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) -> Result<(), Violation> {
     let bad = Violation::BadRecord { slot: slot as u8 };
@@ -444,239 +394,4 @@ fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) 
     }
     request.has_record = true;
     Ok(())
-}
-
-/// Writes the clear-to-sends of a request into the sender's memory. Returns how often the queue was full.
-///
-/// A queue pair has a completion for the slot with the number of its rail only: one in each round through the slots. That is
-/// enough to know how far it has come.
-fn post_clear(
-    endpoint: &mut Endpoint,
-    request: &Request,
-    slot: usize,
-    rail: usize,
-    max_group: usize,
-) -> Result<u64, PostError> {
-    let at = slot * max_group * CTS_LEN;
-    let op = SendOp::Write(endpoint.peer.at(at as u64));
-    let mut first = [0; CTS_LEN];
-    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
-        let bytes = wanted.encode(request.message);
-        if request.count == 1 {
-            first = bytes;
-        } else {
-            endpoint
-                .source
-                .write(at + index * CTS_LEN, &bytes)
-                .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
-        }
-    }
-    let len = usize::from(request.count) * CTS_LEN;
-    let mut retries = 0;
-    loop {
-        let source = endpoint
-            .source
-            .sge(at..at + len)
-            .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
-        let sges = [source];
-        let data = if request.count == 1 { Data::Inline(&first) } else { Data::Regions(&sges) };
-        let wr = SendWr { wr_id: CLEAR_TO_SEND, op, data, signaled: slot == rail, fence: false };
-        match endpoint.qps[0].post(&wr) {
-            Ok(()) => return Ok(retries),
-            Err(PostError::Full) if retries < POST_RETRIES => retries += 1,
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-// Failures and their repair.
-impl RecvCore {
-    #[cold]
-    fn read_mail(&mut self) {
-        for mail in self.mailbox.take_mail() {
-            match mail {
-                Mail::Fence { rail, epoch, next, entries } => {
-                    if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
-                        self.fences.push(Fence { rail, epoch, next, entries });
-                    }
-                }
-                Mail::Returned { rail, endpoint } => {
-                    let state = &mut self.rails[rail];
-                    state.epoch = endpoint.epoch;
-                    state.endpoint = Some(endpoint);
-                    (state.unconfirmed_since, state.probed_at) = (None, None);
-                    self.up |= 1 << rail;
-                    self.all_down_since = None;
-                    self.counters.rails[rail].returns.add(1);
-                    self.counters.rails[rail].is_up.store(1, Relaxed);
-                    if self.has_unsent {
-                        self.resend_clears();
-                    }
-                }
-                Mail::RailError { .. } | Mail::Answer { .. } => {}
-                Mail::Ended(cause) => {
-                    // What arrived before the end counts.
-                    (0..self.agreed.rails).for_each(|rail| self.poll_rail(rail));
-                    self.end(cause);
-                }
-            }
-        }
-        self.handle_fences();
-    }
-
-    /// The rail does not work at this end: the sender will stop using it, and fence it.
-    #[cold]
-    fn report_rail(&mut self, rail: usize) {
-        if self.up & (1 << rail) == 0 {
-            return;
-        }
-        self.take_out(rail);
-        let epoch = self.rails[rail].epoch;
-        self.mailbox.put_order(Order::Send(Frame::RailError { rail, epoch }));
-    }
-
-    fn take_out(&mut self, rail: usize) {
-        if self.up & (1 << rail) == 0 {
-            return;
-        }
-        self.up &= !(1 << rail);
-        if self.up == 0 {
-            self.all_down_since = Some(self.now());
-        }
-        self.has_unsent = true;
-        self.counters.rails[rail].failures.add(1);
-        self.counters.rails[rail].is_up.store(0, Relaxed);
-    }
-
-    /// Closes the rails that the sender has stopped using, and answers what has arrived on them.
-    fn handle_fences(&mut self) {
-        let mut at = 0;
-        while at < self.fences.len() && self.ended.is_none() {
-            let rail = self.fences[at].rail;
-            self.take_out(rail);
-            if let Some(endpoint) = &mut self.rails[rail].endpoint {
-                endpoint.fail();
-            }
-            // What has arrived counts. A queue pair that is reset cannot receive any more; a peer that is inside an operation
-            // is waited for, without blocking.
-            self.drain(rail);
-            let is_closed = match &mut self.rails[rail].endpoint {
-                Some(endpoint) => endpoint.qps.iter_mut().all(|qp| qp.reset().is_ok()),
-                None => true,
-            };
-            self.drain(rail);
-            if !is_closed {
-                at += 1;
-                continue;
-            }
-            self.rails[rail].endpoint = None;
-            let Fence { rail, epoch, next, entries } = self.fences.swap_remove(at);
-            self.find_suspects(next, &entries);
-            let answers = entries.iter().map(|entry| self.protocol.fence(rail, *entry)).collect();
-            match answers {
-                Ok(entries) => self.mailbox.put_order(Order::Send(Frame::Answer { rail, epoch, entries })),
-                Err(violation) => self.end(Cause::Violation(violation)),
-            }
-            if self.up != 0 {
-                self.resend_clears();
-            }
-        }
-    }
-
-    /// Notes the requests that the sender takes for done. Their completions are under way, or a device has failed after it
-    /// acknowledged and before it completed.
-    fn find_suspects(&mut self, next: u64, entries: &[FenceEntry]) {
-        let deadline = self.now() + SUSPECT_TIMEOUT.as_nanos() as u64;
-        let slots = self.agreed.slots;
-        let is_listed = |number: u64| {
-            let generation = Immediate::generation_of(number, slots);
-            entries
-                .iter()
-                .any(|e| usize::from(e.slot) == number as usize % slots && e.generation == generation)
-        };
-        let open = self.protocol.open_messages().take_while(|number| *number < next);
-        self.suspects = open.filter(|number| !is_listed(*number)).map(|number| (number, deadline)).collect();
-    }
-
-    fn drain(&mut self, rail: usize) {
-        loop {
-            let before = self.counters.rails[rail].completions.get();
-            self.poll_rail(rail);
-            if self.counters.rails[rail].completions.get() == before || self.ended.is_some() {
-                return;
-            }
-        }
-    }
-
-    /// Probes rails on which clear-to-sends may be stuck, and notices events of the ports.
-    fn check_time(&mut self) {
-        let now = self.now();
-        let config = &self.context.config;
-        let (stall, probe) = (config.stall_timeout.as_nanos() as u64, config.probe_timeout.as_nanos() as u64);
-        let give_up = config.give_up.as_nanos() as u64;
-        if self.all_down_since.is_some_and(|since| now.saturating_sub(since) > give_up) {
-            return self.end(Cause::AllRailsDown);
-        }
-        let protocol = &self.protocol;
-        self.suspects.retain(|(number, _)| protocol.is_open(*number));
-        if self.suspects.iter().any(|(_, deadline)| now > *deadline) {
-            return self.end(Cause::LostCompletion);
-        }
-        let failed = self.context.failed_rails(&mut self.events_seen, |rail, qp_num| {
-            self.rails[rail].endpoint.as_ref().is_some_and(|e| e.qps.iter().any(|qp| qp.qp_num() == qp_num))
-        });
-        rails_of(failed & self.up).for_each(|rail| self.report_rail(rail));
-        for rail in rails_of(self.up) {
-            let state = &mut self.rails[rail];
-            match (state.probed_at, state.unconfirmed_since) {
-                (Some(since), _) if now.saturating_sub(since) > probe => self.report_rail(rail),
-                (None, Some(since)) if now.saturating_sub(since) > stall => {
-                    state.probed_at = Some(now);
-                    let Some(endpoint) = state.endpoint.as_deref_mut() else { continue };
-                    if endpoint.post_probe(0).is_err() {
-                        self.report_rail(rail);
-                        continue;
-                    }
-                    self.counters.rails[rail].probes.add(1);
-                    self.counters.rails[rail].work_requests.add(1);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Ends the connection: all requests end with `cause`.
-    fn end(&mut self, cause: Cause) {
-        if self.ended.is_some() {
-            return;
-        }
-        if let Cause::Violation(violation) = &cause {
-            self.counters.violations[violation.kind()].add(1);
-        }
-        let told = match &cause {
-            Cause::Closed | Cause::PeerClosed | Cause::PeerGone | Cause::PeerError(_) => None,
-            cause => Some(cause.to_string()),
-        };
-        self.mailbox.put_order(Order::Close(told));
-        for rail in &mut self.rails {
-            if let Some(mut endpoint) = rail.endpoint.take() {
-                endpoint.fail();
-            }
-        }
-        for request in &mut self.requests {
-            request.staged_into = None;
-        }
-        self.up = 0;
-        self.ended = Some(cause);
-    }
-
-    /// The program has dropped the connection.
-    pub(super) fn close(&mut self) {
-        self.end(Cause::Closed);
-    }
-
-    /// Ends the connection at once.
-    pub(super) fn abort(&mut self) {
-        self.end(Cause::Aborted);
-    }
 }

@@ -1,0 +1,98 @@
+//! Telling the sender about requests.
+
+use crosstie_protocol::rails::{CTS_LEN, leader};
+
+use super::super::endpoint::{CLEAR_TO_SEND, Endpoint, POST_RETRIES};
+use super::{RecvCore, Request};
+use crate::device::{Data, PostError, SendOp, SendWr};
+
+impl RecvCore {
+    /// The rail for the clear-to-send of a slot: that of the slot, if messages arrive on it; so a rail that carries no bytes
+    /// carries no clear-to-sends either.
+    #[inline]
+    fn clear_rail(&self, slot: usize) -> Option<usize> {
+        let preferred = slot % self.agreed.rails;
+        let recent = self.protocol.recent_mask() & self.up;
+        if recent & (1 << preferred) != 0 {
+            return Some(preferred);
+        }
+        leader(recent).or(leader(self.up))
+    }
+
+    /// Tells the sender about a request.
+    pub(super) fn send_clear(&mut self, number: u64) {
+        let slot = number as usize & (self.agreed.slots - 1);
+        while let Some(rail) = self.clear_rail(slot) {
+            let now = self.now();
+            let request = &self.requests[slot];
+            let state = &mut self.rails[rail];
+            let Some(endpoint) = state.endpoint.as_deref_mut() else { break };
+            let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
+            if let Ok(retries) = posted {
+                state.unconfirmed_since.get_or_insert(now);
+                state.last_clear = number;
+                self.requests[slot].clear_rail = rail as u8;
+                let cells = &self.counters.rails[rail];
+                cells.work_requests.add(1);
+                cells.retries.add(retries);
+                return;
+            }
+            self.report_rail(rail);
+        }
+        self.has_unsent = true;
+    }
+
+    /// Sends the clear-to-sends again of all requests that the sender may not know.
+    pub(super) fn resend_clears(&mut self) {
+        self.has_unsent = false;
+        let numbers: Vec<u64> = self.protocol.open_messages().collect();
+        for number in numbers {
+            if self.protocol.is_untouched(number) {
+                self.send_clear(number);
+            }
+        }
+    }
+}
+
+/// Writes the clear-to-sends of a request into the sender's memory. Returns how often the queue was full.
+///
+/// A queue pair has a completion for the slot with the number of its rail only: one in each round through the slots. That is
+/// enough to know how far it has come.
+fn post_clear(
+    endpoint: &mut Endpoint,
+    request: &Request,
+    slot: usize,
+    rail: usize,
+    max_group: usize,
+) -> Result<u64, PostError> {
+    let at = slot * max_group * CTS_LEN;
+    let op = SendOp::Write(endpoint.peer.at(at as u64));
+    let mut first = [0; CTS_LEN];
+    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
+        let bytes = wanted.encode(request.message);
+        if request.count == 1 {
+            first = bytes;
+        } else {
+            endpoint
+                .source
+                .write(at + index * CTS_LEN, &bytes)
+                .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
+        }
+    }
+    let len = usize::from(request.count) * CTS_LEN;
+    let mut retries = 0;
+    loop {
+        let source = endpoint
+            .source
+            .sge(at..at + len)
+            .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
+        let sges = [source];
+        let data = if request.count == 1 { Data::Inline(&first) } else { Data::Regions(&sges) };
+        let wr = SendWr { wr_id: CLEAR_TO_SEND, op, data, signaled: slot == rail, fence: false };
+        match endpoint.qps[0].post(&wr) {
+            Ok(()) => return Ok(retries),
+            Err(PostError::Full) if retries < POST_RETRIES => retries += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The sending end of a connection.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | sends, their results, completions |
+//! | `posting.rs` | how a message is split, and how its parts are posted |
+//! | `repair.rs` | rails that fail and return, and the end of the connection |
+
+mod posting;
+mod repair;
+
+use core::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crosstie_protocol::rails::{CTS_LEN, MAX_GROUP, MAX_RAILS, Mask, Rates, Sender};
+
+use super::config::Split;
+use super::connect::Parts;
+use super::context::Context;
+use super::counters::ConnectionCounters;
+use super::endpoint::{Agreement, Endpoint, PROBE, Role};
+use super::error::{Cause, RequestError};
+use super::head::{Head, Source};
+use super::mailbox::Mailbox;
+use super::memory::Memory;
+use crate::copyrpc::poll_clock::PollClock;
+use crate::device::Completion;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendRequest(u64);
+
+/// The sends of one message.
+#[derive(Debug, Default)]
+struct Message {
+    number: u64,
+    count: u8,
+    /// Sends whose result the program has not taken.
+    untaken: u8,
+    is_done: bool,
+    mask: Mask,
+    sources: [Source; MAX_GROUP],
+    targets: [Target; MAX_GROUP],
+    /// When its first attempt was posted, per rail.
+    posted_at: [u64; MAX_RAILS],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Target {
+    addrs: [u64; MAX_RAILS],
+    rkeys: [u32; MAX_RAILS],
+}
+
+/// What is known about a rail.
+#[derive(Debug)]
+struct Rail {
+    endpoint: Option<Box<Endpoint>>,
+    epoch: u32,
+    rates: Rates,
+    /// Bytes and requests under way.
+    queued: u64,
+    outstanding: u32,
+    /// When a completion arrived, or the first request was posted, in nanoseconds.
+    progress_at: u64,
+    probed_at: Option<u64>,
+}
+
+/// The sending end of a connection. One thread at a time uses it.
+///
+/// A message is sent when the receiver has posted a buffer for it. Sends and receives match in order; inside a group, the tag
+/// chooses the buffer. All work is done inside the calls of [`isend`](SendCore::isend) and
+/// [`test`](SendCore::test): call one of them while sends are under way.
+#[derive(Debug)]
+pub(super) struct SendCore {
+    context: Arc<Context>,
+    mailbox: Arc<Mailbox>,
+    agreed: Agreement,
+    pub(super) counters: Arc<ConnectionCounters>,
+    rails: [Rail; MAX_RAILS],
+    up: Mask,
+    protocol: Sender,
+    messages: Box<[Message]>,
+    head: Head,
+    split: Split,
+    ended: Option<Cause>,
+    start: Instant,
+    clock: PollClock,
+    all_down_since: Option<u64>,
+    events_seen: u64,
+}
+
+/// `wr_id` of a part: message, attempt and rail.
+fn wr_id(message: u64, attempt: u8, rail: usize) -> u64 {
+    message << 8 | u64::from(attempt) << 4 | rail as u64
+}
+
+impl SendCore {
+    pub(super) fn new(parts: Parts) -> SendCore {
+        let Parts { context, mailbox, agreed, endpoints, .. } = parts;
+        let counters = ConnectionCounters::new(Role::Sender, context.next_connection(), agreed.rails);
+        context.add_counters(&counters);
+        let mut endpoints = endpoints.into_iter();
+        SendCore {
+            mailbox,
+            agreed,
+            counters,
+            rails: core::array::from_fn(|_| Rail {
+                endpoint: endpoints.next().map(Box::new),
+                epoch: 0,
+                rates: Rates::default(),
+                queued: 0,
+                outstanding: 0,
+                progress_at: 0,
+                probed_at: None,
+            }),
+            up: (1 << agreed.rails) - 1,
+            protocol: Sender::new(agreed.slots),
+            messages: (0..agreed.slots).map(|_| Message::default()).collect(),
+            head: Head::default(),
+            split: context.config.split,
+            ended: None,
+            start: Instant::now(),
+            clock: PollClock::new(),
+            all_down_since: None,
+            events_seen: 0,
+            context,
+        }
+    }
+
+    /// Changes how messages are split, from the next one on.
+    pub(super) fn set_split(&mut self, split: Split) {
+        self.split = split;
+    }
+
+    /// Why the connection has ended, if it has.
+    pub(super) fn cause(&self) -> Option<&Cause> {
+        self.ended.as_ref()
+    }
+
+    /// The rails that are in use: bit `r` is rail `r`.
+    pub(super) fn rails_up(&self) -> Mask {
+        self.up
+    }
+
+    /// Starts to send `range` of `memory`. `None` if the receiver has not posted a buffer yet, or none with this tag in its
+    /// current group: try again. The memory must not be changed before [`test`](SendCore::test) says that the send is
+    /// done.
+    #[inline]
+    pub(super) fn isend(
+        &mut self,
+        memory: &Memory,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<SendRequest>, RequestError> {
+        if self.mailbox.has_mail() || self.ended.is_some() {
+            self.read_mail();
+            if let Some(cause) = &self.ended {
+                return Err(cause.clone().into());
+            }
+        }
+        if self.head.is_empty() && !self.look_for_head()? {
+            return Ok(None);
+        }
+        self.isend_ready(memory, range, tag)
+    }
+
+    /// As [`isend`](SendCore::isend), when the receiver's clear-to-send has arrived.
+    fn isend_ready(
+        &mut self,
+        memory: &Memory,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<SendRequest>, RequestError> {
+        let number = self.protocol.next_message();
+        let slot = number as usize & (self.agreed.slots - 1);
+        if self.messages[slot].untaken > 0 || self.up == 0 {
+            self.progress();
+            return Ok(None);
+        }
+        if memory.context != self.context.id {
+            return Err(RequestError::WrongMemory);
+        }
+        let Some((index, room)) = self.head.find_free(tag) else { return Ok(None) };
+        // Checks the range on every rail.
+        let mut source = Source::default();
+        for rail in 0..self.agreed.rails {
+            let sge = memory.regions.region(rail).sge(range.clone())?;
+            source.addrs[rail] = sge.addr;
+            source.len = sge.len;
+            source.lkeys[rail] = sge.lkey;
+            source.domains[rail] = sge.pd;
+        }
+        if u64::from(source.len) > room {
+            return Err(RequestError::TooLong { len: source.len as usize, room: room as usize });
+        }
+        self.head.match_source(index, source);
+        if self.head.is_matched() {
+            self.send_head(number, slot);
+        }
+        Ok(Some(SendRequest(number << 3 | index as u64)))
+    }
+
+    /// Whether a send is done, and how many bytes it sent. After that the request is over.
+    #[inline]
+    pub(super) fn test(&mut self, request: SendRequest) -> Result<Option<usize>, RequestError> {
+        let (number, index) = (request.0 >> 3, (request.0 & 7) as usize);
+        let slot = number as usize & (self.agreed.slots - 1);
+        if let Some(len) = self.take_result(slot, number, index)? {
+            return Ok(Some(len));
+        }
+        self.progress();
+        if let Some(len) = self.take_result(slot, number, index)? {
+            return Ok(Some(len));
+        }
+        match &self.ended {
+            Some(cause) => Err(cause.clone().into()),
+            None => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn take_result(&mut self, slot: usize, number: u64, index: usize) -> Result<Option<usize>, RequestError> {
+        let next = self.protocol.next_message();
+        let message = &mut self.messages[slot];
+        if number >= next {
+            // A send of the group that is not complete yet.
+            let known = number == next && self.head.has_source(index);
+            return if known { Ok(None) } else { Err(RequestError::NoSuchRequest) };
+        }
+        if message.number != number || message.untaken & (1 << index) == 0 {
+            return Err(RequestError::NoSuchRequest);
+        }
+        if !message.is_done {
+            return Ok(None);
+        }
+        message.untaken &= !(1 << index);
+        Ok(Some(message.sources[index].len as usize))
+    }
+
+    /// Whether something is under way that must not wait for the program's next call.
+    pub(super) fn needs_attention(&self) -> bool {
+        self.ended.is_none() && self.protocol.has_lost()
+    }
+
+    /// Makes progress without asking for a request: polls completions, handles failures, sends lost parts again.
+    pub(super) fn progress(&mut self) {
+        if self.mailbox.has_mail() {
+            self.read_mail();
+        }
+        for rail in 0..self.agreed.rails {
+            if self.rails[rail].outstanding > 0 {
+                self.poll_rail(rail);
+            }
+        }
+        if self.protocol.has_lost() && self.up != 0 {
+            self.replay_lost();
+        }
+        if self.clock.is_due() {
+            self.clock.read();
+            self.check_time();
+        }
+    }
+
+    /// Looks whether the receiver's clear-to-send for the next message has arrived.
+    #[inline]
+    fn look_for_head(&mut self) -> Result<bool, RequestError> {
+        let number = self.protocol.next_message();
+        let slot = number as usize & (self.agreed.slots - 1);
+        let at = slot * self.agreed.max_group * CTS_LEN;
+        for nth in 0..self.agreed.rails {
+            // It most likely comes over the rail of its slot.
+            let rail = (slot + nth) % self.agreed.rails;
+            let Some(endpoint) = &self.rails[rail].endpoint else { continue };
+            let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { continue };
+            if u64::from_le_bytes(sequence) != number + 1 {
+                continue;
+            }
+            match self.head.read(&endpoint.memory, at, number, self.agreed.max_group) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(violation) => {
+                    self.end(Cause::Violation(violation));
+                    return Err(Cause::Violation(violation).into());
+                }
+            }
+        }
+        // Nothing moves while the program asks in a loop, but a rail may have failed.
+        if self.clock.is_due() {
+            self.clock.read();
+            self.check_time();
+        }
+        Ok(false)
+    }
+
+    /// Polls the completions of a rail.
+    fn poll_rail(&mut self, rail: usize) {
+        let Some(mut endpoint) = self.rails[rail].endpoint.take() else { return };
+        let mut has_failed = false;
+        let mut now = None;
+        let polled = endpoint.poll(|completion| {
+            let now = *now.get_or_insert_with(|| self.start.elapsed().as_nanos() as u64);
+            has_failed |= !self.handle_completion(rail, completion, now);
+        });
+        self.rails[rail].endpoint = Some(endpoint);
+        if has_failed || polled.is_err() {
+            self.fail_rail(rail);
+        }
+    }
+
+    /// Returns false if the completion says that the rail failed.
+    #[inline]
+    fn handle_completion(&mut self, rail: usize, completion: &Completion, now: u64) -> bool {
+        let (state, cells) = (&mut self.rails[rail], &self.counters.rails[rail]);
+        cells.completions.add(1);
+        if !completion.status.is_success() {
+            return false;
+        }
+        state.probed_at = None;
+        if completion.wr_id == PROBE {
+            state.progress_at = now;
+            return true;
+        }
+        let (number, attempt) = (completion.wr_id >> 8, (completion.wr_id >> 4 & 15) as u8);
+        let bytes = self.protocol.part(number, attempt, rail).map_or(0, |part| part.bytes());
+        let slot = number as usize & (self.agreed.slots - 1);
+        let since = self.messages[slot].posted_at[rail];
+        if attempt == 0 {
+            cells.latencies.record(now.saturating_sub(since));
+            state.rates.record(bytes, now.saturating_sub(since.max(state.progress_at)));
+            cells.rate.store(state.rates.rate().unwrap_or(0), Relaxed);
+        }
+        state.progress_at = now;
+        state.queued = state.queued.saturating_sub(bytes);
+        state.outstanding = state.outstanding.saturating_sub(1);
+        if self.protocol.part_done(number, attempt, rail) {
+            self.finish_message(number);
+        }
+        true
+    }
+
+    fn finish_message(&mut self, number: u64) {
+        let message = &mut self.messages[number as usize & (self.agreed.slots - 1)];
+        message.is_done = true;
+        self.counters.messages.add(1);
+        self.counters.masks[usize::from(message.mask)].add(1);
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
