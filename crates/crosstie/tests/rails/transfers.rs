@@ -5,7 +5,7 @@ use crosstie::rails::*;
 use super::pair::*;
 
 const SIZES: [usize; 14] =
-    [0, 1, 7, 127, 128, 129, 4096, 8192, 8193, 65_535, 65_536, 1 << 20, (1 << 20) + 77, 3 << 20];
+    [0, 1, 7, 127, 128, 129, 4096, 4097, 8193, 65_535, 65_536, 1 << 20, (1 << 20) + 77, 3 << 20];
 
 #[test]
 fn every_size_arrives_with_every_number_of_rails() {
