@@ -187,28 +187,31 @@ fn messages_arrive_without_the_receiver_when_it_has_posted_its_requests() {
     let config = Config { low_water: 1, high_water: 1, ..Config::default() };
     let mut pair = Pair::plain(1, config);
     let (from, to) = (pair.here.allocate(64 * COUNT).unwrap(), pair.there.allocate(64 * COUNT).unwrap());
-    let receives: Vec<_> = (0..COUNT)
-        .map(|n| {
-            let buffer = RecvBuffer { memory: &to, range: 64 * n..64 * (n + 1), tag: 0 };
-            pair.receiver.irecv(&[buffer]).unwrap().unwrap()
-        })
-        .collect();
     let started = std::time::Instant::now();
-    for n in 0..COUNT {
-        let send = loop {
-            check_hang(started);
-            if let Some(send) = pair.sender.isend(&from, 64 * n..64 * (n + 1), 0).unwrap() {
-                break send;
+    // More messages than receives were posted at first.
+    for _ in 0..8 {
+        let receives: Vec<_> = (0..COUNT)
+            .map(|n| {
+                let buffer = RecvBuffer { memory: &to, range: 64 * n..64 * (n + 1), tag: 0 };
+                pair.receiver.irecv(&[buffer]).unwrap().unwrap()
+            })
+            .collect();
+        for n in 0..COUNT {
+            let send = loop {
+                check_hang(started);
+                if let Some(send) = pair.sender.isend(&from, 64 * n..64 * (n + 1), 0).unwrap() {
+                    break send;
+                }
+            };
+            // The receiver is not called meanwhile.
+            while pair.sender.test(send).unwrap().is_none() {
+                check_hang(started);
             }
-        };
-        // The receiver is not called meanwhile.
-        while pair.sender.test(send).unwrap().is_none() {
-            check_hang(started);
         }
-    }
-    for receive in receives {
-        while pair.receiver.test(receive).unwrap().is_none() {
-            check_hang(started);
+        for receive in receives {
+            while pair.receiver.test(receive).unwrap().is_none() {
+                check_hang(started);
+            }
         }
     }
 }
