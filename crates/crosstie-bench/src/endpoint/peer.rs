@@ -5,9 +5,10 @@
 //! pool     buffers, or batches with their buffers, for the operations of this side
 //! ```
 //!
-//! The first 8 bytes of a payload are the number of its operation. The leading side ends a slice by a flag in its last message.
+//! The first 8 bytes of a payload are the number of its operation. The leading side ends a slice by a flag in its last message. On
+//! several queue pairs, immediates may arrive in another order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,12 @@ pub(super) struct EndpointPeer {
     receives: VecDeque<OperationFuture<Buffer>>,
     spin: SpinWait,
     sent: u64,
+    /// All messages before this number have been received.
     received: u64,
+    /// Later messages that have been received.
+    early: BTreeSet<u64>,
+    /// The last message of the slice, if it is known.
+    last: Option<u64>,
     pub(super) tally: Tally,
 }
 
@@ -92,7 +98,8 @@ impl EndpointPeer {
         let endpoint = Endpoint::new(device, &Arc::new(device.alloc_pd()?), &config)?;
         // The other side may write that far ahead of the immediates that this side has taken, so a slot is not written again before it
         // was checked.
-        let ahead = if plan.op == Op::WriteImm { imm_window as usize } else { 0 };
+        // On several queue pairs, one immediate may come after many later ones.
+        let ahead = if plan.op == Op::WriteImm { 2 * imm_window as usize } else { 0 };
         let slots = plan.depth + 1 + ahead;
         let target = endpoint.allocate(slots * stride(plan))?;
         let fill = if plan.op == Op::Read { PATTERN } else { 0 };
@@ -109,6 +116,8 @@ impl EndpointPeer {
             spin,
             sent: 0,
             received: 0,
+            early: BTreeSet::new(),
+            last: None,
             tally: Tally::default(),
         };
         for _ in 0..plan.depth + 1 {
@@ -325,10 +334,8 @@ impl EndpointPeer {
         Ok(now)
     }
 
-    /// Waits for the next message and checks it. Returns whether it is the last one of the slice.
+    /// Waits for the next message and checks it. Returns whether all messages of the slice have been received.
     fn receive(&mut self) -> Result<bool, Error> {
-        let expected = self.received & NUMBER;
-        self.received += 1;
         let number = if self.plan.op == Op::Send {
             self.post_receives()?;
             let next = self.receives.pop_front().ok_or(Error::Protocol)?;
@@ -342,12 +349,42 @@ impl EndpointPeer {
             let completed = wait(&self.endpoint, next, "imm_recv", &self.plan, &mut self.spin)?;
             let imm = u64::from(completed.imm.ok_or(Error::Protocol)?);
             let mut number = [0; 8];
-            self.target.read(expected as usize % self.slots * stride(&self.plan), &mut number)?;
+            let slot = (imm & NUMBER) as usize % self.slots;
+            self.target.read(slot * stride(&self.plan), &mut number)?;
             self.tally.errors += u64::from(u64::from_le_bytes(number) as u32 != imm as u32);
             imm
         };
-        self.tally.errors += u64::from(number & NUMBER != expected);
-        Ok(number & END != 0)
+        self.record_received(number);
+        Ok(self.last.take_if(|last| *last < self.received).is_some())
+    }
+
+    /// Counts a message that was received. One that is not expected, because of its order or because it was received before, is an
+    /// error.
+    fn record_received(&mut self, number: u64) {
+        let expected = self.received & NUMBER;
+        let ahead = (number & NUMBER).wrapping_sub(expected) & NUMBER;
+        let position = self.received + ahead;
+        let has_order = self.plan.op == Op::Send || self.plan.qps == 1;
+        let is_expected =
+            ahead == 0 || !has_order && ahead < self.slots as u64 && !self.early.contains(&position);
+        if !is_expected {
+            self.tally.errors += 1;
+            // The number is wrong; it stands for the next message.
+            self.received += 1;
+            self.last = self.last.or((number & END != 0).then_some(self.received - 1));
+            return;
+        }
+        if number & END != 0 {
+            self.last = Some(position);
+        }
+        if ahead > 0 {
+            self.early.insert(position);
+            return;
+        }
+        self.received += 1;
+        while !self.early.is_empty() && self.early.remove(&self.received) {
+            self.received += 1;
+        }
     }
 
     /// Keeps receives posted.
