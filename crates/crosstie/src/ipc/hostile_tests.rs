@@ -300,7 +300,7 @@ fn every_forged_word_of_a_lane_harms_only_its_client() {
 #[test]
 fn requests_that_break_a_rule_end_the_connection() {
     use crosstie_protocol::lane::{CallNumber, RequestHeader, request_word};
-    let depth = CONFIG.queue_depth as usize;
+    let depth = CONFIG.queue_depth;
     let cases = [
         ("one more than the queue depth", depth, RequestHeader { len: 1, next: 0 }),
         ("longer than the limit", 0, RequestHeader { len: 101, next: 1 }),
