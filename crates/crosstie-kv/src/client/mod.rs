@@ -79,6 +79,7 @@ use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
 
 pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
+use crate::node::idle::CROWDED;
 use crate::service_names;
 use crate::sharding::ShardMap;
 use crate::wire::{self, NodeInfo, Status, WordRequest, WordResponse};
@@ -90,8 +91,6 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 const POLLS_BEFORE_YIELD: u32 = 256;
 /// The same, where other threads were seen to wait for the core.
 const CROWDED_POLLS: u32 = 32;
-/// A yield that takes longer than this ran another thread.
-const CROWDED: Duration = Duration::from_micros(3);
 
 /// A client of a node. `T` is the type of the tokens of pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
