@@ -9,10 +9,14 @@ Start MPS first (nvidia-cuda-mps-control -d), or the ranks spend their time taki
 `--other` names a further plugin to compare with, by NCCL's name for it. Every part asserts that NCCL's log says which network it
 uses. The results are printed as tables, and as JSON on the last line.
 """
-import argparse, json, os, re, statistics, subprocess, sys, tempfile, time
+import argparse, json, os, re, signal, statistics, subprocess, sys, tempfile, time
 
 # Sizes at which a single call is timed, too.
 SHORT = [4, 4 << 10, 32 << 10]
+# Faults of a link, as `docs/guide/nccl.md` describes them: one in so many requests. All bytes must arrive nevertheless.
+FAULTS = "lose=2000/fail=2000/down=10000/stall=10000/refuse=500/hold=500"
+# Seconds that one part may take.
+TIMEOUT = 120
 SIZES = [4, 1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
 
@@ -158,11 +162,18 @@ def run(part, network, port, extra={}):
         log, out = os.path.join(folder, "log.%p"), os.path.join(folder, "out")
         env = {**os.environ, **variables, **extra, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET",
                "NCCL_DEBUG_FILE": log, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1"}
-        done = subprocess.run([sys.executable, __file__, "--rank-part", part, str(port), out], env=env, timeout=120,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ranks = subprocess.Popen([sys.executable, __file__, "--rank-part", part, str(port), out], env=env, start_new_session=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            output, _ = ranks.communicate(timeout=TIMEOUT)
+            status = str(ranks.returncode)
+        except subprocess.TimeoutExpired:
+            os.killpg(ranks.pid, signal.SIGKILL)
+            output, _ = ranks.communicate()
+            status = f"did not end within {TIMEOUT} s"
         text = "".join(open(os.path.join(folder, f)).read() for f in sorted(os.listdir(folder)) if f.startswith("log"))
-        if done.returncode != 0 or f"Using network {name}" not in text:
-            sys.exit(f"{part} over {name} failed ({done.returncode})\n{done.stdout[-3000:]}\n{text[-5000:]}")
+        if status != "0" or f"Using network {name}" not in text:
+            sys.exit(f"{part} over {name} failed ({status})\n{output[-3000:]}\n{text[-5000:]}")
         return json.load(open(out)), text
 
 
@@ -196,9 +207,10 @@ def main():
     if "failover" in parts:
         failures = 0
         for seed in options.fault_seeds.split(","):
-            devices = f"fault:{seed}:software+software"
+            rail = f"fault:{seed}/{FAULTS}:software"
+            devices = f"{rail}+software"
             steps, text = run("failover", ours, next(port), {"CROSSTIE_NCCL_DEVICES": devices})
-            found = re.findall(rf"rail 0 fault:{seed}:software: .*? (\d+) replays .*? (\d+) failures, (\d+) returns", text)
+            found = re.findall(rf"rail 0 fault:{seed}/\S*: .*? (\d+) replays .*? (\d+) failures, (\d+) returns", text)
             replays, failed, returns = (sum(int(match[i]) for match in found) for i in range(3))
             print(f"failover, seed {seed}: {steps} results right; rail 0 failed {failed} times, came back {returns} times, "
                   f"{replays} parts sent again", flush=True)

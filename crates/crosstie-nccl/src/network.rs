@@ -19,8 +19,8 @@ use crate::table::{Table, table};
 
 /// Comms of each direction.
 pub(crate) const MAX_COMMS: usize = 1 << 16;
-/// Bytes in one message.
-pub(crate) const MAX_BYTES: usize = 1 << 30;
+/// Bytes in one message, if the devices allow it.
+const MAX_BYTES: usize = 1 << 30;
 /// Requests that NCCL has in flight per comm at most: 32, times the buffers of a receive on the sender.
 pub(crate) const MAX_REQUESTS: usize = 32 * 8;
 /// Communicators at a time.
@@ -40,6 +40,8 @@ pub(crate) struct NetDevice {
     speed: c_int,
     port: c_int,
     has_gpu_memory: bool,
+    /// Bytes in one message on any of its rails.
+    max_bytes: usize,
     /// The numbers of the devices that it consists of; its own if it is no virtual device.
     members: Vec<c_int>,
     /// By traffic class.
@@ -189,6 +191,8 @@ impl NetDevice {
     fn open(specs: Vec<DeviceSpec>, members: Vec<c_int>, settings: &Settings) -> Result<NetDevice, Fault> {
         let opened = open_all(&specs)?;
         let has_gpu_memory = settings.gpu && opened.iter().all(Device::has_dma_buf);
+        let limits = opened.iter().map(|device| device.attr().max_message);
+        let max_bytes = limits.fold(MAX_BYTES as u64, u64::min) as usize;
         let facts: Vec<_> = specs.iter().map(Facts::of).collect();
         let names: Vec<String> = specs.iter().map(DeviceSpec::to_string).collect();
         Ok(NetDevice {
@@ -199,6 +203,7 @@ impl NetDevice {
             port: facts[0].port,
             specs,
             has_gpu_memory,
+            max_bytes,
             members,
             contexts: Mutex::default(),
             opened: Mutex::new(opened),
@@ -261,6 +266,11 @@ impl NetDevice {
 
     pub(crate) fn has_gpu_memory(&self) -> bool {
         self.has_gpu_memory
+    }
+
+    /// Bytes in one message.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_bytes
     }
 
     pub(crate) fn speed(&self) -> c_int {

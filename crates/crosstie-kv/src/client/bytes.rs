@@ -89,6 +89,9 @@ impl<T> Client<T> {
                 self.busy_bytes &= !(1 << daemon);
             }
         }
+        if self.is_yield_due(count) {
+            self.yield_core();
+        }
         count
     }
 

@@ -64,7 +64,9 @@
 //!   operation may have been done.
 //! - Operations of one client on one key are done in the order in which they were begun, if nothing fails.
 //! - `begin` and `poll` do not allocate, lock or make system calls, except for the first byte-string operations, see
-//!   [`begin_bytes`](Client::begin_bytes).
+//!   [`begin_bytes`](Client::begin_bytes), and except for this one: a program that polls in a loop without [`wait`](Client::wait)
+//!   would keep its core from the daemons that it waits for, so a poll lets other threads run (`sched_yield`) after some hundred
+//!   polls in a row without a response, and sooner if other threads were waiting for the core. Not with [`WaitStrategy::Spin`].
 //! - `wait` spins, yields, then sleeps until a response comes, see [`WaitStrategy`].
 
 mod bytes;
@@ -77,12 +79,18 @@ use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
 
 pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
+use crate::node::idle::CROWDED;
 use crate::service_names;
 use crate::sharding::ShardMap;
 use crate::wire::{self, NodeInfo, Status, WordRequest, WordResponse};
 
 /// How long calls wait for a response by default, see [`Client::set_timeout`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Polls in a row without a response after which a poll lets other threads run.
+const POLLS_BEFORE_YIELD: u32 = 256;
+/// The same, where other threads were seen to wait for the core.
+const CROWDED_POLLS: u32 = 32;
 
 /// A client of a node. `T` is the type of the tokens of pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
@@ -103,6 +111,10 @@ pub struct Client<T = ()> {
     /// A buffer for the encoded request of a call that waits.
     scratch: Vec<u8>,
     waiting: WaitStrategy,
+    /// Polls in a row that found no response.
+    empty_polls: u32,
+    /// After how many such polls other threads run.
+    polls_before_yield: u32,
     timeout: Duration,
 }
 
@@ -173,6 +185,8 @@ impl<T> Client<T> {
             busy_bytes: 0,
             scratch: Vec::new(),
             waiting: WaitStrategy::default(),
+            empty_polls: 0,
+            polls_before_yield: POLLS_BEFORE_YIELD,
             timeout,
         })
     }
@@ -288,7 +302,33 @@ impl<T> Client<T> {
                 }
             }
         }
+        if self.is_yield_due(count) {
+            self.yield_core();
+        }
         count
+    }
+
+    /// Records how many responses a poll found. Returns whether other threads should run now.
+    #[inline]
+    fn is_yield_due(&mut self, count: usize) -> bool {
+        self.empty_polls = if count == 0 { self.empty_polls + 1 } else { 0 };
+        if self.empty_polls < self.polls_before_yield {
+            return false;
+        }
+        self.empty_polls = 0;
+        self.waiting != WaitStrategy::Spin
+    }
+
+    /// Lets other threads run.
+    #[cold]
+    fn yield_core(&mut self) {
+        let start = Instant::now();
+        std::thread::yield_now();
+        self.record_yield(start.elapsed());
+    }
+
+    fn record_yield(&mut self, took: Duration) {
+        self.polls_before_yield = if took > CROWDED { CROWDED_POLLS } else { POLLS_BEFORE_YIELD };
     }
 
     /// Pipelined operations in flight, of both kinds.
@@ -418,5 +458,34 @@ impl<T> std::fmt::Debug for Client<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut client = f.debug_struct("Client");
         client.field("node", &self.name).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Node, NodeConfig};
+
+    #[test]
+    fn polls_without_a_response_let_other_threads_run() {
+        let name = format!("yields-{}", std::process::id());
+        let _node = Node::start(&NodeConfig::single(&name)).unwrap();
+        let mut client = Client::attach(&name).unwrap();
+        let yields = |client: &mut Client, counts: &[usize]| {
+            counts.iter().filter(|&&count| client.is_yield_due(count)).count()
+        };
+        let empty = [0; 10 * POLLS_BEFORE_YIELD as usize];
+        assert_eq!(yields(&mut client, &empty), 10);
+        // A response begins the count again.
+        let almost = &empty[1..POLLS_BEFORE_YIELD as usize];
+        assert_eq!(yields(&mut client, &[almost, &[1], almost, &[7], almost].concat()), 0);
+        assert_eq!(yields(&mut client, &[0]), 1);
+        // Sooner where other threads wait for the core.
+        client.record_yield(CROWDED * 2);
+        assert_eq!(yields(&mut client, &empty[..10 * CROWDED_POLLS as usize]), 10);
+        client.record_yield(CROWDED / 2);
+        assert_eq!(yields(&mut client, &empty), 10);
+        let mut client = client.with_wait_strategy(WaitStrategy::Spin);
+        assert_eq!(yields(&mut client, &empty), 0);
     }
 }

@@ -12,7 +12,7 @@ const SPINS: u32 = 64;
 /// The same, where other threads were seen to wait for the core.
 const CROWDED_SPINS: u32 = 2;
 /// A yield that takes longer than this ran another thread.
-const CROWDED: Duration = Duration::from_micros(3);
+pub(crate) const CROWDED: Duration = Duration::from_micros(3);
 /// A yield that takes longer than this ran a thread that does not yield itself.
 const CORE_TAKEN: Duration = Duration::from_micros(500);
 /// Idle periods without a yield, after a yield ran such a thread.

@@ -60,7 +60,7 @@ mod counters;
 mod daemon;
 mod error;
 mod forward;
-mod idle;
+pub(crate) mod idle;
 mod memory;
 mod origin;
 #[cfg(test)]

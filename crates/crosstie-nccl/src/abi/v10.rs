@@ -169,8 +169,8 @@ unsafe extern "C" fn get_properties(device: c_int, to: *mut Properties) -> c_int
             net_device_type: 0,
             net_device_version: 0,
             virtual_device: VirtualDevice { count: members.len() as c_int, devices },
-            max_p2p_bytes: network::MAX_BYTES,
-            max_coll_bytes: network::MAX_BYTES,
+            max_p2p_bytes: device.max_bytes(),
+            max_coll_bytes: device.max_bytes(),
         });
         Ok(())
     })

@@ -148,19 +148,24 @@ fn old_and_wrong_comms_are_refused() {
 fn old_requests_are_refused() {
     let net = Net::open(11);
     let mut old = Vec::new();
+    let refuse = |old: &[Ptr]| {
+        for request in old {
+            let mut done = 0;
+            assert_eq!(net.test(*request, &raw mut done, core::ptr::null_mut()), INVALID_ARGUMENT);
+            assert_eq!(done, 0);
+        }
+    };
     for _ in 0..3 {
         let pair = Pair::new(&net);
         let (mut from, mut to) = (Buffer::new(&net, pair.send, 64), Buffer::new(&net, pair.recv, 64));
         for _ in 0..3 {
             let received = receive(&net, pair.recv, &mut to, &[(0, 64, 0)]);
             let sent = send(&net, pair.send, &mut from, 0, 64, 0);
+            // Also while other requests have their slots.
+            refuse(&old);
             assert_eq!((finish(&net, sent, 1), finish(&net, received, 1)), (vec![64], vec![64]));
             old.extend([sent, received]);
-            for request in &old {
-                let mut done = 0;
-                assert_eq!(net.test(*request, &raw mut done, core::ptr::null_mut()), INVALID_ARGUMENT);
-                assert_eq!(done, 0);
-            }
+            refuse(&old);
         }
         from.free();
         to.free();

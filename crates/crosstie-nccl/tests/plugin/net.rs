@@ -187,6 +187,14 @@ impl Net {
         call!(self, PROPERTIES, (c_int, *mut u8), device, to)
     }
 
+    /// `maxP2pBytes` of the first device.
+    pub(crate) fn max_bytes(&self) -> usize {
+        let mut properties = [0u64; 32];
+        assert_eq!(self.properties(0, properties.as_mut_ptr().cast()), 0);
+        let at = if self.version >= 12 { 104 } else { 88 };
+        properties[at / 8] as usize
+    }
+
     pub(crate) fn listen(&self, device: c_int, handle: *mut u8, comm: *mut Ptr) -> c_int {
         if self.version >= 11 {
             call!(self, LISTEN, (Ptr, c_int, *mut u8, *mut Ptr), self.context, device, handle, comm)

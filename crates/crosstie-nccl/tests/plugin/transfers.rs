@@ -144,7 +144,8 @@ fn messages_of_all_sizes_arrive() {
         let longest = 16 << 20;
         let (mut from, mut to) =
             (Buffer::new(&net, pair.send, longest), Buffer::new(&net, pair.recv, longest));
-        for (number, len) in SIZES.into_iter().enumerate() {
+        let limit = net.max_bytes();
+        for (number, len) in SIZES.into_iter().filter(|len| *len <= limit).enumerate() {
             fill(&mut from.bytes[..len], number);
             to.bytes[..len].fill(0);
             let received = receive(&net, pair.recv, &mut to, &[(0, len, 3)]);

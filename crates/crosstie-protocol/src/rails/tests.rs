@@ -370,3 +370,139 @@ fn violations_are_told_apart() {
     assert_eq!([1, 2, 3].map(|_| receiver.post(1)), [Some(1), Some(2), Some(3)]);
     assert_eq!(receiver.post(1), None);
 }
+
+/// The receiver closes a failed rail before it says that a part is lost, so a part that arrives after that comes from a peer that
+/// breaks the rules.
+#[test]
+fn a_part_that_arrives_after_it_was_declared_lost_is_a_violation() {
+    let mut receiver = Receiver::new(SLOTS, 2);
+    receiver.post(100).unwrap();
+    let entry = FenceEntry { slot: 0, generation: 0, attempts: 1, masks: 0b11 };
+    assert_eq!(receiver.fence(1, entry), Ok(FenceEntry { attempts: 0, ..entry }));
+    let imm = Immediate { slot: 0, mask: 0b11, attempt: 0, staged: false, generation: 0 };
+    assert_eq!(receiver.arrive(1, imm, 50), Err(Violation::Duplicate { rail: 1, slot: 0, attempt: 0 }));
+    assert_eq!(receiver.arrive(0, imm, 50), Ok(Arrival::Partial));
+    let again = Immediate { mask: 0b01, attempt: 1, ..imm };
+    assert_eq!(
+        receiver.arrive(0, again, 50),
+        Ok(Arrival::Complete { message: 0, bytes: 100, staged: false })
+    );
+}
+
+#[test]
+fn a_fence_may_be_late_by_one_use_of_a_slot_and_not_by_more() {
+    let mut receiver = Receiver::new(SLOTS, 2);
+    for n in 0..3 * SLOTS as u64 {
+        receiver.post(100).unwrap();
+        let (slot, generation) = ((n % SLOTS as u64) as u8, (n / SLOTS as u64) as u16);
+        let imm = Immediate { slot, mask: 0b01, attempt: 0, staged: false, generation };
+        receiver.arrive(0, imm, 100).unwrap();
+    }
+    receiver.post(100).unwrap();
+    let fence = |receiver: &mut Receiver, generation| {
+        let entry = FenceEntry { slot: 0, generation, attempts: 1, masks: 0b01 };
+        receiver.fence(0, entry).map(|answer| answer.attempts)
+    };
+    let bad = |generation| Err(Violation::BadFence { rail: 0, slot: 0, generation });
+    assert_eq!(fence(&mut receiver, 2), Ok(1), "the use before was complete");
+    for generation in [0, 1, 4, 32767] {
+        assert_eq!(fence(&mut receiver, generation), bad(generation));
+    }
+    assert_eq!(fence(&mut receiver, 3), Ok(0), "the current one is lost");
+}
+
+#[test]
+fn a_request_is_untouched_until_something_is_known_about_its_message() {
+    let mut receiver = Receiver::new(SLOTS, 2);
+    receiver.post(100).unwrap();
+    receiver.post(100).unwrap();
+    assert!(receiver.is_untouched(0) && receiver.is_untouched(1) && !receiver.is_untouched(2));
+    let imm = Immediate { slot: 0, mask: 0b11, attempt: 0, staged: false, generation: 0 };
+    receiver.arrive(0, imm, 50).unwrap();
+    let entry = FenceEntry { slot: 1, generation: 0, attempts: 1, masks: 0b10 };
+    receiver.fence(1, entry).unwrap();
+    assert!(!receiver.is_untouched(0) && !receiver.is_untouched(1));
+}
+
+/// The message has a part on each of two rails; that on rail 0 is acknowledged.
+fn sender_with_one_part_acknowledged() -> Sender {
+    let mut sender = Sender::new(SLOTS);
+    sender.begin(&[[100, 100, 0, 0]], 0).unwrap();
+    assert!(!sender.part_done(0, 0, 0));
+    sender
+}
+
+#[test]
+fn acknowledged_parts_of_a_message_under_way_are_asked_for_when_their_rail_fails() {
+    let mut sender = sender_with_one_part_acknowledged();
+    let mut asked = Vec::new();
+    sender.fail_rail(0, |entry| asked.push(entry));
+    assert_eq!(asked, [FenceEntry { slot: 0, generation: 0, attempts: 1, masks: 0b11 }]);
+    // The device failed after the acknowledgement: the part is sent again.
+    sender.fence_answer(0, FenceEntry { attempts: 0, ..asked[0] }, |_| panic!("not done"));
+    assert!(sender.has_lost());
+    assert_eq!(sender.replay(0, &[[0, 100, 0, 0]], 1), Ok((1, 0b10)));
+    assert!(!sender.part_done(0, 1, 1));
+    assert!(sender.part_done(0, 0, 1));
+}
+
+#[test]
+fn an_answer_for_another_use_of_a_slot_changes_nothing() {
+    let mut sender = sender_with_one_part_acknowledged();
+    let mut asked = Vec::new();
+    sender.fail_rail(0, |entry| asked.push(entry));
+    let other = FenceEntry { generation: 1, attempts: 0, ..asked[0] };
+    sender.fence_answer(0, other, |_| panic!("not done"));
+    assert!(!sender.has_lost());
+}
+
+#[test]
+fn a_message_is_sent_again_as_often_as_there_are_attempts() {
+    let mut sender = Sender::new(SLOTS);
+    sender.begin(&[[100, 0, 0, 0]], 0).unwrap();
+    for attempt in 1..=MAX_ATTEMPTS {
+        let mut asked = Vec::new();
+        sender.fail_rail(0, |entry| asked.push(entry));
+        sender.fence_answer(0, FenceEntry { attempts: 0, ..asked[0] }, |_| panic!("not done"));
+        let again = sender.replay(0, &[[100, 0, 0, 0]], 0);
+        if attempt < MAX_ATTEMPTS {
+            assert_eq!(again, Ok((attempt as u8, 0b01)));
+        } else {
+            assert_eq!(again, Err(SendError::TooManyAttempts(0)));
+        }
+    }
+}
+
+#[test]
+fn a_message_that_the_receiver_has_is_done_whatever_its_parts_are() {
+    let mut sender = sender_with_one_part_acknowledged();
+    let mut asked = Vec::new();
+    sender.fail_rail(1, |entry| asked.push(entry));
+    sender.fence_answer(1, FenceEntry { attempts: 0, ..asked[0] }, |_| panic!("not done"));
+    assert!(sender.has_lost());
+    assert!(sender.message_done(0) && !sender.message_done(0) && !sender.message_done(1));
+    assert!(!sender.has_lost() && sender.next_lost().is_none());
+    assert_eq!(sender.outstanding(), 0);
+}
+
+#[test]
+fn the_leader_is_the_lowest_rail() {
+    assert_eq!([0b0001, 0b0110, 0b1000, 0b1100, 0].map(leader), [Some(0), Some(1), Some(3), Some(2), None]);
+}
+
+#[test]
+fn impossible_clear_to_sends_are_refused() {
+    let good = ClearToSend { size: MAX_MESSAGE, count: 8, index: 2, ..ClearToSend::default() };
+    assert_eq!(good.check(5, 2), Ok(()));
+    for (wrong, index) in [
+        (good, 1),
+        (ClearToSend { count: 0, ..good }, 2),
+        (ClearToSend { count: 9, ..good }, 2),
+        (ClearToSend { size: MAX_MESSAGE + 1, ..good }, 2),
+    ] {
+        assert!(
+            matches!(wrong.check(5, index), Err(Violation::BadClearToSend { message: 5, .. })),
+            "{wrong:?}"
+        );
+    }
+}

@@ -31,7 +31,7 @@ pub type Client<Req, Resp, Token = ()> = Caller<RingTransport, Req, Resp, Token>
 pub struct RingTransport {
     pub(super) ring: SharedRing,
     connection: Connection,
-    key: ClientKey,
+    pub(super) key: ClientKey,
     claim: SharedRef<AtomicU64>,
     parker: SharedRef<Parker>,
     /// The last value of `tail` that was read. `tail` is read again only when the ring seems full.

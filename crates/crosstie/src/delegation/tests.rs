@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::layout::ClientKey;
 use super::*;
 use crate::local_rpc::transport::Transport as _;
 use crate::memory::copy::copy;
@@ -368,7 +369,9 @@ fn calls_continue_while_other_clients_connect_and_disconnect() {
         assert!(calls > 0 && connects > 0);
     });
     let counters = server.counters();
-    assert_eq!((counters.invalid, counters.skipped, counters.violations), (0, 0, 0));
+    assert_eq!((counters.invalid, counters.violations), (0, 0));
+    // On a busy machine a thread may stand still for so long that its position is passed; others leave that slot out meanwhile.
+    assert!(counters.skipped == 0 || counters.passed > 0, "{counters:?}");
 }
 
 /// The response key keeps the lower 21 bits of the call number.
@@ -442,6 +445,38 @@ fn invalid_requests_end_the_connection_of_their_client() {
         server.recv().unwrap().reply(&5).unwrap();
         assert_eq!(steady.poll(|(), response| assert_eq!(*response, 5)), Ok(1));
     }
+}
+
+/// A client that gives itself another generation does not get room for more unanswered requests.
+#[test]
+fn requests_with_a_generation_that_no_client_has_are_dropped() {
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &small()).unwrap();
+    let mut client = TestClient::connect(&name).unwrap();
+    let key = client.transport.key;
+    let other_generation = ClientKey::from_bits(key.bits() ^ 1 << 12);
+    assert_eq!(other_generation.index(), key.index());
+    let mut call = crosstie_protocol::lane::CallNumber::FIRST;
+    let mut publish = |client: &mut TestClient, key, slot| {
+        client.transport.key = key;
+        let position = client.transport.reserve().unwrap();
+        let started = crate::ring::call_table::StartedCall { slot, next: 0, call };
+        client.transport.publish(position, started, &[0; 8]);
+        call = call.next();
+    };
+    // As many as are allowed.
+    (0..3).for_each(|slot| publish(&mut client, key, slot));
+    publish(&mut client, other_generation, 3);
+    publish(&mut client, key, 0);
+    let mut received = 0;
+    until(|| {
+        while let Some(request) = server.recv() {
+            received += 1;
+            drop(request.defer());
+        }
+        server.counters().violations == 1
+    });
+    assert_eq!((received, server.counters().stale), (3, 1));
 }
 
 /// A client writes random words to random positions of the segment, of all of it or of one region, while another client

@@ -182,8 +182,8 @@ impl Engine {
     }
 }
 
-/// A round of a barrier that this member has entered. Dropping it stops waiting; the member has still arrived. Whoever enters next waits for
-/// the same round, also if that has ended meanwhile.
+/// A round of a barrier that this member has entered. Dropping it stops waiting, but the member has still arrived in that round. The next
+/// call of this member that enters the barrier waits for the same round, and returns at once if that round has ended since.
 #[derive(Debug)]
 #[must_use = "a barrier that nobody waits for synchronises nothing"]
 pub struct BarrierWait {

@@ -296,6 +296,50 @@ fn every_forged_word_of_a_lane_harms_only_its_client() {
     assert!(forgeries > 400 && counters.violations > 5 && responses > 400, "{counters:?}");
 }
 
+/// Requests that break one rule each. The words of the lane are written without the client's own checks.
+#[test]
+fn requests_that_break_a_rule_end_the_connection() {
+    use crosstie_protocol::lane::{CallNumber, RequestHeader, request_word};
+    let depth = CONFIG.queue_depth;
+    let cases = [
+        ("one more than the queue depth", depth, RequestHeader { len: 1, next: 0 }),
+        ("longer than the limit", 0, RequestHeader { len: 101, next: 1 }),
+        ("followed by a slot that does not exist", 0, RequestHeader { len: 1, next: depth + 1 }),
+    ];
+    let mut random = Random(seed());
+    for (rule, valid_before, invalid) in cases {
+        let mut fixture = Fixture::new("ipc-broken-rule");
+        let mut hostile = Client::<[u8], [u8], ()>::connect(&fixture.name).unwrap();
+        let lane = hostile.transport.segments()[0];
+        let stride = (lane.len() - 128) / (depth as u64 + 1);
+        let mut call = CallNumber::FIRST;
+        for slot in 0..=valid_before {
+            let header =
+                if slot == valid_before { invalid } else { RequestHeader { len: 1, next: slot + 1 } };
+            let word = lane.bytes(128 + slot as u64 * stride, 8).unwrap();
+            // SAFETY: an aligned word inside the segment, which all sides access atomically.
+            let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+            word.store(request_word(call, header), std::sync::atomic::Ordering::Release);
+            call = call.next();
+        }
+        let (start, mut received) = (Instant::now(), 0);
+        while fixture.server.counters().violations == 0 {
+            assert!(start.elapsed() < TIMEOUT, "{rule}: {:?}", fixture.server);
+            fixture.server.poll();
+            while let Some(request) = fixture.server.recv() {
+                received += 1;
+                drop(request.defer());
+            }
+        }
+        assert_eq!(received, valid_before, "{rule}");
+        while hostile.wait(Some(Duration::ZERO)).is_ok() && hostile.call(b"more", ()).is_ok() {
+            assert!(start.elapsed() < TIMEOUT, "{rule}: the client is still connected");
+        }
+        drop(hostile);
+        assert_eq!(fixture.finish(&mut random).violations, 1, "{rule}");
+    }
+}
+
 /// A client does not trust its server either: it gets wrong responses at worst, or an error.
 #[test]
 fn server_that_overwrites_a_lane_causes_an_error_at_worst() {

@@ -56,7 +56,7 @@ impl Rails {
             .map(|(rail, device)| device.alloc_pd().map_err(|source| SetupError::Device { rail, source }))
             .collect::<Result<Vec<_>, _>>()?;
         let staging_pays = devices.iter().all(|device| device.attr().in_place_is_slower);
-        let staging = config.staging.unwrap_or(if staging_pays { 8 << 10 } else { 0 });
+        let staging = config.staging.unwrap_or(if staging_pays { 4 << 10 } else { 0 });
         let max_message = devices.iter().map(|device| device.attr().max_message).min().unwrap_or(0);
         let max_message = max_message.min(crosstie_protocol::rails::MAX_MESSAGE);
         let hint = config.hint.as_deref().map(HintReader::open).transpose()?;

@@ -234,6 +234,25 @@ fn a_message_that_the_receiver_got_is_done_when_the_receiver_closes_whatever_the
     }
 }
 
+/// A link passes nothing any more, and no event says so: the probe of a silent rail is not acknowledged, at either end.
+#[test]
+fn a_link_that_stalls_without_an_event_is_taken_out() {
+    for end in 0..2 {
+        for rail in 0..2 {
+            let clean = pair_with(end, rail, &Plan::none());
+            let posts = clean.faults[end][rail].posts();
+            let mut pair = pair_with(end, rail, &Plan::none().stall(posts, u64::MAX / 2));
+            let (from, to) = (pair.here.allocate(300_000).unwrap(), pair.there.allocate(300_000).unwrap());
+            for n in 0..6 {
+                pair.transfer(&from, &to, 300_000 - n, n as u64);
+            }
+            let ends = [pair.sender.counters(), pair.receiver.counters()];
+            assert!(ends[end].rails[rail].probes > 0 && ends[end].rails[rail].failures > 0, "{ends:?}");
+            assert_eq!(ends[end].rails[1 - rail].failures, 0, "{ends:?}");
+        }
+    }
+}
+
 /// Starts a transfer, calls `disturb` at step `at` of it, and checks every byte.
 fn disturb_at(pair: &mut Pair, at: usize, mut disturb: impl FnMut(&mut Pair, usize)) {
     const LEN: usize = 400_000;

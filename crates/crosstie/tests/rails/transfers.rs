@@ -5,7 +5,7 @@ use crosstie::rails::*;
 use super::pair::*;
 
 const SIZES: [usize; 14] =
-    [0, 1, 7, 127, 128, 129, 4096, 8192, 8193, 65_535, 65_536, 1 << 20, (1 << 20) + 77, 3 << 20];
+    [0, 1, 7, 127, 128, 129, 4096, 4097, 8193, 65_535, 65_536, 1 << 20, (1 << 20) + 77, 3 << 20];
 
 #[test]
 fn every_size_arrives_with_every_number_of_rails() {
@@ -178,4 +178,91 @@ fn both_ends_learn_why_a_connection_ended() {
     assert_eq!(receiver.irecv(&[buffer]), Err(RequestError::Ended(Cause::PeerClosed)));
     to.deregister(HANG).unwrap();
     drop(here);
+}
+
+/// The receiver posts its receives in advance: as many as it has requests, whatever the water marks are.
+#[test]
+fn messages_arrive_without_the_receiver_when_it_has_posted_its_requests() {
+    const COUNT: usize = 64;
+    let config = Config { low_water: 1, high_water: 1, ..Config::default() };
+    let mut pair = Pair::plain(1, config);
+    let (from, to) = (pair.here.allocate(64 * COUNT).unwrap(), pair.there.allocate(64 * COUNT).unwrap());
+    let started = std::time::Instant::now();
+    // More messages than receives were posted at first.
+    for _ in 0..8 {
+        let receives: Vec<_> = (0..COUNT)
+            .map(|n| {
+                let buffer = RecvBuffer { memory: &to, range: 64 * n..64 * (n + 1), tag: 0 };
+                pair.receiver.irecv(&[buffer]).unwrap().unwrap()
+            })
+            .collect();
+        for n in 0..COUNT {
+            let send = loop {
+                check_hang(started);
+                if let Some(send) = pair.sender.isend(&from, 64 * n..64 * (n + 1), 0).unwrap() {
+                    break send;
+                }
+            };
+            // The receiver is not called meanwhile.
+            while pair.sender.test(send).unwrap().is_none() {
+                check_hang(started);
+            }
+        }
+        for receive in receives {
+            while pair.receiver.test(receive).unwrap().is_none() {
+                check_hang(started);
+            }
+        }
+    }
+}
+
+/// A slot is used again only when the program has taken the result of its last message.
+#[test]
+fn results_that_were_not_taken_are_kept() {
+    const SLOTS: usize = 4;
+    let mut pair = Pair::plain(1, Config { slots: SLOTS, ..Config::default() });
+    let (from, to) = (pair.here.allocate(4096).unwrap(), pair.there.allocate(4096).unwrap());
+    let started = std::time::Instant::now();
+    let mut sends = Vec::new();
+    for n in 0..=SLOTS {
+        let receive = pair.receiver.irecv(&[RecvBuffer { memory: &to, range: 0..100, tag: 0 }]).unwrap();
+        if n == SLOTS {
+            for _ in 0..1000 {
+                assert_eq!(pair.sender.isend(&from, 0..1, 0).unwrap(), None, "its slot is in use");
+            }
+            break;
+        }
+        while sends.len() == n {
+            check_hang(started);
+            sends.extend(pair.sender.isend(&from, 0..n, 0).unwrap());
+        }
+        while pair.receiver.test(receive.unwrap()).unwrap().is_none() {
+            check_hang(started);
+        }
+    }
+    for (n, send) in sends.into_iter().enumerate() {
+        let len = loop {
+            check_hang(started);
+            if let Some(len) = pair.sender.test(send).unwrap() {
+                break len;
+            }
+        };
+        assert_eq!(len, n);
+    }
+}
+
+/// Clear-to-sends have one completion in each round through the slots, on the queue pair that carries them.
+#[test]
+fn clear_to_sends_are_signaled_once_in_a_round_through_the_slots() {
+    const SLOTS: u64 = 8;
+    // Without probes, which are signaled, too.
+    let stall_timeout = std::time::Duration::from_secs(3600);
+    let mut pair = Pair::plain(1, Config { slots: SLOTS as usize, stall_timeout, ..Config::default() });
+    let (from, to) = (pair.here.allocate(4096).unwrap(), pair.there.allocate(4096).unwrap());
+    for n in 0..10 * SLOTS {
+        pair.transfer(&from, &to, 1000, n);
+    }
+    pair.receiver.progress();
+    let rail = &pair.receiver.counters().rails[0];
+    assert_eq!((rail.receives, rail.completions), (10 * SLOTS, 10 * SLOTS + 10));
 }

@@ -221,6 +221,27 @@ fn each_violation_is_reported_by_its_own_error() {
     assert_eq!(violation_of(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
 }
 
+/// After one valid batch, so that the end of the ring is nearer than the free space is long.
+#[test]
+fn batches_that_cross_the_end_of_the_ring_are_violations() {
+    let accept = |imm, second: FlowMetadata| {
+        let mut endpoint: Endpoint<()> = Endpoint::new(&PARAMS).unwrap();
+        let request = Header { call_id: 1 << 16, piggyback: 2, payload_len: 0 };
+        let (mut ring, first) = batch(metadata(1), &[request]);
+        endpoint.accept_batch(first, ring.as_slice()).unwrap();
+        let Ok(Some(ReceivedMessage::Request(request))) = endpoint.next_message(ring.as_slice()) else {
+            panic!("no request");
+        };
+        assert!(endpoint.release(request.space));
+        ring[64..96].copy_from_slice(&second.encode());
+        endpoint.accept_batch(imm, ring.as_slice())
+    };
+    assert_eq!(accept(31, metadata(1)), Err(Violation::AcrossEnd { offset: 64, delta: 992 }));
+    assert_eq!(accept(30, metadata(1)), Ok(()));
+    let marker = metadata(wire::WRAP_MESSAGE_COUNT);
+    assert_eq!(accept(1, marker), Err(Violation::BadWrap { offset: 64, delta: 32 }));
+}
+
 #[test]
 fn bulk_messages_are_parsed_among_other_messages() {
     // Between other messages, so that the test sees their offsets.

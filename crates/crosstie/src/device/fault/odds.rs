@@ -11,7 +11,7 @@ use core::str::FromStr;
 /// ```
 /// use crosstie::device::fault::Odds;
 /// let odds: Odds = "fail=500/down=2000".parse().unwrap();
-/// assert_eq!(odds, Odds { fail: 500, down: 2000, ..Odds::NEVER });
+/// assert_eq!((odds.fail, odds.down, odds.lose), (500, 2000, 0));
 /// assert_eq!(odds.to_string(), "fail=500/down=2000");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

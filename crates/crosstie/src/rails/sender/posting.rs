@@ -71,6 +71,12 @@ impl SendCore {
         loads: &[RailLoad; MAX_RAILS],
         min_part: u32,
     ) -> [u32; MAX_RAILS] {
+        if self.up.is_power_of_two() {
+            // One rail: there is nothing to decide.
+            let mut lens = [0; MAX_RAILS];
+            lens[self.up.trailing_zeros() as usize] = len;
+            return lens;
+        }
         let lens = match self.split {
             Split::Adaptive => split(len, loads, min_part),
             Split::Fixed(weights) => {
