@@ -47,7 +47,7 @@ enum Work {
     Dependencies,
     /// Check that `cargo xtask vm` works.
     GuestCheck,
-    /// Build a test program with the feature `verbs` and run it on kernel Soft-RoCE. The other programs and the shared library of
+    /// Build a test program with all features and run it on kernel Soft-RoCE. The other programs and the shared library of
     /// its package, and these examples, are copied into the guest as well.
     Guest {
         test: &'static str,
@@ -188,12 +188,8 @@ fn build_test(
     examples: &[&str],
     timeout: Duration,
 ) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
-    const FEATURES: [&str; 4] = [
-        "--workspace",
-        "--features",
-        "crosstie/verbs,crosstie-cli/verbs,crosstie-nccl/verbs",
-        "--message-format=json-render-diagnostics",
-    ];
+    const ARGUMENTS: [&str; 4] =
+        ["--workspace", "--features", steps::FEATURES, "--message-format=json-render-diagnostics"];
     let mut program = None;
     let mut others = Vec::new();
     let mut commands = vec![cargo(timeout, &["test", "--test", test, "--no-run"])];
@@ -204,7 +200,7 @@ fn build_test(
         commands.push(build);
     }
     for mut command in commands {
-        let outcome = process::run_streaming(command.args(FEATURES), timeout, |line| {
+        let outcome = process::run_streaming(command.args(ARGUMENTS), timeout, |line| {
             program = executable(line, "test", Some(test)).or(program.take());
             others.extend(executable(line, "bin", None).or_else(|| executable(line, "example", None)));
             others.extend(shared_library(line));

@@ -16,8 +16,10 @@ pub(super) struct Step {
     pub(super) work: &'static [Work],
 }
 
-const VERBS: &[&str] = &["cmake", "libclang-dev"];
-const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "libclang-dev"];
+/// What the optional features of the packages need.
+const OPTIONAL: &[&str] = &["cmake", "libclang-dev", "openmpi-bin", "libopenmpi-dev"];
+/// All optional features. The steps that need any of them share one build.
+pub(super) const FEATURES: &str = "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs";
 /// Without these variables mpirun refuses to run as root, and refuses more ranks than cores.
 const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -111,7 +113,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "lint-features",
         shows: "clippy finds nothing with all features",
-        packages: &["cmake", "libclang-dev", "libopenmpi-dev"],
+        packages: OPTIONAL,
         timeout: 600,
         work: &[Cargo {
             arguments: &[
@@ -119,7 +121,7 @@ pub(super) const STEPS: &[Step] = &[
                 "--workspace",
                 "--all-targets",
                 "--features",
-                "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs",
+                FEATURES,
                 "--",
                 "-D",
                 "warnings",
@@ -144,7 +146,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "mpi",
         shows: "bootstrap and the store work under mpirun",
-        packages: MPI,
+        packages: OPTIONAL,
         timeout: 600,
         work: &[Cargo {
             // With --workspace, as in `test`: the dependencies then have the same features and are not built again.
@@ -152,7 +154,7 @@ pub(super) const STEPS: &[Step] = &[
                 "test",
                 "--workspace",
                 "--features",
-                "crosstie/mpi,crosstie-cli/mpi",
+                FEATURES,
                 "--test",
                 "bootstrap_mpi",
                 "--test",
@@ -166,20 +168,12 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "softroce",
         shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and the examples of endpoints, rails and the store between two",
-        packages: VERBS,
+        packages: OPTIONAL,
         timeout: 900,
         work: &[
             Cargo {
-                // What needs no device. With the features of the guests' programs, so that the dependencies are not built again.
-                arguments: &[
-                    "test",
-                    "--workspace",
-                    "--features",
-                    "crosstie/verbs,crosstie-cli/verbs,crosstie-nccl/verbs",
-                    "--lib",
-                    "--",
-                    "verbs::",
-                ],
+                // What needs no device. Without --workspace, with which the unit tests of the other packages were built too.
+                arguments: &["test", "-p", "crosstie", "--features", "verbs,mpi", "--lib", "--", "verbs::"],
                 variables: &[],
                 target: None,
                 tests: true,
