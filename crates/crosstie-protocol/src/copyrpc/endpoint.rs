@@ -4,10 +4,10 @@ use super::bulk::BULK_RESPONSE_SIZE;
 use super::flow::{FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
 use super::message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
 use super::pending_calls::{CallId, PendingCalls};
-use super::receiver::{HeldSpace, Receiver};
+use super::receiver::{BatchFront, HeldSpace, Receiver};
 use super::sender::Sender;
 use super::violation::{FlowParamsError, Refusal, ReplyError, Violation};
-use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header, RESPONSE_FLAG, padded_size};
+use super::wire::{self, ALIGNMENT, FlowMetadata, HEADER_SIZE, Header, RESPONSE_FLAG, padded_size};
 
 /// One side of a connection: calls and replies go out, requests and responses come in.
 ///
@@ -35,7 +35,11 @@ impl<U> Endpoint<U> {
     /// Creates an endpoint. The peer's endpoint is created with the same numbers, own and peer's exchanged.
     pub fn new(params: &FlowParams) -> Result<Self, FlowParamsError> {
         params.check()?;
-        let sender = Sender::new(params.peer_ring, agreed_credit(params.credit_limit, params.peer_ring));
+        let sender = Sender::new(
+            params.peer_ring,
+            agreed_credit(params.credit_limit, params.peer_ring),
+            params.compact,
+        );
         let peer_limit = agreed_credit(params.peer_credit_limit, params.ring);
         Ok(Endpoint {
             max_request_len: (sender.max_request_size() - HEADER_SIZE as u64) as u32,
@@ -142,8 +146,8 @@ impl<U> Endpoint<U> {
     }
 
     /// The next WRITE to post, if any. The caller writes `metadata` to `offset` of its staging ring, posts `len` bytes from
-    /// there to the same offset of the peer's ring with `imm`, and calls [`Endpoint::write_posted`]. Until then this method
-    /// returns the same WRITE again.
+    /// there to the same offset of the peer's ring with `imm`, and calls [`Endpoint::write_posted`]. A compact batch is posted
+    /// as its head and the payload behind it. Until then this method returns the same WRITE again.
     #[inline]
     pub fn next_write(&mut self) -> Option<RingWrite> {
         let consumer = self.receiver.consumer();
@@ -161,7 +165,14 @@ impl<U> Endpoint<U> {
     /// [`Endpoint::next_message`], until that returns `None`.
     #[inline]
     pub fn accept_batch<B: RingBytes + ?Sized>(&mut self, imm: u32, ring: &B) -> Result<(), Violation> {
-        let metadata = self.receiver.accept_batch(imm, ring)?;
+        let metadata = match self.receiver.accept_batch(imm, ring)? {
+            BatchFront::Metadata(metadata) => metadata,
+            BatchFront::Compact(head) => FlowMetadata {
+                consumer_pos: self.sender.full_position(head.consumer_blocks)?,
+                credit_grant: u64::from(head.grant_blocks) * ALIGNMENT,
+                message_count: 1,
+            },
+        };
         let is_news = self.sender.learn_from_batch(metadata.consumer_pos)?;
         // Without this, a peer could send as many of them as there is room, again and again.
         if metadata.message_count == 0 && metadata.credit_grant == 0 && !is_news {
@@ -187,8 +198,8 @@ impl<U> Endpoint<U> {
         &mut self,
         ring: &B,
     ) -> Result<Option<ReceivedMessage<U>>, Violation> {
-        let Some((header, space)) = self.receiver.next_message(ring)? else { return Ok(None) };
-        let (offset, len) = (self.receiver.payload_offset(&space), header.ring_len() as usize);
+        let Some((header, offset, space)) = self.receiver.next_message(ring)? else { return Ok(None) };
+        let len = header.ring_len() as usize;
         let bulk = header.is_bulk();
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
         let message = if header.is_response() {
@@ -328,7 +339,7 @@ impl<U> Endpoint<U> {
     #[inline(always)]
     fn place(&mut self, len: u32, header: Header) -> Placement {
         let Endpoint { sender, receiver, .. } = self;
-        let position = sender.place(padded_size(len), || receiver.consumer());
+        let position = sender.place(header, padded_size(len), || receiver.consumer());
         Placement { offset: sender.offset(position) as usize, header }
     }
 

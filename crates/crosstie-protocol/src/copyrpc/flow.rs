@@ -1,6 +1,8 @@
 //! Flow control between two peers: the sizes that both must know, the figures that the invariant is about, and the
 //! WRITEs that carry batches and credit.
 
+use alloc::vec::Vec;
+
 use super::MAX_PENDING_CALLS;
 use super::violation::FlowParamsError;
 use super::wire::{self, ALIGNMENT};
@@ -26,6 +28,8 @@ pub struct FlowParams {
     pub peer_credit_limit: u64,
     /// The most calls of this side that can be pending.
     pub pending_calls: usize,
+    /// Whether this side sends a short message that is alone in its batch as a compact batch. The two sides need not agree.
+    pub compact: bool,
 }
 
 impl FlowParams {
@@ -94,12 +98,37 @@ pub struct RingWrite {
     pub offset: usize,
     /// Bytes to write. A wrap marker has 32, however many bytes it skips.
     pub len: usize,
+    /// The head of a compact batch. Its WRITE carries this head and, behind it, the payload from
+    /// [`payload_offset`](RingWrite::payload_offset) of the staging ring.
+    pub compact: Option<wire::CompactHead>,
     /// The immediate.
     pub imm: u32,
-    /// The caller encodes this to `offset` of the staging ring before it posts the WRITE.
+    /// The caller encodes this to `offset` of the staging ring before it posts the WRITE, unless the batch is compact.
     pub metadata: wire::FlowMetadata,
     /// For counters.
     pub kind: RingWriteKind,
+}
+
+impl RingWrite {
+    /// Where the payload of the first message is in the staging ring.
+    #[inline]
+    pub const fn payload_offset(&self) -> usize {
+        self.offset + wire::FLOW_METADATA_SIZE + wire::HEADER_SIZE
+    }
+
+    /// The bytes of the WRITE, if the staging ring is a slice. For simulations and tests, which have no device.
+    pub fn bytes(&self, staging: &mut [u8]) -> Vec<u8> {
+        match self.compact {
+            Some(head) => {
+                let payload = &staging[self.payload_offset()..][..self.len - wire::COMPACT_HEAD_SIZE];
+                [&head.encode(), payload].concat()
+            }
+            None => {
+                staging[self.offset..][..wire::FLOW_METADATA_SIZE].copy_from_slice(&self.metadata.encode());
+                staging[self.offset..][..self.len].to_vec()
+            }
+        }
+    }
 }
 
 /// What a [`RingWrite`] carries.

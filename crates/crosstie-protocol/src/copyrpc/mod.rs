@@ -32,7 +32,7 @@
 //!
 //! ```
 //! # use crosstie_protocol::copyrpc::*;
-//! # let params = FlowParams { ring: 4096, peer_ring: 4096, credit_limit: 1024, peer_credit_limit: 1024, pending_calls: 4 };
+//! # let params = FlowParams { ring: 4096, peer_ring: 4096, credit_limit: 1024, peer_credit_limit: 1024, pending_calls: 4, compact: true };
 //! # let (mut client, mut server) = (Endpoint::<&str>::new(&params)?, Endpoint::<()>::new(&params)?);
 //! # let (mut staging, mut ring) = (vec![0u8; 4096], vec![0u8; 4096]);
 //! // A call is written to the staging ring...
@@ -41,8 +41,7 @@
 //! staging[placement.payload_offset()..][..5].copy_from_slice(b"hello");
 //! // ...and goes to the peer with the next poll.
 //! while let Some(write) = client.next_write() {
-//!     staging[write.offset..][..32].copy_from_slice(&write.metadata.encode());
-//!     ring[write.offset..][..write.len].copy_from_slice(&staging[write.offset..][..write.len]); // the WRITE
+//!     ring[write.offset..][..write.len].copy_from_slice(&write.bytes(&mut staging)); // the WRITE
 //!     client.write_posted();
 //!     // The peer gets a completion with the immediate.
 //!     server.accept_batch(write.imm, ring.as_slice())?;

@@ -20,7 +20,8 @@ use alloc::vec;
 use super::message::RingBytes;
 use super::violation::Violation;
 use super::wire::{
-    self, ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, HEADER_SIZE, Header, WRAP_MESSAGE_COUNT,
+    self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata,
+    HEADER_SIZE, Header, MAX_COMPACT_PAYLOAD, WRAP_MESSAGE_COUNT,
 };
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
@@ -34,6 +35,8 @@ pub(super) struct Receiver {
     cursor: u64,
     /// Messages of the current batch that have not been parsed.
     messages_left: u32,
+    /// The message of a compact batch, until `next_message` returns it.
+    compact: Option<Header>,
     /// Everything before this was released. The method `consumer` brings it up to date.
     consumer: u64,
     /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..cursor` have bits
@@ -41,6 +44,12 @@ pub(super) struct Receiver {
     held: Box<[u64]>,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
+}
+
+/// What is in front of the messages of a batch.
+pub(super) enum BatchFront {
+    Metadata(FlowMetadata),
+    Compact(CompactHead),
 }
 
 /// The space that a received message occupies in the receive ring, until it is released.
@@ -58,6 +67,7 @@ impl Receiver {
             received: 0,
             cursor: 0,
             messages_left: 0,
+            compact: None,
             consumer: 0,
             held: vec![0; words].into_boxed_slice(),
             #[cfg(test)]
@@ -65,17 +75,27 @@ impl Receiver {
         }
     }
 
-    /// Accepts the batch that `imm` announced, and returns its metadata. Its messages come from `next_message`.
+    /// Accepts the batch that `imm` announced, and returns what is in front of its messages. They
+    /// come from `next_message`.
     #[inline]
     pub(super) fn accept_batch<B: RingBytes + ?Sized>(
         &mut self,
         imm: u32,
         ring: &B,
-    ) -> Result<FlowMetadata, Violation> {
+    ) -> Result<BatchFront, Violation> {
         if self.cursor != self.received {
             return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
         }
-        let delta = wire::decode_imm(imm);
+        let is_compact = imm & COMPACT_FLAG != 0;
+        let delta = if is_compact {
+            let payload_len = imm & !COMPACT_FLAG;
+            if payload_len > MAX_COMPACT_PAYLOAD {
+                return Err(Violation::CompactTooLong { payload_len });
+            }
+            wire::compact_size(payload_len)
+        } else {
+            wire::decode_imm(imm)
+        };
         if delta < METADATA {
             return Err(Violation::ShortBatch { delta });
         }
@@ -87,12 +107,20 @@ impl Receiver {
         if offset + delta > self.capacity {
             return Err(Violation::AcrossEnd { offset, delta });
         }
+        if is_compact {
+            let head = CompactHead::decode(&ring.load(offset as usize));
+            let CompactHead { call_id, piggyback, .. } = head;
+            self.compact = Some(Header { call_id, piggyback, payload_len: imm & !COMPACT_FLAG });
+            self.received += delta;
+            self.messages_left = 1;
+            return Ok(BatchFront::Compact(head));
+        }
         let metadata = FlowMetadata::decode(&ring.load(offset as usize))?;
         if metadata.message_count != WRAP_MESSAGE_COUNT {
             self.received += delta;
             self.cursor += METADATA;
             self.messages_left = metadata.message_count;
-            return Ok(metadata);
+            return Ok(BatchFront::Metadata(metadata));
         }
         // A marker at the start would skip a whole ring, for nothing.
         if offset + delta != self.capacity || offset == 0 {
@@ -107,15 +135,16 @@ impl Receiver {
         };
         self.received += skip;
         self.cursor = self.received;
-        Ok(metadata)
+        Ok(BatchFront::Metadata(metadata))
     }
 
-    /// The next message of the batch: its header and its ring space, which is held until it is released.
+    /// The next message of the batch: its header, the offset of its payload, and its ring space, which is held until it is
+    /// released.
     #[inline(always)]
     pub(super) fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
-    ) -> Result<Option<(Header, HeldSpace)>, Violation> {
+    ) -> Result<Option<(Header, usize, HeldSpace)>, Violation> {
         let left = self.received - self.cursor;
         if self.messages_left == 0 {
             return if left == 0 { Ok(None) } else { Err(Violation::TrailingBytes { unused: left }) };
@@ -124,7 +153,14 @@ impl Receiver {
             return Err(Violation::MessageTooLong { needs: ALIGNMENT, left });
         }
         let position = self.cursor;
-        let header = Header::decode(&ring.load(self.offset(position) as usize));
+        let offset = self.offset(position) as usize;
+        if let Some(header) = self.compact.take() {
+            self.cursor = self.received;
+            self.messages_left = 0;
+            self.hold(position);
+            return Ok(Some((header, offset + COMPACT_HEAD_SIZE, HeldSpace { position })));
+        }
+        let header = Header::decode(&ring.load(offset));
         let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
             // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here, and do
@@ -133,23 +169,22 @@ impl Receiver {
         }
         self.cursor += needs;
         self.messages_left -= 1;
+        self.hold(position);
+        Ok(Some((header, offset + HEADER_SIZE, HeldSpace { position })))
+    }
+
+    #[inline]
+    fn hold(&mut self, position: u64) {
         let (word, bit) = self.bit(position);
         if !rule_broken!(self, ReleaseOnParse) {
             self.held[word] |= bit;
         }
-        Ok(Some((header, HeldSpace { position })))
     }
 
     /// Whether the current batch has been parsed to its end.
     #[inline]
     pub(super) fn batch_ended(&self) -> bool {
         self.messages_left == 0 && self.cursor == self.received
-    }
-
-    /// Offset of a held message's payload.
-    #[inline]
-    pub(super) fn payload_offset(&self, space: &HeldSpace) -> usize {
-        self.offset(space.position) as usize + HEADER_SIZE
     }
 
     /// Releases the space of a message. Returns `false` if it is not held.

@@ -25,7 +25,10 @@
 
 use super::flow::{Progress, RingWrite, RingWriteKind};
 use super::violation::Violation;
-use super::wire::{self, ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, WRAP_MESSAGE_COUNT};
+use super::wire::{
+    self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, Header,
+    MAX_COMPACT_PAYLOAD, WRAP_MESSAGE_COUNT,
+};
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 /// The most writes that can be sealed and not posted: a batch, a batch that the end of the ring sealed, and the wrap marker
@@ -37,6 +40,8 @@ pub(super) struct Sender {
     capacity: u64,
     /// The most that `reserved` may be.
     limit: u64,
+    /// Whether a short message that is alone in its batch makes the batch compact.
+    compact: bool,
     /// Credit granted to the peer, used by requests or not, for responses that have not been placed.
     reserved: u64,
     /// The part of `reserved` that was posted to the peer and that no request of the peer has used.
@@ -72,6 +77,8 @@ pub(super) struct Sender {
 struct OpenBatch {
     start: u64,
     messages: u32,
+    /// The header of its first message.
+    first: Header,
 }
 
 /// A sealed batch or wrap marker: `len` bytes to write at `start`, `delta` bytes to announce.
@@ -81,6 +88,8 @@ struct SealedWrite {
     len: u64,
     delta: u64,
     metadata: FlowMetadata,
+    /// The header of the message of a compact batch.
+    compact: Option<Header>,
 }
 
 impl SealedWrite {
@@ -89,15 +98,17 @@ impl SealedWrite {
         len: 0,
         delta: 0,
         metadata: FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 0 },
+        compact: None,
     };
 }
 
 impl Sender {
     /// For a peer's ring of `capacity` bytes. The peer has `limit` bytes of credit from the start.
-    pub(super) fn new(capacity: u64, limit: u64) -> Self {
+    pub(super) fn new(capacity: u64, limit: u64, compact: bool) -> Self {
         Sender {
             capacity,
             limit,
+            compact,
             reserved: limit,
             spendable: limit,
             producer: 0,
@@ -157,18 +168,18 @@ impl Sender {
         fits
     }
 
-    /// Adds a message of `size` bytes: to the open batch, or to a new one, at the start of the ring if need be. Returns its
+    /// Adds a message with this header and of `size` bytes: to the open batch, or to a new one, at the start of the ring if need be. Returns its
     /// position. The caller has checked that there is room. `consumer` is called only if the end of the ring seals a
     /// write.
     #[inline]
-    pub(super) fn place(&mut self, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
+    pub(super) fn place(&mut self, header: Header, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
         if !self.fits_before_end(size) {
             self.wrap(consumer());
         }
         let open = self.open.get_or_insert_with(|| {
             let start = self.producer;
             self.producer += METADATA;
-            OpenBatch { start, messages: 0 }
+            OpenBatch { start, messages: 0, first: header }
         });
         open.messages += 1;
         let position = self.producer;
@@ -205,20 +216,31 @@ impl Sender {
     pub(super) fn next_write(&mut self, consumer: u64, lacks_credit: bool) -> Option<RingWrite> {
         if self.sealed_len == 0 {
             if let Some(open) = self.open.take() {
-                self.seal(open, consumer);
+                if self.compact && open.messages == 1 && open.first.payload_len <= MAX_COMPACT_PAYLOAD {
+                    self.seal_compact(open, consumer);
+                } else {
+                    self.seal(open, consumer);
+                }
             } else if self.credit_batch_due(consumer, lacks_credit) {
                 let start = self.producer;
                 self.producer += METADATA;
-                self.seal(OpenBatch { start, messages: 0 }, consumer);
+                self.push_sealed(start, METADATA, 0, consumer);
             } else {
                 return None;
             }
         }
         let write = &self.sealed[0];
+        let (imm, compact) = match &write.compact {
+            Some(header) => {
+                (COMPACT_FLAG | header.payload_len, Some(CompactHead::new(&write.metadata, header)))
+            }
+            None => (wire::encode_imm(write.delta), None),
+        };
         Some(RingWrite {
             offset: self.offset(write.start) as usize,
             len: write.len as usize,
-            imm: wire::encode_imm(write.delta),
+            imm,
+            compact,
             metadata: write.metadata,
             kind: match write.metadata.message_count {
                 WRAP_MESSAGE_COUNT => RingWriteKind::Wrap,
@@ -270,6 +292,16 @@ impl Sender {
         let is_news = is_news || self.is_rebased;
         self.last_batch_position = position;
         Ok(is_news)
+    }
+
+    /// The peer's consumer position with these low bits, in blocks: the highest one that is not beyond what was sent.
+    #[inline]
+    pub(super) fn full_position(&self, blocks: u32) -> Result<u64, Violation> {
+        let behind = ((self.posted / ALIGNMENT) as u32).wrapping_sub(blocks);
+        self.posted.checked_sub(u64::from(behind) * ALIGNMENT).ok_or(Violation::ConsumerBeyondSent {
+            position: u64::from(blocks) * ALIGNMENT,
+            sent: self.posted,
+        })
     }
 
     /// Takes the peer's consumer position from an RDMA READ. It may be newer or older than what batches said.
@@ -358,6 +390,17 @@ impl Sender {
         self.push_sealed(open.start, self.producer - open.start, open.messages, consumer);
     }
 
+    /// Seals a batch with one short message as a compact batch: the rest of the room that the message had is free again. What
+    /// is placed from now on does not touch the payload, which stays where it was placed until the batch was posted.
+    #[inline]
+    fn seal_compact(&mut self, open: OpenBatch, consumer: u64) {
+        let header = open.first;
+        self.producer = open.start + wire::compact_size(header.payload_len);
+        let len = COMPACT_HEAD_SIZE as u64 + u64::from(header.payload_len);
+        self.push_sealed(open.start, len, 1, consumer);
+        self.sealed[self.sealed_len - 1].compact = Some(header);
+    }
+
     fn push_sealed(&mut self, start: u64, len: u64, message_count: u32, consumer: u64) {
         let credit_grant = self.grantable(self.in_flight());
         debug_assert!(
@@ -372,6 +415,7 @@ impl Sender {
             len,
             delta: self.producer - start,
             metadata: FlowMetadata { consumer_pos, credit_grant, message_count },
+            compact: None,
         };
         self.sealed_len += 1;
         self.announced = consumer;

@@ -24,6 +24,14 @@ pub enum Violation {
         /// Announced bytes.
         delta: u64,
     },
+    /// An immediate announced a compact batch with a payload that is longer than compact batches have.
+    #[error(
+        "the peer announced a compact batch with {payload_len} bytes of payload, more than such a batch can have"
+    )]
+    CompactTooLong {
+        /// Announced bytes of payload.
+        payload_len: u32,
+    },
     /// An immediate announced more bytes than the ring has free: unreleased messages were overwritten.
     #[error(
         "the peer announced {delta} bytes when the receive ring had {free} free: unreleased messages are lost"

@@ -19,12 +19,19 @@ pub const RESPONSE_FLAG: u32 = 0x8000_0000;
 pub const BULK_FLAG: u32 = 0x8000_0000;
 /// The message count that makes a batch a wrap marker.
 pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
+/// The bit of an immediate that makes a batch a compact one: a single short message, with a head instead of metadata and
+/// header. The other bits are the length of its payload. No ring is long enough to need this bit.
+pub const COMPACT_FLAG: u32 = 0x8000_0000;
+/// Bytes of the head of a compact batch.
+pub const COMPACT_HEAD_SIZE: usize = 16;
+/// The longest payload of a compact batch. With its head it has 48 bytes, which a device can deliver with the completion.
+pub const MAX_COMPACT_PAYLOAD: u32 = 32;
 /// Bytes of the connect information.
 pub const CONNECT_INFO_SIZE: usize = 56;
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 const CONNECT_MAGIC: [u8; 4] = *b"xRPC";
-const CONNECT_VERSION: u32 = 2;
+const CONNECT_VERSION: u32 = 3;
 
 /// Bytes that a message with this payload occupies in a ring: header, payload, and padding to [`ALIGNMENT`].
 ///
@@ -35,6 +42,17 @@ const CONNECT_VERSION: u32 = 2;
 #[inline]
 pub const fn padded_size(payload_len: u32) -> u64 {
     (payload_len as u64 + HEADER_SIZE as u64 + (ALIGNMENT - 1)) & !(ALIGNMENT - 1)
+}
+
+/// Bytes that a compact batch with this payload occupies in a ring.
+///
+/// ```
+/// use crosstie_protocol::copyrpc::wire::compact_size;
+/// assert_eq!([0, 16, 17, 32].map(compact_size), [32, 32, 64, 64]);
+/// ```
+#[inline]
+pub const fn compact_size(payload_len: u32) -> u64 {
+    (payload_len as u64 + COMPACT_HEAD_SIZE as u64 + (ALIGNMENT - 1)) & !(ALIGNMENT - 1)
 }
 
 /// Credit that a call consumes so that there is always room for a response of up to `response_len` bytes: the padded
@@ -156,6 +174,54 @@ impl FlowMetadata {
     }
 }
 
+/// The 16 bytes in front of the payload of a compact batch: what its metadata and its header would say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CompactHead {
+    /// See [`Header::call_id`].
+    pub call_id: u32,
+    /// See [`Header::piggyback`].
+    pub piggyback: u32,
+    /// [`FlowMetadata::credit_grant`], in blocks of [`ALIGNMENT`] bytes.
+    pub grant_blocks: u32,
+    /// The low bits of [`FlowMetadata::consumer_pos`], in blocks. The position is at most a ring behind what the reader has
+    /// sent, so the low bits are enough.
+    pub consumer_blocks: u32,
+}
+
+impl CompactHead {
+    /// The head of a batch with this metadata and this message.
+    #[inline]
+    pub const fn new(metadata: &FlowMetadata, header: &Header) -> CompactHead {
+        CompactHead {
+            call_id: header.call_id,
+            piggyback: header.piggyback,
+            grant_blocks: (metadata.credit_grant / ALIGNMENT) as u32,
+            consumer_blocks: (metadata.consumer_pos / ALIGNMENT) as u32,
+        }
+    }
+
+    /// Encodes the head.
+    #[inline]
+    pub const fn encode(&self) -> [u8; COMPACT_HEAD_SIZE] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.call_id.to_le_bytes(), self.piggyback.to_le_bytes());
+        let ([i, j, k, l], [m, n, o, p]) =
+            (self.grant_blocks.to_le_bytes(), self.consumer_blocks.to_le_bytes());
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+
+    /// Decodes a head. Its fields are not checked yet.
+    #[inline]
+    pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes;
+        CompactHead {
+            call_id: u32::from_le_bytes([a, b, c, d]),
+            piggyback: u32::from_le_bytes([e, f, g, h]),
+            grant_blocks: u32::from_le_bytes([i, j, k, l]),
+            consumer_blocks: u32::from_le_bytes([m, n, o, p]),
+        }
+    }
+}
+
 /// What each side sends to the other before the first batch, in addition to the address of its queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectInfo {
@@ -248,6 +314,10 @@ mod tests {
         assert_eq!(bytes.iter().filter(|b| **b != 0).count(), 3);
         assert_eq!(FlowMetadata::decode(&bytes), Ok(metadata));
 
+        let head = CompactHead::new(&metadata, &header);
+        assert_eq!(head.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(CompactHead::decode(&head.encode()), head);
+
         let info = ConnectInfo {
             ring_addr: 1,
             ring_size: 2,
@@ -260,7 +330,7 @@ mod tests {
         assert_eq!(ConnectInfo::decode(&info.encode()), Ok(info));
         let mut other = info.encode();
         other[4] = 1;
-        assert_eq!(ConnectInfo::decode(&other), Err(Violation::Version { theirs: 1, ours: 2 }));
+        assert_eq!(ConnectInfo::decode(&other), Err(Violation::Version { theirs: 1, ours: 3 }));
         other[0] = 0;
         assert_eq!(ConnectInfo::decode(&other), Err(Violation::NotCopyrpc));
     }

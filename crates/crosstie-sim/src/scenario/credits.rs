@@ -55,6 +55,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
             credit_limit: 1 << 20,
             peer_credit_limit: 1 << 20,
             pending_calls: 8,
+            compact: true,
         };
         End {
             endpoint: Endpoint::new(&params).expect("valid rings"),
@@ -177,8 +178,7 @@ impl Run {
             self.call(index);
             let end = &mut self.ends[index];
             let Some(write) = end.endpoint.next_write() else { break };
-            end.staging[write.offset..][..32].copy_from_slice(&write.metadata.encode());
-            let bytes = end.staging[write.offset..][..write.len].to_vec();
+            let bytes = write.bytes(&mut end.staging);
             end.endpoint.write_posted();
             self.send(index, "write", Packet::Write { offset: write.offset, bytes, imm: write.imm });
         }

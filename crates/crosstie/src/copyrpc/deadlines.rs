@@ -94,6 +94,7 @@ mod tests {
             credit_limit: credit,
             peer_credit_limit: credit,
             pending_calls: CALLS,
+            compact: true,
         };
         let mut protocol = Endpoint::new(&params).unwrap();
         let calls: Vec<CallId> = (0..CALLS).map(|_| protocol.call(0, 0, ()).unwrap().0).collect();

@@ -5,6 +5,7 @@
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
 //! | hold back | a poll keeps a small batch back while the peer has not released earlier batches | a fast loop would send every message alone |
+//! | compact | a message of up to 32 bytes that is alone goes with a head of 16 bytes | head and message fit into a completion |
 //! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |
 //! | direct | a payload of at least [`MIN_DIRECT_PAYLOAD`] bytes is posted from the caller's memory | saves the copy to the staging ring |
 //!
@@ -18,6 +19,7 @@
 use std::time::Duration;
 
 use crosstie_protocol::copyrpc::Progress;
+use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, MAX_COMPACT_PAYLOAD};
 
 /// One WRITE in this many asks for a completion, which says that all WRITEs up to it have left the send queue.
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
@@ -35,6 +37,8 @@ const MAX_HELD_POLLS: u32 = 16;
 pub(super) const MAX_HELD_TIME: Duration = Duration::from_micros(50);
 /// The longest batch that is posted inline.
 pub(super) const MAX_INLINE_BATCH: usize = 220;
+/// The longest compact batch.
+pub(super) const MAX_COMPACT_BATCH: usize = COMPACT_HEAD_SIZE + MAX_COMPACT_PAYLOAD as usize;
 /// The shortest payload that is posted directly, on a device that accepts inline data of this length. Such a payload gains little
 /// from sharing a batch. Such a device copies all data while posting, so posting small batches inline gains nothing there.
 const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
@@ -75,6 +79,11 @@ pub(super) fn is_held_back(messages: u32, progress: Progress, oldest_end: u64, h
         && released < oldest_end
         && SMALL_BATCH_DIVISOR * (placed - posted) < posted - released
         && held_polls < MAX_HELD_POLLS
+}
+
+/// Compact: whether a queue pair that takes `max_inline` sends compact batches.
+pub(super) fn sends_compact(max_inline: usize) -> bool {
+    max_inline >= MAX_COMPACT_BATCH
 }
 
 /// Inline: whether a batch of `len` bytes is posted inline on a queue pair that takes `max_inline`.

@@ -17,6 +17,7 @@ const PARAMS: FlowParams = FlowParams {
     credit_limit: 128,
     peer_credit_limit: 256,
     pending_calls: 4,
+    compact: true,
 };
 
 /// Input: `calls, read position`, then for each batch `immediate, number of bytes, bytes at the start of the batch`.

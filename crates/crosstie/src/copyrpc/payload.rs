@@ -1,24 +1,40 @@
 //! The payload of a received message.
 
+use crosstie_protocol::copyrpc::wire::MAX_COMPACT_PAYLOAD;
 use zerocopy::{IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::device::Mr;
 
-/// The payload of a message, in the receive ring or in bulk memory.
+/// The payload of a message: in the receive ring, in bulk memory, or copied already.
 ///
-/// A peer that violates the protocol could still write there. So the bytes are copied out, never borrowed.
+/// A peer that violates the protocol could still write to the ring and to bulk memory. So the bytes are copied out, never
+/// borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'r> {
-    memory: &'r Mr,
-    offset: usize,
+    source: Source<'r>,
     len: usize,
 }
+
+#[derive(Clone, Copy, Debug)]
+enum Source<'r> {
+    Memory { memory: &'r Mr, offset: usize },
+    Copy(&'r ShortPayload),
+}
+
+/// A copy of the payload of a compact batch, with bytes behind it that have no meaning.
+pub(super) type ShortPayload = [u8; MAX_COMPACT_PAYLOAD as usize];
 
 impl<'r> Payload<'r> {
     /// `offset..offset + len` must be inside the memory.
     pub(super) fn new(memory: &'r Mr, offset: usize, len: usize) -> Payload<'r> {
         debug_assert!(offset + len <= memory.len());
-        Payload { memory, offset, len }
+        Payload { source: Source::Memory { memory, offset }, len }
+    }
+
+    /// The first `len` bytes of a copy. There must be as many.
+    #[inline]
+    pub(super) fn from_copy(copy: &'r ShortPayload, len: usize) -> Payload<'r> {
+        Payload { source: Source::Copy(copy), len: len.min(copy.len()) }
     }
 
     /// Length in bytes.
@@ -37,8 +53,13 @@ impl<'r> Payload<'r> {
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let len = self.len.min(to.len());
-        let copied = self.memory.read(self.offset, &mut to[..len]);
-        debug_assert!(copied.is_ok());
+        match self.source {
+            Source::Memory { memory, offset } => {
+                let copied = memory.read(offset, &mut to[..len]);
+                debug_assert!(copied.is_ok());
+            }
+            Source::Copy(copy) => to[..len].copy_from_slice(&copy[..len]),
+        }
         len
     }
 

@@ -11,7 +11,9 @@ use crosstie::device::{
     RecvWr, RemoteAddr, SendOp, SendWr,
 };
 use crosstie_protocol::copyrpc::Violation;
-use crosstie_protocol::copyrpc::wire::{ConnectInfo, FlowMetadata, Header, encode_imm};
+use crosstie_protocol::copyrpc::wire::{
+    COMPACT_FLAG, CompactHead, ConnectInfo, FlowMetadata, Header, encode_imm,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rng::{Random, seed};
@@ -71,6 +73,12 @@ impl MaliciousPeer {
         }
         self.qp.post(&SendWr::new(0, SendOp::WriteImm(to, imm), Data::Inline(&[]))).ok();
     }
+
+    /// The same with one WRITE. The device can deliver the bytes with the completion.
+    pub(crate) fn write_at_once(&mut self, offset: u64, bytes: &[u8], imm: u32) {
+        let to = RemoteAddr { addr: self.victim.ring_addr + offset, rkey: self.victim.ring_rkey };
+        self.qp.post(&SendWr::new(0, SendOp::WriteImm(to, imm), Data::Inline(bytes))).ok();
+    }
 }
 
 #[test]
@@ -93,7 +101,10 @@ fn malicious_peer_ends_only_its_own_connection() {
         let mut at = 0;
         for _ in 0..8 {
             let (bytes, imm) = invalid_batch(&mut random, 1024 - at);
-            malicious.write(at, &bytes, imm);
+            match random.below(2) {
+                0 => malicious.write(at, &bytes, imm),
+                _ => malicious.write_at_once(at, &bytes, imm),
+            }
             at = (at + u64::from(imm) * 32).min(1024) % 1024;
             left.context.poll(|user, answer| {
                 assert!(left.open.remove(&user), "{user:?} ends once");
@@ -141,7 +152,6 @@ fn malicious_peer_ends_only_its_own_connection() {
     assert!(left.endpoints[0].failure().is_none());
 }
 
-/// Bytes and an immediate: random, or nearly valid.
 /// Values of a field that holds `value` in a correct batch: near it, extreme, and with single bits changed.
 fn forged(value: u64, bits: u32) -> impl Iterator<Item = u64> {
     let near = [value.wrapping_add(1), value.wrapping_sub(1), value.wrapping_add(32), value.wrapping_sub(32)];
@@ -154,8 +164,7 @@ fn forged(value: u64, bits: u32) -> impl Iterator<Item = u64> {
 /// One batch of a request, or of the response to the victim's only call, with one field forged.
 struct ForgedBatch {
     what: String,
-    metadata: FlowMetadata,
-    header: Header,
+    bytes: Vec<u8>,
     imm: u32,
 }
 
@@ -164,10 +173,12 @@ fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
     let FlowMetadata { consumer_pos, credit_grant, message_count } = metadata;
     let Header { call_id, piggyback, payload_len } = header;
     let imm = encode_imm(64);
-    let mut batches = vec![ForgedBatch { what: "a correct batch".into(), metadata, header, imm }];
+    let mut batches = Vec::new();
     let mut add = |name: &str, value: u64, metadata: FlowMetadata, header: Header, imm: u32| {
-        batches.push(ForgedBatch { what: format!("{name} = {value:#x}"), metadata, header, imm });
+        let bytes = [&metadata.encode()[..], &header.encode(), b"payload!"].concat();
+        batches.push(ForgedBatch { what: format!("{name} = {value:#x}"), bytes, imm });
     };
+    add("a correct batch: imm", imm.into(), metadata, header, imm);
     for value in forged(consumer_pos, 64) {
         add("consumer_pos", value, FlowMetadata { consumer_pos: value, ..metadata }, header, imm);
     }
@@ -192,6 +203,34 @@ fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
     batches
 }
 
+/// Every field of a compact batch, forged.
+fn forged_compact_batches(head: CompactHead) -> Vec<ForgedBatch> {
+    let CompactHead { call_id, piggyback, grant_blocks, consumer_blocks } = head;
+    let imm = COMPACT_FLAG | 8;
+    let mut batches = Vec::new();
+    let mut add = |name: &str, value: u64, head: CompactHead, imm: u32| {
+        let bytes = [&head.encode()[..], b"payload!"].concat();
+        batches.push(ForgedBatch { what: format!("compact: {name} = {value:#x}"), bytes, imm });
+    };
+    add("a correct batch: imm", imm.into(), head, imm);
+    for value in forged(call_id.into(), 32) {
+        add("call_id", value, CompactHead { call_id: value as u32, ..head }, imm);
+    }
+    for value in forged(piggyback.into(), 32) {
+        add("piggyback", value, CompactHead { piggyback: value as u32, ..head }, imm);
+    }
+    for value in forged(grant_blocks.into(), 32) {
+        add("grant_blocks", value, CompactHead { grant_blocks: value as u32, ..head }, imm);
+    }
+    for value in forged(consumer_blocks.into(), 32) {
+        add("consumer_blocks", value, CompactHead { consumer_blocks: value as u32, ..head }, imm);
+    }
+    for value in forged(imm.into(), 32) {
+        add("imm", value, head, value as u32);
+    }
+    batches
+}
+
 /// A peer forges one field at a time: positions, grants, counts, call numbers, allowances, lengths, the immediate. The victim hands
 /// out what is correct, or ends this connection with a violation; each of its calls ends once; others go on.
 #[test]
@@ -208,28 +247,33 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
             if is_response {
                 endpoint.call(b"question", 8, (7, 7)).unwrap();
                 left.context.flush();
-                // The request that the victim has just written: its answer has the same number and allowance.
-                let bytes = |at: usize| {
-                    let mut bytes = [0; 12];
-                    malicious.ring.read(at, &mut bytes).unwrap();
+                // The request that the victim has just written, in a compact batch: its answer has the same number and allowance.
+                let bytes = || {
+                    let mut bytes = [0; 24];
+                    malicious.ring.read(0, &mut bytes).unwrap();
                     bytes
                 };
                 let begin = Instant::now();
-                while Header::decode(&bytes(32)).payload_len != 8 {
+                while !bytes().ends_with(b"question") {
                     left.turn();
                     assert!(begin.elapsed() < TIMEOUT);
                 }
-                header = Header::decode(&bytes(32));
-                header.call_id |= 1 << 31;
-                metadata.consumer_pos = 64;
+                let request = CompactHead::decode(bytes().first_chunk().unwrap());
+                header.call_id = request.call_id | 1 << 31;
+                header.piggyback = request.piggyback;
+                metadata.consumer_pos = 32;
             }
-            let batches = forged_batches(metadata, header);
+            let mut batches = forged_batches(metadata, header);
+            batches.extend(forged_compact_batches(CompactHead::new(&metadata, &header)));
             let Some(batch) = batches.get(number) else { break };
             number += 1;
             total += 1;
             let what = &batch.what;
-            let bytes = [&batch.metadata.encode()[..], &batch.header.encode(), b"payload!"].concat();
-            malicious.write(0, &bytes, batch.imm);
+            if number % 2 == 0 {
+                malicious.write(0, &batch.bytes, batch.imm);
+            } else {
+                malicious.write_at_once(0, &batch.bytes, batch.imm);
+            }
             let (mut ended, mut requests) = (Vec::new(), 0);
             for _ in 0..4 {
                 left.context.poll(|user, answer| ended.push((user, answer.map(|bytes| bytes.to_vec()))));
@@ -258,6 +302,7 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
     assert!(violations > 2 * accepted && accepted > 2, "{violations} violations, {accepted} accepted");
 }
 
+/// Bytes and an immediate: random, or nearly valid.
 fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
     let blocks = 1 + random.below((room / 32).clamp(1, 8));
     let mut bytes: Vec<u8> = (0..blocks * 32).map(|_| random.next() as u8).collect();
@@ -286,6 +331,7 @@ fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
     let imm = match random.below(5) {
         0 => random.next() as u32,
         1 => random.below(40) as u32,
+        2 => COMPACT_FLAG | random.below(36) as u32,
         _ => encode_imm(bytes.len() as u64),
     };
     (bytes, imm)
@@ -319,7 +365,7 @@ fn empty_batches_without_news_are_a_violation() {
     for (batches, metadata) in [
         (1, FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 0 }),
         // A position is news once.
-        (2, FlowMetadata { consumer_pos: 64, credit_grant: 0, message_count: 0 }),
+        (2, FlowMetadata { consumer_pos: 32, credit_grant: 0, message_count: 0 }),
     ] {
         let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
         endpoint.call(b"ask", 8, (0, 0)).unwrap();

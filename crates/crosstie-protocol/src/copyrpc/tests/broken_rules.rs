@@ -27,7 +27,13 @@ fn assert_detected(rings: [u64; 2], broken_rule: BrokenRule, texts: &[&str]) {
 /// The model must find a side that waits for ever, or a failure that contains `else_text`.
 #[track_caller]
 fn assert_model_detects(broken_rule: BrokenRule, else_text: &str) {
-    let model = Model { rings: [256, 256], pending: 1, calls: &[(0, 0)], broken_rule: Some(broken_rule) };
+    let model = Model {
+        rings: [256, 256],
+        pending: 1,
+        calls: &[(0, 0)],
+        compact: false,
+        broken_rule: Some(broken_rule),
+    };
     let failure = model.explore(1_000_000).expect_err("the broken rule was not detected");
     assert!(
         failure.contains("waits for ever") || failure.contains(else_text),

@@ -5,11 +5,17 @@ use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
 
-use super::super::wire::{self, FlowMetadata, HEADER_SIZE, Header};
+use super::super::wire::{self, CompactHead, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
 
-const PARAMS: FlowParams =
-    FlowParams { ring: 1024, peer_ring: 512, credit_limit: 128, peer_credit_limit: 256, pending_calls: 4 };
+const PARAMS: FlowParams = FlowParams {
+    ring: 1024,
+    peer_ring: 512,
+    credit_limit: 128,
+    peer_credit_limit: 256,
+    pending_calls: 4,
+    compact: false,
+};
 
 /// A ring that checks that only announced bytes are read.
 struct Announced<'a> {
@@ -30,6 +36,13 @@ impl RingBytes for Announced<'_> {
     }
 }
 
+fn announced_bytes(imm: u32) -> u64 {
+    match imm & wire::COMPACT_FLAG {
+        0 => wire::decode_imm(imm),
+        _ => wire::compact_size(imm & !wire::COMPACT_FLAG),
+    }
+}
+
 /// Feeds batches until one is refused. Adds the callers that got a response to `answered`.
 fn feed(
     endpoint: &mut Endpoint<u32>,
@@ -40,10 +53,11 @@ fn feed(
     let mut position = 0u64;
     for &imm in imms {
         let from = (position % 1024) as usize;
-        let to = (from as u64 + wire::decode_imm(imm)).min(1024) as usize;
+        let delta = announced_bytes(imm);
+        let to = (from as u64 + delta).min(1024) as usize;
         let announced = Announced { bytes: ring, from, to };
         endpoint.accept_batch(imm, &announced)?;
-        position += wire::decode_imm(imm);
+        position += delta;
         while let Some(message) = endpoint.next_message(&announced)? {
             let (offset, len, space) = match message {
                 ReceivedMessage::Request(request) => {
@@ -98,7 +112,15 @@ fn nearly_valid_ring() -> impl Strategy<Value = Vec<u8>> {
         bytes.resize(32, 0xaa);
         bytes
     });
-    proptest::collection::vec(prop_oneof![metadata, header], 32).prop_map(|blocks| blocks.concat())
+    let head = (0u32..6, any::<bool>(), 0u32..6, 0u32..12, prop_oneof![0u32..4, any::<u32>()]);
+    let head = head.prop_map(|(index, response, piggyback, grant_blocks, consumer_blocks)| {
+        let flag = if response { wire::RESPONSE_FLAG } else { 0 };
+        let call_id = (1 << 16 | index) | flag;
+        let mut bytes = CompactHead { call_id, piggyback, grant_blocks, consumer_blocks }.encode().to_vec();
+        bytes.resize(32, 0xbb);
+        bytes
+    });
+    proptest::collection::vec(prop_oneof![metadata, header, head], 32).prop_map(|blocks| blocks.concat())
 }
 
 proptest! {
@@ -107,7 +129,12 @@ proptest! {
     #[test]
     fn any_bytes_parse_to_messages_or_a_violation(
         ring in prop_oneof![proptest::collection::vec(any::<u8>(), 1024), nearly_valid_ring()],
-        imms in proptest::collection::vec(prop_oneof![8 => 0u32..10, 1 => 0u32..40, 1 => any::<u32>()], 1..12),
+        imms in proptest::collection::vec(prop_oneof![
+            8 => 0u32..10,
+            6 => (0u32..36).prop_map(|len| wire::COMPACT_FLAG | len),
+            1 => 0u32..40,
+            1 => any::<u32>(),
+        ], 1..12),
         calls in 0u32..5,
         word in prop_oneof![any::<u64>(), 0u64..512],
     ) {
@@ -221,6 +248,70 @@ fn each_violation_is_reported_by_its_own_error() {
     assert_eq!(violation_of(&ring, imm, 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
 }
 
+#[test]
+fn each_violation_of_a_compact_batch_is_reported_by_its_own_error() {
+    let compact = |head: CompactHead| {
+        let mut ring = vec![0; 1024];
+        ring[..16].copy_from_slice(&head.encode());
+        ring
+    };
+    let imm = |len: u32| wire::COMPACT_FLAG | len;
+    let request = CompactHead { call_id: 1 << 16, piggyback: 2, grant_blocks: 0, consumer_blocks: 0 };
+    let response = CompactHead { call_id: 1 << 16 | wire::RESPONSE_FLAG, ..request };
+
+    let ring = compact(request);
+    assert_eq!(violation_of(&ring, imm(33), 0), Violation::CompactTooLong { payload_len: 33 });
+    assert_eq!(violation_of(&ring, u32::MAX, 0), Violation::CompactTooLong { payload_len: u32::MAX >> 1 });
+    let ring = compact(CompactHead { piggyback: 1, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 0), Violation::AllowanceTooSmall { blocks: 1 });
+    let ring = compact(CompactHead { piggyback: 5, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
+    let ring = compact(CompactHead { grant_blocks: 1, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
+    let ring = compact(CompactHead { grant_blocks: u32::MAX, ..request });
+    assert!(matches!(violation_of(&ring, imm(8), 0), Violation::GrantOverLimit { .. }));
+    // One call: 64 bytes were sent.
+    let ring = compact(CompactHead { consumer_blocks: 3, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
+
+    assert_eq!(violation_of(&compact(response), imm(8), 0), Violation::UnknownCall { call_id: 1 << 16 });
+    let ring = compact(CompactHead { piggyback: 3, ..response });
+    assert_eq!(violation_of(&ring, imm(8), 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
+    let too_long = Violation::ResponseTooLong { payload_len: 21, allowed: 20 };
+    assert_eq!(violation_of(&compact(response), imm(21), 1), too_long);
+    let ring = compact(CompactHead { grant_blocks: 3, ..response });
+    assert_eq!(violation_of(&ring, imm(4), 1), Violation::GrantOverLimit { granted: 288, limit: 256 });
+}
+
+/// The head of a compact batch has only the low bits of the position.
+#[test]
+fn position_in_a_compact_batch_is_found_from_its_low_bits() {
+    let mut endpoint = Endpoint::new(&FlowParams { credit_limit: 128, ..PARAMS }).unwrap();
+    let mut ring = vec![0; 1024];
+    // Each round the peer has released everything, and a ring of 512 bytes lets 64 bytes of every call through.
+    for round in 1..=100_000u64 {
+        let (call, _) = endpoint.call(0, 20, ()).unwrap();
+        while endpoint.next_write().is_some() {
+            endpoint.write_posted();
+        }
+        let sent = endpoint.progress().posted;
+        let head = CompactHead {
+            call_id: call.bits() | wire::RESPONSE_FLAG,
+            piggyback: 2,
+            grant_blocks: 2,
+            consumer_blocks: (sent / 32) as u32,
+        };
+        let offset = ((round - 1) * 32 % 1024) as usize;
+        ring[offset..][..16].copy_from_slice(&head.encode());
+        endpoint.accept_batch(wire::COMPACT_FLAG, ring.as_slice()).unwrap();
+        let Ok(Some(ReceivedMessage::Response(response))) = endpoint.next_message(ring.as_slice()) else {
+            panic!("no response in round {round}");
+        };
+        assert!(endpoint.release(response.space));
+        assert_eq!((endpoint.progress().released, response.offset), (sent, offset + 16));
+    }
+}
+
 /// After one valid batch, so that the end of the ring is nearer than the free space is long.
 #[test]
 fn batches_that_cross_the_end_of_the_ring_are_violations() {
@@ -309,6 +400,7 @@ fn calls_that_can_never_fit_are_refused_at_once() {
             credit_limit: ring,
             peer_credit_limit: ring,
             pending_calls: 1,
+            compact: true,
         };
         let mut endpoint = Endpoint::new(&params).unwrap();
         let (request, response) = (endpoint.max_request_len(), endpoint.max_response_len());

@@ -12,7 +12,7 @@ use std::string::{String, ToString};
 use std::vec;
 use std::vec::Vec;
 
-use super::super::wire::{FLOW_METADATA_SIZE, FlowMetadata, Header};
+use super::super::wire::{COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, Header};
 use super::super::*;
 use super::BrokenRule;
 
@@ -57,7 +57,11 @@ struct Batch {
 impl RingBytes for Batch {
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
         let mut bytes = [0; N];
-        if N == FLOW_METADATA_SIZE {
+        if N == COMPACT_HEAD_SIZE {
+            assert_eq!(offset, self.offset);
+            let [(_, header)] = self.headers.as_slice() else { panic!("not a compact batch") };
+            bytes.copy_from_slice(&CompactHead::new(&self.metadata, header).encode());
+        } else if N == FLOW_METADATA_SIZE {
             assert_eq!(offset, self.offset);
             bytes.copy_from_slice(&self.metadata.encode());
         } else {
@@ -76,6 +80,7 @@ pub(super) struct Model {
     pub(super) pending: usize,
     /// Request and response lengths of the calls.
     pub(super) calls: &'static [(u32, u32)],
+    pub(super) compact: bool,
     pub(super) broken_rule: Option<BrokenRule>,
 }
 
@@ -88,6 +93,7 @@ impl Model {
                 credit_limit: 1 << 20,
                 peer_credit_limit: 1 << 20,
                 pending_calls: self.pending,
+                compact: self.compact,
             };
             let mut endpoint = Endpoint::new(&params).unwrap();
             endpoint.break_rule(self.broken_rule, &params);
@@ -348,7 +354,7 @@ impl State {
 /// The smallest valid rings, all states: one call each way at a time, at every offset.
 #[test]
 fn both_sides_can_call_from_every_state_of_the_smallest_rings() {
-    let model = Model { rings: [256, 256], pending: 1, calls: &[(0, 0)], broken_rule: None };
+    let model = Model { rings: [256, 256], pending: 1, calls: &[(0, 0)], compact: false, broken_rule: None };
     let limit = 5_000_000;
     let states = model.explore(limit).unwrap();
     std::println!("{states} states");
@@ -366,7 +372,10 @@ fn both_sides_can_call_from_every_visited_state_of_larger_rings() {
         ([512, 512], &[(0, 0), (84, 84)][..]),
         ([256, 1024], &[(20, 0), (10, 20)][..]),
     ] {
-        let states = Model { rings, pending: 2, calls, broken_rule: None }.explore(60_000).unwrap();
-        std::println!("{states} states of {rings:?}");
+        for compact in [false, true] {
+            let model = Model { rings, pending: 2, calls, compact, broken_rule: None };
+            let states = model.explore(60_000).unwrap();
+            std::println!("{states} states of {rings:?}, compact: {compact}");
+        }
     }
 }

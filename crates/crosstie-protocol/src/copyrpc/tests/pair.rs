@@ -70,6 +70,8 @@ impl Pair {
                 credit_limit: limits[me],
                 peer_credit_limit: limits[1 - me],
                 pending_calls,
+                // One side sends compact batches, the other does not.
+                compact: me == 0,
             };
             let mut endpoint = Endpoint::new(&params).unwrap();
             endpoint.break_rule(broken_rule, &params);
@@ -174,8 +176,7 @@ impl Pair {
         let side = &mut self.sides[me];
         let Some(next) = side.endpoint.next_write() else { return false };
         assert_eq!(side.endpoint.next_write(), Some(next), "the same until it is posted");
-        write(&mut side.staging, next.offset, &next.metadata.encode());
-        let bytes = side.staging[next.offset..][..next.len].to_vec();
+        let bytes = next.bytes(&mut side.staging);
         side.endpoint.write_posted();
         side.writes[next.kind as usize] += 1;
         self.sides[1 - me].link.push_back((next.offset, bytes, Some(next.imm)));

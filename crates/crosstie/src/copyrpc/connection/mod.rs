@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crosstie_protocol::copyrpc::wire::ConnectInfo;
+use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, ConnectInfo, MAX_COMPACT_PAYLOAD};
 use crosstie_protocol::copyrpc::{
     CallId, Endpoint as Protocol, FlowParams, HeldSpace, ReplyError, ReplyToken, RingBytes,
 };
@@ -34,8 +34,9 @@ use super::config::EndpointConfig;
 use super::counters::Counters;
 use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::flush_policy::{BATCHES_AHEAD, SendTiming};
+use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
+use super::payload::ShortPayload;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
 
@@ -112,6 +113,32 @@ impl RingBytes for ReceiveRing<'_> {
         // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
         self.0.load(offset).unwrap_or([0; N])
     }
+}
+
+/// The receive ring, where a batch begins with bytes that came with its completion. The protocol loads only the front of
+/// a batch from here.
+struct BatchStart<'r> {
+    ring: ReceiveRing<'r>,
+    bytes: &'r [u8],
+}
+
+impl RingBytes for BatchStart<'_> {
+    #[inline]
+    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+        self.bytes.first_chunk().copied().unwrap_or_else(|| self.ring.load(offset))
+    }
+}
+
+/// A copy of the payload of a compact batch, if its bytes came with the completion.
+pub(super) fn short_payload(imm: u32, bytes: Option<&[u8]>) -> Option<ShortPayload> {
+    if imm & COMPACT_FLAG == 0 {
+        return None;
+    }
+    let payload = bytes?.get(COMPACT_HEAD_SIZE..)?;
+    let mut copy = [0; MAX_COMPACT_PAYLOAD as usize];
+    let len = (imm & !COMPACT_FLAG) as usize;
+    copy.get_mut(..len)?.copy_from_slice(payload.get(..len)?);
+    Some(copy)
 }
 
 /// The next message of a batch that is not a short request.
@@ -202,6 +229,7 @@ impl<U> Connection<U> {
             credit_limit: state.config.credit as u64,
             peer_credit_limit: info.credit_limit,
             pending_calls: state.config.pending_calls,
+            compact: flush_policy::sends_compact(state.max_inline),
         };
         let protocol = Protocol::new(&params)?;
         let limit = state.config.max_peer_ring.max(self.ring.len()) as u64;
@@ -301,13 +329,18 @@ impl<U> Connection<U> {
         self.has_stopped_receiving.get()
     }
 
-    /// Accepts the batch that an immediate announced.
+    /// Accepts the batch that an immediate announced. `bytes` are the bytes of the batch, if they came with the completion.
     #[inline]
-    pub(super) fn accept_batch(&self, imm: u32) -> Result<(), Failure> {
+    pub(super) fn accept_batch(&self, imm: u32, bytes: Option<&[u8]>) -> Result<(), Failure> {
         let mut state = self.state.borrow_mut();
         state.received_since_probe = true;
         let Some(connected) = &mut state.connected else { return Ok(()) };
-        connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
+        let ring = ReceiveRing(&self.ring);
+        match bytes {
+            Some(bytes) => connected.protocol.accept_batch(imm, &BatchStart { ring, bytes }),
+            None => connected.protocol.accept_batch(imm, &ring),
+        }
+        .map_err(Failure::Violation)
     }
 
     /// Continues with the batch: releases the message before, passes short requests to `on_request`, and returns at any

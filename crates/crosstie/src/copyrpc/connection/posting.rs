@@ -5,7 +5,8 @@
 //! once in [`SIGNAL_INTERVAL`] WRITEs, and that completion stands for itself and the unsignaled WRITEs before it. All
 //! other work requests are signaled and stand for themselves.
 
-use crosstie_protocol::copyrpc::{Placement, RingWriteKind};
+use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead};
+use crosstie_protocol::copyrpc::{Placement, RingWrite, RingWriteKind};
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -16,10 +17,10 @@ use crate::copyrpc::address::EndpointId;
 use crate::copyrpc::counters::{Counters, size_class};
 use crate::copyrpc::error::Failure;
 use crate::copyrpc::flush_policy::{
-    self, BATCHES_AHEAD, MAX_INLINE_BATCH, SEND_DEPTH, SIGNAL_INTERVAL, SendTiming,
+    self, BATCHES_AHEAD, MAX_COMPACT_BATCH, MAX_INLINE_BATCH, SEND_DEPTH, SIGNAL_INTERVAL, SendTiming,
 };
 use crate::copyrpc::wr_id::{SendKind, encode_wr_id};
-use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr};
+use crate::device::{Data, PostError, RcQp, RemoteAddr, SendOp, SendWr};
 
 /// What a flush has left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,23 +83,12 @@ impl<U> Connection<U> {
                 outcome = FlushOutcome::AwaitsCompletions;
                 break;
             }
-            let outside = |_| Failure::Refused(PostError::Invalid("a batch outside of its ring"));
-            connected.staging.store(write.offset, &write.metadata.encode()).map_err(outside)?;
-            let piece = [connected.staging.sge(write.offset..write.offset + write.len).map_err(outside)?];
-            let mut inline = [0; MAX_INLINE_BATCH];
-            let data = match inline.get_mut(..write.len) {
-                Some(inline) if flush_policy::is_inline_batch(write.len, *max_inline) => {
-                    connected.staging.read(write.offset, inline).map_err(outside)?;
-                    Data::Inline(inline)
-                }
-                _ => Data::Regions(&piece),
+            let is_signaled = flush_policy::is_signaled(*unsignaled);
+            let posted = match write.compact {
+                Some(head) => connected.post_compact(qp, self.key, &write, head, is_signaled),
+                None => connected.post_batch(qp, self.key, &write, *max_inline, is_signaled),
             };
-            let to =
-                RemoteAddr { addr: connected.peer_ring.addr + write.offset as u64, ..connected.peer_ring };
-            let op = SendOp::WriteImm(to, write.imm);
-            let mut wr = SendWr::new(encode_wr_id(self.key, SendKind::Batch), op, data);
-            wr.signaled = flush_policy::is_signaled(*unsignaled);
-            match qp.post(&wr) {
+            match posted {
                 Ok(()) => {}
                 Err(PostError::Full) => {
                     outcome = FlushOutcome::AwaitsCompletions;
@@ -108,9 +98,9 @@ impl<U> Connection<U> {
             }
             connected.protocol.write_posted();
             *outstanding += 1;
-            *unsignaled = if wr.signaled { 0 } else { *unsignaled + 1 };
+            *unsignaled = if is_signaled { 0 } else { *unsignaled + 1 };
             counters.work_requests += 1;
-            counters.signaled += u64::from(wr.signaled);
+            counters.signaled += u64::from(is_signaled);
             counters.bytes += write.len as u64;
             match write.kind {
                 RingWriteKind::Batch => {
@@ -269,7 +259,64 @@ impl<U> ConnectionState<U> {
     }
 }
 
+const OUTSIDE: PostError = PostError::Invalid("a batch outside of its ring");
+
 impl<U> ConnectedState<U> {
+    /// Posts a batch from the staging ring.
+    fn post_batch(
+        &self,
+        qp: &mut RcQp,
+        key: u32,
+        write: &RingWrite,
+        max_inline: usize,
+        is_signaled: bool,
+    ) -> Result<(), PostError> {
+        self.staging.store(write.offset, &write.metadata.encode()).map_err(|_| OUTSIDE)?;
+        if flush_policy::is_inline_batch(write.len, max_inline) {
+            let mut inline = [0; MAX_INLINE_BATCH];
+            let inline = inline.get_mut(..write.len).ok_or(OUTSIDE)?;
+            self.staging.read(write.offset, inline).map_err(|_| OUTSIDE)?;
+            return self.post_write(qp, key, write, Data::Inline(inline), is_signaled);
+        }
+        let piece = [self.staging.sge(write.offset..write.offset + write.len).map_err(|_| OUTSIDE)?];
+        self.post_write(qp, key, write, Data::Regions(&piece), is_signaled)
+    }
+
+    /// Posts a compact batch. Always inline: its bytes are not in one piece in the staging ring, and what follows it may be
+    /// placed over them.
+    #[inline]
+    fn post_compact(
+        &self,
+        qp: &mut RcQp,
+        key: u32,
+        write: &RingWrite,
+        head: CompactHead,
+        is_signaled: bool,
+    ) -> Result<(), PostError> {
+        let mut bytes = [0; MAX_COMPACT_BATCH];
+        let bytes = bytes.get_mut(..write.len).ok_or(OUTSIDE)?;
+        let (front, payload) = bytes.split_at_mut_checked(COMPACT_HEAD_SIZE).ok_or(OUTSIDE)?;
+        front.copy_from_slice(&head.encode());
+        self.staging.read(write.payload_offset(), payload).map_err(|_| OUTSIDE)?;
+        self.post_write(qp, key, write, Data::Inline(bytes), is_signaled)
+    }
+
+    #[inline(always)]
+    fn post_write(
+        &self,
+        qp: &mut RcQp,
+        key: u32,
+        write: &RingWrite,
+        data: Data<'_>,
+        is_signaled: bool,
+    ) -> Result<(), PostError> {
+        let to = RemoteAddr { addr: self.peer_ring.addr + write.offset as u64, ..self.peer_ring };
+        let op = SendOp::WriteImm(to, write.imm);
+        let mut wr = SendWr::new(encode_wr_id(key, SendKind::Batch), op, data);
+        wr.signaled = is_signaled;
+        qp.post(&wr)
+    }
+
     /// Writes a message to the staging ring.
     #[inline(always)]
     fn write(&mut self, placement: &Placement, payload: &[u8]) {

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{ContextCore, RecvHandle};
-use crate::copyrpc::connection::{Connection, NextMessage};
+use crate::copyrpc::connection::{Connection, NextMessage, short_payload};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::SEND_DEPTH;
 use crate::copyrpc::payload::Payload;
@@ -154,7 +154,8 @@ impl<U> ContextCore<U> {
                 continue;
             }
             let Some(imm) = completion.imm else { continue };
-            if let Err(failure) = self.receive_batch(&connection, imm, &mut responses, on_response) {
+            let bytes = completion.inline_data();
+            if let Err(failure) = self.receive_batch(&connection, imm, bytes, &mut responses, on_response) {
                 self.mark_broken(connection, failure);
             }
         }
@@ -165,10 +166,12 @@ impl<U> ContextCore<U> {
         &self,
         connection: &Rc<Connection<U>>,
         imm: u32,
+        bytes: Option<&[u8]>,
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> Result<(), Failure> {
-        connection.accept_batch(imm)?;
+        connection.accept_batch(imm, bytes)?;
+        let short = short_payload(imm, bytes);
         self.schedule_flush(connection);
         let Some(core) = self.weak_self.upgrade() else { return Ok(()) };
         let mut done = None;
@@ -177,7 +180,15 @@ impl<U> ContextCore<U> {
                 let mut requests = self.requests.borrow_mut();
                 connection.next_message(done.take(), |offset, len, space, reply_token| {
                     let (connection, core) = (connection.clone(), core.clone());
-                    requests.push_back(RecvHandle::new(connection, core, offset, len, space, reply_token));
+                    requests.push_back(RecvHandle::new(
+                        connection,
+                        core,
+                        offset,
+                        len,
+                        space,
+                        reply_token,
+                        short,
+                    ));
                 })?
             };
             match next {
@@ -185,7 +196,11 @@ impl<U> ContextCore<U> {
                 Some(NextMessage::Response { user, offset, len, space }) => {
                     if let Some(user) = user {
                         *responses += 1;
-                        on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
+                        let payload = match &short {
+                            Some(copy) => Payload::from_copy(copy, len),
+                            None => Payload::new(&connection.ring, offset, len),
+                        };
+                        on_response(user, Ok(payload));
                     }
                     done = Some(space);
                 }

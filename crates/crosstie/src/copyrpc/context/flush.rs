@@ -53,7 +53,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Flushes a connection after a message was written: now, or with the next poll.
-    #[inline]
+    #[inline(always)]
     pub(super) fn flush_after_write(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
         if timing == SendTiming::Now
             && let Err(failure) = connection.flush(false, &mut self.counters.borrow_mut())
