@@ -169,6 +169,9 @@ mod arch {
             if len >= LONG {
                 asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
                      options(nostack, preserves_flags));
+            } else if (16..=32).contains(&len) {
+                move16(from, to, 0);
+                move16(from, to, len - 16);
             } else if len >= 16 {
                 let mut offset = 0;
                 while offset + 16 <= len {

@@ -7,8 +7,10 @@
 #![cfg(not(debug_assertions))]
 
 mod callgrind;
+mod copyrpc;
 mod device;
 mod endpoint;
+mod node;
 
 /// Counts the instructions of one operation, of which a test measures `operations`, and compares them with the limit.
 fn assert_limit(test: &str, task: &str, operations: u32, limit: u64) {
