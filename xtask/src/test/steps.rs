@@ -19,7 +19,8 @@ pub(super) struct Step {
 /// What the optional features of the packages need.
 const OPTIONAL: &[&str] = &["cmake", "libclang-dev", "openmpi-bin", "libopenmpi-dev"];
 /// All optional features. The steps that need any of them share one build.
-pub(super) const FEATURES: &str = "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs";
+pub(super) const FEATURES: &str =
+    "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs";
 /// Without these variables mpirun refuses to run as root, and refuses more ranks than cores.
 const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
