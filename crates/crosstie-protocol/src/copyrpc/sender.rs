@@ -497,3 +497,22 @@ impl Sender {
         self.limit
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn position_is_found_when_its_low_bits_have_started_again() {
+        let mut sender = Sender::new(1 << 31, 1 << 20, true);
+        // 2^32 blocks and two more.
+        sender.posted = (1 << 37) + 64;
+        assert_eq!(sender.full_position(2), Ok((1 << 37) + 64));
+        assert_eq!(sender.full_position(0), Ok(1 << 37));
+        assert_eq!(sender.full_position(u32::MAX), Ok((1 << 37) - 32));
+        // A position beyond what was sent is taken for a very old one, which is a violation as well.
+        let forged = sender.full_position(3).unwrap();
+        sender.last_batch_position = 1 << 37;
+        assert!(matches!(sender.learn_from_batch(forged), Err(Violation::ConsumerWentBack { .. })));
+    }
+}
