@@ -4,10 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crosstie_protocol::rails::{FenceEntry, Immediate, RECORD_LEN, Record};
 
+use rustix::event::{PollFd, PollFlags};
+
 use super::*;
 use crate::device::Status;
 use crate::device::fault::Plan;
-use crate::rails::SendRequest;
+use crate::rails::connect::Parts;
+use crate::rails::control::Control;
+use crate::rails::mailbox::{Mailbox, Order};
+use crate::rails::sender::SendCore;
+use crate::rails::{Cause, SendRequest};
 
 const LEN: usize = 10_000;
 
@@ -150,4 +156,32 @@ fn the_last_frame_arrives_while_the_peer_sends() {
         assert_eq!(last, Some(Frame::Close { next: 0, open: Vec::new() }));
         assert_eq!(end.unwrap(), 0);
     });
+}
+
+/// The receiver closes the connection and exits while frames of the sender are under way: the next frame cannot be sent, and the
+/// receiver's last frame was not read yet.
+#[test]
+fn a_close_that_was_not_read_counts_when_a_frame_cannot_be_sent() {
+    let context = rails().context;
+    let agreed = Agreement { rails: RAILS, slots: 4, max_group: 1, data_qps: 1, staging: 0 };
+    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+    let mut exited = socket.accept().unwrap().0;
+    exited.write_all(&Frame::Close { next: 0, open: Vec::new() }.encode()).unwrap();
+    drop(exited);
+    let fence = Frame::Fence { rail: 0, epoch: 0, next: 0, entries: Vec::new() };
+    stream.write_all(&fence.encode()).unwrap();
+    until(|| {
+        let mut fds = [PollFd::new(&stream, PollFlags::empty())];
+        rustix::event::poll(&mut fds, None).unwrap();
+        fds[0].revents().contains(PollFlags::ERR).then_some(())
+    });
+    let mailbox = Arc::new(Mailbox::new().unwrap());
+    let endpoints = create_endpoints(&context, Role::Sender, &agreed);
+    let control = Control::new(context.clone(), mailbox.clone(), stream, Role::Sender, agreed);
+    mailbox.put_order(Order::Send(fence));
+    let parts = Parts { context, mailbox, agreed, endpoints, first_mask: 1 };
+    let (mut sender, core) = SendConnection::new(SendCore::new(parts));
+    control.run(&core);
+    assert_eq!(sender.cause(), Some(Cause::PeerClosed));
 }
