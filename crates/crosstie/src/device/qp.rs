@@ -96,6 +96,14 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.post_detached(wr))
     }
 
+    /// Looks to the peer as if this end were stopped inside an operation, until it is called with false. A request must have been
+    /// posted before.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pretend_operation(&self, is_inside: bool) {
+        let RcProvider::Software(qp) = &self.provider else { panic!("not a software device") };
+        qp.pretend_operation(is_inside);
+    }
+
     /// Posts several requests with one doorbell. If `fill` returns an error, the requests that were accepted before are
     /// still posted.
     #[inline]

@@ -25,6 +25,8 @@ const PROBE_POLL: Duration = Duration::from_millis(1);
 const PORT_POLL: Duration = Duration::from_millis(20);
 /// How long a connection that was closed here stays open for what the peer still sends.
 const LINGER: Duration = Duration::from_secs(1);
+/// How often the stream of a peer that is gone is read for its last frame: more than the kernel keeps.
+const FAREWELL_READS: usize = 4096;
 /// How long the receiver may take to accept an offered endpoint.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -83,11 +85,15 @@ impl Control {
 
     /// Runs until the connection ends.
     pub(super) fn run(mut self, core: &Core) {
-        let mail = match self.serve(core) {
+        let end = match self.serve(core) {
             Ok(never) => match never {},
-            Err(End::Closed) => None,
-            Err(End::PeerClosed { next, open }) => Some(Mail::PeerClosed { next, open }),
-            Err(End::Cause(cause)) => {
+            Err(End::Cause(Cause::PeerGone)) => self.read_farewell(),
+            Err(end) => end,
+        };
+        let mail = match end {
+            End::Closed => None,
+            End::PeerClosed { next, open } => Some(Mail::PeerClosed { next, open }),
+            End::Cause(cause) => {
                 if let Cause::Violation(violation) = &cause {
                     self.send(&Frame::Error(violation.to_string())).ok();
                 }
@@ -105,6 +111,33 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// The peer is gone: a frame could not be sent, or the stream has ended. Perhaps it said why: a peer may close the connection
+    /// and exit while frames to it are under way, and what it sent before that can still be read.
+    fn read_farewell(&mut self) -> End {
+        let gone = End::Cause(Cause::PeerGone);
+        if self.stream.set_nonblocking(true).is_err() {
+            return gone;
+        }
+        let mut buffer = [0; 4096];
+        for _ in 0..FAREWELL_READS {
+            loop {
+                match self.take_frame() {
+                    Ok(Some(Frame::Close { next, open })) => return End::PeerClosed { next, open },
+                    Ok(Some(Frame::Error(text))) => return End::Cause(Cause::PeerError(text)),
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => return gone,
+                }
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(count @ 1..) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => return gone,
+            }
+        }
+        gone
     }
 
     /// The connection was not wanted: ends without a word.
@@ -199,17 +232,21 @@ impl Control {
             Err(error) => return Err(error.into()),
         };
         self.received.extend_from_slice(&buffer[..count]);
-        let invalid = || End::Cause(Cause::PeerError("it sent an invalid frame".into()));
-        while let Some(header) = self.received.first_chunk::<HEADER>().copied() {
-            let len = Frame::body_len(&header).ok_or_else(invalid)?;
-            if self.received.len() < HEADER + len {
-                break;
-            }
-            let frame = Frame::decode(&header, &self.received[HEADER..HEADER + len]).ok_or_else(invalid)?;
-            self.received.drain(..HEADER + len);
+        while let Some(frame) = self.take_frame()? {
             self.handle(frame)?;
         }
         Ok(())
+    }
+
+    /// The next frame of those that were read, if all of it was.
+    fn take_frame(&mut self) -> Result<Option<Frame>, End> {
+        let invalid = || End::Cause(Cause::PeerError("it sent an invalid frame".into()));
+        let Some(header) = self.received.first_chunk::<HEADER>().copied() else { return Ok(None) };
+        let len = Frame::body_len(&header).ok_or_else(invalid)?;
+        let Some(body) = self.received.get(HEADER..HEADER + len) else { return Ok(None) };
+        let frame = Frame::decode(&header, body).ok_or_else(invalid)?;
+        self.received.drain(..HEADER + len);
+        Ok(Some(frame))
     }
 
     fn handle(&mut self, frame: Frame) -> Result<(), End> {

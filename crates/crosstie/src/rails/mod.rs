@@ -85,6 +85,8 @@ mod mailbox;
 mod memory;
 mod metrics;
 mod receiver;
+#[cfg(all(test, not(loom)))]
+mod scripted_peers;
 mod sender;
 
 pub use config::{

@@ -10,6 +10,11 @@ use crosstie::rails::*;
 use super::pair::*;
 
 const ROLE: &str = "CROSSTIE_RAILS_PEER";
+/// Values of it: receive until the connection ends; close the connection and exit after the first message.
+const RECEIVES: &str = "receives";
+const CLOSES: &str = "closes";
+/// The handle to which a child process sends.
+const SENDER: &str = "CROSSTIE_RAILS_SENDER";
 const LEN: usize = 600_000;
 
 fn rails() -> Rails {
@@ -19,13 +24,10 @@ fn rails() -> Rails {
 /// In a child process: receives messages into memory of the program until it is killed. In an ordinary run it does nothing.
 #[test]
 fn peer_process() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+    let Some(role) = std::env::var_os(ROLE) else { return };
     let rails = rails();
     let mut listener = rails.listen().unwrap();
-    let hex: String = listener.handle().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("\nhandle {hex}");
+    println!("\nhandle {}", to_hex(&listener.handle()));
     std::io::stdout().flush().unwrap();
     let mut receiver = loop {
         if let Some(receiver) = listener.accept().unwrap() {
@@ -45,6 +47,10 @@ fn peer_process() {
             }
         }
         match receiver.test(outstanding[0]) {
+            Ok(Some(_)) if role == CLOSES => {
+                drop(receiver);
+                exit_at_once();
+            }
             Ok(Some(_)) => drop(outstanding.pop_front()),
             Ok(None) => std::thread::yield_now(),
             Err(_) => return,
@@ -52,10 +58,43 @@ fn peer_process() {
     }
 }
 
+/// Ends the process without giving its other threads any time.
+fn exit_at_once() -> ! {
+    // SAFETY: it ends the process; nothing of it is used any more.
+    unsafe { libc::_exit(0) }
+}
+
+fn to_hex(handle: &Handle) -> String {
+    handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> Handle {
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+    Handle::from_bytes(&bytes.try_into().unwrap()).unwrap()
+}
+
+/// In a child process: sends one message, closes the connection and exits at once. In an ordinary run it does nothing.
+#[test]
+fn closing_sender_process() {
+    let Ok(handle) = std::env::var(SENDER) else { return };
+    let rails = rails();
+    let memory = rails.allocate(LEN).unwrap();
+    let mut sender = connect_to(&rails, &from_hex(&handle));
+    let mut random = super::rng::Random(1);
+    send_until(&mut sender, &memory, &mut random, |done| done >= 1).unwrap();
+    drop(sender);
+    exit_at_once();
+}
+
 fn start() -> (Child, Handle) {
+    start_as(RECEIVES)
+}
+
+fn start_as(role: &str) -> (Child, Handle) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["peers::peer_process", "--exact", "--nocapture"])
-        .env(ROLE, "1")
+        .env(ROLE, role)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -65,9 +104,7 @@ fn start() -> (Child, Handle) {
     let hex = lines.find_map(|line| Some(line.strip_prefix("handle ")?.to_owned())).expect("a handle");
     // The test harness of the child writes to the same pipe when it ends.
     std::thread::spawn(move || lines.for_each(drop));
-    let bytes: Vec<u8> =
-        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
-    (child, Handle::from_bytes(&bytes.try_into().unwrap()).unwrap())
+    (child, from_hex(&hex))
 }
 
 fn connect_to(rails: &Rails, handle: &Handle) -> SendConnection {
@@ -163,6 +200,62 @@ fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
     // Both peers learn that the connection is closed, and end.
     for child in [&mut stopped, &mut running] {
         assert!(child.wait().unwrap().success());
+    }
+}
+
+/// Waits for the end of a connection without making progress.
+fn wait_for_end(mut cause: impl FnMut() -> Option<Cause>) -> Cause {
+    let started = Instant::now();
+    loop {
+        if let Some(cause) = cause() {
+            return cause;
+        }
+        check_hang(started);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A connection that is dropped has told its peer what was done, also if the process ends the instant after.
+#[test]
+fn a_peer_that_exits_right_after_closing_has_said_so() {
+    let rails = rails();
+    let memory = rails.allocate(LEN).unwrap();
+    for _ in 0..4 {
+        let (mut child, handle) = start_as(CLOSES);
+        let mut sender = connect_to(&rails, &handle);
+        let started = Instant::now();
+        let send = loop {
+            if let Some(send) = sender.isend(&memory, 0..LEN, 0).unwrap() {
+                break send;
+            }
+            check_hang(started);
+        };
+        while sender.test(send).unwrap().is_none() {
+            check_hang(started);
+        }
+        assert_eq!(wait_for_end(|| sender.cause()), Cause::PeerClosed);
+        child.wait().unwrap();
+
+        let mut listener = rails.listen().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["peers::closing_sender_process", "--exact", "--nocapture"])
+            .env(SENDER, to_hex(&listener.handle()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let started = Instant::now();
+        let mut receiver = loop {
+            if let Some(receiver) = listener.accept().unwrap() {
+                break receiver;
+            }
+            check_hang(started);
+            std::thread::sleep(Duration::from_micros(200));
+        };
+        let buffer = RecvBuffer { memory: &memory, range: 0..LEN, tag: 0 };
+        receiver.irecv(&[buffer]).unwrap().unwrap();
+        assert_eq!(wait_for_end(|| receiver.cause()), Cause::PeerClosed);
+        child.wait().unwrap();
     }
 }
 

@@ -165,6 +165,14 @@ impl RcQp {
         Ok(())
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pretend_operation(&self, is_inside: bool) {
+        use crate::ring::presence;
+        let attached = self.peer.as_ref().and_then(|peer| peer.attached.as_ref()).expect("a posted request");
+        let busy = &attached.line.busy;
+        if is_inside { presence::enter(busy) } else { presence::leave(busy) }
+    }
+
     pub(crate) fn fail_handle(&self) -> FailHandle {
         FailHandle { shared: self.shared.clone() }
     }
