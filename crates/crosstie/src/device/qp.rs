@@ -85,6 +85,12 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.reset())
     }
 
+    /// The same without waiting for the peer: on the software device, [`reset`](RcQp::reset) waits up to a second for a peer that is
+    /// inside an operation, and this fails at once. Try again later.
+    pub fn try_reset(&mut self) -> Result<(), DeviceError> {
+        dispatch!(RcProvider, &mut self.provider, x => x.try_reset())
+    }
+
     /// Posts one request.
     #[inline]
     pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {

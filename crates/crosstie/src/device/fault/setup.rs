@@ -248,10 +248,20 @@ impl RcQp {
 
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
         self.with(|qp| qp.reset())?;
+        self.forget_requests();
+        Ok(())
+    }
+
+    pub(crate) fn try_reset(&mut self) -> Result<(), DeviceError> {
+        self.with(|qp| qp.try_reset())?;
+        self.forget_requests();
+        Ok(())
+    }
+
+    fn forget_requests(&self) {
         let mut state = self.state.lock();
         state.clear_qp(self.qp_num);
         state.drop_held_completions(self.qp_num);
-        Ok(())
     }
 
     pub(crate) fn fail_handle(&self) -> FailHandle {

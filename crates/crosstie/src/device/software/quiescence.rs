@@ -60,7 +60,7 @@
 //! | `Mr::drop`, memory in place | peers of the same protection domain, and datagram senders, that are inside an operation | no limit: the caller gets the memory back | |
 //! | `Mr::deregister`, memory in place | the same | the caller's timeout | the region is handed back, closed to new operations |
 //! | queue pair drop | its own peer, or datagram senders that are inside | [`DROP_TIMEOUT`] | block, number and receive memory are kept until the peer has left |
-//! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`] | the queue pair goes to ERR, `reset` fails and can be tried again |
+//! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`]; `try_reset` not at all | the queue pair goes to ERR, `reset` fails and can be tried again |
 //! | allocation that finds no memory | removals that are on the list | [`DROP_TIMEOUT`] | it fails: out of memory |
 //! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
 //! | `Mr::drop`, memory in place | our own progress thread and service thread | the operation that they execute now | |
@@ -258,10 +258,10 @@ impl QpShared {
     }
 
     /// Closes the queue pair, and waits until its peer has left and what a dead peer left behind is repaired. The error
-    /// says that this took longer than [`QUIESCE_TIMEOUT`].
-    pub(super) fn close_and_quiesce(&self) -> Result<(), DeviceError> {
+    /// says that this took longer than `limit`.
+    pub(super) fn close_and_quiesce(&self, limit: Duration) -> Result<(), DeviceError> {
         self.close();
-        let deadline = Instant::now() + QUIESCE_TIMEOUT;
+        let deadline = Instant::now() + limit;
         let mut departure = PeerDeparture::default();
         while !self.peer_has_left(&mut departure) {
             if Instant::now() >= deadline {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
 
 use super::layout::{ConnectionWord, KIND_RC, gid_words};
 use super::link::Link;
 use super::peer_lines::LineUse;
 use super::peer_qp::PeerQp;
 use super::qp::{self, QpShared, RecvSource};
+use super::quiescence::QUIESCE_TIMEOUT;
 use super::setup::{DeviceHandle, Pd};
 use super::{Cq, Srq};
 use crate::device::{Access, ConnectConfig, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr};
@@ -127,11 +129,20 @@ impl RcQp {
     }
 
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        self.reset_within(QUIESCE_TIMEOUT)
+    }
+
+    pub(crate) fn try_reset(&mut self) -> Result<(), DeviceError> {
+        self.reset_within(Duration::ZERO)
+    }
+
+    /// Moves to RESET, if the peer leaves within this time.
+    fn reset_within(&mut self, limit: Duration) -> Result<(), DeviceError> {
         let shared = &self.shared;
         self.peer = None;
         self.link = None;
         shared.begin_epoch();
-        if let Err(busy) = shared.close_and_quiesce() {
+        if let Err(busy) = shared.close_and_quiesce(limit) {
             shared.move_to_error();
             return Err(busy);
         }

@@ -278,6 +278,11 @@ impl RcQp {
         self.sender.reset()
     }
 
+    /// A reset never waits for the peer.
+    pub(crate) fn try_reset(&mut self) -> Result<(), DeviceError> {
+        self.reset()
+    }
+
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.sender.post(wr, None)

@@ -125,10 +125,9 @@ impl RecvCore {
                 at += 1;
                 continue;
             }
-            // A queue pair that is reset cannot receive any more; a peer that is inside an operation is waited for, without
-            // blocking.
+            // A queue pair that is reset cannot receive any more. While the peer is inside an operation, the next call tries again.
             let is_closed = match &mut self.rails[rail].endpoint {
-                Some(endpoint) => endpoint.qps.iter_mut().all(|qp| qp.reset().is_ok()),
+                Some(endpoint) => endpoint.qps.iter_mut().all(|qp| qp.try_reset().is_ok()),
                 None => true,
             };
             self.drain(rail);
