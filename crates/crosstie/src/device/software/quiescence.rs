@@ -257,13 +257,15 @@ impl QpShared {
         deferred.peer = None;
     }
 
-    /// Closes the queue pair, and waits until its peer has left and what a dead peer left behind is repaired. The error
+    /// Waits until the peer of this queue pair, which is closed, has left and what a dead peer left behind is repaired. The error
     /// says that this took longer than `limit`.
-    pub(super) fn close_and_quiesce(&self, limit: Duration) -> Result<(), DeviceError> {
-        self.close();
+    pub(super) fn wait_for_departure(
+        &self,
+        departure: &mut PeerDeparture,
+        limit: Duration,
+    ) -> Result<(), DeviceError> {
         let deadline = Instant::now() + limit;
-        let mut departure = PeerDeparture::default();
-        while !self.peer_has_left(&mut departure) {
+        while !self.peer_has_left(departure) {
             if Instant::now() >= deadline {
                 return Err(self.device.peer_busy(self.peer_line().as_ref().map(|peer| &peer.gid)));
             }

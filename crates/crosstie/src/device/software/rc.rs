@@ -9,7 +9,7 @@ use super::link::Link;
 use super::peer_lines::LineUse;
 use super::peer_qp::PeerQp;
 use super::qp::{self, QpShared, RecvSource};
-use super::quiescence::QUIESCE_TIMEOUT;
+use super::quiescence::{PeerDeparture, QUIESCE_TIMEOUT};
 use super::setup::{DeviceHandle, Pd};
 use super::{Cq, Srq};
 use crate::device::{Access, ConnectConfig, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr};
@@ -33,6 +33,7 @@ impl Pd {
             connect: ConnectConfig::default(),
             sq_posted: 0,
             sq_base: 0,
+            leaving: None,
         })
     }
 }
@@ -50,6 +51,8 @@ pub struct RcQp {
     pub(super) sq_posted: u64,
     /// Send requests before this position were dropped by a reset.
     pub(super) sq_base: u64,
+    /// The departure of the peer, if a reset did not wait for it to the end.
+    leaving: Option<PeerDeparture>,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
 }
@@ -139,13 +142,19 @@ impl RcQp {
     /// Moves to RESET, if the peer leaves within this time.
     fn reset_within(&mut self, limit: Duration) -> Result<(), DeviceError> {
         let shared = &self.shared;
-        self.peer = None;
-        self.link = None;
-        shared.begin_epoch();
-        if let Err(busy) = shared.close_and_quiesce(limit) {
+        if self.leaving.is_none() {
+            self.peer = None;
+            self.link = None;
+            shared.begin_epoch();
+            shared.close();
+        }
+        // What was seen of the peer by the first attempt still counts.
+        let departure = self.leaving.get_or_insert_default();
+        if let Err(busy) = shared.wait_for_departure(departure, limit) {
             shared.move_to_error();
             return Err(busy);
         }
+        self.leaving = None;
         let taken = shared.peer_line().map(|peer| peer.line.taken.load(Relaxed));
         shared.retire_peer_line();
         match (&shared.recv, &shared.lane) {

@@ -494,7 +494,7 @@ impl Link {
             return;
         }
         // All of them, so that none waits for another.
-        let busy = self.channels.iter_mut().filter_map(|channel| channel.qp.reset().err()).count();
+        let busy = self.channels.iter_mut().filter_map(|channel| channel.qp.try_reset().err()).count();
         if busy > 0 {
             return;
         }
