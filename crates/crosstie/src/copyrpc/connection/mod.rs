@@ -1,7 +1,7 @@
 //! One connection: its queue pair, its rings, and the protocol that decides what goes where.
 //!
 //! - `mod.rs`: connect, call, reply, receive, fail.
-//! - `posting.rs`: what is posted to the send queue, by the rules of [`flush_policy`](super::flush_policy), and what its
+//! - `posting.rs`: what is posted to the send queue, by the rules of [`flush_policy`], and what its
 //!   completions mean.
 //! - `position_reads.rs`: when the peer's consumer position is read.
 //! - `bulk_caller.rs`, `bulk_callee.rs`: payloads that do not fit into a ring.

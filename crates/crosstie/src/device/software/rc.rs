@@ -142,7 +142,8 @@ impl RcQp {
     /// Moves to RESET, if the peer leaves within this time.
     fn reset_within(&mut self, limit: Duration) -> Result<(), DeviceError> {
         let shared = &self.shared;
-        if self.leaving.is_none() {
+        let is_first = self.leaving.is_none();
+        if is_first {
             self.peer = None;
             self.link = None;
             shared.begin_epoch();
@@ -155,6 +156,10 @@ impl RcQp {
             return Err(busy);
         }
         self.leaving = None;
+        if !is_first {
+            // The first attempt left the queue pair in ERR.
+            shared.begin_epoch();
+        }
         let taken = shared.peer_line().map(|peer| peer.line.taken.load(Relaxed));
         shared.retire_peer_line();
         match (&shared.recv, &shared.lane) {
