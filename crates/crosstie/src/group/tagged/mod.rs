@@ -35,9 +35,9 @@ use crate::endpoint::Buffer;
 pub use request::{Received, RecvRequest, SendRequest};
 pub(super) use state::TaggedState;
 
-/// Longest message that travels with its bytes, unless [`TaggedOptions::eager_max`] says otherwise. Not measured
-/// yet: `crosstie bench message --mode eager|pull --payload N` compares both.
-pub const DEFAULT_EAGER_MAX: u32 = 8 << 10;
+/// Longest message that travels with its bytes, unless [`TaggedOptions::eager_max`] says otherwise: what fits into one packet. Twice as
+/// much is faster pulled (docs/PERFORMANCE.md).
+pub const DEFAULT_EAGER_MAX: u32 = 2 << 10;
 
 /// Options of a channel for tagged messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
