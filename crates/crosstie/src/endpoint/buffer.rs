@@ -13,14 +13,24 @@ use crate::region::{CachedRegion, OwnedRegion};
 ///
 /// While an operation has it, it cannot be read, written or freed, because it has been moved. There is no safe way to borrow its
 /// bytes, as for [`Mr`]: a peer that knows its key may write to it at any time. [`Buffer::read`] and [`Buffer::write`] copy.
+///
+/// It is one pointer, because every operation moves it: to the operation, into its future, and back.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct Buffer(Box<RegionRange>);
+
+/// A range of a registered region.
+#[derive(Debug)]
+struct RegionRange {
     region: Region,
     start: usize,
     len: usize,
 }
 
 impl Buffer {
+    fn of(region: Region, start: usize, len: usize) -> Buffer {
+        Buffer(Box::new(RegionRange { region, start, len }))
+    }
+
     /// A whole region.
     pub fn new(region: Mr) -> Buffer {
         Buffer::of_shared_region(Arc::new(region))
@@ -30,13 +40,13 @@ impl Buffer {
     /// memory must keep their uses apart.
     pub fn of_shared_region(region: Arc<Mr>) -> Buffer {
         let len = region.len();
-        Buffer { region: Region::Allocated(region), start: 0, len }
+        Buffer::of(Region::Allocated(region), 0, len)
     }
 
     /// Memory of the program, registered in place. See [`Endpoint::register`](super::Endpoint::register).
     pub(super) fn in_place(region: OwnedRegion<Box<dyn Any + Send>>) -> Buffer {
         let len = region.mr().len();
-        Buffer { region: Region::InPlace(Arc::new(region)), start: 0, len }
+        Buffer::of(Region::InPlace(Arc::new(region)), 0, len)
     }
 
     /// Gives the memory back that [`Endpoint::register`](super::Endpoint::register) has registered. From then on the peer's requests to
@@ -44,8 +54,8 @@ impl Buffer {
     ///
     /// The error hands the buffer back: see [`NotGivenBack`].
     pub fn into_memory<M: 'static>(self, timeout: Duration) -> Result<M, NotGivenBack> {
-        let Buffer { region, start, len } = self;
-        let kept = |region, cause| NotGivenBack { buffer: Buffer { region, start, len }, cause };
+        let RegionRange { region, start, len } = *self.0;
+        let kept = |region, cause| NotGivenBack { buffer: Buffer::of(region, start, len), cause };
         let region = match region {
             Region::InPlace(region) => region,
             other => return Err(kept(other, KeptBecause::OtherMemory)),
@@ -72,23 +82,24 @@ impl Buffer {
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// The region that it is a range of.
     #[inline]
     pub fn region(&self) -> &Mr {
-        self.region.mr()
+        self.0.region.mr()
     }
 
     /// Where it begins in its region.
+    #[inline]
     pub fn start(&self) -> usize {
-        self.start
+        self.0.start
     }
 
     /// Copies bytes in.
@@ -103,7 +114,7 @@ impl Buffer {
 
     /// Its bytes as a vector.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
+        let mut bytes = vec![0; self.len()];
         // The range is inside the region.
         self.read(0, &mut bytes).map_or(Vec::new(), |()| bytes)
     }
@@ -113,17 +124,19 @@ impl Buffer {
     /// # Panics
     ///
     /// If `middle` is behind the end.
-    pub fn split_at(self, middle: usize) -> (Buffer, Buffer) {
-        assert!(middle <= self.len, "split at {middle} of {} bytes", self.len);
-        let second =
-            Buffer { region: self.region.clone(), start: self.start + middle, len: self.len - middle };
-        (Buffer { region: self.region, start: self.start, len: middle }, second)
+    pub fn split_at(mut self, middle: usize) -> (Buffer, Buffer) {
+        let RegionRange { region, start, len } = &mut *self.0;
+        assert!(middle <= *len, "split at {middle} of {len} bytes");
+        let second = Buffer::of(region.clone(), *start + middle, *len - middle);
+        *len = middle;
+        (self, second)
     }
 
     /// What a peer needs to READ or WRITE its bytes.
+    #[inline]
     pub fn remote(&self) -> RemoteMemory {
         let region = self.region().remote();
-        RemoteMemory { addr: region.addr + self.start as u64, len: self.len as u64, ..region }
+        RemoteMemory { addr: region.addr + self.start() as u64, len: self.len() as u64, ..region }
     }
 
     /// Makes it a buffer that several operations may use at the same time, see [`PoolBuffer`].
@@ -135,8 +148,8 @@ impl Buffer {
     #[inline]
     fn place(&self, offset: usize, len: usize) -> Result<Range<usize>, OutOfRegion> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.start + offset..self.start + end),
-            _ => Err(OutOfRegion { offset, len, region: self.len }),
+            Some(end) if end <= self.len() => Ok(self.start() + offset..self.start() + end),
+            _ => Err(OutOfRegion { offset, len, region: self.len() }),
         }
     }
 }
@@ -146,7 +159,7 @@ impl From<CachedRegion> for Buffer {
     /// apart.
     fn from(region: CachedRegion) -> Buffer {
         let (start, len) = (region.offset(), region.len());
-        Buffer { region: Region::Cached(region), start, len }
+        Buffer::of(Region::Cached(region), start, len)
     }
 }
 
@@ -295,10 +308,10 @@ pub(super) fn resolve(buffer: &Buffer, range: impl RangeBounds<usize>) -> Result
     let end = match range.end_bound() {
         Bound::Included(end) => end.saturating_add(1),
         Bound::Excluded(end) => *end,
-        Bound::Unbounded => buffer.len,
+        Bound::Unbounded => buffer.len(),
     };
     match end.checked_sub(start) {
         Some(len) => buffer.place(start, len),
-        None => Err(OutOfRegion { offset: start, len: 0, region: buffer.len }),
+        None => Err(OutOfRegion { offset: start, len: 0, region: buffer.len() }),
     }
 }

@@ -111,26 +111,26 @@ impl Link {
         self.next_channel = number + 1;
         let position = channel.sends.next_position();
         let wr_id = WrId { kind: WorkKind::Transfer, qp: number as u8, slot, position }.encode();
-        let mut completion = None;
+        let (mut is_completed, mut completion) = (false, None);
         let result = channel.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[sge])).signaled());
         if result.is_ok() {
             // A queue that cannot be polled is noticed with the next poll.
-            self.cq.poll(1, |found| completion = Some(*found)).ok();
+            let polled = self.cq.poll(1, |found| match found.status.is_success() && found.wr_id == wr_id {
+                true => is_completed = true,
+                // Copied only here: a copy waits for the stores that have made the completion.
+                false => completion = Some(*found),
+            });
+            polled.ok();
         }
-        match &completion {
-            Some(found) if found.wr_id == wr_id && found.status.is_success() => {
-                channel.sends.skip();
-                self.slots.skip();
-                AtOnce::Completed
-            }
-            _ => {
-                self.slots.lease();
-                let posted =
-                    Posted { kind: WorkKind::Transfer, slot, first_block: 0, blocks: 0, signaled: true };
-                self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion });
-                AtOnce::Posted
-            }
+        if is_completed {
+            channel.sends.skip();
+            self.slots.skip();
+            return AtOnce::Completed;
         }
+        self.slots.lease();
+        let posted = Posted { kind: WorkKind::Transfer, slot, first_block: 0, blocks: 0, signaled: true };
+        self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion });
+        AtOnce::Posted
     }
 }
 
