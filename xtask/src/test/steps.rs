@@ -53,7 +53,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "lint",
         shows: "clippy finds nothing in the default build",
         packages: &[],
-        timeout: 600,
+        timeout: 1200,
         work: &[Cargo {
             arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
             variables: &[],
@@ -65,7 +65,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
-        timeout: 2000,
+        timeout: 3600,
         work: &[Cargo {
             arguments: &["test", "--workspace", "--no-fail-fast"],
             variables: &[],
@@ -77,7 +77,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "instructions",
         shows: "operations stay within their limits on instructions, in an optimized build",
         packages: &["valgrind"],
-        timeout: 900,
+        timeout: 1200,
         work: &[Cargo {
             arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
             variables: &[],
@@ -89,7 +89,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "docs",
         shows: "the documentation builds without a warning",
         packages: &[],
-        timeout: 300,
+        timeout: 600,
         work: &[Cargo {
             // Without the program crosstie: its pages would overwrite those of the library, which has the same name.
             arguments: &[
@@ -115,7 +115,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "lint-features",
         shows: "clippy finds nothing with all features",
         packages: OPTIONAL,
-        timeout: 600,
+        timeout: 1200,
         work: &[Cargo {
             arguments: &[
                 "clippy",
@@ -136,7 +136,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "loom",
         shows: "the lock-free code is correct under every interleaving that loom explores",
         packages: &[],
-        timeout: 600,
+        timeout: 1200,
         work: &[Cargo {
             arguments: &["test", "--release", "-p", "crosstie", "--lib", "loom_"],
             variables: &[("RUSTFLAGS", "--cfg loom")],
@@ -148,7 +148,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "mpi",
         shows: "bootstrap and the store work under mpirun",
         packages: OPTIONAL,
-        timeout: 600,
+        timeout: 1500,
         work: &[Cargo {
             // With --workspace, as in `test`: the dependencies then have the same features and are not built again.
             arguments: &[
@@ -170,7 +170,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "softroce",
         shows: "device conformance, copyrpc and endpoints pass on kernel Soft-RoCE in one guest and between two, groups in one, and the examples of endpoints, rails and the store between two",
         packages: OPTIONAL,
-        timeout: 900,
+        timeout: 1800,
         work: &[
             Cargo {
                 // What needs no device. Without --workspace, with which the unit tests of the other packages were built too.
