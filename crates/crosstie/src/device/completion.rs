@@ -50,27 +50,25 @@ impl Completion {
 
 /// The bytes of a short message, or none.
 #[derive(Clone, Copy)]
-pub(crate) struct InlineData {
-    words: [u64; InlineData::MAX / 8],
-    /// More than [`InlineData::MAX`]: there are none.
-    len: u32,
+pub(crate) enum InlineData {
+    None,
+    /// The first `len` bytes of `words`; none if there are not so many.
+    Bytes {
+        words: [u64; InlineData::MAX / 8],
+        len: u32,
+    },
 }
 
 impl InlineData {
     /// The longest message that a completion can carry.
     pub(crate) const MAX: usize = 48;
-    /// No bytes.
-    pub(crate) const NONE: InlineData = InlineData { words: [0; InlineData::MAX / 8], len: u32::MAX };
-
-    /// The first `len` bytes of `words`; none if there are not so many.
-    #[inline(always)]
-    pub(crate) fn new(words: [u64; InlineData::MAX / 8], len: u32) -> InlineData {
-        InlineData { words, len }
-    }
 
     #[inline(always)]
     fn get(&self) -> Option<&[u8]> {
-        self.words.as_bytes().get(..self.len as usize)
+        match self {
+            InlineData::None => None,
+            InlineData::Bytes { words, len } => words.as_bytes().get(..*len as usize),
+        }
     }
 }
 

@@ -466,7 +466,7 @@ impl State {
                 imm: None,
                 qp_num,
                 src_qp: 0,
-                data: InlineData::NONE,
+                data: InlineData::None,
             };
             self.enqueue_completion(send_cq, completion);
         }
@@ -518,7 +518,7 @@ impl State {
         if !completion.status.is_success() {
             completion.opcode = Opcode::Unspecified;
             completion.imm = None;
-            completion.data = InlineData::NONE;
+            completion.data = InlineData::None;
             visible = true;
         }
         if visible {

@@ -394,7 +394,7 @@ impl Cq {
         if !is_valid && status == Status::Success {
             return Some(qp.reject_completion(wr_id));
         }
-        Some(Completion { wr_id, status, opcode, byte_len, imm, qp_num, src_qp, data: InlineData::NONE })
+        Some(Completion { wr_id, status, opcode, byte_len, imm, qp_num, src_qp, data: InlineData::None })
     }
 
     /// Decodes an entry of a queue pair that is not, or no longer, in `qps`.
@@ -538,7 +538,7 @@ impl Cq {
             imm: None,
             qp_num,
             src_qp: 0,
-            data: InlineData::NONE,
+            data: InlineData::None,
         });
         1
     }

@@ -415,7 +415,10 @@ impl LaneReader {
             let (imm, byte_len) = entry.detail();
             // A failed request has no data, whatever the peer says.
             let has_data = tag.has_data && tag.status == 0;
-            let data = if has_data { InlineData::new(entry.data(), byte_len) } else { InlineData::NONE };
+            let data = match has_data {
+                true => InlineData::Bytes { words: entry.data(), len: byte_len },
+                false => InlineData::None,
+            };
             // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
             // changes the epoch before it connects a peer that can overwrite the entry.
             atomic_fence(Acquire);

@@ -207,7 +207,7 @@ impl QpShared {
             imm: None,
             qp_num: self.num,
             src_qp: 0,
-            data: InlineData::NONE,
+            data: InlineData::None,
         }
     }
 

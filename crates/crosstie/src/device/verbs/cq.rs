@@ -237,7 +237,7 @@ impl CqState {
             imm: None,
             qp_num: raw.qp_num,
             src_qp: raw.src_qp,
-            data: InlineData::NONE,
+            data: InlineData::None,
         };
         if raw.status != ffi::ibv_wc_status::IBV_WC_SUCCESS {
             // Only `wr_id`, `qp_num` and the status are defined. The tag shows whether it was a send request.

@@ -159,7 +159,7 @@ mod tests {
             imm: None,
             qp_num: 0,
             src_qp: 0,
-            data: crate::device::InlineData::NONE,
+            data: crate::device::InlineData::None,
         }
     }
 
