@@ -46,6 +46,8 @@ pub struct Slots {
     ring: Box<[u16]>,
     first: usize,
     free: usize,
+    /// The slot that is leased next, if one is free. Its generation counts, not that of its entry.
+    next: SlotKey,
 }
 
 impl Slots {
@@ -54,7 +56,8 @@ impl Slots {
         let count = count.clamp(1, MAX_SLOTS);
         let entry = Entry { generation: 1, leased: false, outstanding: 0 };
         let entries: Vec<Entry> = core::iter::repeat_n(entry, count).collect();
-        Slots { entries: entries.into(), ring: (0..count as u16).collect(), first: 0, free: count }
+        let next = SlotKey { index: 0, generation: 1 };
+        Slots { entries: entries.into(), ring: (0..count as u16).collect(), first: 0, free: count, next }
     }
 
     /// Number of slots.
@@ -76,35 +79,33 @@ impl Slots {
     /// Leases the slot that has been free for the longest time. `None`: all are leased.
     #[inline]
     pub fn lease(&mut self) -> Option<SlotKey> {
-        if self.free == 0 {
-            return None;
-        }
-        let index = self.ring[self.first];
+        let key = self.next()?;
         self.first = if self.first + 1 == self.ring.len() { 0 } else { self.first + 1 };
         self.free -= 1;
-        let entry = &mut self.entries[usize::from(index)];
-        entry.leased = true;
-        Some(SlotKey { index, generation: entry.generation })
+        let entry = &mut self.entries[usize::from(key.index)];
+        (entry.leased, entry.generation) = (true, key.generation);
+        self.find_next();
+        Some(key)
     }
 
     /// The slot that the next [`lease`](Slots::lease) leases.
     #[inline]
     pub fn next(&self) -> Option<SlotKey> {
-        if self.free == 0 {
-            return None;
-        }
+        (self.free > 0).then_some(self.next)
+    }
+
+    /// Notes which slot is leased next, after another one has become the first in the ring.
+    #[inline]
+    fn find_next(&mut self) {
         let index = self.ring[self.first];
-        Some(SlotKey { index, generation: self.entries[usize::from(index)].generation })
+        self.next = SlotKey { index, generation: self.entries[usize::from(index)].generation };
     }
 
     /// Leases and releases the next slot: the one work request that named it has completed.
     #[inline]
     pub fn skip(&mut self) {
-        if self.free > 0 {
-            // It stays the first one in the ring, with another generation.
-            let entry = &mut self.entries[usize::from(self.ring[self.first])];
-            entry.generation = next_generation(entry.generation);
-        }
+        // It stays the first one in the ring, with another generation. If none is free, this changes nothing that counts.
+        self.next.generation = next_generation(self.next.generation);
     }
 
     #[inline]
@@ -168,6 +169,9 @@ impl Slots {
         }
         self.ring[end] = key.index;
         self.free += 1;
+        if self.free == 1 {
+            self.find_next();
+        }
         true
     }
 
@@ -275,7 +279,7 @@ mod tests {
     #[test]
     fn generation_wraps_without_zero() {
         let mut slots = Slots::new(1);
-        slots.entries[0].generation = GENERATION_MASK;
+        slots.next.generation = GENERATION_MASK;
         let key = slots.lease().unwrap();
         assert!(slots.release(key));
         assert_eq!(slots.lease().unwrap().generation, 1);
