@@ -179,17 +179,19 @@ impl EndpointPeer {
         issue: &mut Histogram,
     ) -> Result<Throughput, Error> {
         let (begin, first) = (Instant::now(), self.sent);
-        let mut pending: VecDeque<(Pending, Instant)> = VecDeque::with_capacity(self.plan.depth);
         let mut now = begin;
+        if (self.plan.depth, self.plan.batch) == (1, 1) {
+            while now - begin < slice {
+                let at;
+                (at, now) = self.run_one()?;
+                latency.record((now - at).as_nanos() as u64);
+            }
+        }
+        let mut pending: VecDeque<(Pending, Instant)> = VecDeque::with_capacity(self.plan.depth);
         loop {
             let over = now - begin >= slice;
             while !over && pending.len() < self.plan.depth {
-                let started = self.start(self.sent & NUMBER)?;
-                if self.plan.batch > 1 {
-                    issue.record(started.1.elapsed().as_nanos() as u64);
-                }
-                pending.push_back(started);
-                self.sent += 1;
+                pending.push_back(self.start_next(issue)?);
             }
             let Some((operation, at)) = pending.pop_front() else { break };
             now = self.finish(operation)?;
@@ -256,34 +258,77 @@ impl EndpointPeer {
         }
     }
 
+    /// Starts the next operation of a stream.
+    fn start_next(&mut self, issue: &mut Histogram) -> Result<(Pending, Instant), Error> {
+        let started = self.start(self.sent & NUMBER)?;
+        if self.plan.batch > 1 {
+            issue.record(started.1.elapsed().as_nanos() as u64);
+        }
+        self.sent += 1;
+        Ok(started)
+    }
+
     /// Starts operation `number`. Returns when the call began: the payload was filled before, as that of the bare queue pair was; the
     /// blocks of a batch are part of the call.
     fn start(&mut self, number: u64) -> Result<(Pending, Instant), Error> {
-        let Plan { op, batch, .. } = self.plan;
-        let remote = self.remote.ok_or(Error::Protocol)?;
-        let slot = ((number & NUMBER) % self.slots as u64) as usize * stride(&self.plan);
-        self.tally.messages += 1;
-        if batch > 1 {
+        if self.plan.batch > 1 {
             let at = Instant::now();
-            return Ok((self.start_batch(number, slot)?, at));
+            return Ok((self.start_batch(number)?, at));
         }
+        let (buffer, slot) = (self.take_buffer(number)?, self.slot(number));
+        let at = Instant::now();
+        Ok((Pending::Buffer(self.start_with(buffer, slot, number)?), at))
+    }
+
+    /// Runs the next operation where it is the only one in flight: waits for it where it was started. Returns when that began and
+    /// ended.
+    fn run_one(&mut self) -> Result<(Instant, Instant), Error> {
+        let number = self.sent & NUMBER;
+        self.sent += 1;
+        let (buffer, slot) = (self.take_buffer(number)?, self.slot(number));
+        let at = Instant::now();
+        let future = self.start_with(buffer, slot, number)?;
+        Ok((at, self.finish_buffer(future)?))
+    }
+
+    #[inline]
+    fn take_buffer(&mut self, number: u64) -> Result<Buffer, Error> {
         let buffer = self.buffers.pop().ok_or(Error::Protocol)?;
-        if op != Op::Read {
+        if self.plan.op != Op::Read {
             buffer.write(0, &number.to_le_bytes())?;
         }
-        let (endpoint, bytes) = (&self.endpoint, ..self.plan.payload);
-        let at = Instant::now();
-        let started = match op {
+        Ok(buffer)
+    }
+
+    #[inline]
+    fn start_with(
+        &mut self,
+        buffer: Buffer,
+        slot: usize,
+        number: u64,
+    ) -> Result<OperationFuture<Buffer>, Error> {
+        let remote = self.remote.ok_or(Error::Protocol)?;
+        self.tally.messages += 1;
+        let (endpoint, bytes, slot) = (&self.endpoint, ..self.plan.payload, slot as u64);
+        let started = match self.plan.op {
             Op::Send => endpoint.send(buffer, bytes),
-            Op::Read => endpoint.read(buffer, bytes, &remote, slot as u64),
-            Op::Write => endpoint.write(buffer, bytes, &remote, slot as u64),
-            Op::WriteImm => endpoint.write_imm(buffer, bytes, &remote, slot as u64, number as u32),
+            Op::Read => endpoint.read(buffer, bytes, &remote, slot),
+            Op::Write => endpoint.write(buffer, bytes, &remote, slot),
+            Op::WriteImm => endpoint.write_imm(buffer, bytes, &remote, slot, number as u32),
         };
-        Ok((Pending::Buffer(started.map_err(|refused| Error::rpc(op.name())(refused.cause))?), at))
+        started.map_err(|refused| Error::rpc(self.plan.op.name())(refused.cause))
+    }
+
+    /// Where operation `number` goes.
+    #[inline]
+    fn slot(&self, number: u64) -> usize {
+        ((number & NUMBER) % self.slots as u64) as usize * stride(&self.plan)
     }
 
     /// Starts a batch. Its blocks are scattered over the buffer and over the slot, so that none is next to the one before.
-    fn start_batch(&mut self, number: u64, slot: usize) -> Result<Pending, Error> {
+    fn start_batch(&mut self, number: u64) -> Result<Pending, Error> {
+        let slot = self.slot(number);
+        self.tally.messages += 1;
         let Plan { op, batch: blocks, payload, .. } = self.plan;
         let PagedBatch { mut batch, local, remote } = self.batches.pop().ok_or(Error::Protocol)?;
         batch.clear_blocks();
@@ -310,27 +355,31 @@ impl EndpointPeer {
 
     /// Waits until an operation has ended, and takes its buffer back. Returns when that was.
     fn finish(&mut self, pending: Pending) -> Result<Instant, Error> {
-        let name = self.plan.op.name();
-        let now;
         match pending {
-            Pending::Buffer(future) => {
-                let buffer = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
-                now = Instant::now();
-                if self.plan.op == Op::Read {
-                    self.tally.errors += u64::from(number_in(&buffer)? != u64::from_le_bytes([PATTERN; 8]));
-                }
-                self.buffers.push(buffer);
-            }
+            Pending::Buffer(future) => self.finish_buffer(future),
             Pending::Batch(future, local, remote) => {
+                let name = self.plan.op.name();
                 let batch = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
-                now = Instant::now();
+                let now = Instant::now();
                 if self.plan.op == Op::Read {
                     let buffer = batch.buffer(local).ok_or(Error::Protocol)?;
                     self.tally.errors += u64::from(number_in(buffer)? != u64::from_le_bytes([PATTERN; 8]));
                 }
                 self.batches.push(PagedBatch { batch, local, remote });
+                Ok(now)
             }
         }
+    }
+
+    #[inline]
+    fn finish_buffer(&mut self, future: OperationFuture<Buffer>) -> Result<Instant, Error> {
+        let name = self.plan.op.name();
+        let buffer = wait(&self.endpoint, future, name, &self.plan, &mut self.spin)?.buffer;
+        let now = Instant::now();
+        if self.plan.op == Op::Read {
+            self.tally.errors += u64::from(number_in(&buffer)? != u64::from_le_bytes([PATTERN; 8]));
+        }
+        self.buffers.push(buffer);
         Ok(now)
     }
 
@@ -408,6 +457,7 @@ impl EndpointPeer {
 }
 
 /// Waits for an operation: polls, or parks if the endpoint has a thread of its own.
+#[inline]
 fn wait<B: Lend>(
     endpoint: &Endpoint,
     mut future: OperationFuture<B>,
