@@ -86,6 +86,17 @@ impl Channel {
         self.sends.push(posted);
         Ok(())
     }
+
+    /// Posts a request that is flushed, because the queue pair is in ERR. Its completion tells that the requests before it are over: those
+    /// that were not signaled and have succeeded have none of their own.
+    fn mark_end(&mut self, index: usize) {
+        if self.unsignaled > 0 && self.sends.room() > 0 {
+            let marker =
+                Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
+            // Without it the drain waits for the limit.
+            self.post(index, SendOp::Send, Data::Inline(&[]), true, marker).ok();
+        }
+    }
 }
 
 pub(super) fn peer_of(address: &EndpointAddress) -> Peer {
@@ -371,9 +382,10 @@ impl Link {
                 // Where the device delivers at once, the peer need not find out by itself.
                 self.post_control(&Control::Close, NO_SLOT).ok();
             }
-            for channel in &mut self.channels {
+            for (index, channel) in self.channels.iter_mut().enumerate() {
                 // A queue pair that is in ERR already, or was never connected, has nothing to flush.
                 channel.qp.fail().ok();
+                channel.mark_end(index);
             }
         }
         // What is wrong with one operation is not what is wrong with the others.
@@ -535,6 +547,27 @@ impl Link {
 mod tests {
     use super::super::super::test_pair::{config, connected};
     use super::*;
+
+    /// Most requests of a batch are not signaled. If it is interrupted, completions tell nevertheless when they are over.
+    #[test]
+    fn requests_that_were_not_signaled_end_with_the_connection() {
+        let (here, there) = connected(&config());
+        let target = there.allocate(64).unwrap();
+        here.shared.with_engine(|engine, table| {
+            let super::super::Engine { link, counters, status, .. } = engine;
+            let mut shared = Shared { table, counters, status };
+            let posted =
+                Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: false };
+            let op = SendOp::Write(target.remote().at(0));
+            link.channels[0].post(0, op, Data::Inline(&[]), false, posted).unwrap();
+            link.end(&mut shared, Cause::Closed);
+            let begin = Instant::now();
+            while !link.channels.iter().all(|channel| channel.sends.is_empty()) {
+                assert!(begin.elapsed() < 20 * FLUSH_LIMIT, "nothing tells that the request is over");
+                link.poll(&mut shared);
+            }
+        });
+    }
 
     /// A request is posted, and its completion never comes. When the connection is drained, the operation ends as flushed: not as a
     /// success.
