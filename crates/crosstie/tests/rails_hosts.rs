@@ -40,9 +40,9 @@ fn config(address: Ipv4Addr) -> Config {
     Config {
         split: Split::Fixed([1, 1, 0, 0]),
         listen_address: IpAddr::V4(address),
-        // A virtual machine may stop for a while.
-        stall_timeout: Duration::from_millis(100),
-        probe_timeout: Duration::from_millis(200),
+        // A virtual machine may stop for a while; that is not to look like a rail that has failed.
+        stall_timeout: Duration::from_secs(1),
+        probe_timeout: Duration::from_secs(2),
         ..Config::default()
     }
 }
