@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 /// # Safety
 ///
 /// `from..from + len` is valid for reads and `to..to + len` for writes; they do not overlap.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the requirements are the same as those of this function.
     unsafe { arch::copy(from, to, len) }
@@ -157,29 +157,50 @@ mod arch {
     piece!(move2, reg, "mov {v:x}, [{f}]", "mov [{t}], {v:x}");
     piece!(move1, reg_byte, "mov {v}, [{f}]", "mov [{t}], {v}");
 
+    /// Copies more than 16 bytes.
+    ///
     /// # Safety
     ///
     /// As for [`super::copy`].
-    #[inline]
+    unsafe fn copy_long(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: every piece is inside the ranges that the caller guarantees: it ends at or before `len`.
+        unsafe {
+            if len >= LONG {
+                asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
+                     options(nostack, preserves_flags));
+                return;
+            }
+            let mut offset = 0;
+            while offset + 16 <= len {
+                move16(from, to, offset);
+                offset += 16;
+            }
+            if offset < len {
+                move16(from, to, len - 16);
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`super::copy`].
+    #[inline(always)]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // If the length is not a multiple of the piece, the last piece overlaps the one before, and writes the same bytes
         // again. Every offset below is at most `len` minus the size of its piece.
         // SAFETY: so every piece is inside the ranges that the caller guarantees.
         unsafe {
-            if len >= LONG {
-                asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
-                     options(nostack, preserves_flags));
-            } else if (16..=32).contains(&len) {
-                move16(from, to, 0);
-                move16(from, to, len - 16);
-            } else if len >= 16 {
-                let mut offset = 0;
-                while offset + 16 <= len {
-                    move16(from, to, offset);
-                    offset += 16;
-                }
-                if offset < len {
+            if len >= 16 {
+                if len <= 32 {
+                    move16(from, to, 0);
                     move16(from, to, len - 16);
+                } else if len <= 64 {
+                    move16(from, to, 0);
+                    move16(from, to, 16);
+                    move16(from, to, len - 32);
+                    move16(from, to, len - 16);
+                } else {
+                    copy_long(from, to, len);
                 }
             } else if len >= 8 {
                 move8(from, to, 0);
