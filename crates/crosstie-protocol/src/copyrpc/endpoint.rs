@@ -1,5 +1,7 @@
 //! Both halves of one side of a connection, and the calls that it has pending.
 
+use core::num::NonZeroU32;
+
 use super::bulk::BULK_RESPONSE_SIZE;
 use super::flow::{FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
 use super::message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
@@ -95,7 +97,8 @@ impl<U> Endpoint<U> {
         response_len: u32,
         user: U,
     ) -> Result<(CallId, Placement), (Refusal, U)> {
-        if let Err(refusal) = self.check_call(len, response_len) {
+        let fits_before_end = self.sender.fits_before_end(padded_size(len));
+        if let Err(refusal) = self.check_call(len, response_len, fits_before_end) {
             return Err((refusal, user));
         }
         let allowance = wire::internal_allowance(response_len);
@@ -104,7 +107,7 @@ impl<U> Endpoint<U> {
         self.spent += allowance;
         let call = self.pending.insert(blocks, user);
         let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len | flag };
-        Ok((call, self.place(len, header)))
+        Ok((call, self.place(len, header, fits_before_end)))
     }
 
     /// Places the reply to a request. The reply can be too long, but there is always room for it. A failure changes nothing and
@@ -132,7 +135,7 @@ impl<U> Endpoint<U> {
         }
         let header = Header {
             call_id: token.call_id | RESPONSE_FLAG,
-            piggyback: token.blocks,
+            piggyback: token.blocks.get(),
             payload_len: len | flag,
         };
         if !self.sender.expects_response(token.allowance()) {
@@ -140,7 +143,7 @@ impl<U> Endpoint<U> {
         }
         // Place before unreserving: a batch that the end of the ring seals here precedes this reply. Its grant must count
         // the reservation of this reply, because the peer reads that batch first.
-        let placement = self.place(len, header);
+        let placement = self.place(len, header, self.sender.fits_before_end(padded_size(len)));
         self.sender.unreserve(token.allowance());
         Ok(placement)
     }
@@ -208,8 +211,9 @@ impl<U> Endpoint<U> {
             if header.piggyback != taken {
                 return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
             }
-            let allowed = wire::max_response_len(allowance);
-            if len as u64 > allowed {
+            // As `len > max_response_len(allowance)`: the credit of a call covers at least an empty response.
+            if wire::response_size(header.ring_len()) > allowance {
+                let allowed = wire::max_response_len(allowance);
                 return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
             }
             self.spent -= allowance;
@@ -219,11 +223,11 @@ impl<U> Endpoint<U> {
             let user = self.pending.remove(call);
             ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk, space })
         } else {
-            if allowance < MIN_CREDIT {
+            let Some(blocks) = NonZeroU32::new(header.piggyback).filter(|_| allowance >= MIN_CREDIT) else {
                 return Err(Violation::AllowanceTooSmall { blocks: header.piggyback });
-            }
+            };
             self.sender.spend(allowance)?;
-            let reply_token = ReplyToken { call_id: header.call_id, blocks: header.piggyback };
+            let reply_token = ReplyToken { call_id: header.call_id, blocks };
             self.check_batch_end()?;
             ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, space, reply_token })
         };
@@ -232,7 +236,7 @@ impl<U> Endpoint<U> {
 
     /// Releases the ring space of a message that the application no longer needs. Returns `false` if this endpoint does not hold
     /// that space.
-    #[inline]
+    #[inline(always)]
     pub fn release(&mut self, space: HeldSpace) -> bool {
         self.receiver.release(space)
     }
@@ -316,7 +320,7 @@ impl<U> Endpoint<U> {
     }
 
     #[inline(always)]
-    fn check_call(&mut self, len: u32, response_len: u32) -> Result<(), Refusal> {
+    fn check_call(&mut self, len: u32, response_len: u32, fits_before_end: bool) -> Result<(), Refusal> {
         if len > self.max_request_len {
             return Err(Refusal::TooLong { len, max: self.max_request_len });
         }
@@ -330,16 +334,16 @@ impl<U> Endpoint<U> {
             self.credit_starved = true;
             return Err(Refusal::NoCredit);
         }
-        if !self.sender.has_room(padded_size(len)) {
+        if !self.sender.has_room(padded_size(len), fits_before_end) {
             return Err(Refusal::RingFull);
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn place(&mut self, len: u32, header: Header) -> Placement {
+    fn place(&mut self, len: u32, header: Header, fits_before_end: bool) -> Placement {
         let Endpoint { sender, receiver, .. } = self;
-        let position = sender.place(header, padded_size(len), || receiver.consumer());
+        let position = sender.place(header, padded_size(len), fits_before_end, || receiver.consumer());
         Placement { offset: sender.offset(position) as usize, header }
     }
 

@@ -1,6 +1,8 @@
 //! Messages on their way in and out of a ring, and the tokens for what a received message still needs: its ring space to be
 //! released, and a reply.
 
+use core::num::NonZeroU32;
+
 use super::receiver::HeldSpace;
 use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 
@@ -30,6 +32,7 @@ pub struct Placement {
 
 impl Placement {
     /// Offset of the payload.
+    #[inline]
     pub fn payload_offset(&self) -> usize {
         self.offset + HEADER_SIZE
     }
@@ -84,17 +87,19 @@ pub struct ReceivedResponse<U> {
 #[must_use = "the peer waits for the reply"]
 pub struct ReplyToken {
     pub(super) call_id: u32,
-    pub(super) blocks: u32,
+    pub(super) blocks: NonZeroU32,
 }
 
 impl ReplyToken {
     /// The longest payload that the caller allowed.
+    #[inline]
     pub fn max_len(&self) -> u64 {
         wire::max_response_len(self.allowance())
     }
 
+    #[inline]
     pub(super) fn allowance(&self) -> u64 {
-        u64::from(self.blocks) * ALIGNMENT
+        u64::from(self.blocks.get()) * ALIGNMENT
     }
 }
 

@@ -16,6 +16,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
+use core::num::NonZeroU64;
 
 use super::message::RingBytes;
 use super::violation::Violation;
@@ -56,7 +57,16 @@ pub(super) enum BatchFront {
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the ring fills up with messages that are never released"]
 pub struct HeldSpace {
-    position: u64,
+    /// The position of the message, which is a multiple of [`ALIGNMENT`], with bit 0 set. So it is never zero, and an
+    /// `Option<HeldSpace>` has 8 bytes.
+    position: NonZeroU64,
+}
+
+impl HeldSpace {
+    #[inline(always)]
+    fn new(position: u64) -> HeldSpace {
+        HeldSpace { position: NonZeroU64::MIN | position }
+    }
 }
 
 impl Receiver {
@@ -154,11 +164,12 @@ impl Receiver {
         }
         let position = self.cursor;
         let offset = self.offset(position) as usize;
-        if let Some(header) = self.compact.take() {
+        if let Some(header) = self.compact {
+            self.compact = None;
             self.cursor = self.received;
             self.messages_left = 0;
             self.hold(position);
-            return Ok(Some((header, offset + COMPACT_HEAD_SIZE, HeldSpace { position })));
+            return Ok(Some((header, offset + COMPACT_HEAD_SIZE, HeldSpace::new(position))));
         }
         let header = Header::decode(&ring.load(offset));
         let mut needs = wire::padded_size(header.payload_len);
@@ -170,10 +181,10 @@ impl Receiver {
         self.cursor += needs;
         self.messages_left -= 1;
         self.hold(position);
-        Ok(Some((header, offset + HEADER_SIZE, HeldSpace { position })))
+        Ok(Some((header, offset + HEADER_SIZE, HeldSpace::new(position))))
     }
 
-    #[inline]
+    #[inline(always)]
     fn hold(&mut self, position: u64) {
         let (word, bit) = self.bit(position);
         if !rule_broken!(self, ReleaseOnParse) {
@@ -188,9 +199,9 @@ impl Receiver {
     }
 
     /// Releases the space of a message. Returns `false` if it is not held.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, space: HeldSpace) -> bool {
-        let (word, bit) = self.bit(space.position);
+        let (word, bit) = self.bit(space.position.get());
         let was = self.held[word] & bit != 0;
         self.held[word] &= !bit;
         was
@@ -246,7 +257,7 @@ impl Receiver {
 #[cfg(test)]
 impl HeldSpace {
     pub(super) fn rebase(&mut self, back: u64) {
-        self.position -= back;
+        *self = HeldSpace::new(self.position.get() - back);
     }
 
     pub(super) fn duplicate(&self) -> HeldSpace {

@@ -46,6 +46,8 @@ pub(super) struct Sender {
     reserved: u64,
     /// The part of `reserved` that was posted to the peer and that no request of the peer has used.
     spendable: u64,
+    /// The part of `reserved` that requests of the peer have used: their responses have not been placed.
+    owed: u64,
     /// The end of all bytes that were placed.
     producer: u64,
     /// The end of all bytes that were posted.
@@ -111,6 +113,7 @@ impl Sender {
             compact,
             reserved: limit,
             spendable: limit,
+            owed: 0,
             producer: 0,
             posted: 0,
             remote_consumer: 0,
@@ -159,21 +162,33 @@ impl Sender {
     }
 
     /// Whether a request of `size` bytes fits now. If it does not, the ring counts as starved.
-    #[inline]
-    pub(super) fn has_room(&mut self, size: u64) -> bool {
-        let total = if rule_broken!(self, RoomWithoutWrap) { METADATA + size } else { self.total_size(size) };
+    #[inline(always)]
+    pub(super) fn has_room(&mut self, size: u64, fits_before_end: bool) -> bool {
+        let total = if rule_broken!(self, RoomWithoutWrap) {
+            METADATA + size
+        } else {
+            self.total_size(size, fits_before_end)
+        };
         let reserve = if rule_broken!(self, CallsUseCreditRoom) { self.reserved } else { self.limit };
         let fits = self.in_flight() + total + 2 * reserve <= self.capacity;
-        self.ring_starved |= !fits;
+        if !fits {
+            self.ring_starved = true;
+        }
         fits
     }
 
     /// Adds a message with this header and of `size` bytes: to the open batch, or to a new one, at the start of the ring if need be. Returns its
     /// position. The caller has checked that there is room. `consumer` is called only if the end of the ring seals a
     /// write.
-    #[inline]
-    pub(super) fn place(&mut self, header: Header, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
-        if !self.fits_before_end(size) {
+    #[inline(always)]
+    pub(super) fn place(
+        &mut self,
+        header: Header,
+        size: u64,
+        fits_before_end: bool,
+        consumer: impl FnOnce() -> u64,
+    ) -> u64 {
+        if !fits_before_end {
             self.wrap(consumer());
         }
         let open = self.open.get_or_insert_with(|| {
@@ -191,13 +206,14 @@ impl Sender {
     /// least this much credit.
     #[inline]
     pub(super) fn expects_response(&self, allowance: u64) -> bool {
-        allowance <= self.reserved - self.spendable - self.unposted_grants()
+        allowance <= self.owed
     }
 
     /// Ends the reservation of a response that has been placed.
     #[inline]
     pub(super) fn unreserve(&mut self, allowance: u64) {
         self.reserved -= allowance;
+        self.owed -= allowance;
     }
 
     /// Takes the credit that a request of the peer uses.
@@ -207,6 +223,7 @@ impl Sender {
             return Err(Violation::CreditOverrun { allowance, credit: self.spendable });
         }
         self.spendable -= allowance;
+        self.owed += allowance;
         Ok(())
     }
 
@@ -317,6 +334,7 @@ impl Sender {
 
     /// Whether a READ of the peer's consumer position would help: something did not fit, and the peer may have released
     /// more than this side knows.
+    #[inline]
     pub(super) fn needs_position_read(&self) -> bool {
         self.ring_starved
             && !self.reading
@@ -328,6 +346,7 @@ impl Sender {
         self.reading = true;
     }
 
+    #[inline(always)]
     pub(super) fn offset(&self, position: u64) -> u64 {
         position & (self.capacity - 1)
     }
@@ -348,8 +367,8 @@ impl Sender {
     }
 
     /// Whether `size` bytes can follow without crossing the end of the ring. A batch that ends exactly there is complete.
-    #[inline]
-    fn fits_before_end(&self, size: u64) -> bool {
+    #[inline(always)]
+    pub(super) fn fits_before_end(&self, size: u64) -> bool {
         let offset = self.offset(self.producer);
         match self.open {
             Some(_) => offset != 0 && offset + size <= self.capacity,
@@ -358,9 +377,9 @@ impl Sender {
     }
 
     /// The bytes that `place` will add to `producer`, with metadata and skip.
-    #[inline]
-    fn total_size(&self, size: u64) -> u64 {
-        if self.fits_before_end(size) {
+    #[inline(always)]
+    fn total_size(&self, size: u64, fits_before_end: bool) -> u64 {
+        if fits_before_end {
             return if self.open.is_some() { size } else { METADATA + size };
         }
         self.bytes_to_end() + METADATA + size
@@ -451,11 +470,6 @@ impl Sender {
         }
         let worthwhile = missing.min((self.limit / 4).max(ALIGNMENT));
         has_news || self.grantable(in_flight) >= worthwhile
-    }
-
-    #[inline]
-    fn unposted_grants(&self) -> u64 {
-        self.sealed[..self.sealed_len].iter().map(|write| write.metadata.credit_grant).sum()
     }
 }
 

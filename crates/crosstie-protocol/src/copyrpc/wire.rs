@@ -63,6 +63,12 @@ pub const fn internal_allowance(response_len: u32) -> u64 {
     padded_size(response_len) + METADATA
 }
 
+/// Bytes of a response of `len` bytes and the metadata of a batch of its own, without padding.
+#[inline]
+pub(crate) const fn response_size(len: u32) -> u64 {
+    len as u64 + METADATA + HEADER_SIZE as u64
+}
+
 /// The longest response payload for an internal allowance.
 #[inline]
 pub(crate) const fn max_response_len(internal: u64) -> u64 {
@@ -212,12 +218,13 @@ impl CompactHead {
     /// Decodes a head. Its fields are not checked yet.
     #[inline]
     pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes;
+        // As one number: the compiler would move single bytes otherwise.
+        let head = u128::from_le_bytes(*bytes);
         CompactHead {
-            call_id: u32::from_le_bytes([a, b, c, d]),
-            piggyback: u32::from_le_bytes([e, f, g, h]),
-            grant_blocks: u32::from_le_bytes([i, j, k, l]),
-            consumer_blocks: u32::from_le_bytes([m, n, o, p]),
+            call_id: head as u32,
+            piggyback: (head >> 32) as u32,
+            grant_blocks: (head >> 64) as u32,
+            consumer_blocks: (head >> 96) as u32,
         }
     }
 }
