@@ -53,14 +53,35 @@ impl<'r> Payload<'r> {
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let len = self.len.min(to.len());
+        self.copy_part(0, &mut to[..len]);
+        len
+    }
+
+    /// Copies the bytes from `at` on. There are as many as `to` has room for.
+    #[inline(always)]
+    fn copy_part(&self, at: usize, to: &mut [u8]) {
         match self.source {
             Source::Memory { memory, offset } => {
-                let copied = memory.read(offset, &mut to[..len]);
+                let copied = memory.read(offset + at, to);
                 debug_assert!(copied.is_ok());
             }
-            Source::Copy(copy) => to[..len].copy_from_slice(&copy[..len]),
+            Source::Copy(copy) => {
+                if let Some(bytes) = copy.get(at..at + to.len()) {
+                    to.copy_from_slice(bytes);
+                }
+            }
         }
-        len
+    }
+
+    /// The first `N` bytes. `None` if there are fewer.
+    #[inline(always)]
+    pub(super) fn front<const N: usize>(&self) -> Option<[u8; N]> {
+        let mut front = [0; N];
+        if self.len < N {
+            return None;
+        }
+        self.copy_part(0, &mut front);
+        Some(front)
     }
 
     /// Copies the payload into a new vector.
@@ -73,17 +94,35 @@ impl<'r> Payload<'r> {
     /// Reads the payload as a value of type `T`. `None` if its length or its bytes are not valid for `T`.
     #[inline]
     pub fn read<T: TryFromBytes + KnownLayout>(&self) -> Option<T> {
-        if self.len != size_of::<T>() {
+        self.read_from(0, || vec![0; size_of::<T>()])
+    }
+
+    /// Reads the bytes from `at` on as a value of type `T`. A value that is not small goes through `buffer`, which has room for
+    /// it.
+    #[inline(always)]
+    pub(super) fn read_from<T: TryFromBytes + KnownLayout, B: AsMut<[u8]>>(
+        &self,
+        at: usize,
+        buffer: impl FnOnce() -> B,
+    ) -> Option<T> {
+        if self.len != at + size_of::<T>() {
             return None;
         }
-        // Small values go through a buffer of words, so that they stay in registers or on the stack.
-        let mut words = [0u64; 16];
-        match words.as_mut_bytes().get_mut(..size_of::<T>()) {
-            Some(small) => {
-                self.copy_to(small);
-                T::try_read_from_bytes(small).ok()
-            }
-            None => T::try_read_from_bytes(&self.to_vec()).ok(),
+        // Small values go through a buffer of words, so that they stay in registers or on the stack. It is zeroed first, so it
+        // should not be much longer than the value.
+        if size_of::<T>() <= 32 {
+            self.read_through(at, [0u64; 4].as_mut_bytes())
+        } else if size_of::<T>() <= 128 {
+            self.read_through(at, [0u64; 16].as_mut_bytes())
+        } else {
+            self.read_through(at, buffer().as_mut())
         }
+    }
+
+    #[inline(always)]
+    fn read_through<T: TryFromBytes + KnownLayout>(&self, at: usize, buffer: &mut [u8]) -> Option<T> {
+        let bytes = buffer.get_mut(..size_of::<T>())?;
+        self.copy_part(at, bytes);
+        T::try_read_from_bytes(bytes).ok()
     }
 }

@@ -46,6 +46,14 @@ impl Completion {
     pub fn inline_data(&self) -> Option<&[u8]> {
         self.data.get()
     }
+
+    /// The bytes that came with the completion, if there are at least `len`, with bytes behind them that have no meaning.
+    #[inline(always)]
+    pub(crate) fn inline_buffer(&self, len: usize) -> Option<&[u8; InlineData::MAX]> {
+        let InlineData::Bytes { words, len: held } = &self.data else { return None };
+        let held = *held as usize;
+        words.as_bytes().first_chunk().filter(|_| len <= held && held <= InlineData::MAX)
+    }
 }
 
 /// The bytes of a short message, or none.

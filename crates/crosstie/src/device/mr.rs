@@ -33,8 +33,9 @@ pub struct Mr {
     rkey: u32,
     pd: u32,
     access: Access,
-    /// False if the memory was registered in place without a right to write.
-    is_writable: bool,
+    /// How many bytes the program may write: none if the memory is not mapped here, or was registered in place without a right to
+    /// write.
+    writable: usize,
     provider: Provider,
 }
 
@@ -53,14 +54,15 @@ impl Mr {
             #[cfg(feature = "verbs")]
             Provider::Verbs(x) => (x.addr(), x.addr() as usize, x.lkey(), x.rkey()),
         };
-        let is_writable = is_ours || access.contains(Access::LOCAL_WRITE);
-        Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider }
+        let is_writable = start != 0 && (is_ours || access.contains(Access::LOCAL_WRITE));
+        let writable = if is_writable { len } else { 0 };
+        Mr { addr, start, len, lkey, rkey, pd, access, writable, provider }
     }
 
     /// A region whose address is not one of this process.
     #[cfg(feature = "verbs")]
     pub(super) fn unmapped(pd: u32, access: Access, len: usize, provider: Provider) -> Mr {
-        Mr { start: 0, ..Mr::new(pd, access, len, false, provider) }
+        Mr { start: 0, writable: 0, ..Mr::new(pd, access, len, false, provider) }
     }
 
     /// Deregisters the memory, as dropping it does, but waits at most `timeout` for a peer that is inside an operation. If
@@ -70,7 +72,7 @@ impl Mr {
     ///
     /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
-        let Mr { addr, start, len, lkey, rkey, pd, access, is_writable, provider } = self;
+        let Mr { addr, start, len, lkey, rkey, pd, access, writable, provider } = self;
         match provider {
             Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
                 region: Mr {
@@ -81,7 +83,7 @@ impl Mr {
                     rkey,
                     pd,
                     access,
-                    is_writable,
+                    writable,
                     provider: Provider::Software(x),
                 },
                 process,
@@ -152,7 +154,7 @@ impl Mr {
     /// Memory that was registered in place without [`Access::LOCAL_WRITE`] cannot be written.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, bytes.len(), self.writable_len())?;
+        let to = self.checked(offset, bytes.len(), self.writable)?;
         // SAFETY: `to..to + len` is inside the registered region, which is valid for writes until `self` is dropped;
         // `bytes` could overlap it only through references that the caller of `Pd::register` promised not to use.
         unsafe { copy::copy(bytes.as_ptr(), to, bytes.len()) };
@@ -163,7 +165,7 @@ impl Mr {
     /// mixture of old and new bytes.
     #[inline]
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRegion> {
-        let from = self.checked(offset, bytes.len(), self.len)?;
+        let from = self.checked(offset, bytes.len(), self.readable())?;
         // SAFETY: as in `write`, in the other direction.
         unsafe { copy::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -178,8 +180,8 @@ impl Mr {
         at: usize,
         len: usize,
     ) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, len, self.writable_len())?;
-        let from = from.checked(at, len, from.len)?;
+        let to = self.checked(offset, len, self.writable)?;
+        let from = from.checked(at, len, from.readable())?;
         // SAFETY: both ranges are inside registered regions, which are valid until the regions are dropped. Regions of
         // different memory do not overlap; if the same memory was registered twice, the bytes are some mixture, as on a NIC.
         unsafe { copy::copy(from, to, len) };
@@ -189,33 +191,53 @@ impl Mr {
     /// As [`write`](Mr::write), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result<(), OutOfRegion> {
-        let to = self.checked(offset, N, self.writable_len())?;
+        let to = self.checked(offset, N, self.writable)?;
         assert!(to.cast::<u64>().is_aligned());
         // SAFETY: inside the region, to which there are no references, and aligned.
         unsafe { copy::store(bytes, to) };
         Ok(())
     }
 
+    /// As [`store`](Mr::store), with more bytes behind the first ones.
+    #[inline(always)]
+    pub(crate) fn store_both<const N: usize>(
+        &self,
+        offset: usize,
+        head: &[u8; N],
+        tail: &[u8],
+    ) -> Result<(), OutOfRegion> {
+        // No overflow: no slice is longer than `isize::MAX`.
+        let to = self.checked(offset, N + tail.len(), self.writable)?;
+        assert!(to.cast::<u64>().is_aligned());
+        // SAFETY: `N + tail.len()` bytes at `to` are inside the region. For the head as in `store`, for the tail as in `write`.
+        unsafe {
+            copy::store(head, to);
+            copy::copy(tail.as_ptr(), to.add(N), tail.len());
+        }
+        Ok(())
+    }
+
     /// As [`read`](Mr::read), for a few bytes at an offset that is a multiple of 8.
     #[inline]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
-        let from = self.checked(offset, N, self.len)?;
+        let from = self.checked(offset, N, self.readable())?;
         assert!(from.cast::<u64>().is_aligned());
         // SAFETY: as in `store`.
         Ok(unsafe { copy::load(from) })
     }
 
-    /// How many bytes the program may write.
-    #[inline]
-    fn writable_len(&self) -> usize {
-        if self.is_writable { self.len } else { 0 }
+    /// How many bytes the program may read: none if the memory is not mapped here.
+    #[inline(always)]
+    fn readable(&self) -> usize {
+        if self.start == 0 { 0 } else { self.len }
     }
 
-    #[inline]
+    /// `limit` is `readable` or `writable`. An unmapped region has zero bytes at NULL.
+    #[inline(always)]
     fn checked(&self, offset: usize, len: usize, limit: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
             // SAFETY: `offset <= limit <= self.len`, so the result is inside the region or one past its end.
-            Some(end) if end <= limit && self.start != 0 => Ok(unsafe { self.as_ptr().add(offset) }),
+            Some(end) if end <= limit => Ok(unsafe { self.as_ptr().add(offset) }),
             _ => Err(OutOfRegion { offset, len, region: limit }),
         }
     }

@@ -38,7 +38,7 @@ use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
 use super::payload::ShortPayload;
 use super::region_pool::PooledRegion;
-use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
+use crate::device::{Access, Completion, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
@@ -130,15 +130,14 @@ impl RingBytes for BatchStart<'_> {
 }
 
 /// A copy of the payload of a compact batch, if its bytes came with the completion.
-pub(super) fn short_payload(imm: u32, bytes: Option<&[u8]>) -> Option<ShortPayload> {
+#[inline]
+pub(super) fn short_payload(imm: u32, completion: &Completion) -> Option<ShortPayload> {
     if imm & COMPACT_FLAG == 0 {
         return None;
     }
-    let payload = bytes?.get(COMPACT_HEAD_SIZE..)?;
-    let mut copy = [0; MAX_COMPACT_PAYLOAD as usize];
-    let len = (imm & !COMPACT_FLAG) as usize;
-    copy.get_mut(..len)?.copy_from_slice(payload.get(..len)?);
-    Some(copy)
+    let len = COMPACT_HEAD_SIZE + (imm & !COMPACT_FLAG) as usize;
+    let bytes: &[u8; COMPACT_HEAD_SIZE + MAX_COMPACT_PAYLOAD as usize] = completion.inline_buffer(len)?;
+    bytes.last_chunk().copied()
 }
 
 /// The next message of a batch that is not a short request.
@@ -255,7 +254,7 @@ impl<U> Connection<U> {
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
-        counters: &mut Counters,
+        counters: &RefCell<Counters>,
     ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
@@ -277,21 +276,24 @@ impl<U> Connection<U> {
                 };
             }
         };
-        if !(direct && state.post_payload_directly(self.key, &placement, payload, counters)) {
-            state.write(&placement, payload);
+        let is_posted = direct && state.post_payload_directly(self.key, &placement, payload, counters);
+        let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
+        if !is_posted {
+            connected.write(&placement, payload);
         }
+        let timing = connected.send_timing();
         state.record_deadline(call, deadline);
-        Ok(state.send_timing())
+        Ok(timing)
     }
 
     /// Replies to a request, and releases its ring space.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reply(
         &self,
         token: ReplyToken,
         space: &mut Option<HeldSpace>,
         payload: &[u8],
-        counters: &mut Counters,
+        counters: &RefCell<Counters>,
     ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
@@ -306,13 +308,16 @@ impl<U> Connection<U> {
         let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(token)) };
         match connected.protocol.reply(token, len) {
             Ok(placement) => {
-                if !(direct && state.post_payload_directly(self.key, &placement, payload, counters)) {
-                    state.write(&placement, payload);
+                let is_posted =
+                    direct && state.post_payload_directly(self.key, &placement, payload, counters);
+                let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
+                if !is_posted {
+                    connected.write(&placement, payload);
                 }
-                if let (Some(connected), Some(space)) = (&mut state.connected, space.take()) {
+                if let Some(space) = space.take() {
                     connected.protocol.release(space);
                 }
-                Ok(state.send_timing())
+                Ok(connected.send_timing())
             }
             Err((ReplyError::TooLong { .. }, token)) => Err(too_long(token)),
             Err((_, _)) => Err((Failure::Closed.into(), None)),
@@ -363,15 +368,11 @@ impl<U> Connection<U> {
         if let Some(space) = done {
             connected.protocol.release(space);
         }
-        let (has_queued_requests, has_bulk_calls) = match &state.bulk {
-            Some(bulk) => (bulk.has_queued_requests(), bulk.has_bulk_calls()),
-            None => (false, false),
-        };
         loop {
             match connected.protocol.next_message(&ReceiveRing(&self.ring)).map_err(Failure::Violation)? {
                 None => return Ok(None),
                 Some(Request(ReceivedRequest { offset, len, bulk, space, reply_token })) => {
-                    if bulk || has_queued_requests {
+                    if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_queued_requests()) {
                         // Field by field: a struct that is passed by reference would be kept in memory for short
                         // messages too.
                         state.queue_request(&self.ring, offset, len, bulk, space, reply_token)?;
@@ -380,7 +381,7 @@ impl<U> Connection<U> {
                     on_request(offset, len, space, reply_token);
                 }
                 Some(Response(ReceivedResponse { call, user, offset, len, bulk, space })) => {
-                    if bulk || has_bulk_calls {
+                    if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_bulk_calls()) {
                         return state
                             .accept_bulk_response(&self.ring, call, user, offset, len, bulk, space)
                             .map(Some);

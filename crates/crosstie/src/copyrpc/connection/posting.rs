@@ -8,6 +8,7 @@
 use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead};
 use crosstie_protocol::copyrpc::{Placement, RingWrite, RingWriteKind};
 
+use std::cell::RefCell;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
@@ -178,23 +179,6 @@ impl<U> Connection<U> {
 }
 
 impl<U> ConnectionState<U> {
-    #[inline]
-    pub(super) fn write(&mut self, placement: &Placement, payload: &[u8]) {
-        if let Some(connected) = &mut self.connected {
-            connected.write(placement, payload);
-        }
-    }
-
-    /// When the open batch should go out.
-    #[inline]
-    pub(super) fn send_timing(&self) -> SendTiming {
-        // A batch is sealed by a payload that was posted directly, or by the end of the ring.
-        self.connected.as_ref().map_or(SendTiming::WithNextPoll, |connected| {
-            let is_sealed = !connected.protocol.can_send_payload_directly();
-            flush_policy::send_timing(connected.protocol.open_batch_messages(), is_sealed)
-        })
-    }
-
     /// Whether a payload of `len` bytes can be posted directly now.
     #[inline]
     pub(super) fn can_post_directly(&self, len: usize) -> bool {
@@ -211,7 +195,7 @@ impl<U> ConnectionState<U> {
         key: u32,
         placement: &Placement,
         payload: &[u8],
-        counters: &mut Counters,
+        counters: &RefCell<Counters>,
     ) -> bool {
         let Some(connected) = &mut self.connected else { return false };
         let addr = connected.peer_ring.addr + placement.payload_offset() as u64;
@@ -224,6 +208,7 @@ impl<U> ConnectionState<U> {
         }
         self.outstanding += 1;
         self.unsignaled = if wr.signaled { 0 } else { self.unsignaled + 1 };
+        let mut counters = counters.borrow_mut();
         counters.work_requests += 1;
         counters.signaled += u64::from(wr.signaled);
         counters.bytes += payload.len() as u64;
@@ -319,11 +304,8 @@ impl<U> ConnectedState<U> {
 
     /// Writes a message to the staging ring.
     #[inline(always)]
-    fn write(&mut self, placement: &Placement, payload: &[u8]) {
-        let written = self
-            .staging
-            .store(placement.offset, &placement.header.encode())
-            .and_then(|()| self.staging.write(placement.payload_offset(), payload));
+    pub(super) fn write(&mut self, placement: &Placement, payload: &[u8]) {
+        let written = self.staging.store_both(placement.offset, &placement.header.encode(), payload);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }
 
@@ -334,6 +316,14 @@ impl<U> ConnectedState<U> {
         self.write(placement, first);
         let written = self.staging.write(placement.payload_offset() + first.len(), second);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+    }
+
+    /// When the open batch should go out.
+    #[inline(always)]
+    pub(super) fn send_timing(&self) -> SendTiming {
+        // A batch is sealed by a payload that was posted directly, or by the end of the ring.
+        let is_sealed = !self.protocol.can_send_payload_directly();
+        flush_policy::send_timing(self.protocol.open_batch_messages(), is_sealed)
     }
 
     /// Whether a poll should hold the open batch back.

@@ -12,14 +12,15 @@
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{ContextCore, RecvHandle};
+use super::{ContextCore, RecvHandle, RingRequest};
 use crate::copyrpc::connection::{Connection, NextMessage, short_payload};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::SEND_DEPTH;
-use crate::copyrpc::payload::Payload;
+use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
 use crate::device::software::CqParker;
 use crate::device::{
@@ -154,8 +155,8 @@ impl<U> ContextCore<U> {
                 continue;
             }
             let Some(imm) = completion.imm else { continue };
-            let bytes = completion.inline_data();
-            if let Err(failure) = self.receive_batch(&connection, imm, bytes, &mut responses, on_response) {
+            let received = self.receive_batch(&connection, imm, completion, &mut responses, on_response);
+            if let Err(failure) = received {
                 self.mark_broken(connection, failure);
             }
         }
@@ -166,29 +167,26 @@ impl<U> ContextCore<U> {
         &self,
         connection: &Rc<Connection<U>>,
         imm: u32,
-        bytes: Option<&[u8]>,
+        completion: &Completion,
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> Result<(), Failure> {
-        connection.accept_batch(imm, bytes)?;
-        let short = short_payload(imm, bytes);
+        connection.accept_batch(imm, completion.inline_data())?;
+        let short = short_payload(imm, completion);
         self.schedule_flush(connection);
-        let Some(core) = self.weak_self.upgrade() else { return Ok(()) };
         let mut done = None;
         loop {
             let next = {
                 let mut requests = self.requests.borrow_mut();
                 connection.next_message(done.take(), |offset, len, space, reply_token| {
-                    let (connection, core) = (connection.clone(), core.clone());
-                    requests.push_back(RecvHandle::new(
-                        connection,
-                        core,
-                        offset,
-                        len,
-                        space,
-                        reply_token,
-                        short,
-                    ));
+                    // Rings are shorter than 4 GiB.
+                    let (offset, len) = (offset as u32, len as u32);
+                    let connection = connection.clone();
+                    let request = RingRequest { connection, offset, len, space, reply_token };
+                    match &short {
+                        None => requests.push_back(Some(request)),
+                        Some(copy) => self.queue_copied_request(&mut requests, request, copy),
+                    }
                 })?
             };
             match next {
@@ -224,6 +222,19 @@ impl<U> ContextCore<U> {
         }
     }
 
+    /// Queues a request whose payload came with the completion.
+    #[inline(never)]
+    fn queue_copied_request(
+        &self,
+        requests: &mut VecDeque<Option<RingRequest<U>>>,
+        request: RingRequest<U>,
+        copy: &ShortPayload,
+    ) {
+        let Some(core) = self.weak_self.upgrade() else { return };
+        self.other_requests.borrow_mut().push_back(RecvHandle::with_copy(request, core, copy));
+        requests.push_back(None);
+    }
+
     /// Collects queued requests that are complete now, and operations that have completed.
     #[cold]
     pub(super) fn collect_ready(&self, connection: &Rc<Connection<U>>) {
@@ -234,7 +245,8 @@ impl<U> ContextCore<U> {
         let Some(core) = self.weak_self.upgrade() else { return };
         while let Some(request) = connection.take_ready_request() {
             let handle = RecvHandle::from_queued(connection.clone(), core.clone(), request);
-            self.requests.borrow_mut().push_back(handle);
+            self.other_requests.borrow_mut().push_back(handle);
+            self.requests.borrow_mut().push_back(None);
         }
     }
 

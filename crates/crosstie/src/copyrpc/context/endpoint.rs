@@ -70,14 +70,9 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        let called = {
-            let mut counters = self.core.counters.borrow_mut();
-            let called = self.connection.call(payload, response, user, deadline, &mut counters);
-            counters.calls += u64::from(called.is_ok());
-            called
-        };
-        match called {
+        match self.connection.call(payload, response, user, deadline, &self.core.counters) {
             Ok(timing) => {
+                self.core.calls.set(self.core.calls.get() + 1);
                 self.core.flush_after_write(&self.connection, timing);
                 Ok(())
             }

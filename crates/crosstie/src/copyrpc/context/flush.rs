@@ -68,7 +68,7 @@ impl<U> ContextCore<U> {
         let mut connections = self.flush_list.connections.borrow_mut();
         let mut counters = self.counters.borrow_mut();
         let mut awaits_completions = false;
-        let mut refused = Vec::new();
+        let mut has_refused_requests = false;
         let mut next = 0;
         while let Some(connection) = connections.get(next) {
             let outcome = match connection.flush(may_hold, &mut counters) {
@@ -78,9 +78,7 @@ impl<U> ContextCore<U> {
                     FlushOutcome::Done
                 }
             };
-            if connection.has_refused_request.take() {
-                refused.push(connection.clone());
-            }
+            has_refused_requests |= connection.has_refused_request.get();
             awaits_completions |= outcome == FlushOutcome::AwaitsCompletions;
             if outcome == FlushOutcome::Done {
                 connection.is_scheduled.set(false);
@@ -92,6 +90,19 @@ impl<U> ContextCore<U> {
         self.flush_list.has_connections.set(!connections.is_empty());
         self.flush_list.awaits_completions.set(awaits_completions);
         drop((connections, counters));
-        refused.iter().for_each(|connection| self.collect_ready(connection));
+        if has_refused_requests {
+            self.collect_behind_refused();
+        }
+    }
+
+    /// Collects requests that may have become complete because one before them was refused.
+    #[cold]
+    fn collect_behind_refused(&self) {
+        let connections = self.connections.borrow();
+        for connection in connections.iter().filter_map(|slot| slot.connection.as_ref()) {
+            if connection.has_refused_request.take() {
+                self.collect_ready(connection);
+            }
+        }
     }
 }

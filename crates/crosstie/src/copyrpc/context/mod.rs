@@ -48,6 +48,7 @@ use liveness::Liveness;
 
 pub use endpoint::Endpoint;
 pub use recv_handle::RecvHandle;
+use recv_handle::RingRequest;
 
 /// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
 /// operation is under way, and otherwise.
@@ -66,15 +67,20 @@ struct ContextCore<U> {
     // The connections come first: queue pairs are dropped before the queues that they use.
     connections: RefCell<Vec<Slot<U>>>,
     qp_table: RefCell<QpTable>,
-    /// Requests that wait for [`Context::recv`].
-    requests: RefCell<VecDeque<RecvHandle<U>>>,
+    /// Requests that wait for [`Context::recv`]. `None` stands for the first of `other_requests`.
+    requests: RefCell<VecDeque<Option<RingRequest<U>>>>,
+    /// Requests with more than a place in the ring: a payload that is elsewhere, or bulk memory.
+    other_requests: RefCell<VecDeque<RecvHandle<U>>>,
     raw_completions: RefCell<VecDeque<RawCompletion>>,
     flush_list: FlushList<U>,
     liveness: Liveness<U>,
     queues: CompletionQueues,
     pd: Rc<Pd>,
     config: Config,
+    /// All but the two counters that every message needs.
     counters: RefCell<Counters>,
+    calls: Cell<u64>,
+    replies: Cell<u64>,
     is_polling: Cell<bool>,
     /// Polls so far.
     polls: Cell<u32>,
@@ -119,6 +125,7 @@ impl<U> Context<U> {
             connections: RefCell::default(),
             qp_table: RefCell::default(),
             requests: RefCell::new(VecDeque::with_capacity(1024)),
+            other_requests: RefCell::new(VecDeque::with_capacity(64)),
             raw_completions: RefCell::default(),
             flush_list: FlushList::new(),
             liveness: Liveness::new(),
@@ -126,6 +133,8 @@ impl<U> Context<U> {
             pd: Rc::new(pd),
             config: Config { max_endpoints, ..*config },
             counters: RefCell::default(),
+            calls: Cell::new(0),
+            replies: Cell::new(0),
             is_polling: Cell::new(false),
             polls: Cell::new(0),
             weak_self: weak_self.clone(),
@@ -154,7 +163,26 @@ impl<U> Context<U> {
     /// The next request, in the order of arrival.
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.core.requests.borrow_mut().pop_front()
+        self.recv_with(&mut (), |(), request| request, |(), request| request)
+    }
+
+    /// As [`recv`](Context::recv). Short requests in the ring go to `on_ring_request`, all others to `on_other`: the compiler can leave
+    /// out of `on_ring_request` what other requests need.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn recv_with<T, R>(
+        &self,
+        receiver: &mut T,
+        on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
+        on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
+    ) -> Option<R> {
+        let next = self.core.requests.borrow_mut().pop_front()?;
+        match next {
+            Some(request) => Some(on_ring_request(receiver, RecvHandle::new(request, &self.core))),
+            None => {
+                let request = self.core.other_requests.borrow_mut().pop_front();
+                request.map(|request| on_other(receiver, request))
+            }
+        }
     }
 
     /// Sends everything now. No batch is held back.
@@ -184,14 +212,17 @@ impl<U> Context<U> {
 
     /// What the context has done so far.
     pub fn counters(&self) -> Counters {
-        *self.core.counters.borrow()
+        let (calls, replies) = (self.core.calls.get(), self.core.replies.get());
+        Counters { calls, replies, ..*self.core.counters.borrow() }
     }
 }
 
 impl<U> Drop for Context<U> {
     fn drop(&mut self) {
         // Queued requests keep the core alive, which keeps them. Nobody can receive them any more.
-        drop(self.core.requests.take());
+        while let Some(request) = self.recv() {
+            drop(request);
+        }
     }
 }
 

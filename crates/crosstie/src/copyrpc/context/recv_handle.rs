@@ -28,6 +28,18 @@ pub struct RecvHandle<U> {
     body: RequestBody,
 }
 
+/// A short request in the ring, as it waits for [`Context::recv`](super::Context::recv). It has all that a [`RecvHandle`] is made of,
+/// and is a third as long.
+pub(super) struct RingRequest<U> {
+    pub(super) connection: Rc<Connection<U>>,
+    pub(super) offset: u32,
+    pub(super) len: u32,
+    pub(super) space: HeldSpace,
+    pub(super) reply_token: ReplyToken,
+}
+
+const _: () = assert!(size_of::<Option<RingRequest<u64>>>() <= 32);
+
 /// Where the payload of a request is.
 enum RequestBody {
     Ring,
@@ -41,20 +53,22 @@ enum RequestBody {
 }
 
 impl<U> RecvHandle<U> {
-    /// A short request, in the ring. `copy` is a copy of its payload, if there is one already.
-    pub(super) fn new(
-        connection: Rc<Connection<U>>,
+    /// A short request.
+    #[inline(always)]
+    pub(super) fn new(request: RingRequest<U>, core: &Rc<ContextCore<U>>) -> RecvHandle<U> {
+        let RingRequest { connection, offset, len, space, reply_token } = request;
+        let (core, space, reply_token) = (core.clone(), Some(space), Some(reply_token));
+        RecvHandle { connection, core, offset, len, space, reply_token, body: RequestBody::Ring }
+    }
+
+    /// A short request, with a copy of its payload.
+    pub(super) fn with_copy(
+        request: RingRequest<U>,
         core: Rc<ContextCore<U>>,
-        offset: usize,
-        len: usize,
-        space: HeldSpace,
-        reply_token: ReplyToken,
-        copy: Option<ShortPayload>,
+        copy: &ShortPayload,
     ) -> RecvHandle<U> {
-        // Rings and bulk payloads are shorter than 4 GiB.
-        let (offset, len) = (offset as u32, len as u32);
-        let (space, reply_token) = (Some(space), Some(reply_token));
-        let body = copy.map_or(RequestBody::Ring, RequestBody::Copy);
+        let RingRequest { connection, offset, len, space, reply_token } = request;
+        let (space, reply_token, body) = (Some(space), Some(reply_token), RequestBody::Copy(*copy));
         RecvHandle { connection, core, offset, len, space, reply_token, body }
     }
 
@@ -65,6 +79,7 @@ impl<U> RecvHandle<U> {
         request: ReadyRequest,
     ) -> RecvHandle<U> {
         let ReadyRequest { offset, len, space, region, response_buffer, reply_token } = request;
+        // Rings and bulk payloads are shorter than 4 GiB.
         let (offset, len) = (offset as u32, len as u32);
         let (reply_token, body) = (Some(reply_token), RequestBody::Bulk { region, response_buffer });
         RecvHandle { connection, core, offset, len, space, reply_token, body }
@@ -88,7 +103,14 @@ impl<U> RecvHandle<U> {
         }
     }
 
+    /// Whether no response was sent.
+    #[inline]
+    pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
+        self.reply_token.is_some()
+    }
+
     /// The longest response that the caller allows.
+    #[inline]
     pub fn response_limit(&self) -> u64 {
         let buffer = self.response_buffer().map_or(0, |buffer| u64::from(buffer.len));
         self.reply_token.as_ref().map_or(0, |token| token.max_len().max(buffer))
@@ -115,37 +137,46 @@ impl<U> RecvHandle<U> {
     /// that memory is in use, the request is returned as well ([`NotReplied::NoBulkMemory`]): poll and reply again. The
     /// memory becomes free by polling alone, whatever the applications do.
     #[inline(always)]
-    #[expect(clippy::result_large_err, reason = "the request is returned, without an allocation")]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
-        let Some(token) = self.reply_token.take() else { return Err((Failure::Closed.into(), None)) };
-        let replied =
-            self.connection.reply(token, &mut self.space, payload, &mut self.core.counters.borrow_mut());
-        match replied {
+        match self.reply_in_place(payload) {
+            Ok(()) => Ok(()),
+            Err(cause) => {
+                let can_reply_again = self.reply_token.is_some();
+                Err((cause, can_reply_again.then_some(self)))
+            }
+        }
+    }
+
+    /// As [`reply`](RecvHandle::reply). The request stays where it is; if it has a reply token after an error, it can be
+    /// answered again.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
+        let Some(token) = self.reply_token.take() else { return Err(Failure::Closed.into()) };
+        match self.connection.reply(token, &mut self.space, payload, &self.core.counters) {
             Ok(timing) => {
                 self.note_reply(timing);
                 Ok(())
             }
-            Err((cause, None)) => Err((cause, None)),
+            Err((cause, None)) => Err(cause),
             Err((cause, Some(token))) => self.reply_otherwise(cause, token, payload),
         }
     }
 
     #[inline(always)]
     fn note_reply(&self, timing: SendTiming) {
-        self.core.counters.borrow_mut().replies += 1;
+        self.core.replies.set(self.core.replies.get() + 1);
         self.core.flush_after_write(&self.connection, timing);
     }
 
-    /// Replies in the buffer that the call named, if the response is too long for the ring. Otherwise returns the request.
+    /// Replies in the buffer that the call named, if the response is too long for the ring. Otherwise keeps the token.
     #[cold]
     #[inline(never)]
-    #[expect(clippy::result_large_err, reason = "the request is returned, without an allocation")]
     fn reply_otherwise(
-        mut self,
+        &mut self,
         cause: NotReplied,
         token: ReplyToken,
         payload: &[u8],
-    ) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
+    ) -> Result<(), NotReplied> {
         let replied = match (cause, self.response_buffer()) {
             (NotReplied::TooLong { .. }, Some(buffer)) => self.reply_bulk(token, buffer, payload),
             (cause, _) => Err((cause, Some(token))),
@@ -155,26 +186,33 @@ impl<U> RecvHandle<U> {
                 self.note_reply(timing);
                 Ok(())
             }
-            Err((cause, None)) => Err((cause, None)),
             Err((cause, token)) => {
                 self.reply_token = token;
-                Err((cause, Some(self)))
+                Err(cause)
             }
         }
     }
 
-    /// Without a response its credit would be lost. A connection that has ended needs none.
+    /// Gives back what the request still has: its payload, and the right to a reply.
     #[cold]
     #[inline(never)]
+    fn give_back(&mut self) {
+        self.detach();
+        if let Some(token) = self.reply_token.take() {
+            self.reply_nothing(token);
+        }
+    }
+
+    /// Without a response its credit would be lost. A connection that has ended needs none.
     fn reply_nothing(&self, token: ReplyToken) {
-        let mut counters = self.core.counters.borrow_mut();
-        if self.connection.reply(token, &mut None, &[], &mut counters).is_ok() {
-            counters.unanswered += 1;
+        if self.connection.reply(token, &mut None, &[], &self.core.counters).is_ok() {
+            self.core.counters.borrow_mut().unanswered += 1;
             self.core.schedule_flush(&self.connection);
         }
     }
 
     /// Where a long response goes, if the call named a buffer.
+    #[inline]
     fn response_buffer(&self) -> Option<BulkMemory> {
         match self.body {
             RequestBody::Bulk { response_buffer, .. } => response_buffer.filter(|buffer| buffer.len > 0),
@@ -199,11 +237,12 @@ impl<U> RecvHandle<U> {
 }
 
 impl<U> Drop for RecvHandle<U> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.detach();
-        if let Some(token) = self.reply_token.take() {
-            self.reply_nothing(token);
+        // Usually the request was answered, and nothing is left to do.
+        let is_bulk = matches!(self.body, RequestBody::Bulk { .. });
+        if self.space.is_some() || self.reply_token.is_some() || is_bulk {
+            self.give_back();
         }
     }
 }

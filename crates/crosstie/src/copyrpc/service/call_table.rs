@@ -97,9 +97,8 @@ impl CallTable {
             let limit = slots.limit;
             let slot = slots.allocate(SlotState::Called).ok_or(Error::TooManyCalls(limit))?;
             let token = slot.token;
-            let mut calls = queue.calls.borrow_mut();
             let called =
-                if calls.is_empty() { queue.call(bytes, allowance, token, deadline) } else { Ok(false) };
+                if queue.has_calls() { Ok(false) } else { queue.call(bytes, allowance, token, deadline) };
             match called {
                 Ok(true) => {}
                 Ok(false) => {
@@ -113,7 +112,7 @@ impl CallTable {
                         self.waiting.borrow_mut().push(queue.clone());
                         self.has_waiting.set(true);
                     }
-                    calls.push_back(token);
+                    queue.calls.borrow_mut().push_back(token);
                     self.count(|counters| counters.waited += 1);
                 }
                 Err(error) => {
@@ -156,13 +155,14 @@ impl CallTable {
             let Some(slot) = slots.get(token) else { return };
             match slot.state {
                 SlotState::Called => {
-                    slot.state = match result {
+                    // Assigned in each branch: a value of this type that is moved is moved as a whole.
+                    match result {
                         Ok(payload) => {
                             payload.copy_to(slot.buffer_of(payload.len()));
-                            SlotState::Answered
+                            slot.state = SlotState::Answered;
                         }
-                        Err(cause) => SlotState::Failed(cause.into()),
-                    };
+                        Err(cause) => slot.state = SlotState::Failed(cause.into()),
+                    }
                     slot.waker.take()
                 }
                 SlotState::DroppedCalled => {
@@ -186,24 +186,34 @@ impl CallTable {
         waker: &Waker,
         decode: impl FnOnce(&[u8]) -> Result<R, Error>,
     ) -> Poll<Result<R, Error>> {
-        let (polled, former) = {
-            let mut slots = self.slots.borrow_mut();
-            let Some(slot) = slots.get(token) else { return Poll::Ready(Err(closed())) };
-            match slot.state {
-                SlotState::Answered => {
-                    let response = decode(&slot.buffer[..slot.len]);
-                    (Poll::Ready(response), slots.release(token))
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(token) else { return Poll::Ready(Err(closed())) };
+        match slot.state {
+            SlotState::Answered => {
+                let response = decode(&slot.buffer[..slot.len]);
+                let former = slots.release(token);
+                drop(slots);
+                drop(former);
+                if matches!(response, Err(Error::MalformedResponse)) {
+                    self.count(|counters| counters.malformed += 1);
                 }
-                SlotState::Failed(error) => (Poll::Ready(Err(error)), slots.release(token)),
-                _ if slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) => (Poll::Pending, None),
-                _ => (Poll::Pending, slot.waker.replace(waker.clone())),
+                Poll::Ready(response)
             }
-        };
-        drop(former);
-        if matches!(polled, Poll::Ready(Err(Error::MalformedResponse))) {
-            self.count(|counters| counters.malformed += 1);
+            SlotState::Failed(error) => {
+                let former = slots.release(token);
+                drop(slots);
+                drop(former);
+                Poll::Ready(Err(error))
+            }
+            _ => {
+                if slot.waker.as_ref().is_none_or(|known| !known.will_wake(waker)) {
+                    let former = slot.waker.replace(waker.clone());
+                    drop(slots);
+                    drop(former);
+                }
+                Poll::Pending
+            }
         }
-        polled
     }
 
     /// Notes that the future of a call was dropped.

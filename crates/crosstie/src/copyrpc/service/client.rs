@@ -68,11 +68,10 @@ impl Client {
     fn start_call<M: Method>(&self, request: M::Request, deadline: Option<Instant>) -> Call<M> {
         let Shared { calls, queue, .. } = &*self.shared;
         let frame = Frame { prefix: Prefix::request::<M>(), body: request };
-        let stage = match calls.start_call(queue, frame.as_bytes(), response_size::<M>(), deadline) {
-            Ok(token) => Stage::Open(token),
-            Err(error) => Stage::NotMade(error),
-        };
-        Call { calls: calls.clone(), stage, of: PhantomData }
+        match calls.start_call(queue, frame.as_bytes(), response_size::<M>(), deadline) {
+            Ok(token) => Call { calls: calls.clone(), stage: Stage::Open(token), of: PhantomData },
+            Err(error) => Call { calls: calls.clone(), stage: Stage::NotMade(error), of: PhantomData },
+        }
     }
 
     /// Why the connection has ended, if it has.

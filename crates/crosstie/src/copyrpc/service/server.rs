@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use zerocopy::{FromBytes, IntoBytes, TryFromBytes};
+use zerocopy::IntoBytes;
 
 use super::error::Refused;
 use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
@@ -36,7 +36,7 @@ use sealed::{Handle, Outcome, RawRequest};
 pub struct Service<S, U, H = NoMethods> {
     state: S,
     handlers: H,
-    /// Requests are copied here from the ring.
+    /// Long requests are copied here from the ring.
     request: Box<[u8]>,
     counters: ServiceCounters,
     of: PhantomData<fn(U)>,
@@ -76,40 +76,28 @@ impl<S, U, H: Handlers<S, U>> Service<S, U, H> {
     /// If the service already has a handler for that number. `try_on` and `defer` do so too.
     pub fn on<M: Method>(
         self,
-        mut handler: impl FnMut(&mut S, M::Request) -> M::Response,
+        handler: impl FnMut(&mut S, M::Request) -> M::Response,
     ) -> Service<S, U, impl Handlers<S, U>> {
-        self.add::<M>(move |state, request, reply| match reply.send(handler(state, request)) {
-            Ok(()) => Outcome::Answered,
-            Err(_) => Outcome::Undelivered,
-        })
+        self.add::<M, _>(Answer(handler))
     }
 
     /// Adds a handler that answers or refuses at once.
     pub fn try_on<M: Method>(
         self,
-        mut handler: impl FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
+        handler: impl FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
     ) -> Service<S, U, impl Handlers<S, U>> {
-        self.add::<M>(move |state, request, reply| match handler(state, request) {
-            Ok(response) => reply.send(response).map_or(Outcome::Undelivered, |()| Outcome::Answered),
-            Err(refused) => reply.refuse(refused).map_or(Outcome::Undelivered, |()| Outcome::Refused),
-        })
+        self.add::<M, _>(AnswerOrRefuse(handler))
     }
 
     /// Adds a handler that may answer later, in any order, or pass the [`Deferred`] on to other code that does.
     pub fn defer<M: Method>(
         self,
-        mut handler: impl FnMut(&mut S, M::Request, Deferred<M, U>),
+        handler: impl FnMut(&mut S, M::Request, Deferred<M, U>),
     ) -> Service<S, U, impl Handlers<S, U>> {
-        self.add::<M>(move |state, request, reply| {
-            handler(state, request, reply);
-            Outcome::Deferred
-        })
+        self.add::<M, _>(AnswerLater(handler))
     }
 
-    fn add<M: Method>(
-        self,
-        handler: impl FnMut(&mut S, M::Request, Deferred<M, U>) -> Outcome,
-    ) -> Service<S, U, impl Handlers<S, U>> {
+    fn add<M: Method, F: Run<M, S, U>>(self, handler: F) -> Service<S, U, impl Handlers<S, U>> {
         assert!(!self.handlers.has(M::ID), "two handlers for method {}", M::ID);
         Service::with(self.state, On { handler, rest: self.handlers, of: PhantomData::<fn(M)> })
     }
@@ -120,7 +108,7 @@ impl<S, U, H> Service<S, U, H> {
     where
         H: Handlers<S, U>,
     {
-        let request = vec![0; PREFIX_SIZE + H::MAX_REQUEST].into();
+        let request = vec![0; H::MAX_REQUEST].into();
         Service { state, handlers, request, counters: ServiceCounters::default(), of: PhantomData }
     }
 
@@ -134,30 +122,35 @@ impl<S, U, H> Service<S, U, H> {
         H: Handlers<S, U>,
     {
         let mut requests = 0;
-        while let Some(request) = context.recv() {
-            self.handle_request(request);
+        while context.recv_with(self, Self::handle_request, Self::handle_other_request).is_some() {
             requests += 1;
         }
         requests
     }
 
-    #[inline]
-    fn handle_request(&mut self, mut handle: RecvHandle<U>)
+    #[inline(never)]
+    fn handle_other_request(&mut self, handle: RecvHandle<U>)
     where
         H: Handlers<S, U>,
     {
-        let len = handle.data().len();
-        let copied = handle.data().copy_to(&mut self.request);
-        // The request is copied, so its ring space can be released.
-        handle.detach();
-        let outcome = match Prefix::read_from_prefix(&self.request[..copied]) {
-            Ok((prefix, body)) => {
+        self.handle_request(handle);
+    }
+
+    #[inline(always)]
+    fn handle_request(&mut self, handle: RecvHandle<U>)
+    where
+        H: Handlers<S, U>,
+    {
+        let front = handle.data().front::<PREFIX_SIZE>();
+        let mut request = RawRequest { handle: Some(handle) };
+        let outcome = match front {
+            Some(front) => {
+                let prefix: Prefix = zerocopy::transmute!(front);
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
-                let request = RawRequest { handle, body, is_whole: copied == len, response };
-                self.handlers.handle(&mut self.state, method, request)
+                let Service { state, handlers, request: buffer, .. } = self;
+                handlers.handle(state, method, response, &mut request, buffer)
             }
-            Err(_) => reply_status(handle, Status::Malformed, 0)
-                .map_or(Outcome::Undelivered, |()| Outcome::Malformed),
+            None => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
         };
         let counter = match outcome {
             Outcome::Answered => &mut self.counters.answered,
@@ -221,38 +214,41 @@ impl<M: Method, U> Deferred<M, U> {
     pub fn send(mut self, response: M::Response) -> Result<(), NotReplied> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
         let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed.into()), |handle| send_reply(handle, frame.as_bytes()))
+        handle.map_or(Err(Failure::Closed.into()), |mut handle| send_reply(&mut handle, frame.as_bytes()))
     }
 
     /// Refuses the request. Sent like a [response](Deferred::send).
     pub fn refuse(mut self, refused: Refused) -> Result<(), NotReplied> {
         let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed.into()), |handle| reply_status(handle, Status::Refused, refused.0))
+        handle.map_or(Err(Failure::Closed.into()), |mut handle| {
+            reply_status(&mut handle, Status::Refused, refused.0)
+        })
     }
 }
 
 impl<M, U> Drop for Deferred<M, U> {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
+        if let Some(mut handle) = self.handle.take() {
             // If the connection has ended, there is nobody to tell.
-            reply_status(handle, Status::Unanswered, 0).ok();
+            reply_status(&mut handle, Status::Unanswered, 0).ok();
         }
     }
 }
 
-fn reply_status<U>(handle: RecvHandle<U>, status: Status, code: u32) -> Result<(), NotReplied> {
+#[cold]
+#[inline(never)]
+fn reply_status<U>(handle: &mut RecvHandle<U>, status: Status, code: u32) -> Result<(), NotReplied> {
     send_reply(handle, Prefix::response(status, code).as_bytes())
 }
 
-#[inline]
-fn send_reply<U>(handle: RecvHandle<U>, bytes: &[u8]) -> Result<(), NotReplied> {
-    handle.reply(bytes).map_err(|(cause, handle)| {
+#[inline(always)]
+fn send_reply<U>(handle: &mut RecvHandle<U>, bytes: &[u8]) -> Result<(), NotReplied> {
+    handle.reply_in_place(bytes).inspect_err(|cause| {
         // There is no bulk memory for a response that is too long for the ring: send a status instead. If the caller allowed too
         // little even for that, the dropped request is answered with an empty payload.
-        if let (NotReplied::NoBulkMemory | NotReplied::NoMemory, Some(handle)) = (cause, handle) {
-            handle.reply(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
+        if let NotReplied::NoBulkMemory | NotReplied::NoMemory = cause {
+            handle.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
         }
-        cause
     })
 }
 
@@ -264,6 +260,44 @@ impl<S, U, H: Handle<S, U>> Handlers<S, U> for H {}
 /// The end of the chain.
 #[derive(Debug)]
 pub struct NoMethods;
+
+/// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
+trait Run<M: Method, S, U> {
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome;
+}
+
+struct Answer<F>(F);
+struct AnswerOrRefuse<F>(F);
+struct AnswerLater<F>(F);
+
+impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
+    #[inline(always)]
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
+        request.answer::<M>((self.0)(state, body))
+    }
+}
+
+impl<M, S, U, F> Run<M, S, U> for AnswerOrRefuse<F>
+where
+    M: Method,
+    F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
+{
+    #[inline(always)]
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
+        match (self.0)(state, body) {
+            Ok(response) => request.answer::<M>(response),
+            Err(refused) => request.answer_status(Status::Refused, refused.0, Outcome::Refused),
+        }
+    }
+}
+
+impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
+    #[inline(always)]
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
+        (self.0)(state, body, Deferred { handle: request.handle.take(), of: PhantomData });
+        Outcome::Deferred
+    }
+}
 
 struct On<M, F, H> {
     handler: F,
@@ -279,17 +313,24 @@ mod sealed {
         const MAX_REQUEST: usize;
 
         fn has(&self, method: u32) -> bool;
-        fn handle(&mut self, state: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome;
+
+        /// Handles a request. `response` is the size of the response that the caller expects; `buffer` has
+        /// [`MAX_REQUEST`](Handle::MAX_REQUEST) bytes.
+        fn handle(
+            &mut self,
+            state: &mut S,
+            method: u32,
+            response: u32,
+            request: &mut RawRequest<U>,
+            buffer: &mut [u8],
+        ) -> Outcome;
     }
 
-    /// A request, copied from the ring and not decoded.
-    pub struct RawRequest<'b, U> {
-        pub(super) handle: RecvHandle<U>,
-        pub(super) body: &'b [u8],
-        /// Whether `body` is the whole request. If not, the request is longer than any of this service.
-        pub(super) is_whole: bool,
-        /// The size of the response that the caller expects.
-        pub(super) response: u32,
+    /// A request that is not decoded. It is answered in place. If it is dropped without an answer, because its handler panicked, the
+    /// caller gets [`Unanswered`](super::super::Error::Unanswered).
+    pub struct RawRequest<U> {
+        /// `None` once a handler has taken it, to answer later.
+        pub(super) handle: Option<RecvHandle<U>>,
     }
 
     #[derive(Clone, Copy)]
@@ -303,6 +344,33 @@ mod sealed {
     }
 }
 
+impl<U> RawRequest<U> {
+    #[inline(always)]
+    fn answer<M: Method>(&mut self, response: M::Response) -> Outcome {
+        let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
+        let replied = self.handle.as_mut().is_some_and(|handle| send_reply(handle, frame.as_bytes()).is_ok());
+        if replied { Outcome::Answered } else { Outcome::Undelivered }
+    }
+
+    #[cold]
+    fn answer_status(&mut self, status: Status, code: u32, outcome: Outcome) -> Outcome {
+        let replied = self.handle.as_mut().is_some_and(|handle| reply_status(handle, status, code).is_ok());
+        if replied { outcome } else { Outcome::Undelivered }
+    }
+}
+
+impl<U> Drop for RawRequest<U> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(handle) = &mut self.handle
+            && handle.needs_reply()
+        {
+            // If the connection has ended, there is nobody to tell.
+            reply_status(handle, Status::Unanswered, 0).ok();
+        }
+    }
+}
+
 impl<S, U> Handle<S, U> for NoMethods {
     const MAX_REQUEST: usize = 0;
 
@@ -310,16 +378,22 @@ impl<S, U> Handle<S, U> for NoMethods {
         false
     }
 
-    fn handle(&mut self, _: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome {
-        let replied = reply_status(request.handle, Status::UnknownMethod, method);
-        replied.map_or(Outcome::Undelivered, |()| Outcome::Unknown)
+    fn handle(
+        &mut self,
+        _: &mut S,
+        method: u32,
+        _: u32,
+        request: &mut RawRequest<U>,
+        _: &mut [u8],
+    ) -> Outcome {
+        request.answer_status(Status::UnknownMethod, method, Outcome::Unknown)
     }
 }
 
 impl<S, U, M, F, H> Handle<S, U> for On<M, F, H>
 where
     M: Method,
-    F: FnMut(&mut S, M::Request, Deferred<M, U>) -> Outcome,
+    F: Run<M, S, U>,
     H: Handle<S, U>,
 {
     const MAX_REQUEST: usize =
@@ -329,21 +403,29 @@ where
         method == M::ID || self.rest.has(method)
     }
 
-    #[inline]
-    fn handle(&mut self, state: &mut S, method: u32, request: RawRequest<'_, U>) -> Outcome {
+    // Always inline, here and in `send_reply`: the lengths are constants there.
+    #[inline(always)]
+    fn handle(
+        &mut self,
+        state: &mut S,
+        method: u32,
+        response: u32,
+        request: &mut RawRequest<U>,
+        buffer: &mut [u8],
+    ) -> Outcome {
         if method != M::ID {
-            return self.rest.handle(state, method, request);
+            return self.rest.handle(state, method, response, request, buffer);
         }
-        let RawRequest { handle, body, is_whole, response } = request;
-        let fits = is_whole
-            && response as usize == size_of::<M::Response>()
+        let Some(handle) = &mut request.handle else { return Outcome::Undelivered };
+        let fits = response as usize == size_of::<M::Response>()
             && handle.response_limit() >= response_size::<M>() as u64;
-        match M::Request::try_read_from_bytes(body) {
-            Ok(request) if fits => {
-                (self.handler)(state, request, Deferred { handle: Some(handle), of: PhantomData })
+        match handle.data().read_from(PREFIX_SIZE, || buffer) {
+            Some(body) if fits => {
+                // The request is copied, so its ring space can be released.
+                handle.detach();
+                self.handler.run(state, body, request)
             }
-            _ => reply_status(handle, Status::Malformed, 0)
-                .map_or(Outcome::Undelivered, |()| Outcome::Malformed),
+            _ => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
         }
     }
 }

@@ -118,15 +118,15 @@ impl Slots {
     }
 
     /// Frees a slot. Returns its waker, for the caller to drop while nothing is borrowed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, token: CallToken) -> Option<Waker> {
-        let slot = self.get(token)?;
+        let index = token.0.index() as usize;
+        let slot = self.slots.get_mut(index).filter(|slot| slot.token == token)?;
         slot.token = CallToken(token.0.next());
         slot.state = SlotState::Free;
         slot.queue = None;
         slot.next_free = NONE;
         let waker = slot.waker.take();
-        let index = token.0.index() as usize;
         match self.first_free {
             NONE => self.first_free = index,
             _ => self.slots[self.last_free].next_free = index,
@@ -167,6 +167,13 @@ impl EndpointQueue {
             dropped: Cell::new(0),
             is_listed: Cell::new(false),
         }
+    }
+
+    /// Whether calls wait for room.
+    #[inline]
+    pub(super) fn has_calls(&self) -> bool {
+        // A queue with calls is listed.
+        self.is_listed.get() && !self.calls.borrow().is_empty()
     }
 
     /// Makes a call. `Ok(false)`: there is no room for now.
