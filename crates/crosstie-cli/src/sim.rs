@@ -85,6 +85,9 @@ pub(crate) struct Arguments {
     /// Messages: a receiver acknowledges at the latest after this many packets.
     #[arg(long, default_value_t = 4, value_name = "N")]
     ack_every: u32,
+    /// Messages: small ones travel together while at least this many packets to their member are not acknowledged. 16: never.
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    combine_from: u32,
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -158,6 +161,7 @@ fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
         blind_retry: arguments.blind_retry,
         go_back: arguments.go_back,
         ack_every: arguments.ack_every,
+        combine_from: arguments.combine_from,
         seed: arguments.seed,
     }
 }

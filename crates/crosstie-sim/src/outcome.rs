@@ -27,10 +27,12 @@ pub struct Outcome {
     pub p99_ns: u64,
     /// Packets sent, by kind.
     pub packets: BTreeMap<&'static str, u64>,
-    /// Packets of all kinds that the network lost. [`Scenario::Message`](crate::Scenario::Message) only, as the next one.
+    /// Packets of all kinds that the network lost. [`Scenario::Message`](crate::Scenario::Message) only, as the next two.
     pub lost: u64,
     /// Data packets that were sent again.
     pub resent: u64,
+    /// Messages that travelled in the packet of an earlier one.
+    pub combined: u64,
     /// Packets for each operation that succeeded.
     pub packets_per_operation: f64,
     /// What the checkers found wrong. Empty: the run is correct.
@@ -65,6 +67,7 @@ impl Outcome {
             packets,
             lost: 0,
             resent: 0,
+            combined: 0,
             packets_per_operation: total as f64 / times.len().max(1) as f64,
             failures,
         }

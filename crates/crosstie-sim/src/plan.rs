@@ -84,6 +84,8 @@ pub struct Plan {
     pub go_back: bool,
     /// Messages: a receiver acknowledges at the latest after this many packets.
     pub ack_every: u32,
+    /// Messages: small ones travel together while at least this many packets to their member are not acknowledged. 16: never.
+    pub combine_from: u32,
     /// The seed of everything random.
     pub seed: u64,
 }
@@ -107,6 +109,7 @@ impl Plan {
             blind_retry: false,
             go_back: false,
             ack_every: 4,
+            combine_from: 8,
             seed: 1,
         }
     }
@@ -123,6 +126,7 @@ impl Plan {
             ("duplicates", (0.0..=0.5).contains(&self.duplicates), "must be from 0 to 0.5"),
             ("deaths", self.deaths < self.members, "must be fewer than members"),
             ("ack-every", (1..=16).contains(&self.ack_every), "must be from 1 to 16"),
+            ("combine-from", (1..=16).contains(&self.combine_from), "must be from 1 to 16"),
             (
                 "partition",
                 !self.partition || (self.members >= 3 && self.deaths == 0),

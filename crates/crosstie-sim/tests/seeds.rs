@@ -79,6 +79,16 @@ fn messages_arrive_once_and_in_order_for_all_seeds() {
         10,
     );
     check("message, blind retries", Plan { members: 6, blind_retry: true, loss: 0.02, ..message }, 10);
+    for combine_from in [1, 16] {
+        let plan = Plan { members: 3, combine_from, loss: 0.05, duplicates: 0.05, ..message };
+        let outcomes = check("message, combined early or never", plan, 20);
+        assert!(outcomes.iter().all(|outcome| (outcome.combined > 0) == (combine_from == 1)));
+    }
+    check(
+        "message, deaths and combined messages",
+        Plan { members: 4, combine_from: 1, deaths: 1, ..message },
+        20,
+    );
     check("message, deaths", Plan { members: 8, loss: 0.01, deaths: 3, ..message }, 20);
     check("message, partition", Plan { members: 6, partition: true, ..message }, 10);
     check("message, 100 members", Plan { members: 100, operations: 20, loss: 0.01, ..message }, 1);

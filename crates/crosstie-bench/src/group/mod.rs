@@ -192,6 +192,7 @@ fn counter_words(before: &Counters, after: &Counters, errors: u64) -> Vec<u64> {
         after.discarded - before.discarded,
         after.unsent - before.unsent,
         after.held - before.held,
+        after.combined - before.combined,
         errors,
     ]);
     words
@@ -218,7 +219,7 @@ fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<Strin
             counters.insert("rounds".into(), rounds);
         }
         Kind::Message => {
-            counters.insert("sent".into(), of(PacketKind::Data) - rest[4]);
+            counters.insert("sent".into(), of(PacketKind::Data) - rest[4] + rest[10]);
             counters.insert("delivered".into(), rest[3]);
             counters.insert("acks".into(), of(PacketKind::Ack));
             counters.insert("nacks".into(), of(PacketKind::Nack));
@@ -228,7 +229,8 @@ fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<Strin
             counters.insert("discarded".into(), rest[7]);
             counters.insert("unsent".into(), rest[8]);
             counters.insert("held".into(), rest[9]);
+            counters.insert("combined".into(), rest[10]);
         }
     }
-    (rest[10], counters)
+    (rest[11], counters)
 }

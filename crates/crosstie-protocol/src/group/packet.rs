@@ -168,8 +168,8 @@ pub mod flags {
     pub const FENCED: u8 = 32;
     /// The message tells a sender that its rendezvous memory has been read.
     pub const PULLED: u8 = 64;
-    /// All flags that are defined.
-    pub const ALL: u8 = 127;
+    /// The packet has several messages, each with its own length and flags.
+    pub const COMBINED: u8 = 128;
 }
 
 /// The 32 bytes in front of every packet.

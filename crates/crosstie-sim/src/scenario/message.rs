@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crosstie_protocol::group::message::{
-    Channel, OnGap, OnRefusal, Options, Received, SendRefusal, Verdict, part_at,
+    COMBINED_MAX, COMBINED_PREFIX, Channel, OnGap, OnRefusal, Options, Outgoing, Received, SendCounters,
+    SendRefusal, Verdict, part_at,
 };
-use crosstie_protocol::group::{GroupId, Header, MemberId};
+use crosstie_protocol::group::{GroupId, Header, MemberId, flags};
 
 use crate::check::message::MessageChecker;
 use crate::network::{Happening, Network};
@@ -18,7 +19,7 @@ const POLL: u64 = 0;
 const RECEIVE: u64 = 1;
 const FLUSH: u64 = 2;
 
-/// What the bytes of a packet are, for the checker.
+/// A message or a part of one, for the checker.
 #[derive(Clone, Copy, Debug)]
 struct Content {
     number: usize,
@@ -26,7 +27,9 @@ struct Content {
     len: u32,
 }
 
-type Packet = (Header, Option<Content>);
+/// What the bytes of a packet are: several messages in a combined packet, nothing in an answer.
+type Contents = Vec<Content>;
+type Packet = (Header, Contents);
 
 /// A message that is being sent.
 #[derive(Clone, Copy, Debug)]
@@ -40,13 +43,13 @@ struct Sending {
 struct Member {
     channel: Channel,
     /// The send buffer.
-    sent: HashMap<u64, Content>,
+    sent: HashMap<u64, Contents>,
     current: Option<Sending>,
     left: u64,
     /// Accepted packets that the application has not taken.
-    inbox: VecDeque<(usize, u64, Content)>,
+    inbox: VecDeque<(usize, u64, Contents)>,
     /// Packets behind a missing one, by their entry of the receive buffer.
-    held: HashMap<u64, Content>,
+    held: HashMap<u64, Contents>,
     receives: bool,
     flushes: bool,
     alive: bool,
@@ -71,6 +74,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         receive_buffer: 16 << 10,
         receive_table: 16,
         ack_every: plan.ack_every,
+        combine_from: plan.combine_from,
         on_refusal: if plan.blind_retry { OnRefusal::Retry } else { OnRefusal::WaitForRequest },
         on_gap: if plan.go_back { OnGap::GoBack } else { OnGap::Selective },
         backoff: plan.latency_ns * 2,
@@ -161,16 +165,16 @@ impl Run {
         }
     }
 
-    fn receive(&mut self, from: usize, to: usize, (header, content): Packet) {
+    fn receive(&mut self, from: usize, to: usize, (header, contents): Packet) {
         let now = self.network.now;
         let member = &mut self.members[to];
         if member.gone[from] {
             return;
         }
-        let len = content.map_or(0, |content| content.len);
+        let len = body_len(&header, &contents);
         match member.channel.on_packet(&header, len, len, now) {
             Ok(Received::Data(Verdict::Accepted { entry, offset, .. })) => {
-                self.accept(from, to, entry.number, offset, content);
+                self.accept(from, to, entry.number, offset, contents);
                 self.accept_held(from, to);
                 if !self.members[to].flushes {
                     self.members[to].flushes = true;
@@ -180,7 +184,7 @@ impl Run {
                 self.schedule_receive(to);
             }
             Ok(Received::Data(Verdict::Held { entry })) => {
-                member.held.extend(content.map(|content| (entry.number, content)));
+                member.held.insert(entry.number, contents);
             }
             Ok(_) => {}
             Err(violation) => self.failures.push(format!("{now} ns: member {to} about {from}: {violation}")),
@@ -188,13 +192,13 @@ impl Run {
         self.poll(to);
     }
 
-    fn accept(&mut self, from: usize, to: usize, entry: u64, offset: u32, content: Option<Content>) {
-        let Some(content) = content else { return };
-        if offset != content.offset {
+    fn accept(&mut self, from: usize, to: usize, entry: u64, offset: u32, contents: Contents) {
+        let expected = contents.first().map(|content| content.offset);
+        if expected != Some(offset) {
             let now = self.network.now;
-            self.failures.push(format!("{now} ns: offset {offset} instead of {}", content.offset));
+            self.failures.push(format!("{now} ns: offset {offset} instead of {expected:?}"));
         }
-        self.members[to].inbox.push_back((from, entry, content));
+        self.members[to].inbox.push_back((from, entry, contents));
     }
 
     /// Packets that came early and whose turn has come now.
@@ -203,8 +207,8 @@ impl Run {
             let member = &mut self.members[to];
             match member.channel.receiver.next_held(MemberId::new(from)) {
                 Ok(Some(next)) => {
-                    let content = member.held.remove(&next.entry.number);
-                    self.accept(from, to, next.entry.number, next.offset, content);
+                    let contents = member.held.remove(&next.entry.number).unwrap_or_default();
+                    self.accept(from, to, next.entry.number, next.offset, contents);
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -227,8 +231,10 @@ impl Run {
     fn take_message(&mut self, member: usize) {
         let now = self.network.now;
         self.members[member].receives = false;
-        if let Some((from, entry, content)) = self.members[member].inbox.pop_front() {
-            self.checker.arrived(now, from, member, content.number, content.offset, content.len);
+        if let Some((from, entry, contents)) = self.members[member].inbox.pop_front() {
+            for Content { number, offset, len } in contents {
+                self.checker.arrived(now, from, member, number, offset, len);
+            }
             self.members[member].channel.receiver.release(entry);
         }
         self.schedule_receive(member);
@@ -241,9 +247,7 @@ impl Run {
         let before = self.members[member].channel.sender.next_deadline();
         self.members[member].channel.sender.expire(now);
         while let Some(outgoing) = self.members[member].channel.sender.next_outgoing() {
-            let content = self.members[member].sent.get(&outgoing.entry).copied();
-            let header = self.members[member].channel.data_header(&outgoing);
-            self.transmit(member, outgoing.to.index(), (header, content));
+            self.transmit_data(member, &outgoing);
         }
         self.send_new(member);
         self.answer(member, false);
@@ -264,38 +268,72 @@ impl Run {
     fn answer(&mut self, member: usize, idle: bool) {
         while let Some(answer) = self.members[member].channel.receiver.next_answer(idle) {
             let header = self.members[member].channel.answer_header(&answer);
-            self.transmit(member, answer.to.index(), (header, None));
+            self.transmit(member, answer.to.index(), (header, Vec::new()));
         }
     }
 
     fn send_new(&mut self, member: usize) {
-        let now = self.network.now;
         loop {
             if self.members[member].current.is_none() {
                 self.members[member].current = self.next_message(member);
             }
             let Some(sending) = self.members[member].current else { return };
-            let part = part_at(sending.len, sending.offset, MTU);
-            let state = &mut self.members[member];
-            let to = MemberId::new(sending.to);
-            let (outgoing, transmit) =
-                match state.channel.sender.send(to, part.len, part.flags, part.aux, now) {
-                    Ok(accepted) => accepted,
-                    Err(SendRefusal::PeerGone) => {
-                        state.current = None;
-                        continue;
-                    }
-                    Err(_) => return,
-                };
-            let content = Content { number: sending.number, offset: part.offset, len: part.len };
-            state.sent.insert(outgoing.entry, content);
-            let end = part.offset + part.len;
-            state.current = (end < sending.len).then_some(Sending { offset: end, ..sending });
-            if transmit {
-                let header = self.members[member].channel.data_header(&outgoing);
-                self.transmit(member, sending.to, (header, Some(content)));
+            match self.send_combined(member, &sending).or_else(|refusal| match refusal {
+                None => self.send_part(member, &sending),
+                Some(refusal) => Err(refusal),
+            }) {
+                Ok(()) => {}
+                Err(SendRefusal::PeerGone) => self.members[member].current = None,
+                Err(_) => return,
             }
         }
+    }
+
+    /// Sends a small message with others. `Err(None)`: it travels alone.
+    fn send_combined(&mut self, member: usize, sending: &Sending) -> Result<(), Option<SendRefusal>> {
+        let (now, to) = (self.network.now, MemberId::new(sending.to));
+        let state = &mut self.members[member];
+        let is_small = sending.offset == 0 && sending.len <= COMBINED_MAX as u32;
+        let place = match is_small {
+            true => state.channel.sender.combine(to, 0, sending.len).map_err(Some)?,
+            false => None,
+        };
+        if let Some(place) = &place {
+            let content = Content { number: sending.number, offset: 0, len: sending.len };
+            state.sent.entry(place.entry).or_default().push(content);
+            state.current = None;
+        }
+        if place.is_none_or(|place| place.close)
+            && let Some(outgoing) = state.channel.sender.close_packet(to, now)
+        {
+            self.transmit_data(member, &outgoing);
+        }
+        place.map(|_| ()).ok_or(None)
+    }
+
+    fn send_part(&mut self, member: usize, sending: &Sending) -> Result<(), SendRefusal> {
+        let (now, to) = (self.network.now, MemberId::new(sending.to));
+        let part = part_at(sending.len, sending.offset, MTU);
+        let state = &mut self.members[member];
+        let (outgoing, transmit) = state.channel.sender.send(to, part.len, part.flags, part.aux, now)?;
+        let content = Content { number: sending.number, offset: part.offset, len: part.len };
+        state.sent.insert(outgoing.entry, vec![content]);
+        let end = part.offset + part.len;
+        state.current = (end < sending.len).then_some(Sending { offset: end, ..*sending });
+        if transmit {
+            self.transmit_data(member, &outgoing);
+        }
+        Ok(())
+    }
+
+    fn transmit_data(&mut self, member: usize, outgoing: &Outgoing) {
+        let state = &mut self.members[member];
+        let contents = state.sent.get(&outgoing.entry).cloned().unwrap_or_default();
+        let header = state.channel.data_header(outgoing);
+        if outgoing.len != body_len(&header, &contents) {
+            self.failures.push(format!("{} ns: a packet without its messages", self.network.now));
+        }
+        self.transmit(member, outgoing.to.index(), (header, contents));
     }
 
     fn next_message(&mut self, member: usize) -> Option<Sending> {
@@ -331,9 +369,18 @@ impl Run {
             }
         }
         let now = self.network.now;
-        let counters = self.members.iter().map(|member| *member.channel.sender.counters());
-        let (resent, lost) = (counters.map(|counters| counters.resent).sum(), self.network.lost);
+        let sum = |of: fn(&SendCounters) -> u64| {
+            self.members.iter().map(|member| of(member.channel.sender.counters())).sum()
+        };
+        let (resent, combined) = (sum(|counters| counters.resent), sum(|counters| counters.combined));
+        let lost = self.network.lost;
         let outcome = Outcome::new(&self.plan, now, self.checker.times, 0, self.packets, self.failures);
-        Outcome { lost, resent, ..outcome }
+        Outcome { lost, resent, combined, ..outcome }
     }
+}
+
+/// Bytes of a packet behind its header.
+fn body_len(header: &Header, contents: &[Content]) -> u32 {
+    let prefix = if header.flags & flags::COMBINED != 0 { COMBINED_PREFIX as u32 } else { 0 };
+    contents.iter().map(|content| prefix + content.len).sum()
 }

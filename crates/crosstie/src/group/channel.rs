@@ -3,7 +3,7 @@
 //! ```text
 //!   send buffer (registered)     | header, body | header, body | ...     freed by acknowledgements
 //!   receive buffer (private)     | body | body | ...                     freed when the application has taken the message
-//!   ready                        messages in the order in which they became complete
+//!   ready                        messages in the order in which they became complete; one entry for all messages of a packet
 //! ```
 //!
 //! Packets are copied out of their receive before anybody looks at them, so that a peer cannot change them afterwards. Messages
@@ -13,7 +13,8 @@ use core::task::Waker;
 use std::collections::VecDeque;
 
 use crosstie_protocol::group::message::{
-    Channel, Entry, Next, Options, OptionsError, Outgoing, Received, SendRefusal, Verdict, Violation, part_at,
+    COMBINED_PREFIX, Channel, Entry, Next, Options, OptionsError, Outgoing, Received, SendRefusal, Verdict,
+    Violation, check_combined, first_combined, part_at,
 };
 use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, PacketKind, flags};
 
@@ -26,21 +27,29 @@ use crate::device::{Data, Mr, OutOfRegion, PostError};
 /// The longest packet that is copied into the send queue.
 const INLINE: usize = 256;
 
-/// The bytes of a message.
+/// The bytes of a message, or of the messages of a combined packet that nobody has taken.
 #[derive(Debug)]
-pub(super) enum Body {
+enum Body {
     /// In the receive buffer.
     Ring { entry: u64, offset: u32, len: u32 },
     /// Joined from several packets.
     Joined(Vec<u8>),
 }
 
-/// A complete message.
+/// A complete message, or a combined packet.
 #[derive(Debug)]
 pub(super) struct Ready {
+    from: MemberId,
+    flags: u8,
+    body: Body,
+}
+
+/// The next message for the application.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Front<'a> {
     pub(super) from: MemberId,
     pub(super) flags: u8,
-    pub(super) body: Body,
+    pub(super) bytes: &'a [u8],
 }
 
 /// One open channel.
@@ -49,8 +58,8 @@ pub(super) struct ChannelState {
     pub(super) protocol: Channel,
     pub(super) options: Options,
     /// Packets may get lost: acknowledgements that are late by the measured round trip count.
-    is_lossy: bool,
-    send_memory: Mr,
+    pub(super) is_lossy: bool,
+    pub(super) send_memory: Mr,
     pub(super) receive_memory: Box<[u8]>,
     pub(super) ready: VecDeque<Ready>,
     joining: Box<[Vec<u8>]>,
@@ -113,8 +122,7 @@ impl ChannelState {
             Verdict::Accepted { entry, .. } => {
                 if header.flags & Channel::WHOLE == Channel::WHOLE {
                     self.store(entry, memory, at, len, header.flags)?;
-                    let body = Body::Ring { entry: entry.number, offset: entry.offset, len: len as u32 };
-                    self.complete(from, header.flags, body);
+                    self.complete_packet(from, header.flags, entry, len as u32)?;
                 } else {
                     let message = &mut self.joining[from.index()];
                     let start = message.len();
@@ -125,7 +133,7 @@ impl ChannelState {
                     self.complete_joined(from, header.flags);
                 }
                 while let Some(next) = self.protocol.receiver.next_held(from)? {
-                    self.accept_held(from, &next);
+                    self.accept_held(from, &next)?;
                 }
                 Ok(())
             }
@@ -154,15 +162,35 @@ impl ChannelState {
 
     /// A packet that came before a missing one, and whose turn has come now.
     #[cold]
-    fn accept_held(&mut self, from: MemberId, next: &Next) {
-        let body = Body::Ring { entry: next.entry.number, offset: next.entry.offset, len: next.len };
+    fn accept_held(&mut self, from: MemberId, next: &Next) -> Result<(), Violation> {
         if next.flags & Channel::WHOLE == Channel::WHOLE {
-            self.complete(from, next.flags, body);
-            return;
+            return self.complete_packet(from, next.flags, next.entry, next.len);
         }
-        self.joining[from.index()].extend_from_slice(bytes_of(&self.receive_memory, &body));
+        let bytes = ring_bytes(&self.receive_memory, next.entry.offset, next.len);
+        self.joining[from.index()].extend_from_slice(bytes);
         self.protocol.receiver.release(next.entry.number);
         self.complete_joined(from, next.flags);
+        Ok(())
+    }
+
+    /// Completes a packet of one message, or of several.
+    #[inline]
+    fn complete_packet(
+        &mut self,
+        from: MemberId,
+        flags: u8,
+        entry: Entry,
+        len: u32,
+    ) -> Result<(), Violation> {
+        if flags & flags::COMBINED != 0 {
+            let bytes = ring_bytes(&self.receive_memory, entry.offset, len);
+            if let Err(invalid) = check_combined(bytes, self.options.max_message) {
+                self.protocol.receiver.release(entry.number);
+                return Err(invalid.into());
+            }
+        }
+        self.complete(from, flags, Body::Ring { entry: entry.number, offset: entry.offset, len });
+        Ok(())
     }
 
     /// Completes a message of several packets, if this was the last one.
@@ -180,20 +208,28 @@ impl ChannelState {
         self.changed = true;
     }
 
-    /// The bytes of a message.
+    /// The application has taken the next message: its place is free.
     #[inline]
-    pub(super) fn bytes<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        bytes_of(&self.receive_memory, body)
-    }
-
-    /// The application has taken the message: its place is free.
-    #[inline]
-    pub(super) fn release(&mut self, body: &Body) {
-        match body {
-            Body::Ring { entry, .. } => _ = self.protocol.receiver.release(*entry),
+    pub(super) fn release_front(&mut self) {
+        let Some(ready) = self.ready.front_mut() else { return };
+        self.delivered += 1;
+        match &mut ready.body {
+            Body::Ring { entry, offset, len } => {
+                if ready.flags & flags::COMBINED != 0 {
+                    let taken = match first_combined(ring_bytes(&self.receive_memory, *offset, *len)) {
+                        Some((_, bytes)) => (COMBINED_PREFIX + bytes.len()) as u32,
+                        None => *len,
+                    };
+                    if taken < *len {
+                        (*offset, *len) = (*offset + taken, *len - taken);
+                        return;
+                    }
+                }
+                self.protocol.receiver.release(*entry);
+            }
             Body::Joined(bytes) => self.joined -= bytes.len(),
         }
-        self.delivered += 1;
+        self.ready.pop_front();
     }
 
     pub(super) fn drop_peer(&mut self, member: MemberId, nobody_left: bool) {
@@ -222,16 +258,27 @@ impl ChannelState {
     }
 }
 
-/// The bytes of a message.
+/// The next message of `ready`, whose bytes are in `receive_memory` unless they were joined.
 #[inline]
-pub(super) fn bytes_of<'a>(receive_memory: &'a [u8], body: &'a Body) -> &'a [u8] {
-    match body {
-        Body::Ring { offset, len, .. } => {
-            let start = *offset as usize;
-            receive_memory.get(start..start + *len as usize).unwrap_or(&[])
-        }
+pub(super) fn front<'a>(ready: &'a VecDeque<Ready>, receive_memory: &'a [u8]) -> Option<Front<'a>> {
+    let Ready { from, flags, body } = ready.front()?;
+    let bytes = match body {
+        Body::Ring { offset, len, .. } => ring_bytes(receive_memory, *offset, *len),
         Body::Joined(bytes) => bytes,
-    }
+    };
+    // Combined packets were checked when they came.
+    let (flags, bytes) = if flags & flags::COMBINED == 0 {
+        (*flags, bytes)
+    } else {
+        first_combined(bytes).unwrap_or((0, &[]))
+    };
+    Some(Front { from: *from, flags, bytes })
+}
+
+#[inline]
+fn ring_bytes(receive_memory: &[u8], offset: u32, len: u32) -> &[u8] {
+    let start = offset as usize;
+    receive_memory.get(start..start + len as usize).unwrap_or(&[])
 }
 
 /// Where the bytes of a message come from.
@@ -299,7 +346,7 @@ impl Parts<'_> {
 
     /// Copies `len` bytes of the message, from `offset` on, to `at` of the send buffer.
     #[inline]
-    fn copy_to(&self, offset: usize, len: usize, to: &Mr, at: usize) -> Result<(), OutOfRegion> {
+    pub(super) fn copy_to(&self, offset: usize, len: usize, to: &Mr, at: usize) -> Result<(), OutOfRegion> {
         let split = self.prefix.len();
         let (start, end) = (offset.min(split), (offset + len).min(split));
         let (body_start, body_end) = (offset.max(split) - split, (offset + len).max(split) - split);
@@ -311,7 +358,7 @@ impl Parts<'_> {
 }
 
 impl Engine {
-    /// Sends the part of a message that starts at `offset`. Returns the offset of the next part, and the number of the packet.
+    /// Sends the part of a message that starts at `offset`. Returns the offset of the next part.
     #[inline]
     pub(super) fn send_part(
         &mut self,
@@ -319,12 +366,15 @@ impl Engine {
         to: MemberId,
         parts: &Parts<'_>,
         offset: usize,
-    ) -> Result<(usize, u32), SendRefusal> {
+    ) -> Result<usize, SendRefusal> {
         if !self.has_room(to) {
             self.poll_sends();
             if !self.has_room(to) {
                 return Err(SendRefusal::BufferFull);
             }
+        }
+        if self.send_combined(id, to, parts, offset)? {
+            return Ok(parts.len());
         }
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
         if channel.is_lossy && channel.protocol.sender.in_flight(to) == 0 {
@@ -373,7 +423,7 @@ impl Engine {
             // The resend timer repairs it.
             self.counters.unsent += 1;
         }
-        Ok((offset + len, packet.seq))
+        Ok(offset + len)
     }
 
     /// Whether a packet to this member can be posted. Polls for completions of earlier ones when few are left.
@@ -428,7 +478,7 @@ impl Engine {
 
     /// Posts a packet for the first time, from the send buffer. Its place is reused only after the receiver has acknowledged it, so
     /// after the device has read it.
-    fn post_from_buffer(
+    pub(super) fn post_from_buffer(
         &mut self,
         id: u16,
         packet: &Outgoing,
@@ -518,7 +568,13 @@ impl Engine {
                 return;
             }
             let Some(packet) = channel.protocol.sender.next_outgoing() else { return };
-            if self.post_again(id, &packet).is_err() {
+            let posted = if packet.is_first {
+                let header = channel.protocol.data_header(&packet).encode();
+                self.post_from_buffer(id, &packet, &header)
+            } else {
+                self.post_again(id, &packet)
+            };
+            if posted.is_err() {
                 self.counters.unsent += 1;
                 return;
             }

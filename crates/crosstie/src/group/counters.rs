@@ -26,6 +26,8 @@ pub struct Counters {
     pub dropped: DropCounters,
     /// Messages handed to the application, or matched with a receive.
     pub delivered: u64,
+    /// Messages that were sent in the packet of an earlier one.
+    pub combined: u64,
     /// Message packets that were sent again.
     pub resent: u64,
     /// Message packets that came a second time, or behind a missing one and were not kept.

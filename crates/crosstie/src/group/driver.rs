@@ -261,6 +261,7 @@ impl Shared {
     /// Starts the group's thread.
     pub(super) fn start_thread(self: &Arc<Shared>) -> std::io::Result<std::thread::JoinHandle<()>> {
         let shared = self.clone();
+        self.lock().combines = true;
         let handle =
             std::thread::Builder::new().name("crosstie-group".into()).spawn(move || shared.run_thread())?;
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.thread().clone());
@@ -269,6 +270,10 @@ impl Shared {
 
     pub(super) fn stop_thread(&self) {
         self.stop.store(true, Relaxed);
+        let mut engine = self.lock();
+        engine.combines = false;
+        engine.post_open_packets();
+        self.release(engine);
         if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
             thread.unpark();
         }
@@ -284,6 +289,11 @@ impl Shared {
             let is_used = uses != seen || self.drivers.load(Relaxed) > 0;
             if is_used && !self.hand_over.swap(false, Relaxed) {
                 seen = uses;
+                // The application may have stopped after messages that wait for others. If it has the engine, it has not.
+                if let Ok(mut engine) = self.engine.try_lock() {
+                    engine.post_open_packets();
+                    self.release(engine);
+                }
                 std::thread::park_timeout(TICK);
                 continue;
             }

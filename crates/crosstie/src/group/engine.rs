@@ -51,6 +51,8 @@ pub(super) struct Engine {
     #[expect(dead_code, reason = "peers write zero bytes to it")]
     target: Mr,
     pub(super) mtu: usize,
+    /// Small messages may wait for others: the group's thread posts them if no call of the application does.
+    pub(super) combines: bool,
     pub(super) members: usize,
     start: Instant,
     now: u64,
@@ -124,6 +126,7 @@ impl Engine {
             one_sided,
             target,
             mtu,
+            combines: false,
             members: config.members,
             start: Instant::now(),
             now: 0,
@@ -215,10 +218,20 @@ impl Engine {
     /// One pass: takes packets, and does what is due. Returns how many packets there were.
     #[inline]
     pub(super) fn progress(&mut self) -> usize {
-        let mut count = self.poll_links();
-        if self.datagrams.is_some() {
-            count += self.poll_datagrams();
-        }
+        let count = self.poll_packets();
+        self.serve(count);
+        count
+    }
+
+    #[inline(always)]
+    pub(super) fn poll_packets(&mut self) -> usize {
+        let count = self.poll_links();
+        if self.datagrams.is_some() { count + self.poll_datagrams() } else { count }
+    }
+
+    /// The rest of a pass that has found `count` packets.
+    #[inline(always)]
+    pub(super) fn serve(&mut self, count: usize) {
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(PASSES_PER_CLOCK_READING) {
             self.check_time(count == 0);
@@ -234,7 +247,6 @@ impl Engine {
         if !self.wires.results.deaths.is_empty() || self.wires.results.ended.is_some() {
             self.close_dead_links();
         }
-        count
     }
 
     /// The last pass before a thread parks: everything that could wait goes out now.
@@ -565,6 +577,7 @@ impl Engine {
             locks: *self.machine.lock_counters(),
             dropped: *self.gate.dropped(),
             delivered: channels().map(|channel| channel.delivered).sum(),
+            combined: channels().map(|channel| channel.protocol.sender.counters().combined).sum(),
             resent: channels().map(|channel| channel.protocol.sender.counters().resent).sum(),
             discarded: received().map(|counters| counters.discarded + counters.duplicates).sum(),
             held: received().map(|counters| counters.held).sum(),

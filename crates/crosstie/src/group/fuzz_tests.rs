@@ -1,7 +1,11 @@
 //! Fuzz target: packets of group members.
 
+use crosstie_protocol::group::message::{
+    COMBINED_PREFIX, Channel, check_combined, encode_prefix, first_combined,
+};
 use crosstie_protocol::group::{
-    CONTROL_CHANNEL, Control, Gate, GroupId, HEADER_SIZE, MAX_CONTROL_SIZE, MemberId, MemberSet,
+    CONTROL_CHANNEL, Control, Gate, GroupId, HEADER_SIZE, Header, MAX_CONTROL_SIZE, MemberId, MemberSet,
+    PacketKind, flags,
 };
 
 use crate::fuzzing::fuzz;
@@ -9,6 +13,7 @@ use crate::fuzzing::fuzz;
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const ID: GroupId = GroupId { group: 0x1122_3344, epoch: 7 };
 const MEMBERS: usize = 4;
+const CHANNEL: u16 = 5;
 
 #[test]
 fn fuzz_group_packets() {
@@ -30,9 +35,11 @@ fn fuzz_group_packets() {
         let len = control.encode(ID, one, &mut bytes);
         bytes[..len].to_vec()
     });
+    let examples = examples.into_iter().chain([combined_packet()]);
     fuzz(CRATE, "group_packets", examples, |input| {
         let mut gate = Gate::new(ID.group, ID.epoch, MemberId::new(0), MEMBERS);
-        let checked = gate.check(input, &MemberSet::EMPTY, |channel| channel == CONTROL_CHANNEL);
+        let checked =
+            gate.check(input, &MemberSet::EMPTY, |channel| channel == CONTROL_CHANNEL || channel == CHANNEL);
         let dropped = gate.dropped();
         let Ok(header) = checked else {
             let count = dropped.foreign_group
@@ -44,6 +51,9 @@ fn fuzz_group_packets() {
             assert_eq!(count, 1, "what is dropped is counted");
             return;
         };
+        if header.flags & flags::COMBINED != 0 {
+            check_messages(&input[HEADER_SIZE..]);
+        }
         if let Ok(control) = Control::decode(&header, &input[HEADER_SIZE..], MEMBERS) {
             let mut bytes = [0; MAX_CONTROL_SIZE];
             let len = control.encode(ID, header.sender, &mut bytes);
@@ -51,4 +61,41 @@ fn fuzz_group_packets() {
             assert_eq!(Control::decode(&again, &bytes[HEADER_SIZE..len], MEMBERS), Ok(control));
         }
     });
+}
+
+/// A packet of three messages.
+fn combined_packet() -> Vec<u8> {
+    let messages = [(0, &b"first"[..]), (flags::TAGGED, &[7; 12]), (0, &[])];
+    let mut body = Vec::new();
+    for (message_flags, bytes) in messages {
+        body.extend(encode_prefix(bytes.len(), message_flags));
+        body.extend(bytes);
+    }
+    let header = Header {
+        group: ID.group,
+        epoch: ID.epoch,
+        sender: MemberId::new(1),
+        channel: CHANNEL,
+        kind: PacketKind::Data,
+        flags: Channel::WHOLE | flags::COMBINED,
+        attempt: 0,
+        seq: 0,
+        ack: 0,
+        aux: body.len() as u32,
+    };
+    header.encode().into_iter().chain(body).collect()
+}
+
+/// What `ChannelState` does with the body of a combined packet: all of it is messages, or none.
+fn check_messages(body: &[u8]) {
+    let Ok(count) = check_combined(body, 64) else { return };
+    let (mut rest, mut found) = (body, 0);
+    while !rest.is_empty() {
+        let (message_flags, bytes) = first_combined(rest).expect("the body was checked");
+        assert!(bytes.len() <= 64);
+        assert_eq!(rest[..COMBINED_PREFIX], encode_prefix(bytes.len(), message_flags));
+        rest = &rest[COMBINED_PREFIX + bytes.len()..];
+        found += 1;
+    }
+    assert!(found == count && found > 0);
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::group::message::{Options, SendRefusal};
 use crosstie_protocol::group::{CONTROL_STREAM, HEADER_SIZE, MemberId, flags};
 
-use super::channel::{ChannelState, Parts, Source};
+use super::channel::{self, ChannelState, Parts, Source};
 use super::config::limits::MAX_CHANNELS;
 use super::driver::Shared;
 use super::engine::Engine;
@@ -68,6 +68,9 @@ impl Channel {
     }
 
     /// Sends a message. Returns when the message is in the send buffer; waits while the buffer or the window is full.
+    ///
+    /// A small message to a member that is behind may wait in the send buffer for others, until the next call that sends, waits or
+    /// receives: see [`ChannelOptions::combine_from`](super::ChannelOptions::combine_from). [`Channel::flush`] waits for none.
     #[inline]
     pub fn send(&self, to: MemberId, bytes: &[u8]) -> Result<(), GroupError> {
         self.send_parts(to, &Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) })
@@ -105,6 +108,7 @@ impl Channel {
         if channel.is_some_and(|channel| channel.long_send[to.index()].is_some()) {
             return Ok(false);
         }
+        engine.poll_before_send(self.id, to);
         let sent = match engine.send_part(self.id, to, &parts, 0) {
             Ok(_) => Ok(true),
             Err(SendRefusal::PeerGone) => Err(GroupError::PeerDead(to)),
@@ -124,6 +128,7 @@ impl Channel {
         }
         let mut engine = self.shared.engine();
         engine.check_destination(to)?;
+        engine.poll_before_send(self.id, to);
         let mut send = LongSend { channel: self.id, to, offset: 0, owner: None };
         // The usual case: one packet, and there is room.
         if let Some(result) = engine.step_send(&mut send, parts) {
@@ -260,7 +265,7 @@ impl Engine {
         }
         loop {
             match self.send_part(send.channel, send.to, parts, send.offset) {
-                Ok((offset, _)) => {
+                Ok(offset) => {
                     send.offset = offset;
                     if offset == parts.len() {
                         self.end_long_send(send);
@@ -298,17 +303,17 @@ impl Engine {
     pub(super) fn take_message(&mut self, id: u16, bytes: &mut Vec<u8>) -> Option<MemberId> {
         let channel = self.channels[usize::from(id)].as_mut()?;
         loop {
-            let ready = channel.ready.pop_front()?;
-            let mut start = 0;
-            let mut stale = false;
-            if ready.flags & (flags::TAGGED | flags::RENDEZVOUS | flags::PULLED) != 0 {
+            let message = channel::front(&channel.ready, &channel.receive_memory)?;
+            if message.flags & (flags::TAGGED | flags::RENDEZVOUS | flags::PULLED) != 0 {
                 // The sender has opened this channel for tagged messages.
                 self.gate.count_invalid();
-                channel.release(&ready.body);
+                channel.release_front();
                 continue;
             }
-            if ready.flags & flags::FENCED != 0 {
-                let prefix = channel.bytes(&ready.body).first_chunk::<FENCE_PREFIX>();
+            let mut start = 0;
+            let mut stale = false;
+            if message.flags & flags::FENCED != 0 {
+                let prefix = message.bytes.first_chunk::<FENCE_PREFIX>();
                 stale = prefix.is_none_or(|prefix| {
                     let lock = u32::from_le_bytes(core::array::from_fn(|i| prefix[i]));
                     let token = u64::from_le_bytes(core::array::from_fn(|i| prefix[8 + i]));
@@ -317,10 +322,11 @@ impl Engine {
                 start = FENCE_PREFIX;
             }
             bytes.clear();
-            bytes.extend_from_slice(channel.bytes(&ready.body).get(start..).unwrap_or(&[]));
-            channel.release(&ready.body);
+            bytes.extend_from_slice(message.bytes.get(start..).unwrap_or(&[]));
+            let from = message.from;
+            channel.release_front();
             if !stale {
-                return Some(ready.from);
+                return Some(from);
             }
             self.counters.stale_tokens += 1;
         }

@@ -40,6 +40,7 @@
 
 mod barrier;
 mod channel;
+mod combined;
 mod config;
 mod counters;
 mod datagram;

@@ -25,7 +25,8 @@ use crate::device::{
 };
 use crate::endpoint::{EndpointAddress, Progress};
 
-const MAGIC: u64 = 0x3130_7075_6f72_4743;
+/// The last digit is the version of the packet format.
+const MAGIC: u64 = 0x3230_7075_6f72_4743;
 /// Longest packet that is copied into the send queue.
 const MAX_INLINE: u32 = 220;
 

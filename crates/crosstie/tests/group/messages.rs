@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use crosstie::group::{ChannelOptions, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, Transport};
+use crosstie::group::{
+    ChannelOptions, Counters, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, ProgressMode,
+    Transport,
+};
 
 use crate::{run, total};
 
@@ -13,7 +16,12 @@ fn message(sender: usize, number: usize, max: usize) -> Vec<u8> {
 }
 
 /// Every member sends to every other one and receives from all: each message once, in order for each sender, unchanged.
-fn all_to_all(config: &GroupConfig, change: impl Fn(&mut ChannelOptions) + Sync, count: usize, max: usize) {
+fn all_to_all(
+    config: &GroupConfig,
+    change: impl Fn(&mut ChannelOptions) + Sync,
+    count: usize,
+    max: usize,
+) -> Vec<Counters> {
     const MEMBERS: usize = 3;
     let counters = run(MEMBERS as u32, config, |group| {
         let mut options = group.channel_options();
@@ -45,7 +53,9 @@ fn all_to_all(config: &GroupConfig, change: impl Fn(&mut ChannelOptions) + Sync,
     if config_has_no_loss(config) {
         assert_eq!(counters.iter().map(|counters| counters.dropped.invalid).sum::<u64>(), 0);
     }
-    assert!(total(&counters, PacketKind::Data) >= delivered);
+    let combined: u64 = counters.iter().map(|counters| counters.combined).sum();
+    assert!(total(&counters, PacketKind::Data) + combined >= delivered);
+    counters
 }
 
 fn config_has_no_loss(config: &GroupConfig) -> bool {
@@ -59,6 +69,119 @@ fn messages_arrive_once_and_in_order_over_rc_and_ud() {
         all_to_all(&config, |_| {}, 300, 100);
         all_to_all(&config, |_| {}, 60, 30_000);
     }
+}
+
+#[test]
+fn small_messages_travel_together_and_arrive_once_and_in_order() {
+    for transport in [Transport::Rc, Transport::Ud] {
+        for (combine_from, max) in [(1, 60), (1, 600), (4, 60), (u32::MAX, 60)] {
+            let config = GroupConfig::new(1).transport(transport);
+            let change = |options: &mut ChannelOptions| options.combine_from = combine_from;
+            let counters = all_to_all(&config, change, 2000, max);
+            let combined: u64 = counters.iter().map(|counters| counters.combined).sum();
+            // The receiver of a burst of 2000 messages is behind at least once.
+            assert_eq!(combined > 0, combine_from < u32::MAX, "{transport:?}, {combine_from}");
+        }
+        let config = GroupConfig::new(1).transport(transport).receive_loss(0.05, 17);
+        let change = |options: &mut ChannelOptions| {
+            (options.combine_from, options.resend_after) = (1, 2_000_000);
+            (options.receive_buffer, options.receive_table) = (16 << 10, 16);
+        };
+        all_to_all(&config, change, 1000, 300);
+    }
+}
+
+/// The sender makes no call after its burst: the group's thread posts what waited for more messages.
+#[test]
+fn burst_arrives_although_its_sender_makes_no_further_call() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    let counters = run(2, &GroupConfig::new(1), |group| {
+        let hour = 3_600_000_000_000;
+        let options = ChannelOptions {
+            combine_from: 1,
+            resend_after: hour,
+            give_up_after: hour,
+            ..group.channel_options()
+        };
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        for count in [2u32, 3, 10, 100, 333] {
+            if group.member().index() == 0 {
+                for number in 0..count {
+                    channel.send(MemberId::new(1), &number.to_le_bytes()).unwrap();
+                }
+                is_done.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+            } else {
+                let mut bytes = Vec::new();
+                for number in 0..count {
+                    channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                    assert_eq!(bytes, number.to_le_bytes());
+                }
+                done.send(()).unwrap();
+            }
+        }
+        group.barrier(0).wait().unwrap();
+        group.counters()
+    });
+    assert!(counters[0].combined > 0 && counters[0].resent == 0);
+}
+
+/// Without a thread of the group nobody would post them.
+#[test]
+fn no_message_waits_for_others_without_the_groups_thread() {
+    let config = GroupConfig::new(1).progress(ProgressMode::Manual);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    let counters = run(2, &config, |group| {
+        let options = ChannelOptions { combine_from: 1, ..group.channel_options() };
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            for number in 0..50u32 {
+                channel.send(MemberId::new(1), &number.to_le_bytes()).unwrap();
+            }
+            is_done.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+        } else {
+            for number in 0..50u32 {
+                assert_eq!(channel.recv().unwrap().bytes, number.to_le_bytes());
+            }
+            done.send(()).unwrap();
+        }
+        group.barrier(0).wait().unwrap();
+        group.counters()
+    });
+    assert_eq!(counters[0].combined, 0);
+}
+
+#[test]
+fn fenced_messages_travel_together_and_stale_ones_are_dropped() {
+    run(2, &GroupConfig::new(1).locks(4), |group| {
+        let options = ChannelOptions { combine_from: 1, ..group.channel_options() };
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        let to = MemberId::new(1);
+        if group.member().index() == 0 {
+            for number in 0..500u64 {
+                let bytes = number.to_le_bytes();
+                match number % 5 {
+                    0 => channel.send(to, &bytes).unwrap(),
+                    // The receiver has seen a newer token of this lock.
+                    1 if number > 5 => channel.send_with_token(to, 1, number - 5, &bytes).unwrap(),
+                    1 => channel.send_with_token(to, 1, 1, &bytes).unwrap(),
+                    _ => channel.send_with_token(to, 1, number, &bytes).unwrap(),
+                }
+            }
+            channel.flush().unwrap();
+        } else {
+            for number in (0..500u64).filter(|number| number % 5 != 1 || *number < 5) {
+                assert_eq!(channel.recv().unwrap().bytes, number.to_le_bytes());
+            }
+            assert_eq!(group.counters().stale_tokens, 99);
+        }
+        group.barrier(0).wait().unwrap();
+        assert!(group.member().index() == 1 || group.counters().combined > 0);
+    });
 }
 
 #[test]

@@ -123,6 +123,19 @@ impl BufferRing {
         true
     }
 
+    /// Gives back the last `by` bytes of an entry, if no other was taken after it. `by` is less than the entry has.
+    #[inline]
+    pub(super) fn shrink_last(&mut self, number: u64, by: usize) {
+        if by == 0 || number + 1 != self.head_entry || number < self.tail_entry {
+            return;
+        }
+        let by = by as u64;
+        self.head -= by;
+        let end = if self.head_offset == 0 { self.bytes } else { self.head_offset };
+        self.head_offset = end - by;
+        self.pieces[(number & self.mask) as usize].end = self.head;
+    }
+
     /// Whether [`BufferRing::take`] would succeed now.
     #[inline]
     pub fn has_room(&self, len: usize) -> bool {

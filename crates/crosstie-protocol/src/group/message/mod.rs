@@ -44,6 +44,7 @@
 //! ```
 
 mod buffer_ring;
+mod combined;
 mod held;
 mod matching;
 mod options;
@@ -61,6 +62,9 @@ use super::member::MemberId;
 use super::packet::{Header, PacketKind, flags};
 
 pub use buffer_ring::{BufferRing, Entry, StashedTail};
+pub use combined::{
+    COMBINED_MAX, COMBINED_PREFIX, InvalidCombined, Place, check_combined, encode_prefix, first_combined,
+};
 pub use matching::{ANY_TAG, Matched, Matcher, MatcherFull, PostedId};
 pub use options::{OnGap, OnRefusal, Options, OptionsError};
 pub use parts::{JoinError, Part, part_at, part_count, split};
@@ -87,7 +91,10 @@ pub enum Violation {
     /// Parts that do not make up a message.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// A data packet that is longer than an MTU, or has undefined flags.
+    /// A combined packet without valid messages.
+    #[error(transparent)]
+    Combined(#[from] InvalidCombined),
+    /// A data packet that is longer than an MTU, or whose flags do not go together.
     #[error("invalid data packet of {len} bytes with flags {flags:#x}")]
     InvalidData {
         /// Bytes of the body.
@@ -187,7 +194,7 @@ impl Channel {
         now: u64,
     ) -> Result<Received, Violation> {
         if header.kind == PacketKind::Data {
-            if len > self.mtu || header.flags & !flags::ALL != 0 {
+            if len > self.mtu || !combined::are_valid(header.flags, len) {
                 return Err(Violation::InvalidData { len, flags: header.flags });
             }
             self.sender.on_ack(header.sender, header.ack, now)?;

@@ -45,6 +45,9 @@ pub struct Options {
     pub receive_table: u32,
     /// A receiver acknowledges at the latest after this many packets of one sender.
     pub ack_every: u32,
+    /// Small messages travel together while at least this many packets to their destination are not acknowledged. `window` or more:
+    /// every message has its own packet.
+    pub combine_from: u32,
     /// What a refused sender does.
     pub on_refusal: OnRefusal,
     /// What happens after a loss.
@@ -73,6 +76,7 @@ impl Default for Options {
             receive_buffer: 1 << 20,
             receive_table: 1024,
             ack_every: 16,
+            combine_from: 8,
             on_refusal: OnRefusal::WaitForRequest,
             on_gap: OnGap::Selective,
             backoff: 10_000,
@@ -98,6 +102,7 @@ impl Options {
             ("send_buffer", buffer.contains(&self.send_buffer)),
             ("receive_buffer", buffer.contains(&self.receive_buffer)),
             ("ack_every", (1..=self.window).contains(&self.ack_every)),
+            ("combine_from", self.combine_from > 0),
             ("backoff", self.backoff > 0),
             ("max_backoff", self.max_backoff >= self.backoff),
             ("resend_after", self.resend_after > 0),

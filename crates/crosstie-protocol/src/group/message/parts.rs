@@ -99,7 +99,8 @@ impl Joiner {
             (false, false) if aux == self.received => (aux, self.total),
             _ => return Err(JoinError::Misplaced),
         };
-        if total > max {
+        // The length of a combined packet is not that of a message.
+        if total > max && part_flags & flags::COMBINED == 0 {
             return Err(JoinError::TooLong { len: total, max });
         }
         let is_last = part_flags & flags::LAST != 0;

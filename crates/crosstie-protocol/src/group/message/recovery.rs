@@ -245,7 +245,7 @@ impl Sender {
         }
     }
 
-    fn list(&mut self, to: MemberId) {
+    pub(super) fn list(&mut self, to: MemberId) {
         let destination = &mut self.destinations[to.index()];
         if !destination.listed {
             destination.listed = true;

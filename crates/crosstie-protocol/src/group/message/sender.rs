@@ -36,6 +36,8 @@ pub struct Outgoing {
     pub offset: u32,
     /// Bytes of the body.
     pub len: u32,
+    /// It was not transmitted before.
+    pub is_first: bool,
 }
 
 /// Why a packet was not accepted for sending. Nothing has changed.
@@ -66,6 +68,8 @@ pub struct NotSent {
 pub struct SendCounters {
     /// Packets accepted for sending, each counted once.
     pub packets: u64,
+    /// Messages that travel in the packet of an earlier one.
+    pub combined: u64,
     /// Packets that were transmitted again.
     pub resent: u64,
     /// NACKs because the receiver had no room.
@@ -116,6 +120,8 @@ pub(super) struct Destination {
     pub(super) probes: u8,
     /// Records that are marked as missing.
     pub(super) missing: u32,
+    /// The newest record, while messages still join its packet. It was not transmitted.
+    pub(super) open: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -172,6 +178,7 @@ impl Sender {
             round_trip: RoundTrip::UNKNOWN,
             probes: 0,
             missing: 0,
+            open: NONE,
         };
         Sender {
             options: *options,
@@ -198,15 +205,47 @@ impl Sender {
         aux: u32,
         now: u64,
     ) -> Result<(Outgoing, bool), SendRefusal> {
+        let index = self.register(to, len, flags, aux)?;
         let destination = &mut self.destinations[to.index()];
+        if destination.in_flight == 1 {
+            destination.heard_at = now;
+            destination.probes = 0;
+            destination.interval = destination.late_after(&self.options);
+            destination.deadline = now.saturating_add(destination.interval);
+            self.deadline = self.deadline.min(destination.deadline);
+        }
+        let record = &self.records[index as usize];
+        let transmit = destination.flow == Flow::Open && destination.resend == NONE;
+        if transmit {
+            destination.round_trip.on_send(record.seq, now);
+        } else if destination.resend == NONE {
+            destination.resend = index;
+        }
+        Ok((Outgoing { is_first: true, ..outgoing(to, destination.attempt, record) }, transmit))
+    }
+
+    /// Gives a packet its place in the send buffer, its number and its record. Returns the index of the record.
+    #[inline]
+    pub(super) fn register(
+        &mut self,
+        to: MemberId,
+        len: u32,
+        flags: u8,
+        aux: u32,
+    ) -> Result<u32, SendRefusal> {
+        let destination = &self.destinations[to.index()];
         if destination.in_flight >= self.options.window {
             return Err(SendRefusal::WindowFull);
         }
         if destination.flow == Flow::Gone {
             return Err(SendRefusal::PeerGone);
         }
+        if destination.open != NONE {
+            self.end_open_packet(to);
+        }
         let Some(entry) = self.ring.take(len as usize) else { return Err(SendRefusal::BufferFull) };
         let index = self.ring.index(entry.number);
+        let destination = &mut self.destinations[to.index()];
         let seq = destination.next_seq;
         destination.next_seq = seq.wrapping_add(1);
         self.records[index] = Record {
@@ -222,24 +261,13 @@ impl Sender {
         };
         if destination.in_flight == 0 {
             destination.oldest = index as u32;
-            destination.heard_at = now;
-            destination.probes = 0;
-            destination.interval = destination.late_after(&self.options);
-            destination.deadline = now.saturating_add(destination.interval);
-            self.deadline = self.deadline.min(destination.deadline);
         } else {
             self.records[destination.newest as usize].next = index as u32;
         }
         destination.newest = index as u32;
         destination.in_flight += 1;
         self.counters.packets += 1;
-        let transmit = destination.flow == Flow::Open && destination.resend == NONE;
-        if transmit {
-            destination.round_trip.on_send(seq, now);
-        } else if destination.resend == NONE {
-            destination.resend = index as u32;
-        }
-        Ok((outgoing(to, destination.attempt, &self.records[index]), transmit))
+        Ok(index as u32)
     }
 
     /// How many packets [`Sender::send`] would accept for this destination at most, judging by window and table.
@@ -249,7 +277,7 @@ impl Sender {
         window.min(self.ring.free_entries() as u32)
     }
 
-    /// The next packet to transmit again, if any. The caller may stop calling whenever its send queue is full.
+    /// The next packet to transmit again, or the open packet, if any. The caller may stop calling whenever its send queue is full.
     #[inline]
     pub fn next_outgoing(&mut self) -> Option<Outgoing> {
         while let Some(&to) = self.listed.front() {
@@ -266,12 +294,20 @@ impl Sender {
                 self.listed.pop_front();
                 continue;
             }
-            let record = &mut self.records[destination.resend as usize];
+            let index = destination.resend;
+            let is_open = index == destination.open;
+            if is_open {
+                self.end_open_packet(to);
+            }
+            let destination = &mut self.destinations[to.index()];
+            let record = &mut self.records[index as usize];
             destination.resend = record.next;
             record.attempt = destination.attempt;
-            self.counters.resent += 1;
-            let mut packet = outgoing(to, destination.attempt, record);
-            packet.flags |= if record.next == NONE { flags::ACK_NOW } else { 0 };
+            let mut packet = Outgoing { is_first: is_open, ..outgoing(to, destination.attempt, record) };
+            self.counters.resent += u64::from(!is_open);
+            if record.next == NONE && (!is_open || destination.flow != Flow::Open) {
+                packet.flags |= flags::ACK_NOW;
+            }
             return Some(packet);
         }
         None
@@ -323,6 +359,10 @@ impl Sender {
             if destination.resend == destination.oldest {
                 destination.resend = record.next;
             }
+            // A peer that acknowledges what was not transmitted.
+            if destination.open == destination.oldest {
+                destination.open = NONE;
+            }
             destination.oldest = record.next;
         }
         destination.acked = ack;
@@ -352,7 +392,7 @@ impl Sender {
         destination.flow = Flow::Gone;
         destination.in_flight = 0;
         destination.missing = 0;
-        (destination.oldest, destination.resend) = (NONE, NONE);
+        (destination.oldest, destination.resend, destination.open) = (NONE, NONE, NONE);
         destination.deadline = u64::MAX;
     }
 
@@ -450,5 +490,6 @@ pub(super) fn outgoing(to: MemberId, attempt: u8, record: &Record) -> Outgoing {
         entry: record.entry,
         offset: record.offset,
         len: record.len,
+        is_first: false,
     }
 }

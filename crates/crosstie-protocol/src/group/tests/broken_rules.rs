@@ -63,6 +63,7 @@ fn message_model_finds_each_broken_rule() {
             messages,
             on_refusal: OnRefusal::WaitForRequest,
             on_gap: OnGap::Selective,
+            combine_from: u32::MAX,
             room,
             losses,
             duplicates: 0,

@@ -5,22 +5,32 @@ use std::vec::Vec;
 
 use stateright::{Checker, Model, Property};
 
-use super::super::message::{Channel, OnGap, OnRefusal, Options, Received, Verdict};
+use super::super::message::{COMBINED_PREFIX, Channel, OnGap, OnRefusal, Options, Received, Verdict};
 use super::super::*;
 use super::BrokenRule;
 
 const A: MemberId = MemberId::new(0);
 const B: MemberId = MemberId::new(1);
 
+/// The messages of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Messages {
+    first: u32,
+    count: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
     a: Channel,
     b: Channel,
-    /// Packets on their way. A data packet comes with its length.
-    to_b: Vec<([u8; HEADER_SIZE], u32)>,
+    /// Packets on their way. A data packet comes with its length and its messages.
+    to_b: Vec<([u8; HEADER_SIZE], u32, Messages)>,
     to_a: Vec<[u8; HEADER_SIZE]>,
     sent: u32,
     accepted: u32,
+    /// The send buffer of A, and what of the receive buffer of B waits for a missing packet: by entry.
+    in_send_buffer: Vec<(u64, Messages)>,
+    waiting: Vec<(u64, Messages)>,
     /// Places that the application of B has not released.
     held: Vec<u64>,
     losses: u8,
@@ -32,6 +42,8 @@ pub(super) struct State {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
     Send,
+    /// A pass of A's driver.
+    Pass,
     DeliverToB(usize),
     DeliverToA(usize),
     LoseToB(usize),
@@ -46,6 +58,8 @@ pub(super) struct MessageModel {
     pub(super) messages: u32,
     pub(super) on_refusal: OnRefusal,
     pub(super) on_gap: OnGap,
+    /// See [`Options::combine_from`].
+    pub(super) combine_from: u32,
     pub(super) room: u32,
     pub(super) losses: u8,
     pub(super) duplicates: u8,
@@ -58,38 +72,74 @@ pub(super) struct MessageModel {
 impl State {
     fn put(&mut self, packet: &message::Outgoing) {
         let header = self.a.data_header(packet);
-        self.to_b.push((header.encode(), packet.len));
+        let messages = self.in_send_buffer.iter().find(|(entry, _)| *entry == packet.entry).unwrap().1;
+        let combined = header.flags & flags::COMBINED != 0;
+        let total = (messages.first..messages.first + messages.count)
+            .map(|number| number + 1 + if combined { COMBINED_PREFIX as u32 } else { 0 });
+        assert_eq!(packet.len, total.sum::<u32>());
+        self.to_b.push((header.encode(), packet.len, messages));
     }
 
     fn send(&mut self) -> bool {
         // Message k has k + 1 bytes.
         let len = self.sent + 1;
+        let Ok(place) = self.a.sender.combine(B, 0, len) else { return false };
+        if let Some(place) = place {
+            self.sent += 1;
+            match self.in_send_buffer.iter_mut().find(|(entry, _)| *entry == place.entry) {
+                Some((_, messages)) => messages.count += 1,
+                None => {
+                    self.in_send_buffer.push((place.entry, Messages { first: self.sent - 1, count: 1 }));
+                }
+            }
+            if place.close {
+                self.close();
+            }
+            return true;
+        }
+        self.close();
         let Ok((packet, transmit)) = self.a.sender.send(B, len, Channel::WHOLE, len, 0) else { return false };
         self.sent += 1;
+        self.in_send_buffer.push((packet.entry, Messages { first: self.sent - 1, count: 1 }));
         if transmit {
             self.put(&packet);
         }
         true
     }
 
+    fn close(&mut self) {
+        if let Some(packet) = self.a.sender.close_packet(B, 0) {
+            self.put(&packet);
+        }
+    }
+
     fn deliver_to_b(&mut self, index: usize, keep: bool) {
-        let (bytes, len) = if keep { self.to_b[index] } else { self.to_b.remove(index) };
+        let (bytes, len, messages) = if keep { self.to_b[index] } else { self.to_b.remove(index) };
         let header = Header::decode(&bytes).unwrap();
         let received = self.b.on_packet(&header, len, 1, 0).unwrap();
-        if let Received::Data(Verdict::Accepted { entry, offset, total }) = received {
-            self.accept(entry.number, offset, total, len);
-            while let Some(next) = self.b.receiver.next_held(A).unwrap() {
-                self.accept(next.entry.number, next.offset, next.total, next.len);
+        match received {
+            Received::Data(Verdict::Accepted { entry, offset, total }) => {
+                self.accept(entry.number, (offset, total, len), messages);
+                while let Some(next) = self.b.receiver.next_held(A).unwrap() {
+                    let at = self.waiting.iter().position(|(entry, _)| *entry == next.entry.number).unwrap();
+                    let messages = self.waiting.remove(at).1;
+                    self.accept(next.entry.number, (next.offset, next.total, next.len), messages);
+                }
             }
+            Received::Data(Verdict::Held { entry }) => {
+                self.waiting.retain(|(held, _)| *held != entry.number);
+                self.waiting.push((entry.number, messages));
+            }
+            _ => {}
         }
         self.answer(false);
     }
 
-    fn accept(&mut self, entry: u64, offset: u32, total: u32, len: u32) {
-        if (offset, total, len) != (0, self.accepted + 1, self.accepted + 1) {
+    fn accept(&mut self, entry: u64, (offset, total, len): (u32, u32, u32), messages: Messages) {
+        if messages.first != self.accepted || (offset, total) != (0, len) {
             self.failure = Some("a message came twice, or out of order");
         }
-        self.accepted += 1;
+        self.accepted += messages.count;
         self.held.push(entry);
     }
 
@@ -97,6 +147,8 @@ impl State {
         let header = Header::decode(&self.to_a.remove(index)).unwrap();
         self.a.on_packet(&header, 0, 0, 0).unwrap();
         self.resend();
+        let oldest = self.a.sender.buffer().tail_number();
+        self.in_send_buffer.retain(|(entry, _)| *entry >= oldest);
     }
 
     fn resend(&mut self) {
@@ -127,6 +179,7 @@ impl State {
         let mut state = self.clone();
         for _ in 0..200 {
             while state.sent < messages && state.send() {}
+            state.resend();
             while !state.to_b.is_empty() {
                 state.deliver_to_b(0, false);
             }
@@ -162,6 +215,9 @@ impl Model for MessageModel {
             receive_table: self.room,
             receive_buffer: 2048,
             send_buffer: 2048,
+            // Messages of 1 to 4 bytes; three of them fill a packet.
+            mtu: if self.combine_from < u32::MAX { 18 } else { MAX_MTU as u32 },
+            combine_from: self.combine_from,
             ack_every: 2,
             on_refusal: self.on_refusal,
             on_gap: self.on_gap,
@@ -184,6 +240,8 @@ impl Model for MessageModel {
             to_a: vec![],
             sent: 0,
             accepted: 0,
+            in_send_buffer: vec![],
+            waiting: vec![],
             held: vec![],
             losses: self.losses,
             duplicates: self.duplicates,
@@ -195,6 +253,9 @@ impl Model for MessageModel {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         if state.sent < self.messages {
             actions.push(Action::Send);
+        }
+        if state.a.sender.has_open_packet(B) {
+            actions.push(Action::Pass);
         }
         let choices = |len: usize| if self.reorders { len } else { len.min(1) };
         for index in 0..choices(state.to_b.len()) {
@@ -229,6 +290,7 @@ impl Model for MessageModel {
                     return None;
                 }
             }
+            Action::Pass => state.resend(),
             Action::DeliverToB(index) => state.deliver_to_b(index, false),
             Action::DeliverToA(index) => state.deliver_to_a(index),
             Action::LoseToB(index) => {
@@ -275,7 +337,7 @@ impl Model for MessageModel {
         !self.reorders
             || (state.to_b.len() <= 4
                 && state.to_a.len() <= 3
-                && state.to_b.iter().all(|(bytes, _)| attempts(bytes))
+                && state.to_b.iter().all(|(bytes, ..)| attempts(bytes))
                 && state.to_a.iter().all(attempts))
     }
 
@@ -294,6 +356,9 @@ impl Model for MessageModel {
             }),
             Property::sometimes("a packet is held, or none may be", |model, state: &State| {
                 model.on_gap == OnGap::GoBack || state.b.receiver.buffer().used_entries() > state.held.len()
+            }),
+            Property::sometimes("messages travel together, if they may", |model, state: &State| {
+                model.combine_from == u32::MAX || state.to_b.iter().any(|(_, _, messages)| messages.count > 1)
             }),
             Property::sometimes("everything is done", |model, state: &State| {
                 state.accepted == model.messages && state.a.sender.is_idle() && state.held.is_empty()
@@ -315,6 +380,7 @@ fn blind_retries_deliver_all_messages_to_a_full_receiver_after_a_loss() {
         messages: 3,
         on_refusal: OnRefusal::Retry,
         on_gap: OnGap::Selective,
+        combine_from: u32::MAX,
         room: 1,
         losses: 1,
         duplicates: 0,
@@ -330,6 +396,7 @@ fn active_requests_deliver_all_messages_to_a_full_receiver_after_a_loss() {
         messages: 3,
         on_refusal: OnRefusal::WaitForRequest,
         on_gap: OnGap::Selective,
+        combine_from: u32::MAX,
         room: 1,
         losses: 1,
         duplicates: 0,
@@ -345,6 +412,7 @@ fn reordered_and_duplicated_packets_deliver_all_messages_once() {
         messages: 2,
         on_refusal: OnRefusal::WaitForRequest,
         on_gap: OnGap::Selective,
+        combine_from: u32::MAX,
         room: 1,
         losses: 1,
         duplicates: 1,
@@ -360,6 +428,7 @@ fn missing_packets_are_sent_again_and_held_ones_are_delivered_in_order() {
         messages: 4,
         on_refusal: OnRefusal::WaitForRequest,
         on_gap: OnGap::Selective,
+        combine_from: u32::MAX,
         room: 4,
         losses: 2,
         duplicates: 0,
@@ -375,11 +444,46 @@ fn going_back_delivers_all_messages_after_a_loss() {
         messages: 3,
         on_refusal: OnRefusal::WaitForRequest,
         on_gap: OnGap::GoBack,
+        combine_from: u32::MAX,
         room: 2,
         losses: 1,
         duplicates: 0,
         timeouts: 1,
         reorders: false,
+        broken_rule: None,
+    });
+}
+
+#[test]
+fn combined_messages_arrive_once_and_in_order_despite_loss_duplicates_and_a_full_receiver() {
+    for (messages, room, losses, duplicates) in [(4, 1, 1, 0), (4, 4, 1, 1)] {
+        check(MessageModel {
+            messages,
+            on_refusal: OnRefusal::WaitForRequest,
+            on_gap: OnGap::Selective,
+            combine_from: 1,
+            room,
+            losses,
+            duplicates,
+            timeouts: 1,
+            reorders: false,
+            broken_rule: None,
+        });
+    }
+}
+
+#[test]
+fn combined_messages_arrive_once_and_in_order_despite_reordering() {
+    check(MessageModel {
+        messages: 4,
+        on_refusal: OnRefusal::WaitForRequest,
+        on_gap: OnGap::Selective,
+        combine_from: 1,
+        room: 4,
+        losses: 0,
+        duplicates: 1,
+        timeouts: 0,
+        reorders: true,
         broken_rule: None,
     });
 }

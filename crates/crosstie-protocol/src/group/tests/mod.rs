@@ -2,6 +2,7 @@
 
 mod barrier_model;
 mod broken_rules;
+mod combined;
 mod costs;
 mod lock_model;
 mod loss;

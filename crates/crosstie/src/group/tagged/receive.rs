@@ -5,7 +5,7 @@ use crosstie_protocol::group::{MemberId, flags};
 
 use super::state::{Arrived, RecvSlot, SPARE_VECTORS, Unexpected};
 use crate::endpoint::Buffer;
-use crate::group::channel::{self, Ready};
+use crate::group::channel::{self, Front};
 use crate::group::engine::Engine;
 use crate::group::error::GroupError;
 
@@ -92,9 +92,8 @@ impl Engine {
         loop {
             let Some(channel) = self.channels[usize::from(id)].as_deref_mut() else { return };
             let Some(tagged) = channel.tagged.as_deref_mut() else { return };
-            let Some(ready) = channel.ready.pop_front() else { return };
-            let Ready { from, flags: kind, .. } = ready;
-            let bytes = channel::bytes_of(&channel.receive_memory, &ready.body);
+            let Some(message) = channel::front(&channel.ready, &channel.receive_memory) else { return };
+            let Front { from, flags: kind, bytes } = message;
             let kind = kind & (flags::TAGGED | flags::RENDEZVOUS | flags::PULLED | flags::FENCED);
             let mut pull = None;
             let valid = if kind == flags::TAGGED {
@@ -102,7 +101,6 @@ impl Engine {
                     Some(tag) => {
                         if !tagged.arrive(from, tag, Arrived::Bytes(&bytes[TAG_SIZE..])) {
                             // No room for it: it stays in the receive buffer until receives are posted.
-                            channel.ready.push_front(ready);
                             return;
                         }
                         true
@@ -120,7 +118,6 @@ impl Engine {
                                 None => {
                                     if !tagged.arrive(from, rendezvous.tag, Arrived::Rendezvous(&rendezvous))
                                     {
-                                        channel.ready.push_front(ready);
                                         return;
                                     }
                                 }
@@ -144,7 +141,7 @@ impl Engine {
             } else {
                 false
             };
-            channel.release(&ready.body);
+            channel.release_front();
             channel.changed = true;
             if !valid {
                 self.gate.count_invalid();

@@ -29,6 +29,7 @@ impl Engine {
         if let Err(error) = self.check_destination(to) {
             return Err((error, buffer));
         }
+        self.poll_before_send(id, to);
         let can_pull = self.one_sided.is_some();
         let Some(tagged) = self.tagged(id) else { return Err((GroupError::InvalidChannel(id), buffer)) };
         let eager = !can_pull || len <= tagged.options.eager_max as usize;
