@@ -125,7 +125,12 @@ impl Sender {
         }
         let is_new = self.destinations[to.index()].open == NONE;
         if is_new {
-            self.open_packet(to, header)?;
+            match self.open_packet(to, header) {
+                Ok(()) => {}
+                // There may be room for this message.
+                Err(SendRefusal::BufferFull) => return Ok(None),
+                Err(refusal) => return Err(refusal),
+            }
         }
         let destination = &mut self.destinations[to.index()];
         let record = &mut self.records[destination.open as usize];

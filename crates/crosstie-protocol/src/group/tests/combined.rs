@@ -350,6 +350,20 @@ fn packet_gives_back_the_room_that_it_does_not_use() {
 }
 
 #[test]
+fn message_travels_alone_when_the_send_buffer_has_no_room_for_a_whole_packet() {
+    let options = Options { send_buffer: 3000, ..Options::default() };
+    let mut a = Channel::new(GroupId { group: 1, epoch: 1 }, 0, A, 2, &options).unwrap();
+    for _ in 0..20 {
+        assert_eq!(a.sender.combine(B, 0, 64).map(|place| place.is_some()), Ok(false));
+        assert!(a.sender.send(B, 64, Channel::WHOLE, 64, 0).unwrap().1);
+        if a.sender.in_flight(B) == 8 {
+            // Nothing but this message fits in front of the tail.
+            a.sender.send(B, 1000, Channel::WHOLE, 1000, 0).unwrap();
+        }
+    }
+}
+
+#[test]
 fn combined_packet_with_other_flags_is_a_violation() {
     let mut b = channel(B);
     let header = |packet_flags| Header {
