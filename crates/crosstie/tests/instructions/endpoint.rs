@@ -16,9 +16,9 @@ const ROUNDS: u32 = 2000;
 const PAYLOAD: usize = 64;
 
 /// A `write`.
-const WRITE_LIMIT: u64 = 967;
+const WRITE_LIMIT: u64 = 842;
 /// A `send` and its `recv`.
-const MESSAGE_LIMIT: u64 = 7632;
+const MESSAGE_LIMIT: u64 = 7434;
 
 /// Two endpoints that one thread drives.
 struct Pair {
