@@ -90,8 +90,9 @@ impl Shared {
         self.lock()
     }
 
+    /// Takes the engine without counting as a use of it.
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, Engine> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Engine> {
         match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

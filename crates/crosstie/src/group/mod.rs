@@ -124,7 +124,8 @@ impl Group {
 
     /// The members that are known to be dead.
     pub fn dead(&self) -> MemberSet {
-        *self.shared.engine().machine.dead()
+        // Not a use of the engine: a program that only looks must not keep the group's thread from serving.
+        *self.shared.lock().machine.dead()
     }
 
     /// Lock number `id`.
