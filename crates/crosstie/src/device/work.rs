@@ -159,13 +159,16 @@ pub struct SendWr<'a> {
     pub signaled: bool,
     /// Whether to wait for earlier READs and atomics of this queue pair before starting.
     pub fence: bool,
+    /// Whether the bytes need not be in a cache afterwards. A hint: a device whose processor copies may write past the caches, others
+    /// ignore it. It pays off for transfers that are larger than a cache.
+    pub streaming: bool,
 }
 
 impl<'a> SendWr<'a> {
     /// An unsignaled request.
     #[inline]
     pub fn new(wr_id: u64, op: SendOp, data: Data<'a>) -> Self {
-        SendWr { wr_id, op, data, signaled: false, fence: false }
+        SendWr { wr_id, op, data, signaled: false, fence: false, streaming: false }
     }
 
     /// Makes the request signaled: success produces a completion.
@@ -179,6 +182,13 @@ impl<'a> SendWr<'a> {
     #[inline]
     pub fn fenced(mut self) -> Self {
         self.fence = true;
+        self
+    }
+
+    /// Says that the bytes need not be in a cache afterwards, see [`SendWr::streaming`].
+    #[inline]
+    pub fn streaming(mut self) -> Self {
+        self.streaming = true;
         self
     }
 }

@@ -76,6 +76,37 @@ fn random_blocks_move_exactly() {
     }
 }
 
+/// Operations that are larger than a cache are copied in another way: batches, and transfers in one and in several parts.
+#[test]
+fn transfers_larger_than_a_cache_move_exactly() {
+    let (len, block) = ((32 << 20) + 4096, 16 << 10);
+    for config in configs() {
+        let pair = Pair::new(&config);
+        let (target, expected) = (filled(&pair.there, len, 1), pattern(len, 9));
+        let mut batch = Batch::new();
+        let (local, remote) = (batch.local(filled(&pair.here, len, 9)), batch.remote(target.remote()));
+        let whole = len / block;
+        for at in (0..whole).rev() {
+            // An odd distance, so that no two blocks can be joined.
+            let at = (at * 7 % whole) * block;
+            batch.block(local, at, remote, at as u64, block).unwrap();
+        }
+        let rest = len - whole * block;
+        batch.block(local, len - rest, remote, (len - rest) as u64, rest).unwrap();
+        let done = pair.here.write_batch(batch).unwrap().wait().unwrap();
+        assert!(target.to_vec() == expected, "batch, {} queue pairs", config.qps);
+        let buffer = done.buffer.into_buffers().remove(0);
+        buffer.write(0, &vec![0; len]).unwrap();
+        let read = pair.here.read(buffer, .., &target.remote(), 0).unwrap().wait().unwrap();
+        assert!(read.buffer.to_vec() == expected, "read, {} queue pairs", config.qps);
+        target.write(0, &vec![0; len]).unwrap();
+        pair.here.write(read.buffer, .., &target.remote(), 0).unwrap().wait().unwrap();
+        assert!(target.to_vec() == expected, "write, {} queue pairs", config.qps);
+        drop(target);
+        pair.assert_empty();
+    }
+}
+
 /// Each layer is announced when it is in the peer's memory, also with more layers than the peer has room for announcements.
 #[test]
 fn announced_blocks_are_there_before_their_announcement() {

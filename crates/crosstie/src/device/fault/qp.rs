@@ -204,7 +204,7 @@ impl StoredWr {
             Some(bytes) => Data::Inline(bytes),
             None => Data::Regions(&self.sges),
         };
-        f(&SendWr { wr_id, op: self.op, data, signaled: true, fence: self.fence })
+        f(&SendWr { signaled: true, fence: self.fence, ..SendWr::new(wr_id, self.op, data) })
     }
 }
 

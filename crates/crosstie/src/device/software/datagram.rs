@@ -240,7 +240,7 @@ impl DatagramPeer {
         grh[4..6].copy_from_slice(&(len as u16).to_be_bytes());
         grh[8..24].copy_from_slice(&from.device.gid);
         grh[24..40].copy_from_slice(&link.gid);
-        let memory = PeerMemory { link, pd: to.pd };
+        let memory = PeerMemory { link, pd: to.pd, streaming: false };
         let status = memory.scatter(to.recv.sges(taken), &grh, data).err().unwrap_or(Status::Success);
         let completion = NewCqe {
             kind: CqeKind::Recv,

@@ -48,7 +48,7 @@ impl RcQp {
             self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0, position);
             return Ok(());
         }
-        match execute(peer, &self.shared, &wr.op, &wr.data, len) {
+        match execute(peer, &self.shared, &wr.op, &wr.data, len, wr.streaming) {
             Ok(()) => {
                 self.sq_posted = position + 1;
                 if wr.signaled {
@@ -256,6 +256,7 @@ pub(super) fn execute(
     op: &SendOp,
     data: &Data<'_>,
     len: u32,
+    streaming: bool,
 ) -> Result<(), ExecuteError> {
     check_local(qp.pd, op, data)?;
     let PeerQp { link, num, block, attached, .. } = peer;
@@ -274,7 +275,7 @@ pub(super) fn execute(
         return Err(ExecuteError::PeerNotReady);
     }
     let (line, attached): (&PeerLine, &mut AttachedQp) = (line, to_qp);
-    let memory = PeerMemory { link, pd: attached.pd };
+    let memory = PeerMemory { link, pd: attached.pd, streaming };
     match *op {
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;

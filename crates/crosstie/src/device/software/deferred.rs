@@ -31,6 +31,7 @@ pub(super) struct DeferredWr {
     pub(super) data: DeferredData,
     pub(super) len: u32,
     pub(super) signaled: bool,
+    pub(super) streaming: bool,
     pub(super) position: u64,
     /// When to try again.
     pub(super) due: Instant,
@@ -67,6 +68,7 @@ impl DeferredWr {
             data,
             len,
             signaled: wr.signaled,
+            streaming: wr.streaming,
             position,
             due,
             deadline: retry_deadline(connect),

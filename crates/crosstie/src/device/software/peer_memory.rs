@@ -11,7 +11,7 @@ use super::link::Link;
 use super::recv::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
 use crate::device::{Access, Data, Status};
-use crate::memory::copy::copy;
+use crate::memory::copy::{copy, copy_streaming};
 
 /// A location in a peer's memory that was checked for key, bounds and access.
 #[derive(Clone, Copy)]
@@ -38,6 +38,8 @@ impl RemotePtr {
 pub(super) struct PeerMemory<'a> {
     pub(super) link: &'a Link,
     pub(super) pd: u32,
+    /// Whether copies go past the caches, see [`SendWr::streaming`](crate::device::SendWr::streaming).
+    pub(super) streaming: bool,
 }
 
 impl PeerMemory<'_> {
@@ -99,6 +101,23 @@ impl PeerMemory<'_> {
         }
     }
 
+    /// Copies between two mapped ranges.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`]. If the ranges overlap (a loopback connection), the result is some mixture of the bytes, as on a NIC.
+    #[inline(always)]
+    unsafe fn copy_mapped(&self, from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.streaming {
+                copy_streaming(from, to, len);
+            } else {
+                copy(from, to, len);
+            }
+        }
+    }
+
     /// Copies `len` bytes from local memory.
     ///
     /// # Safety
@@ -107,9 +126,8 @@ impl PeerMemory<'_> {
     #[inline(always)]
     unsafe fn copy_to(&self, to: RemotePtr, from: *const u8, len: usize) -> Result<(), Status> {
         match to {
-            // SAFETY: the caller's promise. If source and target overlap (a loopback connection), the result is some
-            // mixture of the bytes, as on a NIC.
-            RemotePtr::Mapped(to) => unsafe { copy(from, to, len) },
+            // SAFETY: the caller's promise.
+            RemotePtr::Mapped(to) => unsafe { self.copy_mapped(from, to, len) },
             // SAFETY: the caller's promise; the local memory is only read.
             RemotePtr::InPlace { addr, key } => unsafe {
                 self.link.copy_in_place(true, key, addr, from.cast_mut(), len)?;
@@ -148,7 +166,7 @@ impl PeerMemory<'_> {
             let to = pointer(sge.addr);
             match from.at(offset) {
                 // SAFETY: the entry is inside a live region with local write access; `from` was checked.
-                RemotePtr::Mapped(from) => unsafe { copy(from, to, sge.len as usize) },
+                RemotePtr::Mapped(from) => unsafe { self.copy_mapped(from, to, sge.len as usize) },
                 // SAFETY: as above.
                 RemotePtr::InPlace { addr, key } => unsafe {
                     self.link

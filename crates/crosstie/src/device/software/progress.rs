@@ -201,7 +201,7 @@ fn retry(qp: &Arc<QpShared>) -> Option<Instant> {
                 DeferredData::Inline(bytes) => Data::Inline(bytes),
                 DeferredData::Regions(sges) => Data::Regions(sges),
             };
-            execute(peer, qp, &request.op, &data, request.len)
+            execute(peer, qp, &request.op, &data, request.len, request.streaming)
         } else {
             Err(ExecuteError::local(Status::LocalProtection))
         };

@@ -98,8 +98,11 @@ impl Link {
     #[inline]
     fn post_at_once(&mut self, op: SendOp, buffer: &Buffer, range: &Range<usize>) -> AtOnce {
         let number = if self.next_channel < self.qps { self.next_channel } else { 0 };
-        let is_one_part = self.qps == 1 || (range.len() as u64) < 2 * self.min_part;
-        if !is_one_part || !self.is_connected() || !self.waiting.is_empty() || !self.unposted.is_empty() {
+        if range.len() as u64 >= self.at_once_limit
+            || !self.is_connected()
+            || !self.waiting.is_empty()
+            || !self.unposted.is_empty()
+        {
             return AtOnce::NotPosted;
         }
         let channel = &mut self.channels[number];

@@ -30,7 +30,7 @@ use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::Shared;
 use super::at_once::PostedAtOnce;
-use super::transfer::SlotWork;
+use super::transfer::{STREAMING_LEN, SlotWork};
 use crate::device::{
     Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig,
     QpState, RcQp, RecvWr, SendOp, SendWr, Status,
@@ -64,24 +64,15 @@ pub(super) struct Channel {
 impl Channel {
     /// Posts a request. The send queue has room.
     #[inline]
-    pub(super) fn post(
-        &mut self,
-        index: usize,
-        op: SendOp,
-        data: Data<'_>,
-        signaled: bool,
-        mut posted: Posted,
-    ) -> Result<(), PostError> {
-        posted.signaled = signaled || self.unsignaled + 1 >= SIGNAL_INTERVAL;
+    pub(super) fn post(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
+        posted.signaled = wr.signaled || self.unsignaled + 1 >= SIGNAL_INTERVAL;
         let wr_id = WrId {
             kind: posted.kind,
             qp: index as u8,
             slot: posted.slot,
             position: self.sends.next_position(),
         };
-        let mut wr = SendWr::new(wr_id.encode(), op, data);
-        wr.signaled = posted.signaled;
-        self.qp.post(&wr)?;
+        self.qp.post(&SendWr { wr_id: wr_id.encode(), signaled: posted.signaled, ..wr })?;
         self.unsignaled = if posted.signaled { 0 } else { self.unsignaled + 1 };
         self.sends.push(posted);
         Ok(())
@@ -94,7 +85,7 @@ impl Channel {
             let marker =
                 Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
             // Without it the drain waits for the limit.
-            self.post(index, SendOp::Send, Data::Inline(&[]), true, marker).ok();
+            self.post(index, SendWr::new(0, SendOp::Send, Data::Inline(&[])).signaled(), marker).ok();
         }
     }
 }
@@ -143,6 +134,8 @@ pub(in crate::endpoint) struct Link {
     /// The channel of the next transfer.
     pub(super) next_channel: usize,
     pub(super) min_part: u64,
+    /// Shorter transfers have one part, and are not streamed. Known when the peer is.
+    pub(super) at_once_limit: u64,
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
     pub(super) completions: Vec<Completion>,
@@ -221,6 +214,7 @@ impl Link {
             qps: made,
             next_channel: 0,
             min_part: config.min_part.max(1) as u64,
+            at_once_limit: 0,
             max_message: device.attr().max_message.min(u32::MAX.into()),
             max_pieces: max_pieces as usize,
             completions: Vec::with_capacity(POLL_BATCH),
@@ -269,6 +263,8 @@ impl Link {
         }
         let theirs = peer.queue_pairs.len() / 2;
         self.qps = self.made.min(theirs);
+        let one_part = if self.qps == 1 { u64::MAX } else { 2 * self.min_part };
+        self.at_once_limit = one_part.min(STREAMING_LEN);
         self.imm_sender = ImmSender::new(peer.imm_window);
         let messages = config.messages.min(peer.messages);
         self.pairing = Pairing::new(messages.into(), config.operations as usize);
@@ -319,7 +315,7 @@ impl Link {
         let posted = Posted { kind: WorkKind::Control, slot, first_block: 0, blocks: 0, signaled: true };
         let made = self.made;
         let bytes = control.encode();
-        self.channels[made].post(made, SendOp::Send, Data::Inline(&bytes), true, posted)
+        self.channels[made].post(made, SendWr::new(0, SendOp::Send, Data::Inline(&bytes)).signaled(), posted)
     }
 
     /// Why nothing can be started; `None` while connected.
@@ -488,7 +484,7 @@ impl Link {
         let posted =
             Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
         let op = SendOp::Read(peer.probe);
-        match self.channels[made].post(made, op, Data::Regions(&[sge]), true, posted) {
+        match self.channels[made].post(made, SendWr::new(0, op, Data::Regions(&[sge])).signaled(), posted) {
             Ok(()) => shared.counters.work_requests += 1,
             // Tried again later.
             Err(PostError::Full) => {}
@@ -559,7 +555,7 @@ mod tests {
             let posted =
                 Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: false };
             let op = SendOp::Write(target.remote().at(0));
-            link.channels[0].post(0, op, Data::Inline(&[]), false, posted).unwrap();
+            link.channels[0].post(0, SendWr::new(0, op, Data::Inline(&[])), posted).unwrap();
             link.end(&mut shared, Cause::Closed);
             let begin = Instant::now();
             while !link.channels.iter().all(|channel| channel.sends.is_empty()) {

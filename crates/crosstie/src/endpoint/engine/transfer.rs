@@ -5,7 +5,7 @@
 
 use core::ops::Range;
 
-use crosstie_protocol::endpoint::batch::Cursor;
+use crosstie_protocol::endpoint::batch::{Cursor, MAX_PIECES, Piece};
 use crosstie_protocol::endpoint::imm_window::ImmSender;
 use crosstie_protocol::endpoint::message::{AnnouncedBuffer, DataImm};
 use crosstie_protocol::endpoint::send_queue::Posted;
@@ -18,7 +18,11 @@ use super::super::cause::{Cause, Peer, SUCCESS};
 use super::super::operation::{Kind, Op, Operation};
 use super::Shared;
 use super::link::{Channel, Link, SIGNAL_INTERVAL, peer_of};
-use crate::device::{Data, PostError, RemoteAddr, SendOp, Sge};
+use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
+
+/// Operations of at least this many bytes are written past the caches: a part of a processor's last cache that one program can
+/// expect to have is smaller, so that the bytes would not stay there.
+pub(super) const STREAMING_LEN: u64 = 32 << 20;
 
 /// What a leased slot is for.
 pub(super) struct SlotWork {
@@ -432,7 +436,10 @@ impl Poster<'_> {
             let range = start + part.start as usize..start + part.end as usize;
             let Ok(sge) = buffer.region().sge(range) else { return Outcome::Refused(Cause::NotAccepted(0)) };
             let posted = self.posted(WorkKind::Transfer);
-            let result = self.channels[channel].post(channel, op, Data::Regions(&[sge]), true, posted);
+            let sges = [sge];
+            let mut wr = SendWr::new(0, op, Data::Regions(&sges)).signaled();
+            wr.streaming = operation.range.len() as u64 >= STREAMING_LEN;
+            let result = self.channels[channel].post(channel, wr, posted);
             if let Err(outcome) = self.check(result) {
                 if matches!(op, SendOp::WriteImm(..)) {
                     self.imm_sender.take_back();
@@ -466,13 +473,10 @@ impl Poster<'_> {
             let range = start + part.start as usize..start + part.end as usize;
             let Ok(sge) = buffer.region().sge(range) else { return Outcome::Refused(Cause::NotAccepted(0)) };
             let posted = self.posted(WorkKind::MessageData);
-            let result = self.channels[channel].post(
-                channel,
-                SendOp::WriteImm(remote, imm),
-                Data::Regions(&[sge]),
-                true,
-                posted,
-            );
+            let sges = [sge];
+            let mut wr = SendWr::new(0, SendOp::WriteImm(remote, imm), Data::Regions(&sges)).signaled();
+            wr.streaming = operation.range.len() as u64 >= STREAMING_LEN;
+            let result = self.channels[channel].post(channel, wr, posted);
             if let Err(outcome) = self.check(result) {
                 return outcome;
             }
@@ -486,6 +490,7 @@ impl Poster<'_> {
         let is_read = operation.kind == Kind::ReadBatch;
         let Stored::Batch(batch) = &mut operation.stored else { return Outcome::Posted };
         let batch = &mut *batch.0;
+        let is_streaming = batch.blocks.bytes() >= STREAMING_LEN;
         loop {
             // Between chunks everything before is signaled.
             if has_ended && *in_chunk == 0 {
@@ -521,21 +526,28 @@ impl Poster<'_> {
                 blocks: work.blocks,
                 ..self.posted(WorkKind::Transfer)
             };
-            let mut sges: [Option<Sge<'_>>; crosstie_protocol::endpoint::batch::MAX_PIECES] =
-                Default::default();
-            let mut count = 0;
-            for piece in work.pieces() {
-                let buffer = batch.locals.get(usize::from(piece.local)).and_then(Stored::buffer);
-                sges[count] = buffer.and_then(|buffer| {
-                    let start = buffer.start() + piece.offset as usize;
-                    buffer.region().sge(start..start + piece.len as usize).ok()
-                });
-                count += 1;
-            }
-            let Some(first) = sges[0] else { return Outcome::Refused(Cause::NotAccepted(0)) };
-            let sges = sges.map(|sge| sge.unwrap_or(first));
-            let result =
-                self.channels[*channel].post(*channel, op, Data::Regions(&sges[..count]), ends_chunk, posted);
+            let sge = |piece: &Piece| -> Option<Sge<'_>> {
+                let buffer = batch.locals.get(usize::from(piece.local)).and_then(Stored::buffer)?;
+                let start = buffer.start() + piece.offset as usize;
+                buffer.region().sge(start..start + piece.len as usize).ok()
+            };
+            let refused = Outcome::Refused(Cause::NotAccepted(0));
+            let pieces = work.pieces();
+            let Some(first) = pieces.first().and_then(sge) else { return refused };
+            let mut all;
+            let sges = if pieces.len() == 1 {
+                core::slice::from_ref(&first)
+            } else {
+                all = [first; MAX_PIECES];
+                for (entry, piece) in all.iter_mut().zip(pieces) {
+                    let Some(sge) = sge(piece) else { return refused };
+                    *entry = sge;
+                }
+                &all[..pieces.len()]
+            };
+            let mut wr = SendWr::new(0, op, Data::Regions(sges));
+            (wr.signaled, wr.streaming) = (ends_chunk, is_streaming);
+            let result = self.channels[*channel].post(*channel, wr, posted);
             if let Err(outcome) = self.check(result) {
                 if matches!(op, SendOp::WriteImm(..)) {
                     self.imm_sender.take_back();

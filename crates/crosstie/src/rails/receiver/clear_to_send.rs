@@ -88,7 +88,7 @@ fn post_clear(
             .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
         let sges = [source];
         let data = if request.count == 1 { Data::Inline(&first) } else { Data::Regions(&sges) };
-        let wr = SendWr { wr_id: CLEAR_TO_SEND, op, data, signaled: slot == rail, fence: false };
+        let wr = SendWr { signaled: slot == rail, ..SendWr::new(CLEAR_TO_SEND, op, data) };
         match endpoint.qps[0].post(&wr) {
             Ok(()) => return Ok(retries),
             Err(PostError::Full) if retries < POST_RETRIES => retries += 1,

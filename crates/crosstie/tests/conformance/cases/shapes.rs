@@ -11,7 +11,7 @@ use crate::participant::{
 cases!("shapes":
     sends_of_all_sizes, writes_of_all_sizes, reads_of_all_sizes, write_of_mebibytes, inline_up_to_the_limit,
     inline_bytes_are_copied_at_once, gather, scatter, read_scatters, unaligned, same_bytes_gathered_twice,
-    receive_longer_than_the_message, data_of_a_completion_is_that_of_the_message,
+    receive_longer_than_the_message, data_of_a_completion_is_that_of_the_message, streaming_requests,
 );
 
 /// Sizes around the limits of packets, pages and copying strategies.
@@ -394,4 +394,38 @@ fn data_of_a_completion_is_that_of_the_message(side: &mut Participant) {
         assert_eq!(end.expect_status(9, &[crosstie::device::Status::Flushed]).inline_data(), None);
     }
     side.wait_for_other();
+}
+
+/// The hint that bytes need not be in a cache changes nothing else: neither the bytes, nor those next to them, nor that they are there when
+/// the immediate is.
+fn streaming_requests(side: &mut Participant) {
+    let mut end = side.connected_qp();
+    let region = end.region(LARGEST + 256);
+    let remote: RemoteMemory = side.exchange(&region.remote());
+    for (id, len) in [16_384, 16_447, 65_537, 1 << 20, LARGEST].into_iter().enumerate() {
+        let (id, at) = (id as u64, 64 + 3 * id);
+        let bytes = pattern(len, id);
+        let sges = [region.sge(at..at + len).unwrap()];
+        if side.is_left() {
+            write_bytes(&region, at, &bytes);
+            side.wait_for_other();
+            let op = SendOp::WriteImm(remote.at(at as u64), 7);
+            end.qp.post(&SendWr::new(id, op, Data::Regions(&sges)).signaled().streaming()).unwrap();
+            end.expect_success(id);
+            write_bytes(&region, at, &vec![0; len]);
+            let op = SendOp::Read(remote.at(at as u64));
+            end.qp.post(&SendWr::new(id, op, Data::Regions(&sges)).signaled().streaming()).unwrap();
+            end.expect_success(id);
+            assert!(read_bytes(&region, at, len) == bytes, "{len} bytes read");
+        } else {
+            write_bytes(&region, 0, &vec![0x55; at + len + 64]);
+            end.recv(id);
+            side.wait_for_other();
+            assert_eq!(end.expect_success(id).byte_len as usize, len);
+            assert!(read_bytes(&region, at, len) == bytes, "{len} bytes written");
+            let beside = [read_bytes(&region, 0, at), read_bytes(&region, at + len, 64)].concat();
+            assert!(beside.iter().all(|byte| *byte == 0x55), "beside {len} bytes");
+        }
+        side.wait_for_other();
+    }
 }
