@@ -9,6 +9,9 @@ use super::packet::{CONTROL_CHANNEL, HEADER_SIZE, Header, InvalidPacket, PacketK
 /// Bytes of the longest lock or barrier packet, with its header.
 pub const MAX_CONTROL_SIZE: usize = HEADER_SIZE + 24 + 3 * MemberSet::ENCODED;
 
+/// Bytes that are enough for the packets that hand a lock over, with their headers.
+pub const SHORT_CONTROL_SIZE: usize = HEADER_SIZE + 8;
+
 const FLAG: u8 = 1;
 const NO_MEMBER: u16 = u16::MAX;
 
@@ -111,8 +114,16 @@ impl Control {
         }
     }
 
-    /// Writes the whole packet, with its header, and returns its length.
-    pub fn encode(&self, group: GroupId, sender: MemberId, packet: &mut [u8; MAX_CONTROL_SIZE]) -> usize {
+    /// Whether the packet has at most [`SHORT_CONTROL_SIZE`] bytes.
+    #[inline]
+    pub const fn is_short(&self) -> bool {
+        use Control::{LockBusy, LockForward, LockReply, LockRequest};
+        matches!(self, LockRequest { .. } | LockForward { .. } | LockReply { .. } | LockBusy { .. })
+    }
+
+    /// Writes the whole packet, with its header, and returns its length. [`MAX_CONTROL_SIZE`] bytes are enough for every packet,
+    /// [`SHORT_CONTROL_SIZE`] for a [short](Control::is_short) one.
+    pub fn encode(&self, group: GroupId, sender: MemberId, packet: &mut [u8]) -> usize {
         let mut header = Header {
             group: group.group,
             epoch: group.epoch,
@@ -321,7 +332,7 @@ fn decode_object(header: &Header) -> Object {
 }
 
 struct Writer<'a> {
-    bytes: &'a mut [u8; MAX_CONTROL_SIZE],
+    bytes: &'a mut [u8],
     at: usize,
 }
 

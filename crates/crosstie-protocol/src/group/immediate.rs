@@ -1,9 +1,10 @@
-//! Barrier packets that fit into the 32-bit immediate of a WRITE with immediate, on a connection between two members.
+//! What the 32-bit immediate of a WRITE with immediate says, on a connection between two members: a barrier packet that fits into it, or
+//! that the bytes of the WRITE are a packet.
 //!
 //! ```text
 //!   31 30   29        24   23                    0
 //!  +-------+------------+------------------------+
-//!  | kind  | barrier    | round, lowest 24 bits  |      kind: 1 arrive, 2 release
+//!  | kind  | barrier    | round, lowest 24 bits  |      kind: 1 arrive, 2 release, 3 packet (all other bits 0)
 //!  +-------+------------+------------------------+
 //! ```
 //!
@@ -15,6 +16,9 @@ use super::control::Control;
 const ARRIVE: u32 = 1;
 const RELEASE: u32 = 2;
 const ROUND_BITS: u32 = 24;
+
+/// The immediate of a WRITE whose bytes are a lock or barrier packet with its header.
+pub const PACKET_IMMEDIATE: u32 = 3 << 30;
 
 impl Control {
     /// The packet as an immediate, if it has that form.

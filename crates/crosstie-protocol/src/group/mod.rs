@@ -50,8 +50,9 @@ mod tests;
 use thiserror::Error;
 
 pub use barrier::{BarrierError, BarrierOutcome, Rounds, Tree, TreeOptions};
-pub use control::{Control, MAX_CONTROL_SIZE, Object, Status};
+pub use control::{Control, MAX_CONTROL_SIZE, Object, SHORT_CONTROL_SIZE, Status};
 pub use fence::{FenceTable, StaleToken};
+pub use immediate::PACKET_IMMEDIATE;
 pub use lock::{LockCounters, LockError, LockOutcome, LockState, QueuePlace, QueueReport};
 pub use member::{MAX_MEMBERS, MemberId, MemberSet};
 pub use packet::{

@@ -55,6 +55,9 @@ pub struct DeviceAttr {
     /// Whether [`Device::wait_event`](super::Device::wait_event) reports a port that goes down or comes up. A device without
     /// such events has no port that can fail alone; its queue pairs fail when the peer ends.
     pub port_events: bool,
+    /// A message of at most this many bytes always comes with its completion
+    /// ([`Completion::inline_data`](super::Completion::inline_data)). 0 if the device does not promise that.
+    pub completion_data: u32,
 }
 
 /// Sizes of a queue pair.

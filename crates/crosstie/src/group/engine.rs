@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::{
     CONTROL_CHANNEL, Config, Control, Dropped, FenceTable, Gate, Group as Machine, GroupId, HEADER_SIZE,
-    Header, MAX_CONTROL_SIZE, MemberId, MemberRegion, PacketKind,
+    Header, MAX_CONTROL_SIZE, MemberId, MemberRegion, PACKET_IMMEDIATE, PacketKind,
 };
 
 use super::channel::ChannelState;
@@ -223,6 +223,13 @@ impl Engine {
         count
     }
 
+    /// A pass that only looks whether there is a packet: after packets, a poll that finds none pauses.
+    #[inline]
+    pub(super) fn progress_if_ready(&mut self) {
+        let count = if self.is_ready() { self.poll_packets() } else { 0 };
+        self.serve(count);
+    }
+
     #[inline(always)]
     pub(super) fn poll_packets(&mut self) -> usize {
         let count = self.poll_links();
@@ -288,13 +295,12 @@ impl Engine {
             return;
         }
         if completion.opcode == Opcode::RecvWriteImm {
-            let posted = link.post_receive(slot);
-            if let Some(immediate) = completion.imm {
-                self.on_immediate(from, immediate);
+            match completion.imm {
+                Some(PACKET_IMMEDIATE) => self.on_packet_in_completion(from, completion),
+                Some(immediate) => self.on_immediate(from, immediate),
+                None => {}
             }
-            if posted.is_err() {
-                self.lose_member(from);
-            }
+            self.post_receive(from, slot);
             return;
         }
         let len = completion.byte_len as usize;
@@ -329,10 +335,35 @@ impl Engine {
             }
             Err(_) => {}
         }
+        self.post_receive(from, slot);
+    }
+
+    /// Posts a receive again, behind what it brought: the answer is not to wait for it.
+    #[inline]
+    fn post_receive(&mut self, from: MemberId, slot: usize) {
         if let Some(Some(link)) = self.wires.links.get_mut(from.index())
             && link.post_receive(slot).is_err()
         {
             self.lose_member(from);
+        }
+    }
+
+    /// A lock or barrier packet whose bytes came with the completion.
+    #[inline]
+    fn on_packet_in_completion(&mut self, from: MemberId, completion: &Completion) {
+        // A member that sends such a packet knows that the device keeps its bytes; without them the lock would wait for ever.
+        let Some(bytes) = completion.inline_data() else { return self.lose_member(from) };
+        let checked = self.gate.check(bytes, self.machine.dead(), |channel| channel == CONTROL_CHANNEL);
+        match checked {
+            Ok(header) if header.sender == from => {
+                // By reference: the packet with the most members is ten times as long as the usual one.
+                match &Control::decode(&header, &bytes[HEADER_SIZE..], self.members) {
+                    Ok(packet) => self.handle_control(from, packet),
+                    Err(_) => self.gate.count_invalid(),
+                }
+            }
+            Ok(_) => self.gate.count_invalid(),
+            Err(_) => {}
         }
     }
 
@@ -410,8 +441,8 @@ impl Engine {
             self.gate.count_invalid();
             return;
         }
-        match Control::decode(header, &body[..body_len], self.members) {
-            Ok(packet) => self.handle_control(header.sender, &packet),
+        match &Control::decode(header, &body[..body_len], self.members) {
+            Ok(packet) => self.handle_control(header.sender, packet),
             Err(_) => self.gate.count_invalid(),
         }
     }
@@ -599,4 +630,85 @@ fn post_expelled(link: &mut Link, id: &GroupId, me: MemberId) -> bool {
     let mut bytes = [0; MAX_CONTROL_SIZE];
     let len = Control::Expelled.encode(*id, me, &mut bytes);
     link.post(Data::Inline(&bytes[..len]), None).is_ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Group, GroupConfig};
+    use super::*;
+    use crate::bootstrap::{Bootstrap, Limits, local};
+    use crate::device::Device;
+
+    /// Two members, whose engines only the test runs.
+    fn pair() -> [Group; 2] {
+        let jobs = local::in_process(2, Limits::default()).unwrap();
+        let joined = std::thread::scope(|scope| {
+            let join = |job: &mut dyn Bootstrap| {
+                let device = Device::open(&"software".parse().unwrap()).unwrap();
+                let config = GroupConfig::new(1).progress(super::super::ProgressMode::Manual);
+                let group = Group::join(job, &device, &config).unwrap();
+                job.barrier().unwrap();
+                group
+            };
+            let threads: Vec<_> =
+                jobs.into_iter().map(|mut job| scope.spawn(move || join(&mut job))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        joined.try_into().ok().unwrap()
+    }
+
+    fn progress(group: &Group) {
+        for _ in 0..64 {
+            group.shared.lock().progress();
+        }
+    }
+
+    /// Packets in completions are checked as all others are: what is not from this member of this group is dropped and counted.
+    #[test]
+    fn forged_packets_in_completions_are_dropped() {
+        let [liar, group] = pair();
+        let id = liar.shared.lock().wires.id;
+        let encode = |packet: Control, id: GroupId, sender: usize| {
+            let mut bytes = [0; 40];
+            let len = packet.encode(id, MemberId::new(sender), &mut bytes);
+            bytes[..len].to_vec()
+        };
+        let request = Control::LockRequest { lock: 1, trying: false };
+        let forged = [
+            vec![],
+            vec![0xff; 48],
+            encode(request, GroupId { group: id.group + 1, ..id }, 0),
+            encode(request, GroupId { epoch: id.epoch ^ 1, ..id }, 0),
+            // In the name of the receiver, and cut.
+            encode(request, id, 1),
+            encode(Control::LockReply { lock: 1, fence: 9, ticket: 1 }, id, 0)[..36].to_vec(),
+        ];
+        for packet in &forged {
+            let mut engine = liar.shared.lock();
+            engine.wires.links[1].as_mut().unwrap().post_in_completion(packet).unwrap();
+        }
+        // A lock that does not exist.
+        let unknown = encode(Control::LockBusy { lock: 999 }, id, 0);
+        liar.shared.lock().wires.links[1].as_mut().unwrap().post_in_completion(&unknown).unwrap();
+        progress(&group);
+        let counters = group.counters();
+        let dropped = counters.dropped;
+        let count = dropped.foreign_group
+            + dropped.foreign_epoch
+            + dropped.foreign_channel
+            + dropped.not_a_peer
+            + dropped.dead_sender
+            + dropped.invalid;
+        assert_eq!((count, counters.violations), (forged.len() as u64, 1), "{dropped:?}");
+        assert!(group.dead().is_empty());
+    }
+
+    /// A packet that says that it came with its completion, but is too long for that: nobody could know what it was.
+    #[test]
+    fn member_that_sends_no_packet_where_it_promises_one_is_lost() {
+        let [liar, group] = pair();
+        liar.shared.lock().wires.links[1].as_mut().unwrap().post_in_completion(&[0; 60]).unwrap();
+        progress(&group);
+        assert!(group.dead().contains(MemberId::new(0)));
+    }
 }

@@ -3,11 +3,13 @@
 //! ```text
 //!   receives: slots of SLOT bytes      | header 32 | body up to 2048 |     SEND
 //!   immediates without bytes           barrier arrive and release          WRITE with immediate, zero bytes
+//!   packets in the completion          lock packets, where the device      WRITE with immediate, header and body
+//!                                      has completions with data
 //! ```
 
 use std::collections::VecDeque;
 
-use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId};
+use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId, PACKET_IMMEDIATE};
 
 use super::config::limits::{CONTROL_RESERVE, SEND_QUEUE};
 use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr};
@@ -88,8 +90,10 @@ pub(super) struct Link {
     pub(super) peer: MemberId,
     /// Receives, [`SLOT`] bytes each.
     pub(super) receives: Mr,
-    /// Memory of the peer, for writes without bytes.
+    /// Memory of the peer that nobody reads: for writes without bytes, and for those whose bytes come with the completion.
     target: RemoteMemory,
+    /// Packets of at most this many bytes come with the completion.
+    pub(super) completion_data: usize,
     pub(super) queue: SendQueue,
     pub(super) max_inline: usize,
     /// Lock and barrier packets that wait for room.
@@ -105,12 +109,14 @@ impl Link {
         receives: Mr,
         target: RemoteMemory,
         max_inline: usize,
+        completion_data: usize,
     ) -> Result<Link, PostError> {
         let mut link = Link {
             qp,
             peer,
             receives,
             target,
+            completion_data: completion_data.min(target.len as usize).min(max_inline),
             queue: SendQueue::default(),
             max_inline,
             waiting: VecDeque::new(),
@@ -147,6 +153,12 @@ impl Link {
     #[inline]
     pub(super) fn post_immediate(&mut self, immediate: u32) -> Result<(), PostError> {
         self.post_request(SendOp::WriteImm(self.target.at(0), immediate), Data::Inline(&[]), None)
+    }
+
+    /// Posts a packet that comes with the completion: the receiver reads no memory for it, and the sender need not look where its bytes go.
+    #[inline]
+    pub(super) fn post_in_completion(&mut self, packet: &[u8]) -> Result<(), PostError> {
+        self.post_request(SendOp::WriteImm(self.target.at(0), PACKET_IMMEDIATE), Data::Inline(packet), None)
     }
 
     #[inline]

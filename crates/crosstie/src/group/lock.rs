@@ -226,7 +226,7 @@ impl LockGuard {
     fn unlock(&self) -> Result<(), GroupError> {
         let mut engine = self.shared.engine();
         // A member that takes the lock again and again without a packet would not see that another one asks.
-        engine.progress();
+        engine.progress_if_ready();
         let Engine { machine, wires, .. } = &mut *engine;
         let result = machine.unlock(self.id, wires);
         end_waiter(wires, self.id, self.waiter);

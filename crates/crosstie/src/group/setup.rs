@@ -26,7 +26,7 @@ use crate::device::{
 use crate::endpoint::{EndpointAddress, Progress};
 
 /// The last digit is the version of the packet format.
-const MAGIC: u64 = 0x3230_7075_6f72_4743;
+const MAGIC: u64 = 0x3330_7075_6f72_4743;
 /// Longest packet that is copied into the send queue.
 const MAX_INLINE: u32 = 220;
 
@@ -103,7 +103,8 @@ pub(super) fn join(
         max_recv_sge: 1,
         max_inline,
     };
-    let target = pd.allocate(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    // A cache line for each member, which its packets in completions are written to, and nobody reads.
+    let target = pd.allocate(64 * ranks.len(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let mut unconnected = Vec::with_capacity(peers.len());
     for _ in &peers {
         let qp = pd.create_rc(&sizes, &send_cq, &recv_cq, None)?;
@@ -157,7 +158,7 @@ pub(super) fn join(
     // The addresses.
     let mut blobs = vec![Vec::new(); job.size() as usize];
     for (peer, made) in peers.iter().zip(&unconnected) {
-        let address = LinkAddress { qp: made.qp.address(), target: target.remote() };
+        let address = LinkAddress { qp: made.qp.address(), target: line_of(&target, *peer) };
         let blob = &mut blobs[ranks[peer.index()] as usize];
         *blob = address.as_bytes().to_vec();
         if let Some(endpoint) = endpoints.as_ref().and_then(|made| made.peers[peer.index()].as_ref()) {
@@ -175,8 +176,15 @@ pub(super) fn join(
             endpoint.connect(&address).map_err(|error| JoinError::Endpoint { rank, error })?;
         }
         made.qp.init(ConnectConfig::default().access)?;
-        let mut link = Link::new(made.qp, peer, made.receives, theirs.target, max_inline as usize)
-            .map_err(refused_receive)?;
+        let mut link = Link::new(
+            made.qp,
+            peer,
+            made.receives,
+            theirs.target,
+            max_inline as usize,
+            device.attr().completion_data as usize,
+        )
+        .map_err(refused_receive)?;
         link.qp.connect(&theirs.qp, &ConnectConfig::default())?;
         links[peer.index()] = Some(link);
     }
@@ -222,6 +230,12 @@ pub(super) fn join(
         mtu,
         config.receive_loss,
     )
+}
+
+/// The line of one member.
+fn line_of(target: &Mr, member: MemberId) -> RemoteMemory {
+    let all = target.remote();
+    RemoteMemory { addr: all.at((64 * member.index()) as u64).addr, len: 64, ..all }
 }
 
 fn refused_receive(error: PostError) -> JoinError {

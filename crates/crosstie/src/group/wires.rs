@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crosstie_protocol::group::{
     BarrierError, Control, Event, GroupId, LockError, MAX_CONTROL_SIZE, MemberId, MemberSet, Object, Output,
-    Status,
+    SHORT_CONTROL_SIZE, Status,
 };
 
 use super::config::limits::STAGING_SLOTS;
@@ -139,6 +139,11 @@ fn post_control(
 ) -> Result<(), PostError> {
     if let Some(immediate) = packet.to_immediate() {
         return link.post_immediate(immediate);
+    }
+    if packet.is_short() && SHORT_CONTROL_SIZE <= link.completion_data {
+        let mut bytes = [0; SHORT_CONTROL_SIZE];
+        let len = packet.encode(id, me, &mut bytes);
+        return link.post_in_completion(&bytes[..len]);
     }
     let mut bytes = [0; MAX_CONTROL_SIZE];
     let len = packet.encode(id, me, &mut bytes);

@@ -97,6 +97,11 @@ proptest! {
     fn control_packets_survive_encoding(control in control(), cut in 0usize..500) {
         let mut bytes = [0; MAX_CONTROL_SIZE];
         let len = control.encode(ID, MemberId::new(1), &mut bytes);
+        if control.is_short() {
+            let mut short = [0; SHORT_CONTROL_SIZE];
+            prop_assert_eq!(control.encode(ID, MemberId::new(1), &mut short), len);
+            prop_assert_eq!(&short[..len], &bytes[..len]);
+        }
         let mut gate = Gate::new(ID.group, ID.epoch, MemberId::new(0), MEMBERS);
         let header = gate.check(&bytes[..len], &MemberSet::EMPTY, |channel| channel == CONTROL_CHANNEL).unwrap();
         prop_assert_eq!(Control::decode(&header, &bytes[HEADER_SIZE..len], MEMBERS), Ok(control));

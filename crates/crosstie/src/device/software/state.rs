@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
 
+use super::lane::LANE_DATA;
 use super::layout::{HEAP_AT, Header, MAGIC, QpNum, REGIONS_AT, RegionEntry, RegionKey};
 use super::link::Link;
 use super::peer_lines::{AssignedLine, LineUse, PeerLines};
@@ -422,5 +423,6 @@ fn attributes() -> DeviceAttr {
         same_machine: true,
         in_place_is_slower: true,
         port_events: false,
+        completion_data: LANE_DATA as u32,
     }
 }

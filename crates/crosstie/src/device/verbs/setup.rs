@@ -88,6 +88,7 @@ impl Device {
                 same_machine: false,
                 in_place_is_slower: false,
                 port_events: true,
+                completion_data: 0,
             },
             name: name.to_owned(),
             port,
@@ -179,6 +180,7 @@ impl Device {
             same_machine: false,
             in_place_is_slower: false,
             port_events: true,
+            completion_data: 0,
         };
         // SAFETY: the context is open.
         nonblocking(unsafe { (*context).async_fd })?;
