@@ -18,6 +18,9 @@
 // Fuzzing builds contain the functions that LLVM calls.
 #![cfg_attr(not(crosstie_fuzz), forbid(unsafe_code))]
 
+#[cfg(all(test, not(debug_assertions)))]
+#[path = "../../crosstie/tests/instructions/callgrind.rs"]
+mod callgrind;
 pub mod client;
 #[cfg(test)]
 #[path = "../../crosstie/tests/fuzzing/mod.rs"]

@@ -78,12 +78,20 @@ pub(super) const STEPS: &[Step] = &[
         shows: "operations stay within their limits on instructions, in an optimized build",
         packages: &["valgrind"],
         timeout: 1200,
-        work: &[Cargo {
-            arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
-            variables: &[],
-            target: None,
-            tests: true,
-        }],
+        work: &[
+            Cargo {
+                arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
+                variables: &[],
+                target: None,
+                tests: true,
+            },
+            Cargo {
+                arguments: &["test", "--release", "-p", "crosstie-kv", "--lib", "instruction"],
+                variables: &[],
+                target: None,
+                tests: true,
+            },
+        ],
     },
     Step {
         name: "docs",

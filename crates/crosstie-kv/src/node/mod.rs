@@ -61,6 +61,8 @@ mod daemon;
 mod error;
 mod forward;
 pub(crate) mod idle;
+#[cfg(all(test, not(debug_assertions)))]
+mod instruction_tests;
 mod memory;
 mod origin;
 #[cfg(test)]

@@ -22,8 +22,8 @@ const CLIENTS: usize = 40;
 const DEPTH: usize = 32;
 const REQUESTS: usize = CLIENTS * DEPTH;
 
-type WordClient = ipc::Client<WordRequest, WordResponse, u64>;
-type RingClient = delegation::Client<WordRequest, WordResponse, u64>;
+pub(super) type WordClient = ipc::Client<WordRequest, WordResponse, u64>;
+pub(super) type RingClient = delegation::Client<WordRequest, WordResponse, u64>;
 
 fn config(what: &str, nodes: u32) -> NodeConfig {
     let name = format!("kv-pass-{what}-{}", std::process::id());
@@ -36,7 +36,7 @@ fn config(what: &str, nodes: u32) -> NodeConfig {
     }
 }
 
-fn shard_server(config: &NodeConfig) -> ShardServer {
+pub(super) fn shard_server(config: &NodeConfig) -> ShardServer {
     let (shared, _events) = Shared::new(config, None).unwrap();
     let words = ipc::Server::create(&config.name, &config.words_lanes()).unwrap();
     let bytes = ipc::Server::create(&format!("{}-bytes", config.name), &config.bytes_lanes()).unwrap();

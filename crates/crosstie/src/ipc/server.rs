@@ -308,23 +308,19 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
     /// Returns the next request of the clients that [`poll`](Server::poll) found; this includes requests that these clients
     /// have written since. None when it is time to poll again.
-    #[inline]
+    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        while self.next_taken < self.taken_count {
-            let next = self.next_taken;
-            self.next_taken += 1;
+        if let Some(next) = self.next_taken() {
             let TakenRequest { index, client, slot, call, .. } = self.taken[next];
-            // A client that was disconnected in the meantime gets no response.
-            if self.core.clients[index as usize].is(client) {
-                let taken = &self.taken[next];
-                return Some(Request {
-                    message: Req::received(&taken.inbox, taken.len)?,
-                    client: self.core.clients[index as usize].client.as_mut()?,
-                    ticket: Ticket { nonce: self.core.nonce, client, slot, call },
-                    response_limit: self.core.response_limit,
-                    response: PhantomData,
-                });
-            }
+            let taken = &self.taken[next];
+            return Some(Request {
+                message: Req::received(&taken.inbox, taken.len)?,
+                client: self.core.clients[index as usize].client.as_mut()?,
+                ticket: Ticket { nonce: self.core.nonce, client, slot, call },
+                response_limit: self.core.response_limit,
+                response: PhantomData,
+            });
         }
         let (index, slot, call, len) = loop {
             let core = &mut self.core;
@@ -356,6 +352,20 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             response_limit: core.response_limit,
             response: PhantomData,
         })
+    }
+
+    /// The next request that `poll_with_prefetch` took, of a client that has not been disconnected meanwhile.
+    #[inline(always)]
+    fn next_taken(&mut self) -> Option<usize> {
+        while self.next_taken < self.taken_count {
+            let next = self.next_taken;
+            self.next_taken += 1;
+            let TakenRequest { index, client, .. } = self.taken[next];
+            if self.core.clients[index as usize].is(client) {
+                return Some(next);
+            }
+        }
+        None
     }
 
     /// Replies to a request that was deferred.
@@ -394,7 +404,7 @@ impl ConnectedClient {
 
     /// Takes the next request out of the lane. Returns its slot, call number and length. Trusts nothing that the client
     /// wrote.
-    #[inline]
+    #[inline(always)]
     fn take<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,

@@ -12,7 +12,7 @@ mod pending;
 use std::collections::VecDeque;
 
 use crosstie::copyrpc::{self, Context, Endpoint, RecvHandle};
-use crosstie::device::{ConnectConfig, DeviceError, DeviceSpec};
+use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
 
@@ -65,8 +65,17 @@ impl<R: DelegationRing> Connections<R> {
         endpoint_config: copyrpc::EndpointConfig,
         ring: R,
     ) -> Result<Connections<R>, DeviceError> {
+        Connections::new(Device::open(device)?, nodes, endpoint_config, ring)
+    }
+
+    pub(super) fn new(
+        device: Device,
+        nodes: u32,
+        endpoint_config: copyrpc::EndpointConfig,
+        ring: R,
+    ) -> Result<Connections<R>, DeviceError> {
         Ok(Connections {
-            context: Context::open(device, &config(nodes))?,
+            context: Context::new(device, &config(nodes))?,
             ring,
             endpoint_config,
             peers: (0..nodes).map(|_| Peer::default()).collect(),

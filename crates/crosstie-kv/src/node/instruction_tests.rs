@@ -1,0 +1,164 @@
+//! How many instructions a request for an 8-byte key takes, of the client and of all daemons on its way, with an optimized build:
+//! `cargo test --release -p crosstie-kv --lib instruction`. As in `crates/crosstie/tests/instructions`, one thread does all the work, and
+//! limits are at most 5 % above what was reached.
+
+use crosstie::delegation;
+use crosstie::device::{Device, software};
+
+use super::commands::{ConnectionCommand, ConnectionEvent};
+use super::config::NodeConfig;
+use super::connections::Connections;
+use super::pass_tests::{RingClient, WordClient, shard_server};
+use super::ring::RingServer;
+use super::shard_server::ShardServer;
+use super::transport::{NoTransport, Transport};
+use crate::Backend;
+use crate::callgrind;
+use crate::service_names;
+use crate::sharding::ShardId;
+use crate::wire::{Op, Status, WordRequest};
+
+const NAME: &str = "node::instruction_tests::requests_stay_within_their_instruction_limits";
+const REQUESTS: u64 = 3200;
+const DEPTH: usize = 16;
+/// The keys that requests use, half of them gets and half puts.
+const KEYS: usize = 512;
+
+/// Most instructions of a request.
+const LIMITS: [(&str, u64); 3] =
+    [("one node", 485), ("two nodes, Meta", 2190), ("two nodes, Delegation", 2248)];
+
+#[test]
+fn requests_stay_within_their_instruction_limits() {
+    let Some(task) = callgrind::task() else {
+        for (task, limit) in LIMITS {
+            let each = callgrind::count(NAME, task) / REQUESTS;
+            println!("{task}: {each} instructions, limit {limit}");
+            assert!(each <= limit, "{task}: {each} instructions, but {limit} are allowed");
+        }
+        return;
+    };
+    let mut work: Box<dyn FnMut()> = match task.as_str() {
+        "one node" => one_node(),
+        "two nodes, Meta" => two_nodes(Backend::Meta),
+        _ => two_nodes(Backend::Delegation),
+    };
+    work();
+    callgrind::measure(&mut work);
+}
+
+fn config(rank: u32, nodes: u32, backend: Backend) -> NodeConfig {
+    let name = format!("kv-instructions-{rank}-{}", std::process::id());
+    NodeConfig { backend, queue_depth: DEPTH, ..NodeConfig::member(&name, rank, nodes) }
+}
+
+/// Keys that the rank owns.
+fn keys(server: &ShardServer, rank: u32) -> Vec<u64> {
+    (0..).filter(|key| server.shard_map.shard_of_word(*key).rank == rank).take(KEYS).collect()
+}
+
+fn request(rank: u32, keys: &[u64], number: u64) -> WordRequest {
+    let key = keys[number as usize % KEYS];
+    match number % 2 {
+        0 => WordRequest::new(Op::Get, rank, key),
+        _ => WordRequest { value: number, ..WordRequest::new(Op::Put, rank, key) },
+    }
+}
+
+/// Makes [`REQUESTS`] requests with `client`, [`DEPTH`] at a time; `serve` is what the daemons do meanwhile.
+macro_rules! make_requests {
+    ($client:expr, $rank:expr, $keys:expr, $serve:expr) => {{
+        let mut begun = 0;
+        while begun < REQUESTS || $client.in_flight() > 0 {
+            while begun < REQUESTS && $client.in_flight() < DEPTH {
+                $client.call(&request($rank, $keys, begun), begun).unwrap();
+                begun += 1;
+            }
+            $serve;
+            let polled = $client.poll(|_, response| {
+                assert!(matches!(response.status, Status::Done | Status::NotFound), "{response:?}");
+            });
+            polled.unwrap();
+        }
+    }};
+}
+
+fn one_node() -> Box<dyn FnMut()> {
+    let config = config(0, 1, Backend::Delegation);
+    let mut server = shard_server(&config);
+    let mut client = WordClient::connect(&config.name).unwrap();
+    let keys = keys(&server, 0);
+    Box::new(move || {
+        make_requests!(client, 0, &keys, server.serve_clients(&mut NoTransport));
+    })
+}
+
+/// A daemon with its connections, as in a cluster of two nodes with one daemon each.
+struct Member {
+    server: ShardServer,
+    connections: Connections<RingServer>,
+}
+
+impl Member {
+    fn new(config: &NodeConfig, rank: u32) -> Member {
+        let mut server = shard_server(config);
+        server.id = ShardId { rank, daemon: 0 };
+        let ring = delegation::Server::create(&service_names::ring(&config.name), &config.ring()).unwrap();
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let connections = Connections::new(device, config.nodes, config.queues.endpoint, ring).unwrap();
+        Member { server, connections }
+    }
+
+    fn execute(&mut self, command: ConnectionCommand) -> ConnectionEvent {
+        match self.connections.execute_command(command, &mut self.server) {
+            Some(ConnectionEvent::Failed { why, .. }) => panic!("{why}"),
+            event => event.expect("the command has an outcome"),
+        }
+    }
+
+    /// One pass of the daemon's loop.
+    fn pass(&mut self) {
+        self.connections.poll(&mut self.server);
+        self.server.serve_clients(&mut self.connections);
+    }
+}
+
+fn two_nodes(backend: Backend) -> Box<dyn FnMut()> {
+    let configs = [config(0, 2, backend), config(1, 2, backend)];
+    let [mut here, mut there] = [Member::new(&configs[0], 0), Member::new(&configs[1], 1)];
+    let open = |member: &mut Member, rank| match member.execute(ConnectionCommand::Open { rank, epoch: 1 }) {
+        ConnectionEvent::Opened { address, .. } => address,
+        other => panic!("{other:?}"),
+    };
+    let addresses = [open(&mut here, 1), open(&mut there, 0)];
+    let [first, second] = addresses;
+    here.execute(ConnectionCommand::Connect { rank: 1, epoch: 1, address: second });
+    there.execute(ConnectionCommand::Connect { rank: 0, epoch: 1, address: first });
+    here.execute(ConnectionCommand::Enable { rank: 1, epoch: 1 });
+    there.execute(ConnectionCommand::Enable { rank: 0, epoch: 1 });
+    let keys = keys(&here.server, 1);
+    match backend {
+        Backend::Delegation => {
+            let mut client = RingClient::connect(&service_names::ring(&configs[0].name)).unwrap();
+            Box::new(move || {
+                make_requests!(client, 1, &keys, {
+                    here.pass();
+                    there.pass();
+                    there.pass();
+                    here.pass();
+                });
+            })
+        }
+        Backend::Meta => {
+            let mut client = WordClient::connect(&configs[0].name).unwrap();
+            Box::new(move || {
+                make_requests!(client, 1, &keys, {
+                    here.pass();
+                    there.pass();
+                    there.pass();
+                    here.pass();
+                });
+            })
+        }
+    }
+}
