@@ -37,7 +37,8 @@ impl Immediate {
     /// The generation of message `message` on a connection with `slots` slots.
     #[inline]
     pub fn generation_of(message: u64, slots: usize) -> u16 {
-        ((message / slots as u64) % Self::GENERATIONS) as u16
+        // `slots` is a power of two.
+        ((message >> slots.trailing_zeros()) % Self::GENERATIONS) as u16
     }
 
     /// The immediate as an integer.

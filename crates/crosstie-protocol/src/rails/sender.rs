@@ -164,6 +164,32 @@ impl Sender {
         Ok((message, mask))
     }
 
+    /// As [`begin`](Sender::begin), for one buffer of `len` bytes that goes over one rail.
+    #[inline]
+    pub fn begin_on(&mut self, rail: usize, len: u32) -> Result<(u64, Mask), SendError> {
+        let message = self.next;
+        let index = self.slot_of(message);
+        let slot = &mut self.slots[index];
+        if slot.is_open {
+            return Err(SendError::SlotInUse(message));
+        }
+        let mut chunks = [Chunk::default(); MAX_GROUP];
+        chunks[0].len = len;
+        for (at, part) in slot.first.iter_mut().enumerate() {
+            *part = None;
+            if at == rail {
+                *part = Some(Part { attempt: 0, rail: rail as u8, state: PartState::Posted, chunks });
+            }
+        }
+        slot.is_open = true;
+        slot.message = message;
+        (slot.count, slot.attempts, slot.pending) = (1, 1, 1);
+        slot.again.clear();
+        self.next += 1;
+        self.open += 1;
+        Ok((message, 1 << rail))
+    }
+
     /// The part of a message in an attempt on a rail.
     #[inline]
     pub fn part(&self, message: u64, attempt: u8, rail: usize) -> Option<&Part> {

@@ -506,3 +506,29 @@ fn impossible_clear_to_sends_are_refused() {
         );
     }
 }
+
+#[test]
+fn message_that_begins_on_one_rail_is_as_if_it_had_been_split() {
+    for (rail, len) in [(0, 1), (2, 70_000), (3, 0)] {
+        let (mut split, mut single) = (Sender::new(SLOTS), Sender::new(SLOTS));
+        for _ in 0..SLOTS {
+            let mut lens = [0; MAX_RAILS];
+            lens[rail] = len;
+            let begun = split.begin(&[lens], rail).unwrap();
+            assert_eq!(single.begin_on(rail, len), Ok(begun));
+            for at in 0..MAX_RAILS {
+                let part = |sender: &Sender| {
+                    let part = sender.part(begun.0, 0, at)?;
+                    Some((part.attempt, part.rail, part.state, part.chunks))
+                };
+                assert_eq!(part(&single), part(&split));
+            }
+        }
+        assert_eq!(single.begin_on(rail, len), Err(SendError::SlotInUse(SLOTS as u64)));
+        assert!(single.part_done(0, 0, rail) && split.part_done(0, 0, rail));
+        assert_eq!(single.outstanding(), split.outstanding());
+        // Parts of an earlier message in the same slot are gone.
+        single.begin_on(1, 5).unwrap();
+        assert!(rail == 1 || single.part(SLOTS as u64, 0, rail).is_none());
+    }
+}

@@ -45,6 +45,15 @@ impl Cq {
         }
     }
 
+    /// False if [`poll`](Cq::poll) would find nothing. Where that cannot be told for less than a poll costs, it is true.
+    #[inline]
+    pub(crate) fn may_be_ready(&self) -> bool {
+        match &self.provider {
+            Provider::Software(x) => x.is_ready(),
+            _ => true,
+        }
+    }
+
     /// Whether there is something to poll: a completion or an error.
     pub(crate) fn is_ready(&mut self) -> bool {
         match &mut self.provider {

@@ -140,6 +140,7 @@
 //! ```
 
 mod address;
+pub(crate) mod clock;
 mod completion;
 mod config;
 mod cq;

@@ -97,6 +97,15 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.post(wr))
     }
 
+    /// Posts a signaled request. True if the device has executed it meanwhile: then it has no completion in the queue.
+    #[inline]
+    pub(crate) fn post_or_execute(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
+        match &mut self.provider {
+            RcProvider::Software(x) => x.post_or_execute(wr),
+            _ => self.post(wr).map(|()| false),
+        }
+    }
+
     /// Posts a request that is older than the borrows of the regions it names. It fails if one of them was deregistered.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         dispatch!(RcProvider, &mut self.provider, x => x.post_detached(wr))

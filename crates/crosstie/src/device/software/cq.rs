@@ -563,6 +563,7 @@ impl Cq {
     }
 
     /// Whether there is something to poll: a completion or an error.
+    #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         let ring = &self.shared.ring;
         !self.flushes.is_empty()

@@ -60,6 +60,22 @@ impl RcQp {
         Ok(())
     }
 
+    /// As [`post`](RcQp::post), for a signaled request. True if it was executed at once: then it is done, and has no completion in the
+    /// queue. It does not count as posted, because it takes no place in the send queue.
+    #[inline]
+    pub(crate) fn post_or_execute(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
+        let state = self.shared.state();
+        let len = self.check(wr, state)?;
+        match self.peer.as_deref_mut().filter(|_| state == QpState::ReadyToSend) {
+            Some(peer) => match execute(peer, &self.shared, &wr.op, &wr.data, len, wr.streaming) {
+                Ok(()) => return Ok(true),
+                Err(error) => self.handle_execute_error(wr, len, error),
+            },
+            None => self.post(wr)?,
+        }
+        Ok(false)
+    }
+
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
     /// then the request fails, as it does on a NIC.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {

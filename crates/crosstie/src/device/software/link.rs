@@ -20,6 +20,7 @@ use super::layout::{
 use super::peer_lines::OpenLine;
 use super::region_keys::pointer;
 use super::state::local_regions;
+use crate::device::clock::ticks;
 use crate::device::{DeviceError, Status};
 use crate::local::socket::{self, Peer};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
@@ -38,8 +39,7 @@ pub(super) struct Link {
     pub(super) pid: Option<Pid>,
     /// Becomes readable when the peer's process ends, see [`Peer::process`].
     pub(super) process: Option<OwnedFd>,
-    /// When the link was opened, and how many nanoseconds later the peer's process was last seen alive; 0 if never.
-    opened: Instant,
+    /// When the peer's process was last seen alive, in [`ticks`].
     seen_alive: AtomicU64,
     dead: AtomicBool,
     /// Whether the kernel refused `process_vm_readv` and `process_vm_writev`, so that the peer's service thread has to copy
@@ -53,9 +53,10 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Socket(OwnedFd);
 
-/// How long a process is taken to be alive after it was seen alive. The kernel gives an id to another process only after it has
-/// gone through all other ids, which takes far longer. A system call for each copy would take as long as copying some KiB.
-const LIVENESS_VALID: Duration = Duration::from_micros(100);
+/// How long a process is taken to be alive after it was seen alive, in [`ticks`]: 40 to 200 µs. The kernel gives an id to another
+/// process only after it has gone through all other ids, which takes far longer. A system call for each copy would take as long as
+/// copying some KiB.
+const LIVENESS_VALID: u64 = 200_000;
 
 /// First and longest pause before connecting again to a device that closed the connection.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -148,8 +149,7 @@ impl Link {
                     lines,
                     pid: (!peer.is_this_process()).then_some(pid),
                     process,
-                    opened: Instant::now(),
-                    seen_alive: AtomicU64::new(0),
+                    seen_alive: AtomicU64::new(ticks().wrapping_sub(LIVENESS_VALID)),
                     dead: AtomicBool::new(false),
                     use_proxy: AtomicBool::new(false),
                     socket: Mutex::new(Socket(socket)),
@@ -297,19 +297,25 @@ impl Link {
     }
 
     /// Whether the peer's process has ended, or had ended [`LIVENESS_VALID`] ago at the latest.
+    #[inline]
     fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return self.is_dead() };
-        let now = self.opened.elapsed();
-        let last = Duration::from_nanos(self.seen_alive.load(Relaxed));
-        if !last.is_zero() && now.saturating_sub(last) < LIVENESS_VALID {
+        let now = ticks();
+        // A clock that went backwards, as between two processors, is no reason to believe the last look.
+        if now.wrapping_sub(self.seen_alive.load(Relaxed)) < LIVENESS_VALID {
             return false;
         }
+        self.poll_process(process, now)
+    }
+
+    #[cold]
+    fn poll_process(&self, process: &OwnedFd, now: u64) -> bool {
         let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut pidfd = [PollFd::new(process, PollFlags::IN)];
         // The poll fails only for lack of memory. Then nothing is known, and nothing is accessed.
         let has_ended = !matches!(rustix::event::poll(&mut pidfd, Some(&no_wait)), Ok(0));
         if !has_ended {
-            self.seen_alive.store(now.as_nanos() as u64, Relaxed);
+            self.seen_alive.store(now, Relaxed);
         }
         has_ended
     }

@@ -11,7 +11,8 @@ impl RecvCore {
     /// carries no clear-to-sends either.
     #[inline]
     fn clear_rail(&self, slot: usize) -> Option<usize> {
-        let preferred = slot % self.agreed.rails;
+        // A division takes long, and most connections have one rail.
+        let preferred = if self.agreed.rails == 1 { 0 } else { slot % self.agreed.rails };
         let recent = self.protocol.recent_mask() & self.up;
         if recent & (1 << preferred) != 0 {
             return Some(preferred);
@@ -23,13 +24,12 @@ impl RecvCore {
     pub(super) fn send_clear(&mut self, number: u64) {
         let slot = number as usize & (self.agreed.slots - 1);
         while let Some(rail) = self.clear_rail(slot) {
-            let now = self.now();
             let request = &self.requests[slot];
             let state = &mut self.rails[rail];
             let Some(endpoint) = state.endpoint.as_deref_mut() else { break };
             let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
             if let Ok(retries) = posted {
-                state.unconfirmed_since.get_or_insert(now);
+                state.is_unconfirmed = true;
                 state.last_clear = number;
                 self.requests[slot].clear_rail = rail as u8;
                 let cells = &self.counters.rails[rail];
@@ -82,14 +82,15 @@ fn post_clear(
     let len = usize::from(request.count) * CTS_LEN;
     let mut retries = 0;
     loop {
-        let source = endpoint
-            .source
-            .sge(at..at + len)
-            .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
-        let sges = [source];
-        let data = if request.count == 1 { Data::Inline(&first) } else { Data::Regions(&sges) };
-        let wr = SendWr { signaled: slot == rail, ..SendWr::new(CLEAR_TO_SEND, op, data) };
-        match endpoint.qps[0].post(&wr) {
+        let request_of = |data| SendWr { signaled: slot == rail, ..SendWr::new(CLEAR_TO_SEND, op, data) };
+        let posted = if request.count == 1 {
+            endpoint.qps[0].post(&request_of(Data::Inline(&first)))
+        } else {
+            let source = endpoint.source.sge(at..at + len);
+            let source = source.map_err(|_| PostError::Invalid("a slot is outside the table"))?;
+            endpoint.qps[0].post(&request_of(Data::Regions(&[source])))
+        };
+        match posted {
             Ok(()) => return Ok(retries),
             Err(PostError::Full) if retries < POST_RETRIES => retries += 1,
             Err(error) => return Err(error),

@@ -11,7 +11,6 @@ mod repair;
 
 use core::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crosstie_protocol::rails::{
     Arrival, ClearToSend, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, Receiver, Record, Violation,
@@ -26,7 +25,7 @@ use super::error::{Cause, RequestError};
 use super::mailbox::Mailbox;
 use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
-use crate::device::{Completion, MultiRegion, Opcode};
+use crate::device::{Completion, MultiRegion, Opcode, clock};
 use repair::{Fence, PeerClosed};
 
 /// A receive that was accepted. [`RecvConnection::test`](crate::rails::RecvConnection::test) says when it is done.
@@ -80,11 +79,21 @@ struct Request {
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
-    /// The last clear-to-send that was posted here, and since when nothing has shown that it arrived. Data that arrive on the
+    /// The last clear-to-send that was posted here, and whether nothing has shown yet that it arrived. Data that arrive on the
     /// rail do not show it: only one direction may work.
     last_clear: u64,
+    is_unconfirmed: bool,
+    /// When `check_time` first saw `is_unconfirmed` set.
     unconfirmed_since: Option<u64>,
     probed_at: Option<u64>,
+}
+
+impl Rail {
+    /// All clear-to-sends that were posted here have arrived.
+    #[inline]
+    fn confirm_clears(&mut self) {
+        (self.is_unconfirmed, self.unconfirmed_since, self.probed_at) = (false, None, None);
+    }
 }
 
 /// The receiving end of a connection. One thread at a time uses it.
@@ -106,7 +115,6 @@ pub(super) struct RecvCore {
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
     ended: Option<Cause>,
-    start: Instant,
     clock: PollClock,
     all_down_since: Option<u64>,
     events_seen: u64,
@@ -129,6 +137,7 @@ impl RecvCore {
                 endpoint: endpoints.next().map(Box::new),
                 epoch: 0,
                 last_clear: 0,
+                is_unconfirmed: false,
                 unconfirmed_since: None,
                 probed_at: None,
             }),
@@ -139,7 +148,6 @@ impl RecvCore {
             peer_closed: None,
             has_unsent: false,
             ended: None,
-            start: Instant::now(),
             clock: PollClock::new(),
             all_down_since: None,
             events_seen: 0,
@@ -254,8 +262,12 @@ impl RecvCore {
         if self.mailbox.has_mail() {
             self.read_mail();
         }
+        let (is_due, mut has_consumed) = (self.clock.is_due(), false);
         for rail in 0..self.agreed.rails {
-            self.poll_rail(rail);
+            // A poll that finds nothing costs more than the look. Some of them are needed: they notice errors of the queue.
+            if is_due || self.rails[rail].endpoint.as_ref().is_some_and(|e| e.cq.may_be_ready()) {
+                has_consumed |= self.poll_rail(rail);
+            }
         }
         if !self.fences.is_empty() {
             self.handle_fences();
@@ -263,11 +275,13 @@ impl RecvCore {
         if self.peer_closed.is_some() {
             self.finish_peer_closed();
         }
-        if self.clock.is_due() {
+        if is_due {
             self.clock.read();
             self.check_time();
         }
-        self.refill();
+        if is_due || has_consumed {
+            self.refill();
+        }
     }
 
     /// Posts receives where too few are left. A rail never has fewer receives than messages that may arrive on it.
@@ -286,8 +300,9 @@ impl RecvCore {
         }
     }
 
-    fn poll_rail(&mut self, rail: usize) {
-        let Some(mut endpoint) = self.rails[rail].endpoint.take() else { return };
+    /// Polls the completions of a rail. Returns whether receives were consumed.
+    fn poll_rail(&mut self, rail: usize) -> bool {
+        let Some(mut endpoint) = self.rails[rail].endpoint.take() else { return false };
         let (mut has_failed, mut violation) = (false, None);
         let mut consumed = 0;
         let (memory, staging) = (&endpoint.memory, &endpoint.staging);
@@ -305,6 +320,7 @@ impl RecvCore {
         } else if has_failed || polled.is_err() {
             self.report_rail(rail);
         }
+        consumed > 0
     }
 
     /// `Ok(false)` if the completion says that the rail failed.
@@ -323,8 +339,7 @@ impl RecvCore {
             return Ok(false);
         }
         if matches!(completion.wr_id, CLEAR_TO_SEND | PROBE) && completion.opcode == Opcode::Write {
-            let state = &mut self.rails[rail];
-            (state.unconfirmed_since, state.probed_at) = (None, None);
+            self.rails[rail].confirm_clears();
             return Ok(true);
         }
         *consumed += 1;
@@ -344,7 +359,7 @@ impl RecvCore {
             // The sender had the clear-to-send, and all earlier ones of the same queue pair.
             let state = &mut self.rails[usize::from(request.clear_rail)];
             if state.last_clear == request.message {
-                (state.unconfirmed_since, state.probed_at) = (None, None);
+                state.confirm_clears();
             }
         }
         if count > 1 && leader(imm.mask) == Some(rail) {
@@ -377,7 +392,7 @@ impl RecvCore {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+        clock::now()
     }
 }
 

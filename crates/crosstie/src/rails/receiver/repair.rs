@@ -56,7 +56,7 @@ impl RecvCore {
                     let state = &mut self.rails[rail];
                     state.epoch = endpoint.epoch;
                     state.endpoint = Some(endpoint);
-                    (state.unconfirmed_since, state.probed_at) = (None, None);
+                    state.confirm_clears();
                     self.up |= 1 << rail;
                     self.all_down_since = None;
                     self.counters.rails[rail].returns.add(1);
@@ -73,7 +73,9 @@ impl RecvCore {
                 }
                 Mail::Ended(cause) => {
                     // What arrived before the end counts.
-                    (0..self.agreed.rails).for_each(|rail| self.poll_rail(rail));
+                    for rail in 0..self.agreed.rails {
+                        self.poll_rail(rail);
+                    }
                     self.end(cause);
                 }
             }
@@ -191,6 +193,9 @@ impl RecvCore {
         rails_of(failed & self.up).for_each(|rail| self.report_rail(rail));
         for rail in rails_of(self.up) {
             let state = &mut self.rails[rail];
+            if state.is_unconfirmed {
+                state.unconfirmed_since.get_or_insert(now);
+            }
             match (state.probed_at, state.unconfirmed_since) {
                 (Some(since), _) if now.saturating_sub(since) > probe => self.report_rail(rail),
                 (None, Some(since)) if now.saturating_sub(since) > stall => {

@@ -11,9 +11,8 @@ mod repair;
 
 use core::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
-use crosstie_protocol::rails::{CTS_LEN, MAX_GROUP, MAX_RAILS, Mask, Rates, Sender};
+use crosstie_protocol::rails::{CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, Rates, Sender};
 
 use super::config::Split;
 use super::connect::Parts;
@@ -25,7 +24,7 @@ use super::head::{Head, Source};
 use super::mailbox::Mailbox;
 use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
-use crate::device::Completion;
+use crate::device::{Completion, RemoteAddr, clock};
 use core::sync::atomic::Ordering::Relaxed;
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
@@ -53,6 +52,14 @@ struct Target {
     rkeys: [u32; MAX_RAILS],
 }
 
+impl Target {
+    /// Where a chunk of the buffer goes on a rail.
+    #[inline]
+    fn at(&self, rail: usize, chunk: Chunk) -> RemoteAddr {
+        RemoteAddr { addr: self.addrs[rail].wrapping_add(chunk.offset.into()), rkey: self.rkeys[rail] }
+    }
+}
+
 /// What is known about a rail.
 #[derive(Debug)]
 struct Rail {
@@ -65,6 +72,19 @@ struct Rail {
     /// When a completion arrived, or the first request was posted, in nanoseconds.
     progress_at: u64,
     probed_at: Option<u64>,
+}
+
+impl Rail {
+    /// Counts a part that is posted now. `None` if the rail is down.
+    #[inline]
+    fn begin_post(&mut self, bytes: u64, now: u64) -> Option<&mut Endpoint> {
+        if self.outstanding == 0 {
+            self.progress_at = now;
+        }
+        self.queued += bytes;
+        self.outstanding += 1;
+        self.endpoint.as_deref_mut()
+    }
 }
 
 /// The sending end of a connection. One thread at a time uses it.
@@ -85,7 +105,6 @@ pub(super) struct SendCore {
     head: Head,
     split: Split,
     ended: Option<Cause>,
-    start: Instant,
     clock: PollClock,
     all_down_since: Option<u64>,
     events_seen: u64,
@@ -121,7 +140,6 @@ impl SendCore {
             head: Head::default(),
             split: context.config.split,
             ended: None,
-            start: Instant::now(),
             clock: PollClock::new(),
             all_down_since: None,
             events_seen: 0,
@@ -271,7 +289,7 @@ impl SendCore {
         let at = slot * self.agreed.max_group * CTS_LEN;
         for nth in 0..self.agreed.rails {
             // It most likely comes over the rail of its slot.
-            let rail = (slot + nth) % self.agreed.rails;
+            let rail = if self.agreed.rails == 1 { 0 } else { (slot + nth) % self.agreed.rails };
             let Some(endpoint) = &self.rails[rail].endpoint else { continue };
             let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { continue };
             if u64::from_le_bytes(sequence) != number + 1 {
@@ -300,7 +318,7 @@ impl SendCore {
         let mut has_failed = false;
         let mut now = None;
         let polled = endpoint.poll(|completion| {
-            let now = *now.get_or_insert_with(|| self.start.elapsed().as_nanos() as u64);
+            let now = *now.get_or_insert_with(clock::now);
             has_failed |= !self.handle_completion(rail, completion, now);
         });
         self.rails[rail].endpoint = Some(endpoint);
@@ -312,18 +330,28 @@ impl SendCore {
     /// Returns false if the completion says that the rail failed.
     #[inline]
     fn handle_completion(&mut self, rail: usize, completion: &Completion, now: u64) -> bool {
-        let (state, cells) = (&mut self.rails[rail], &self.counters.rails[rail]);
-        cells.completions.add(1);
         if !completion.status.is_success() {
+            self.counters.rails[rail].completions.add(1);
             return false;
         }
-        state.probed_at = None;
         if completion.wr_id == PROBE {
-            state.progress_at = now;
+            let state = &mut self.rails[rail];
+            (state.probed_at, state.progress_at) = (None, now);
+            self.counters.rails[rail].completions.add(1);
             return true;
         }
         let (number, attempt) = (completion.wr_id >> 8, (completion.wr_id >> 4 & 15) as u8);
         let bytes = self.protocol.part(number, attempt, rail).map_or(0, |part| part.bytes());
+        self.finish_part(number, attempt, rail, bytes, now);
+        true
+    }
+
+    /// A part of so many bytes has arrived.
+    #[inline]
+    fn finish_part(&mut self, number: u64, attempt: u8, rail: usize, bytes: u64, now: u64) {
+        let (state, cells) = (&mut self.rails[rail], &self.counters.rails[rail]);
+        cells.completions.add(1);
+        state.probed_at = None;
         let slot = number as usize & (self.agreed.slots - 1);
         let since = self.messages[slot].posted_at[rail];
         if attempt == 0 {
@@ -337,7 +365,6 @@ impl SendCore {
         if self.protocol.part_done(number, attempt, rail) {
             self.finish_message(number);
         }
-        true
     }
 
     fn finish_message(&mut self, number: u64) {
@@ -348,6 +375,6 @@ impl SendCore {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+        clock::now()
     }
 }

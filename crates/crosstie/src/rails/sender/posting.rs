@@ -1,26 +1,25 @@
 //! How a message is split over the rails, and how its parts are posted.
 
 use crosstie_protocol::rails::{
-    Chunk, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Record, fixed_split, leader, rails_of, split,
+    Chunk, Immediate, MAX_GROUP, MAX_RAILS, Mask, RECORD_LEN, RailLoad, Record, SendError, fixed_split,
+    leader, rails_of, split,
 };
 
 use super::super::config::Split;
 use super::super::counters::RailCells;
-use super::super::endpoint::{Endpoint, POST_RETRIES};
+use super::super::endpoint::POST_RETRIES;
 use super::super::error::Cause;
 use super::{SendCore, Target, wr_id};
-use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr, Sge};
+use crate::device::{Data, PostError, SendOp, SendWr, Sge};
 
 impl SendCore {
     /// Sends the message whose sends are all matched.
     pub(super) fn send_head(&mut self, number: u64, slot: usize) {
-        let mut lens = [[0; MAX_RAILS]; MAX_GROUP];
         let message = &mut self.messages[slot];
-        let (mut count, mut total) = (0, 0u64);
+        let mut count = 0;
         for (source, wanted) in self.head.take() {
             message.sources[count] = *source;
             message.targets[count] = Target { addrs: wanted.addrs, rkeys: wanted.rkeys };
-            total += u64::from(source.len);
             count += 1;
         }
         message.number = number;
@@ -28,16 +27,15 @@ impl SendCore {
         message.untaken = ((1u16 << count) - 1) as u8;
         message.is_done = false;
         let now = self.now();
-        let loads = self.loads();
         let len = self.messages[slot].sources[0].len;
         let is_staged = count == 1 && len > 0 && len <= self.agreed.staging;
-        let min_part = if is_staged { u32::MAX } else { self.context.config.min_part };
-        for (index, lens) in lens.iter_mut().enumerate().take(count) {
-            *lens = self.split_message(self.messages[slot].sources[index].len, &loads, min_part);
-        }
-        let empty_rail = if total == 0 { self.idle_rail(&loads) } else { 0 };
-        let lens = &lens[..count];
-        let Ok((_, mask)) = self.protocol.begin(lens, empty_rail) else {
+        let begun = if count == 1 && self.up.is_power_of_two() {
+            // One rail: there is nothing to decide.
+            self.protocol.begin_on(self.up.trailing_zeros() as usize, len)
+        } else {
+            self.begin_split(slot, count, is_staged)
+        };
+        let Ok((_, mask)) = begun else {
             // The slot is free: all results of its last message were taken, which needs that it is done.
             return self.end(Cause::PeerError("its slot is in use".into()));
         };
@@ -46,7 +44,29 @@ impl SendCore {
         if is_staged {
             self.counters.staged.add(1);
         }
-        self.post_attempt(number, 0, mask, is_staged, now);
+        if count > 1 || !mask.is_power_of_two() {
+            return self.post_attempt(number, 0, mask, is_staged, now);
+        }
+        let rail = mask.trailing_zeros() as usize;
+        let imm = self.protocol.immediate(number, mask, 0, is_staged);
+        match self.post_single(number, rail, imm, Chunk { offset: 0, len }, now) {
+            Ok(true) => self.finish_part(number, 0, rail, len.into(), self.now()),
+            Ok(false) => {}
+            Err(_) => self.fail_rail(rail),
+        }
+    }
+
+    /// Begins the message in `slot`, split over the rails.
+    fn begin_split(&mut self, slot: usize, count: usize, is_staged: bool) -> Result<(u64, Mask), SendError> {
+        let loads = self.loads();
+        let min_part = if is_staged { u32::MAX } else { self.context.config.min_part };
+        let (mut lens, mut total) = ([[0; MAX_RAILS]; MAX_GROUP], 0u64);
+        for (lens, source) in lens.iter_mut().zip(&self.messages[slot].sources).take(count) {
+            *lens = self.split_message(source.len, &loads, min_part);
+            total += u64::from(source.len);
+        }
+        let empty_rail = if total == 0 { self.idle_rail(&loads) } else { 0 };
+        self.protocol.begin(&lens[..count], empty_rail)
     }
 
     /// The rate and the load of each rail, as they are now.
@@ -133,74 +153,90 @@ impl SendCore {
         let (chunks, bytes) = (part.chunks, part.bytes());
         let imm = self.protocol.immediate(number, mask, attempt, is_staged);
         let slot = usize::from(imm.slot);
+        if self.messages[slot].count == 1 {
+            if self.post_single(number, rail, imm, chunks[0], now)? {
+                self.finish_part(number, attempt, rail, bytes, self.now());
+            }
+            return Ok(());
+        }
         let message = &self.messages[slot];
         let state = &mut self.rails[rail];
         let cells = &self.counters.rails[rail];
-        if state.outstanding == 0 {
-            state.progress_at = now;
-        }
-        state.queued += bytes;
-        state.outstanding += 1;
-        let Some(endpoint) = state.endpoint.as_deref_mut() else { return Err(PostError::Full) };
+        let Some(endpoint) = state.begin_post(bytes, now) else { return Err(PostError::Full) };
         let qp = endpoint.take_qp();
         let id = wr_id(number, attempt, rail);
-        let target = |index: usize, chunk: Chunk| RemoteAddr {
-            addr: message.targets[index].addrs[rail].wrapping_add(chunk.offset.into()),
-            rkey: message.targets[index].rkeys[rail],
-        };
         let mut requests = 1;
-        if message.count == 1 {
-            let to = if is_staged {
-                endpoint.peer_staging.at(slot as u64 * u64::from(self.agreed.staging))
-            } else {
-                target(0, chunks[0])
-            };
-            let sges = [message.sources[0].sge(rail, chunks[0])];
-            let data = if bytes == 0 { Data::Inline(&[]) } else { Data::Regions(&sges) };
-            let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
-            post(endpoint, qp, &wr, attempt > 0, cells)?;
-        } else {
-            for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.len > 0) {
-                let sges = [message.sources[index].sge(rail, *chunk)];
-                let wr = SendWr::new(id, SendOp::Write(target(index, *chunk)), Data::Regions(&sges));
-                post(endpoint, qp, &wr, true, cells)?;
-                requests += 1;
-            }
-            let at = slot * RECORD_LEN;
-            let len = Record::len_of(message.count.into());
-            let is_leader = leader(mask) == Some(rail);
-            if is_leader {
-                let sizes = core::array::from_fn(|index| u64::from(message.sources[index].len));
-                // The offset is inside: a slot is below the number of slots.
-                endpoint.source.write(at, &Record { sizes }.encode(number)).map_err(|_| PostError::Full)?;
-            }
-            let source = endpoint.source.sge(at..at + len).map_err(|_| PostError::Full)?;
-            let sges = [Sge::detached(source.addr, source.len, source.lkey, source.pd, source.access)];
-            let data = if is_leader { Data::Regions(&sges) } else { Data::Inline(&[]) };
-            let to = endpoint.peer.at(at as u64);
-            let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
-            post(endpoint, qp, &wr, false, cells)?;
+        for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.len > 0) {
+            let sges = [message.sources[index].sge(rail, *chunk)];
+            let to = message.targets[index].at(rail, *chunk);
+            let wr = SendWr::new(id, SendOp::Write(to), Data::Regions(&sges));
+            post(cells, || endpoint.qps[qp].post_detached(&wr))?;
+            requests += 1;
         }
+        let at = slot * RECORD_LEN;
+        let len = Record::len_of(message.count.into());
+        let is_leader = leader(mask) == Some(rail);
+        if is_leader {
+            let sizes = core::array::from_fn(|index| u64::from(message.sources[index].len));
+            // The offset is inside: a slot is below the number of slots.
+            endpoint.source.write(at, &Record { sizes }.encode(number)).map_err(|_| PostError::Full)?;
+        }
+        let source = endpoint.source.sge(at..at + len).map_err(|_| PostError::Full)?;
+        let sges = [Sge::detached(source.addr, source.len, source.lkey, source.pd, source.access)];
+        let data = if is_leader { Data::Regions(&sges) } else { Data::Inline(&[]) };
+        let to = endpoint.peer.at(at as u64);
+        let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
+        post(cells, || endpoint.qps[qp].post(&wr))?;
         cells.bytes.add(bytes);
         cells.work_requests.add(requests);
         cells.payload_requests.add(requests);
         Ok(())
     }
+
+    /// Posts a part of a message with one buffer. True if the device has executed it meanwhile, so that it has no completion.
+    #[inline]
+    fn post_single(
+        &mut self,
+        number: u64,
+        rail: usize,
+        imm: Immediate,
+        chunk: Chunk,
+        now: u64,
+    ) -> Result<bool, PostError> {
+        let slot = usize::from(imm.slot);
+        let message = &self.messages[slot];
+        let cells = &self.counters.rails[rail];
+        let bytes = u64::from(chunk.len);
+        let Some(endpoint) = self.rails[rail].begin_post(bytes, now) else { return Err(PostError::Full) };
+        let qp = endpoint.take_qp();
+        let to = if imm.staged {
+            endpoint.peer_staging.at(slot as u64 * u64::from(self.agreed.staging))
+        } else {
+            message.targets[0].at(rail, chunk)
+        };
+        let sges = [message.sources[0].sge(rail, chunk)];
+        let data = if bytes == 0 { Data::Inline(&[]) } else { Data::Regions(&sges) };
+        let id = wr_id(number, imm.attempt, rail);
+        let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
+        let is_done = if imm.attempt > 0 {
+            // The borrow of its memory is over.
+            post(cells, || endpoint.qps[qp].post_detached(&wr)).map(|()| false)?
+        } else {
+            post(cells, || endpoint.qps[qp].post_or_execute(&wr))?
+        };
+        cells.bytes.add(bytes);
+        cells.work_requests.add(1);
+        cells.payload_requests.add(1);
+        Ok(is_done)
+    }
 }
 
-/// Posts a request; a queue that is full is tried again. `is_old`: the borrow of its memory is over.
+/// Posts a request; a queue that is full is tried again.
 #[inline]
-fn post(
-    endpoint: &mut Endpoint,
-    qp: usize,
-    wr: &SendWr<'_>,
-    is_old: bool,
-    cells: &RailCells,
-) -> Result<(), PostError> {
+fn post<T>(cells: &RailCells, mut post: impl FnMut() -> Result<T, PostError>) -> Result<T, PostError> {
     let mut tries = 0;
     loop {
-        let posted = if is_old { endpoint.qps[qp].post_detached(wr) } else { endpoint.qps[qp].post(wr) };
-        match posted {
+        match post() {
             Err(PostError::Full) if tries < POST_RETRIES => {
                 cells.retries.add(1);
                 tries += 1;
