@@ -19,8 +19,9 @@ use core::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicI32, AtomicU64, fence};
 
-/// Bytes that a thread copies at a time.
-pub(super) const CHUNK: usize = if cfg!(all(test, loom)) { 1 } else { 64 << 10 };
+/// Bytes that a thread copies at a time. Few, so that all threads end at about the same time: with 16 KiB all_reduce of 4 MiB in NCCL
+/// took 0.89 of the time that it took with 64 KiB.
+pub(super) const CHUNK: usize = if cfg!(all(test, loom)) { 1 } else { 16 << 10 };
 /// The most chunks of a job; the number of a chunk has 32 bits.
 pub(super) const MAX_CHUNKS: usize = 1 << 20;
 /// In place of a chunk's number: no chunk can be taken.
