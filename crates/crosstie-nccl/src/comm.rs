@@ -16,6 +16,7 @@ use crosstie::rails::{Connecting, Counters, Handle, Listener, Rails, RecvConnect
 use crate::abi::{Fault, HANDLE_LEN};
 use crate::key::{Key, Kind};
 use crate::log::{info, trace};
+use crate::memory::RecentMemory;
 use crate::network::{self, MAX_COMMS, NetDevice};
 use crate::request::{Flusher, RecvEntry, Requests, SendEntry};
 use crate::table::{Table, table};
@@ -46,6 +47,7 @@ pub(crate) struct SendComm {
     pub(crate) rails: Rails,
     pub(crate) device: &'static NetDevice,
     pub(crate) requests: Requests<SendEntry>,
+    pub(crate) recent: RecentMemory,
 }
 
 /// A connection for receiving.
@@ -54,6 +56,7 @@ pub(crate) struct RecvComm {
     pub(crate) rails: Rails,
     pub(crate) device: &'static NetDevice,
     pub(crate) requests: Requests<RecvEntry>,
+    pub(crate) recent: RecentMemory,
     pub(crate) flusher: Option<Flusher>,
 }
 
@@ -100,7 +103,10 @@ pub(crate) fn connect(device: c_int, class: u8, bytes: &mut [u8; HANDLE_LEN]) ->
     let Some(connection) = connected? else { return Ok(None) };
     let ConnectAttempt { rails, device, .. } = attempt;
     trace!("connected for sending: {}", device.name().to_string_lossy());
-    let make = |key: Key| SendComm { connection, rails, device, requests: Requests::new(key) };
+    let make = |key: Key| {
+        let (requests, recent) = (Requests::new(key), RecentMemory::default());
+        SendComm { connection, rails, device, requests, recent }
+    };
     SENDS.insert_with(make).map(Some)
 }
 
@@ -117,7 +123,10 @@ pub(crate) fn accept(listen: Key) -> Result<Option<Key>, Fault> {
     drop(comm);
     let flusher = if device.has_gpu_memory() { Some(Flusher::new(&rails)?) } else { None };
     trace!("connected for receiving: {}", device.name().to_string_lossy());
-    let make = |key: Key| RecvComm { connection, rails, device, requests: Requests::new(key), flusher };
+    let make = |key: Key| {
+        let (requests, recent) = (Requests::new(key), RecentMemory::default());
+        RecvComm { connection, rails, device, requests, recent, flusher }
+    };
     RECVS.insert_with(make).map(Some)
 }
 

@@ -31,6 +31,7 @@
 pub mod abi;
 mod comm;
 mod key;
+mod lock;
 mod log;
 mod memory;
 mod network;

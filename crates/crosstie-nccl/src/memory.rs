@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use core::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crosstie::device::{Access, MultiRegion};
@@ -25,26 +26,59 @@ const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Acc
 pub(crate) struct Registered {
     start: usize,
     len: usize,
-    /// `None` only while it is being deregistered.
-    memory: Option<Memory>,
+    memory: Memory,
     pub(crate) is_gpu: bool,
 }
 
-pub(crate) static MEMORY: Table<Registered> = table!(Registered, MAX_MEMORY, Kind::Memory);
+/// `None` only while the memory is being deregistered.
+static MEMORY: Table<Option<Arc<Registered>>> = table!(Option<Arc<Registered>>, MAX_MEMORY, Kind::Memory);
 
 impl Registered {
+    /// The memory with this key.
+    pub(crate) fn find(key: Key) -> Result<Arc<Registered>, Fault> {
+        MEMORY.lock(key)?.clone().ok_or(Fault::InvalidKey(Kind::Memory))
+    }
+
     /// The memory and the range of it that a buffer names.
     #[inline]
     pub(crate) fn range(&self, data: usize, size: usize) -> Result<(&Memory, Range<usize>), Fault> {
-        let Some(memory) = &self.memory else { return Err(Fault::InvalidKey(Kind::Memory)) };
         if size == 0 {
-            return Ok((memory, 0..0));
+            return Ok((&self.memory, 0..0));
         }
         let at = data.wrapping_sub(self.start);
         if data < self.start || at > self.len || size > self.len - at {
             return Err(Fault::Argument("the buffer is not inside the memory of its handle"));
         }
-        Ok((memory, at..at + size))
+        Ok((&self.memory, at..at + size))
+    }
+}
+
+/// The memory that a comm used last, so that its next request needs no lock and no reference count for it. NCCL has a handle for
+/// each protocol of a connection. Deregistering memory makes all comms forget it.
+#[derive(Default)]
+pub(crate) struct RecentMemory {
+    entries: [Option<(Key, Arc<Registered>)>; RECENT],
+}
+
+/// A power of two.
+const RECENT: usize = 8;
+
+impl RecentMemory {
+    /// The memory with this key.
+    #[inline]
+    pub(crate) fn get(&mut self, key: Key) -> Result<&Registered, Fault> {
+        let entry = &mut self.entries[key.index() as usize % RECENT];
+        if !matches!(entry, Some((known, _)) if *known == key) {
+            *entry = None;
+        }
+        match entry {
+            Some((_, registered)) => Ok(registered),
+            None => Ok(&entry.insert((key, Registered::find(key)?)).1),
+        }
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.entries[key.index() as usize % RECENT].take_if(|(known, _)| *known == key);
     }
 }
 
@@ -73,7 +107,7 @@ pub(crate) fn register(comm: Key, data: *mut u8, size: usize, kind: c_int) -> Re
     let regions = unsafe { MultiRegion::register(rails.domains(), data, size, ACCESS)? };
     let memory = rails.adopt(regions)?;
     trace!("registered {size} bytes at {data:p}");
-    MEMORY.insert(Registered { start: data.addr(), len: size, memory: Some(memory), is_gpu: false })
+    MEMORY.insert(Some(Arc::new(Registered { start: data.addr(), len: size, memory, is_gpu: false })))
 }
 
 /// `regMrDmaBuf`: memory of a GPU, or of the host, that a DMA-BUF file descriptor names.
@@ -100,13 +134,13 @@ pub(crate) fn register_dma_buf(
     let memory = rails.adopt(regions)?;
     trace!("registered {size} bytes of GPU memory at {address:#x}");
     let start = address as usize;
-    MEMORY.insert(Registered { start, len: size, memory: Some(memory), is_gpu: kind == PTR_CUDA })
+    MEMORY.insert(Some(Arc::new(Registered { start, len: size, memory, is_gpu: kind == PTR_CUDA })))
 }
 
 /// `deregMr`. If a request of the comm still uses the memory, NCCL is aborting: the connection is aborted, so that nothing
 /// accesses the memory when this returns.
 pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
-    drop(MEMORY.lock(key)?);
+    drop(Registered::find(key)?);
     if comm.is(Kind::Send) {
         let mut comm = SENDS.lock(comm)?;
         if comm.requests.iter().any(|entry| entry.memory == key) {
@@ -120,20 +154,36 @@ pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
             comm.connection.abort();
         }
     }
-    let mut registered = MEMORY.lock(key)?;
-    let Some(memory) = registered.memory.take() else { return Err(Fault::InvalidKey(Kind::Memory)) };
-    match memory.deregister(DEREGISTER_TIMEOUT) {
-        Ok(()) => {
-            drop(registered);
-            MEMORY.remove(key).map(drop)
+    // From here on nobody finds it.
+    let registered = MEMORY.lock(key)?.take().ok_or(Fault::InvalidKey(Kind::Memory))?;
+    if comm.is(Kind::Send) {
+        SENDS.lock(comm)?.recent.forget(key);
+    } else {
+        RECVS.lock(comm)?.recent.forget(key);
+    }
+    let Registered { start, len, memory, is_gpu } = match Arc::try_unwrap(registered) {
+        Ok(registered) => registered,
+        Err(registered) => {
+            // Other comms have used it.
+            SENDS.for_each(|comm| comm.recent.forget(key));
+            RECVS.for_each(|comm| comm.recent.forget(key));
+            match Arc::try_unwrap(registered) {
+                Ok(registered) => registered,
+                Err(registered) => {
+                    *MEMORY.lock(key)? = Some(registered);
+                    return Err(Fault::Deregister("another thread is using the memory".into()));
+                }
+            }
         }
+    };
+    match memory.deregister(DEREGISTER_TIMEOUT) {
+        Ok(()) => MEMORY.remove(key).map(drop),
         Err(error) => {
             // It is not given back: a peer may still write there. NCCL may call again.
             let text = error.to_string();
-            registered.memory = Some(match error {
-                DeregisterError::InUse(memory) | DeregisterError::PeerBusy { memory, .. } => memory,
-                _ => return Err(Fault::Deregister(text)),
-            });
+            if let DeregisterError::InUse(memory) | DeregisterError::PeerBusy { memory, .. } = error {
+                *MEMORY.lock(key)? = Some(Arc::new(Registered { start, len, memory, is_gpu }));
+            }
             Err(Fault::Deregister(text))
         }
     }

@@ -27,8 +27,14 @@ pub(crate) const MAX_REQUESTS: usize = 32 * 8;
 const MAX_CONTEXTS: usize = 1 << 12;
 /// Receives that can be outstanding on a connection: twice what NCCL uses.
 const SLOTS: usize = 64;
-/// What is said about the speed of a software device and of a NIC whose speed is not known, in Mbit/s.
+/// What is said about the speed of a NIC whose speed is not known, in Mbit/s.
 const DEFAULT_SPEED: c_int = 200_000;
+/// The speed of a software device, in Mbit/s: about what the one progress thread of NCCL copies there. NCCL chooses its protocol by it.
+/// With 200,000 it sends messages of 256 KiB with twice as many bytes (protocol LL), which takes a third longer.
+const SOFTWARE_SPEED: c_int = 50_000;
+/// On software devices, messages of at most so many bytes are staged, see [`Config::staging`]. The rails' own choice is right for a
+/// program that waits for a message; but the kernels of NCCL see a message (protocol LL) as soon as it is in place.
+const STAGING: u32 = 1 << 10;
 
 /// A device that NCCL sees. It exists until the process ends; its rails are opened when they are needed.
 #[derive(Debug)]
@@ -231,6 +237,9 @@ impl NetDevice {
                 None if is_local => IpAddr::V4(Ipv4Addr::LOCALHOST),
                 None => first_address(),
             },
+            // More queue pairs are more places in which a process of the same machine looks for messages.
+            staging: is_local.then_some(STAGING),
+            data_qps: if is_local { 1 } else { Config::default().data_qps },
             ..Config::default()
         };
         let rails = Rails::new(opened.clone(), config)?;
@@ -346,7 +355,7 @@ impl Facts {
     fn of(spec: &DeviceSpec) -> Facts {
         let unknown = Facts { pci_path: None, guid: None, speed: DEFAULT_SPEED, port: 1 };
         match spec {
-            DeviceSpec::Software => unknown,
+            DeviceSpec::Software => Facts { speed: SOFTWARE_SPEED, ..unknown },
             DeviceSpec::Fault { inner, .. } => Facts::of(inner),
             DeviceSpec::Verbs { name, port, .. } => {
                 let at = PathBuf::from("/sys/class/infiniband").join(name);

@@ -3,15 +3,14 @@
 use core::ffi::c_int;
 
 use crosstie::device::{Access, ConnectConfig, Cq, CqConfig, Data, Mr, QpConfig, RcQp, SendOp, SendWr};
-use crosstie::rails::{Rails, RecvBuffer, RecvRequest, RequestError, SendRequest};
+use crosstie::rails::{Rails, Received, RecvBuffer, RecvRequest, RequestError, SendRequest};
 
 use crate::abi::Fault;
 use crate::abi::functions::MAX_RECVS;
 use crate::comm::{RECVS, SENDS};
 use crate::key::{Key, Kind};
-use crate::memory::MEMORY;
+use crate::memory::Registered;
 use crate::network::MAX_REQUESTS;
-use crate::table::Guard;
 
 /// One buffer of a request, as NCCL names it.
 #[derive(Clone, Copy)]
@@ -115,8 +114,7 @@ pub(crate) fn isend(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
         comm.connection.progress();
         return Ok(None);
     }
-    let registered = MEMORY.lock(buffer.memory)?;
-    let (memory, range) = registered.range(buffer.data, buffer.size)?;
+    let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
     let sent = match comm.connection.isend(memory, range.clone(), buffer.tag as u32) {
         // NCCL sends at most what the receiver takes.
         Err(RequestError::TooLong { room, .. }) => {
@@ -128,6 +126,12 @@ pub(crate) fn isend(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
     comm.requests.insert(Kind::SendRequest, SendEntry { request, memory: buffer.memory }).map(Some)
 }
 
+#[inline]
+fn recv_buffer<'a>(registered: &'a Registered, buffer: &Buffer) -> Result<RecvBuffer<'a>, Fault> {
+    let (memory, range) = registered.range(buffer.data, buffer.size)?;
+    Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
+}
+
 /// `irecv`. `None` if too many receives are outstanding.
 pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault> {
     let mut comm = RECVS.lock(comm)?;
@@ -136,24 +140,13 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
         comm.connection.progress();
         return Ok(None);
     }
-    let mut guards: [Option<Guard<_>>; MAX_RECVS] = [const { None }; MAX_RECVS];
-    for (at, buffer) in buffers.iter().enumerate() {
-        // Several buffers may be in the same memory, which must be locked once.
-        if !buffers[..at].iter().any(|earlier| earlier.memory == buffer.memory) {
-            guards[at] = Some(MEMORY.lock(buffer.memory)?);
-        }
-    }
-    let part = |buffer: &Buffer| -> Result<RecvBuffer<'_>, Fault> {
-        let at = buffers.iter().position(|first| first.memory == buffer.memory);
-        let registered = at.and_then(|at| guards[at].as_ref()).ok_or(Fault::InvalidKey(Kind::Memory))?;
-        let (memory, range) = registered.range(buffer.data, buffer.size)?;
-        Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
-    };
     let received = if let [buffer] = buffers {
-        comm.connection.irecv(&[part(buffer)?])?
+        comm.connection.irecv(&[recv_buffer(comm.recent.get(buffer.memory)?, buffer)?])?
     } else {
-        let parts = buffers.iter().map(part).collect::<Result<Vec<_>, _>>()?;
-        comm.connection.irecv(&parts)?
+        let memory = buffers.iter().map(|buffer| Registered::find(buffer.memory));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
+        let parts = memory.iter().zip(buffers).map(|(registered, buffer)| recv_buffer(registered, buffer));
+        comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?
     };
     let Some(request) = received else { return Ok(None) };
     let mut memory = [Key::NULL; MAX_RECVS];
@@ -164,21 +157,21 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
 }
 
 /// What a request that is done did.
-pub(crate) struct Done {
-    count: usize,
-    sizes: [usize; MAX_RECVS],
+pub(crate) enum Done {
+    Sent(usize),
+    Received(Received),
+    Flushed,
 }
 
 impl Done {
-    fn of(sizes: &[usize]) -> Done {
-        let mut done = Done { count: sizes.len().min(MAX_RECVS), sizes: [0; MAX_RECVS] };
-        done.sizes[..done.count].copy_from_slice(&sizes[..done.count]);
-        done
-    }
-
     /// Bytes per buffer.
+    #[inline]
     pub(crate) fn sizes(&self) -> &[usize] {
-        &self.sizes[..self.count]
+        match self {
+            Done::Sent(size) => core::slice::from_ref(size),
+            Done::Received(received) => received.sizes(),
+            Done::Flushed => &[],
+        }
     }
 }
 
@@ -192,7 +185,7 @@ pub(crate) fn test(key: Key) -> Result<Option<Done>, Fault> {
         let Some(entry) = comm.requests.get(Kind::SendRequest, key)? else { return Ok(None) };
         let Some(len) = comm.connection.test(entry.request)? else { return Ok(None) };
         comm.requests.remove(key);
-        return Ok(Some(Done::of(&[len])));
+        return Ok(Some(Done::Sent(len)));
     }
     if !key.is(Kind::RecvRequest) {
         return Err(Fault::InvalidKey(Kind::RecvRequest));
@@ -202,7 +195,7 @@ pub(crate) fn test(key: Key) -> Result<Option<Done>, Fault> {
     let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(None) };
     let done = match entry.request {
         Some(request) => match comm.connection.test(request)? {
-            Some(received) => Done::of(received.sizes()),
+            Some(received) => Done::Received(received),
             None => return Ok(None),
         },
         None => {
@@ -211,7 +204,7 @@ pub(crate) fn test(key: Key) -> Result<Option<Done>, Fault> {
             {
                 return Ok(None);
             }
-            Done::of(&[])
+            Done::Flushed
         }
     };
     comm.requests.remove(key);
@@ -223,7 +216,7 @@ pub(crate) fn iflush(comm: Key, last: Option<&Buffer>) -> Result<Option<Key>, Fa
     let mut comm = RECVS.lock(comm)?;
     let comm = &mut *comm;
     let (Some(flusher), Some(buffer)) = (&mut comm.flusher, last) else { return Ok(None) };
-    let registered = MEMORY.lock(buffer.memory)?;
+    let registered = comm.recent.get(buffer.memory)?;
     if !registered.is_gpu {
         return Ok(None);
     }

@@ -4,10 +4,11 @@
 //! generation tells apart. A slot is used again after its object is removed.
 
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::abi::Fault;
 use crate::key::{Key, Kind};
+use crate::lock::{Lock, LockGuard};
 
 /// Objects of one kind, as many as it has slots.
 pub(crate) struct Table<T: 'static> {
@@ -23,7 +24,7 @@ struct Free {
 
 /// A place for an object.
 pub(crate) struct Slot<T> {
-    entry: Mutex<Entry<T>>,
+    entry: Lock<Entry<T>>,
 }
 
 struct Entry<T> {
@@ -43,7 +44,7 @@ pub(crate) use table;
 
 /// Exclusive access to an object.
 pub(crate) struct Guard<T: 'static> {
-    entry: MutexGuard<'static, Entry<T>>,
+    entry: LockGuard<'static, Entry<T>>,
 }
 
 impl<T> core::ops::Deref for Guard<T> {
@@ -79,7 +80,7 @@ impl<T> Table<T> {
         let index = match free.removed.pop() {
             Some(index) => index,
             None if (free.used as usize) < self.slots.len() => {
-                let slot = Box::new(Slot { entry: Mutex::new(Entry { generation: 0, value: None }) });
+                let slot = Box::new(Slot { entry: Lock::new(Entry { generation: 0, value: None }) });
                 // Release, partner: the Acquire load in `slot`.
                 self.slots[free.used as usize].store(Box::into_raw(slot), Release);
                 free.used += 1;
@@ -89,7 +90,7 @@ impl<T> Table<T> {
         };
         drop(free);
         let slot = self.slot(index).ok_or(Fault::InvalidKey(self.kind))?;
-        let mut entry = slot.entry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entry = slot.entry.lock();
         entry.generation = (entry.generation + 1) % Key::GENERATIONS;
         let key = Key::new(self.kind, entry.generation, index);
         entry.value = Some(make(key));
@@ -99,23 +100,39 @@ impl<T> Table<T> {
     /// Exclusive access to the object with this key. Waits while another thread has it.
     #[inline]
     pub(crate) fn lock(&self, key: Key) -> Result<Guard<T>, Fault> {
-        let slot = self.find(key)?;
-        let Ok(entry) = slot.entry.lock() else { return Err(Fault::Poisoned(self.kind)) };
-        if entry.generation != key.generation() || entry.value.is_none() {
+        let guard = self.guard(self.find(key)?)?;
+        if guard.entry.generation != key.generation() {
             return Err(Fault::InvalidKey(self.kind));
         }
-        Ok(Guard { entry })
+        Ok(guard)
     }
 
     /// As [`lock`](Table::lock), for the object that is in a slot now, whatever its generation.
     #[inline]
     pub(crate) fn lock_index(&self, index: u32) -> Result<Guard<T>, Fault> {
-        let slot = self.slot(index).ok_or(Fault::InvalidKey(self.kind))?;
-        let Ok(entry) = slot.entry.lock() else { return Err(Fault::Poisoned(self.kind)) };
+        self.guard(self.slot(index).ok_or(Fault::InvalidKey(self.kind))?)
+    }
+
+    #[inline]
+    fn guard(&self, slot: &'static Slot<T>) -> Result<Guard<T>, Fault> {
+        let entry = slot.entry.lock();
+        if entry.is_poisoned() {
+            return Err(Fault::Poisoned(self.kind));
+        }
         if entry.value.is_none() {
             return Err(Fault::InvalidKey(self.kind));
         }
         Ok(Guard { entry })
+    }
+
+    /// Calls `each` with every object, one at a time. Those that a panic left in an unknown state are left out.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(&mut T)) {
+        let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).used;
+        for index in 0..used {
+            if let Ok(mut guard) = self.lock_index(index) {
+                each(&mut guard);
+            }
+        }
     }
 
     /// Removes all objects.
@@ -123,7 +140,7 @@ impl<T> Table<T> {
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).used;
         for index in 0..used {
             let key = self.slot(index).and_then(|slot| {
-                let entry = slot.entry.lock().unwrap_or_else(PoisonError::into_inner);
+                let entry = slot.entry.lock();
                 entry.value.is_some().then(|| Key::new(self.kind, entry.generation, index))
             });
             // Somebody else may have removed it since.
@@ -136,8 +153,8 @@ impl<T> Table<T> {
         let slot = self.find(key)?;
         let value = {
             // An object that a panic left in an unknown state can be removed all the same.
-            let mut entry = slot.entry.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.entry.clear_poison();
+            let mut entry = slot.entry.lock();
+            entry.clear_poison();
             if entry.generation != key.generation() {
                 return Err(Fault::InvalidKey(self.kind));
             }

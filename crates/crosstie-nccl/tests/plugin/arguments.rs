@@ -13,6 +13,7 @@ pub(crate) const CASES: &[Case] = &[
     ("old_and_wrong_comms_are_refused", old_and_wrong_comms_are_refused),
     ("old_requests_are_refused", old_requests_are_refused),
     ("buffers_outside_their_memory_are_refused", buffers_outside_their_memory_are_refused),
+    ("deregistered_memory_is_refused_by_every_comm", deregistered_memory_is_refused_by_every_comm),
     ("group_size_is_limited", group_size_is_limited),
     ("gpu_memory_is_refused_on_the_software_device", gpu_memory_is_refused_on_the_software_device),
     ("invalid_handle_is_refused", invalid_handle_is_refused),
@@ -190,6 +191,40 @@ fn buffers_outside_their_memory_are_refused() {
     from.free();
     to.free();
     pair.close();
+}
+
+fn deregistered_memory_is_refused_by_every_comm() {
+    let net = Net::open(10);
+    let pairs = [Pair::new(&net), Pair::new(&net)];
+    let (mut from, mut to) = (Buffer::new(&net, pairs[0].send, 64), Buffer::new(&net, pairs[0].recv, 64));
+    // Both comms of each direction have used the memory that the first one registered.
+    for pair in &pairs {
+        let received = receive(&net, pair.recv, &mut to, &[(0, 64, 0)]);
+        let sent = send(&net, pair.send, &mut from, 0, 64, 0);
+        assert_eq!((finish(&net, sent, 1), finish(&net, received, 1)), (vec![64], vec![64]));
+    }
+    let (old_from, old_to) = (from.key, to.key);
+    let (mut from, mut to) = (from.free(), to.free());
+    for pair in &pairs {
+        let (mut request, mut data, mut size, mut tag) = (NULL, to.as_mut_ptr(), 64, 0);
+        assert_eq!(
+            net.isend(pair.send, from.as_mut_ptr(), 64, 0, old_from, &raw mut request),
+            INVALID_ARGUMENT
+        );
+        let mut key = old_to;
+        let rc = net.irecv(
+            pair.recv,
+            1,
+            &raw mut data,
+            &raw mut size,
+            &raw mut tag,
+            &raw mut key,
+            &raw mut request,
+        );
+        assert_eq!(rc, INVALID_ARGUMENT);
+        assert_eq!(net.dereg_mr(pair.send, old_from), INVALID_ARGUMENT);
+    }
+    pairs.into_iter().for_each(Pair::close);
 }
 
 fn group_size_is_limited() {
