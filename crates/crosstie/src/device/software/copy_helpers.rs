@@ -43,11 +43,25 @@ pub(super) struct CopyHelpers {
     copy: CopyFunction,
     /// Whether a poster has a job here.
     is_busy: AtomicBool,
-    /// The number of the current or last job.
-    number: AtomicU32,
     /// Helpers that are parked or about to park.
     parked: AtomicU32,
-    job: CopyJob,
+    /// The number of the current or last job. Helpers that spin load it again and again.
+    number: OwnLine<AtomicU32>,
+    job: OwnLine<CopyJob>,
+}
+
+/// Has its cache lines for itself: who spins on one word does not hold up those who change another.
+#[derive(Debug)]
+#[repr(align(128))]
+struct OwnLine<T>(T);
+
+impl<T> core::ops::Deref for OwnLine<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 impl CopyHelpers {
@@ -70,9 +84,9 @@ impl CopyHelpers {
         let helpers: &'static CopyHelpers = Box::leak(Box::new(CopyHelpers {
             copy,
             is_busy: AtomicBool::new(false),
-            number: AtomicU32::new(0),
             parked: AtomicU32::new(0),
-            job: CopyJob::new(),
+            number: OwnLine(AtomicU32::new(0)),
+            job: OwnLine(CopyJob::new()),
         }));
         let started = (0..count).filter(|_| {
             let thread = std::thread::Builder::new().name("crosstie-copy".into()).stack_size(64 << 10);

@@ -221,6 +221,10 @@ impl SendCore {
         let is_done = if imm.attempt > 0 {
             // The borrow of its memory is over.
             post(cells, || endpoint.qps[qp].post_detached(&wr)).map(|()| false)?
+        } else if self.agreed.rails > 1 {
+            // The parts of a message are executed one after the other; only if all are taken from the queues together do they
+            // show the same rate.
+            post(cells, || endpoint.qps[qp].post(&wr)).map(|()| false)?
         } else {
             post(cells, || endpoint.qps[qp].post_or_execute(&wr))?
         };
