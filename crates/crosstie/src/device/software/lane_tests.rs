@@ -95,6 +95,53 @@ impl Fan {
 }
 
 #[test]
+fn request_that_is_executed_at_once_has_no_completion_and_no_place_in_the_send_queue() {
+    let open = || Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+    let (near, far) = (open(), open());
+    let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let (mut near_cq, mut far_cq) =
+        (near.create_cq(&CqConfig { depth: 64 }), far.create_cq(&CqConfig { depth: 64 }));
+    let (near_cq, far_cq) = (near_cq.as_mut().unwrap(), far_cq.as_mut().unwrap());
+    let config = QpConfig { max_send_wr: 2, ..QpConfig::default() };
+    let mut sender = near_pd.create_rc(&config, near_cq, near_cq, None).unwrap();
+    let mut receiver = far_pd.create_rc(&config, far_cq, far_cq, None).unwrap();
+    sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
+    receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
+    let target = far_pd.allocate(64, Access::ALL).unwrap();
+    let poll = |cq: &mut Cq| {
+        let (begun, mut got) = (Instant::now(), None);
+        while got.is_none() && begun.elapsed() < TIMEOUT {
+            cq.poll(1, |completion| got = Some((completion.wr_id, completion.imm))).unwrap();
+        }
+        got.expect("a completion")
+    };
+    let recv = RecvWr { wr_id: 7, sges: &[] };
+    for round in 0..50u32 {
+        // In each tenth round the receive is late: the request waits for it, and completes like any other.
+        let is_late = round % 10 == 9;
+        if !is_late {
+            receiver.post_recv(&recv).unwrap();
+        }
+        let op = SendOp::WriteImm(target.remote().at(0), round);
+        let bytes = round.to_ne_bytes();
+        let wr = SendWr::new(round.into(), op, Data::Inline(&bytes)).signaled();
+        let is_done = sender.post_or_execute(&wr).unwrap();
+        assert!(!(is_late && is_done));
+        // The first request finds out where the peer is. After one that waited, the next ones may wait, too.
+        assert!(is_done || round == 0 || round >= 9, "round {round}");
+        if is_late {
+            receiver.post_recv(&recv).unwrap();
+        }
+        if is_done {
+            assert_eq!(near_cq.poll(4, |c| panic!("unexpected: {c:?}")), Ok(0));
+        } else {
+            assert_eq!(poll(near_cq), (round.into(), None));
+        }
+        assert_eq!(poll(far_cq), (7, Some(round)));
+    }
+}
+
+#[test]
 fn reset_drops_completions_that_were_not_polled_and_frees_their_receives() {
     for is_shared in [false, true] {
         let mut fan = Fan::new(1, is_shared);
