@@ -189,27 +189,12 @@ pub(super) enum PendingFlush {
 impl Cq {
     #[inline]
     pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        let mut count = 0;
         self.polls = self.polls.wrapping_add(1);
-        let mut source = self.next_source;
-        let mut sources = self.hot.len() + 2;
-        while sources > 0 && count < max {
-            if source == 0 {
-                count += self.poll_ring(max - count, &mut each);
-            } else if let Some(HotLane { qp, lane, last_used }) = self.hot.get_mut(source - 1) {
-                let found = lane.read(qp, max - count, &mut each);
-                if found > 0 {
-                    *last_used = self.polls;
-                    count += found;
-                }
-            } else if !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty() {
-                count += self.poll_listed(max - count, &mut each);
-            }
-            source = if source <= self.hot.len() { source + 1 } else { 0 };
-            sources -= 1;
-        }
-        // The next poll begins behind a source that may have more: none has to wait for ever.
-        self.next_source = if count >= max { source } else { 0 };
+        let count = if self.next_source == 0 && max > 0 {
+            self.poll_all_sources(max, &mut each)
+        } else {
+            self.poll_from_next_source(max, &mut each)
+        };
         if count == 0 {
             self.check_after_empty_poll()?;
             if self.last_poll_found_some {
@@ -223,6 +208,64 @@ impl Cq {
         }
         self.last_poll_found_some = count != 0;
         Ok(count)
+    }
+
+    /// Polls every source once, beginning with the hot lanes: usually they have all there is.
+    #[inline(always)]
+    fn poll_all_sources(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
+        let (mut count, polls) = (0, self.polls);
+        for (at, HotLane { qp, lane, last_used }) in self.hot.iter_mut().enumerate() {
+            let found = lane.read(qp, max - count, &mut *each);
+            if found > 0 {
+                *last_used = polls;
+                count += found;
+                if count >= max {
+                    self.next_source = at + 2;
+                    return count;
+                }
+            }
+        }
+        count += self.poll_ring(max - count, each);
+        let has_listed_lanes = self.has_listed_lanes();
+        if count >= max {
+            self.next_source = if has_listed_lanes { self.hot.len() + 1 } else { 0 };
+            return count;
+        }
+        if has_listed_lanes {
+            count += self.poll_listed(max - count, each);
+        }
+        count
+    }
+
+    /// Polls every source once, beginning with [`Cq::next_source`].
+    #[cold]
+    fn poll_from_next_source(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
+        let mut source = self.next_source;
+        let mut sources = self.hot.len() + 2;
+        while sources > 0 && count < max {
+            if source == 0 {
+                count += self.poll_ring(max - count, each);
+            } else if let Some(HotLane { qp, lane, last_used }) = self.hot.get_mut(source - 1) {
+                let found = lane.read(qp, max - count, &mut *each);
+                if found > 0 {
+                    *last_used = self.polls;
+                    count += found;
+                }
+            } else if self.has_listed_lanes() {
+                count += self.poll_listed(max - count, each);
+            }
+            source = if source <= self.hot.len() { source + 1 } else { 0 };
+            sources -= 1;
+        }
+        // The next poll begins behind a source that may have more: none has to wait for ever.
+        self.next_source = if count >= max { source } else { 0 };
+        count
+    }
+
+    #[inline(always)]
+    fn has_listed_lanes(&self) -> bool {
+        !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 
     /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced.
@@ -269,7 +312,7 @@ impl Cq {
     }
 
     /// Checks for an overrun and for queue pairs that were added or removed.
-    #[inline]
+    #[inline(always)]
     fn check_after_empty_poll(&mut self) -> Result<(), CqError> {
         if self.shared.ring.header.overrun.load(Relaxed) != 0 {
             return Err(CqError::Overrun);
