@@ -3,13 +3,15 @@
 use core::num::NonZeroU32;
 
 use super::bulk::BULK_RESPONSE_SIZE;
-use super::flow::{FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
+use super::flow::{CompactWrite, FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
 use super::message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
 use super::pending_calls::{CallId, PendingCalls};
 use super::receiver::{BatchFront, HeldSpace, Receiver};
 use super::sender::Sender;
 use super::violation::{FlowParamsError, Refusal, ReplyError, Violation};
-use super::wire::{self, ALIGNMENT, FlowMetadata, HEADER_SIZE, Header, RESPONSE_FLAG, padded_size};
+use super::wire::{
+    self, ALIGNMENT, FlowMetadata, HEADER_SIZE, Header, MAX_COMPACT_PAYLOAD, RESPONSE_FLAG, padded_size,
+};
 
 /// One side of a connection: calls and replies go out, requests and responses come in.
 ///
@@ -148,6 +150,64 @@ impl<U> Endpoint<U> {
         Ok(placement)
     }
 
+    /// A reply as a compact batch, if the reply can go out alone and at once: it is short, no other request waits for a reply, and nothing
+    /// waits to be posted. Then the ring space of its request is released first, so that the batch can say so. The reply itself is
+    /// neither placed nor counted before [`Endpoint::reply_posted`].
+    #[inline(always)]
+    pub fn reply_alone(
+        &mut self,
+        token: &ReplyToken,
+        len: usize,
+        space: &mut Option<HeldSpace>,
+    ) -> Option<CompactWrite> {
+        if len > MAX_COMPACT_PAYLOAD as usize || len as u64 > token.max_len() {
+            return None;
+        }
+        let (call_id, piggyback) = (token.call_id | RESPONSE_FLAG, token.blocks.get());
+        let header = Header { call_id, piggyback, payload_len: len as u32 };
+        let Endpoint { sender, receiver, .. } = self;
+        sender.last_response_alone(&header, token.allowance(), || {
+            if let Some(space) = space.take() {
+                receiver.release(space);
+            }
+            receiver.consumer()
+        })
+    }
+
+    /// Whether no other request waits for a reply, and nothing waits to be posted.
+    #[inline(always)]
+    pub fn is_last_reply(&self, token: &ReplyToken) -> bool {
+        self.sender.is_last_response(token.allowance())
+    }
+
+    /// Notes that the result of [`Endpoint::reply_alone`] was posted.
+    #[inline(always)]
+    pub fn reply_posted(&mut self, token: ReplyToken, write: &CompactWrite) {
+        self.sender.unreserve(token.allowance());
+        self.sender.compact_posted(write);
+    }
+
+    /// The next WRITE to post, if it is a compact batch: the same as from [`Endpoint::next_write`], with less work. The batch stays open, and may
+    /// grow, until [`Endpoint::compact_posted`]. After that there is nothing else to post.
+    #[inline(always)]
+    pub fn open_compact(&mut self) -> Option<CompactWrite> {
+        let consumer = self.receiver.consumer();
+        self.sender.open_compact(consumer)
+    }
+
+    /// Notes that the result of [`Endpoint::open_compact`] was posted.
+    #[inline(always)]
+    pub fn compact_posted(&mut self, write: &CompactWrite) {
+        self.sender.compact_posted(write);
+    }
+
+    /// Whether [`Endpoint::next_write`] or [`Endpoint::needs_position_read`] may have something although nothing was placed. If not, a caller
+    /// need not ask them after a compact batch with a request, which does not move the consumer position either.
+    #[inline(always)]
+    pub fn may_have_news(&self) -> bool {
+        self.credit_starved || self.sender.may_have_news()
+    }
+
     /// The next WRITE to post, if any. The caller writes `metadata` to `offset` of its staging ring, posts `len` bytes from
     /// there to the same offset of the peer's ring with `imm`, and calls [`Endpoint::write_posted`]. A compact batch is posted
     /// as its head and the payload behind it. Until then this method returns the same WRITE again.
@@ -166,7 +226,7 @@ impl<U> Endpoint<U> {
 
     /// Accepts the batch that the immediate `imm` announced: checks and applies its metadata. Its messages then come from
     /// [`Endpoint::next_message`], until that returns `None`.
-    #[inline]
+    #[inline(always)]
     pub fn accept_batch<B: RingBytes + ?Sized>(&mut self, imm: u32, ring: &B) -> Result<(), Violation> {
         let metadata = match self.receiver.accept_batch(imm, ring)? {
             BatchFront::Metadata(metadata) => metadata,

@@ -131,6 +131,40 @@ impl RingWrite {
     }
 }
 
+/// A short message that is alone in its batch, as a compact batch to post: a head, and the payload behind it. Nothing has changed until it
+/// was posted; if it cannot be posted, it is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a batch that was posted must be noted"]
+pub struct CompactWrite {
+    /// Where the batch goes in the peer's ring.
+    pub offset: usize,
+    /// Bytes of the payload.
+    pub payload_len: usize,
+    /// The immediate.
+    pub imm: u32,
+    /// The bytes in front of the payload.
+    pub head: wire::CompactHead,
+    /// The end of the batch.
+    pub(super) end: u64,
+    pub(super) credit_grant: u64,
+    /// The consumer position in the head.
+    pub(super) consumer: u64,
+}
+
+impl CompactWrite {
+    /// Where the payload is in the staging ring, if the message was placed there.
+    #[inline]
+    pub const fn payload_offset(&self) -> usize {
+        self.offset + wire::FLOW_METADATA_SIZE + wire::HEADER_SIZE
+    }
+
+    /// Bytes that the batch occupies in the ring if its message is placed first: only then is it known whether the batch is compact.
+    #[inline]
+    pub const fn placed_len(&self) -> u64 {
+        wire::FLOW_METADATA_SIZE as u64 + wire::padded_size(self.payload_len as u32)
+    }
+}
+
 /// What a [`RingWrite`] carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RingWriteKind {

@@ -84,7 +84,7 @@ pub use bulk::{
     decode_bulk_response,
 };
 pub use endpoint::Endpoint;
-pub use flow::{FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};
+pub use flow::{CompactWrite, FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};
 pub use message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
 pub use pending_calls::{CallId, MAX_PENDING_CALLS};
 pub use receiver::HeldSpace;

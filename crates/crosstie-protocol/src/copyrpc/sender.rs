@@ -23,7 +23,7 @@
 //! This side's own consumer position, which each batch carries to the peer, comes from the receiving half
 //! ([`Receiver`](super::receiver::Receiver)).
 
-use super::flow::{Progress, RingWrite, RingWriteKind};
+use super::flow::{CompactWrite, Progress, RingWrite, RingWriteKind};
 use super::violation::Violation;
 use super::wire::{
     self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, Header,
@@ -282,6 +282,73 @@ impl Sender {
         }
     }
 
+    /// The open batch as a compact batch, if it is one and no sealed write comes before it. It stays open until
+    /// [`compact_posted`](Sender::compact_posted).
+    #[inline(always)]
+    pub(super) fn open_compact(&self, consumer: u64) -> Option<CompactWrite> {
+        let OpenBatch { start, messages, first } = self.open?;
+        let is_compact =
+            self.compact && self.sealed_len == 0 && messages == 1 && first.payload_len <= MAX_COMPACT_PAYLOAD;
+        is_compact.then(|| self.compact_at(start, &first, self.reserved, consumer))
+    }
+
+    /// Whether no request but that of this response waits for its response, and nothing waits to be posted.
+    #[inline(always)]
+    pub(super) fn is_last_response(&self, allowance: u64) -> bool {
+        self.owed == allowance && self.open.is_none() && self.sealed_len == 0
+    }
+
+    /// A response that is not placed yet, as a compact batch, if no other request waits for its response, and nothing is open or
+    /// sealed. Nothing changes before [`unreserve`](Sender::unreserve) and [`compact_posted`](Sender::compact_posted). `consumer` is called
+    /// only then. The payload is short.
+    #[inline(always)]
+    pub(super) fn last_response_alone(
+        &self,
+        header: &Header,
+        allowance: u64,
+        consumer: impl FnOnce() -> u64,
+    ) -> Option<CompactWrite> {
+        let is_alone = self.is_last_response(allowance)
+            && self.compact
+            && self.fits_before_end(wire::padded_size(header.payload_len));
+        is_alone.then(|| self.compact_at(self.producer, header, self.reserved - allowance, consumer()))
+    }
+
+    /// A compact batch that begins at `start`. `reserved`: the reservations once its message was placed.
+    #[inline(always)]
+    fn compact_at(&self, start: u64, header: &Header, reserved: u64, consumer: u64) -> CompactWrite {
+        let end = start + wire::compact_size(header.payload_len);
+        let credit_grant = self.grantable(end - self.remote_consumer, reserved);
+        let metadata = FlowMetadata { consumer_pos: consumer, credit_grant, message_count: 1 };
+        CompactWrite {
+            offset: self.offset(start) as usize,
+            payload_len: header.payload_len as usize,
+            imm: COMPACT_FLAG | header.payload_len,
+            head: CompactHead::new(&metadata, header),
+            end,
+            credit_grant,
+            consumer,
+        }
+    }
+
+    /// Notes that a compact batch was posted.
+    #[inline(always)]
+    pub(super) fn compact_posted(&mut self, write: &CompactWrite) {
+        self.open = None;
+        self.producer = write.end;
+        self.posted = write.end;
+        self.reserved += write.credit_grant;
+        self.spendable += write.credit_grant;
+        self.announced = write.consumer;
+    }
+
+    /// Whether a flush may have something to post, or a READ to make, though no message was placed: credit that was not granted, or a lack
+    /// of room.
+    #[inline(always)]
+    pub(super) fn may_have_news(&self) -> bool {
+        self.reserved < self.limit || self.ring_starved
+    }
+
     /// Whether every sealed write was posted.
     #[inline]
     pub(super) fn has_no_sealed_write(&self) -> bool {
@@ -421,7 +488,7 @@ impl Sender {
     }
 
     fn push_sealed(&mut self, start: u64, len: u64, message_count: u32, consumer: u64) {
-        let credit_grant = self.grantable(self.in_flight());
+        let credit_grant = self.grantable(self.in_flight(), self.reserved);
         debug_assert!(
             message_count > 0 || credit_grant > 0 || consumer > self.announced,
             "the peer would not accept a batch without messages or news"
@@ -440,11 +507,11 @@ impl Sender {
         self.announced = consumer;
     }
 
-    /// The credit that may be granted with so many bytes in flight: limited by the invariant and by `limit`.
+    /// The credit that may be granted with so many bytes in flight and reserved: limited by the invariant and by `limit`.
     #[inline]
-    fn grantable(&self, in_flight: u64) -> u64 {
-        let by_invariant = (self.capacity.saturating_sub(in_flight) / 2).saturating_sub(self.reserved);
-        let by_policy = self.limit - self.reserved;
+    fn grantable(&self, in_flight: u64, reserved: u64) -> u64 {
+        let by_invariant = (self.capacity.saturating_sub(in_flight) / 2).saturating_sub(reserved);
+        let by_policy = self.limit - reserved;
         by_invariant.min(by_policy) & !(ALIGNMENT - 1)
     }
 
@@ -469,7 +536,7 @@ impl Sender {
             return false;
         }
         let worthwhile = missing.min((self.limit / 4).max(ALIGNMENT));
-        has_news || self.grantable(in_flight) >= worthwhile
+        has_news || self.grantable(in_flight, self.reserved) >= worthwhile
     }
 }
 

@@ -60,9 +60,19 @@ pub struct Counters {
     pub failures: u64,
 }
 
+impl Counters {
+    /// Counts a batch with so many messages.
+    #[inline(always)]
+    pub(super) fn count_batch(&mut self, messages: u32) {
+        self.batches += 1;
+        self.batched += u64::from(messages);
+        self.batch_sizes[size_class(messages)] += 1;
+    }
+}
+
 /// The class in [`Counters::batch_sizes`] of a batch with so many messages.
 #[inline]
-pub(super) fn size_class(messages: u32) -> usize {
+fn size_class(messages: u32) -> usize {
     let class = messages.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
     class.min(BATCH_CLASSES - 1)
 }

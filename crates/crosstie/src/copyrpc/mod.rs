@@ -89,7 +89,8 @@
 //! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 32
 //! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
 //! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
-//! message alone. If no earlier batch is outstanding, nothing is held back.
+//! message alone. If no earlier batch is outstanding, nothing is held back. A short reply that answers the last open request of its
+//! endpoint, with nothing else to send, goes out at once: nothing could join it.
 //!
 //! # Deadlines and dead peers
 //!

@@ -137,6 +137,9 @@ impl Pair {
                 other => return Err(format!("a reply longer than allowed: {other:?}")),
             }
         };
+        if self.broken_rule.is_none() {
+            check_reply_alone(&side.endpoint, &token, len);
+        }
         let direct = number.is_multiple_of(5) && side.endpoint.can_send_payload_directly();
         let placement = side.endpoint.reply(token, len).map_err(|(error, _)| error.to_string())?;
         self.write(me, &placement, &pattern(number, 2, len as usize), direct);
@@ -174,10 +177,19 @@ impl Pair {
     /// Posts the next WRITE. Returns false if there is nothing to post.
     pub(super) fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
+        let mut shortcut = side.endpoint.clone();
+        let compact = shortcut.open_compact();
+        assert_same_flow(&shortcut, &side.endpoint);
         let Some(next) = side.endpoint.next_write() else { return false };
         assert_eq!(side.endpoint.next_write(), Some(next), "the same until it is posted");
         let bytes = next.bytes(&mut side.staging);
         side.endpoint.write_posted();
+        if let Some(compact) = compact.filter(|_| self.broken_rule.is_none()) {
+            assert_same_write(&compact, &next);
+            shortcut.compact_posted(&compact);
+            assert_eq!(shortcut.next_write(), None, "nothing else is left to post");
+            assert_same_flow(&shortcut, &side.endpoint);
+        }
         side.writes[next.kind as usize] += 1;
         self.sides[1 - me].link.push_back((next.offset, bytes, Some(next.imm)));
         true
@@ -357,4 +369,35 @@ impl Pair {
         }
         Ok(())
     }
+}
+
+/// A reply that can go out alone has the same effect whether or not it is placed first.
+fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
+    let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
+    let Some(write) = alone.reply_alone(token, len as usize, &mut None) else { return };
+    assert!(alone.is_last_reply(token));
+    alone.reply_posted(token.duplicate(), &write);
+    let placement = placed.reply(token.duplicate(), len).unwrap();
+    assert_eq!(placement.payload_offset(), write.payload_offset());
+    let next = placed.next_write().unwrap();
+    assert_same_write(&write, &next);
+    placed.write_posted();
+    assert_same_flow(&alone, &placed);
+}
+
+fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {
+    assert_eq!((Some(compact.head), compact.imm), (write.compact, write.imm));
+    assert_eq!((compact.offset, compact.payload_offset()), (write.offset, write.payload_offset()));
+    assert_eq!(compact.payload_len + wire::COMPACT_HEAD_SIZE, write.len);
+}
+
+/// Compares all but what is left of writes that were posted.
+fn assert_same_flow(one: &Endpoint<u64>, other: &Endpoint<u64>) {
+    let [one, other] = [one, other].map(|endpoint| {
+        let mut endpoint = endpoint.clone();
+        endpoint.consumer_position();
+        endpoint.rebase(0, 0);
+        endpoint
+    });
+    assert_eq!(one, other);
 }

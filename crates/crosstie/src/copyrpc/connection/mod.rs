@@ -290,7 +290,7 @@ impl<U> Connection<U> {
     #[inline(always)]
     pub(super) fn reply(
         &self,
-        token: ReplyToken,
+        mut token: ReplyToken,
         space: &mut Option<HeldSpace>,
         payload: &[u8],
         counters: &RefCell<Counters>,
@@ -301,6 +301,13 @@ impl<U> Connection<U> {
             return Err((failure.into(), None));
         }
         let direct = state.can_post_directly(payload.len());
+        let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
+        if connected.protocol.is_last_reply(&token) {
+            token = match state.post_reply_alone(self.key, token, space, payload, counters) {
+                Ok(()) => return Ok(SendTiming::Sent),
+                Err(token) => token,
+            };
+        }
         let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
         let too_long = |token: ReplyToken| {
             (NotReplied::TooLong { len: payload.len(), max: token.max_len() }, Some(token))
@@ -334,18 +341,20 @@ impl<U> Connection<U> {
         self.has_stopped_receiving.get()
     }
 
-    /// Accepts the batch that an immediate announced. `bytes` are the bytes of the batch, if they came with the completion.
+    /// Accepts the batch that an immediate announced. `bytes` are the bytes of the batch, if they came with the completion. Returns
+    /// whether a flush may have something to do because of it.
     #[inline]
-    pub(super) fn accept_batch(&self, imm: u32, bytes: Option<&[u8]>) -> Result<(), Failure> {
+    pub(super) fn accept_batch(&self, imm: u32, bytes: Option<&[u8]>) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();
         state.received_since_probe = true;
-        let Some(connected) = &mut state.connected else { return Ok(()) };
+        let Some(connected) = &mut state.connected else { return Ok(false) };
         let ring = ReceiveRing(&self.ring);
         match bytes {
             Some(bytes) => connected.protocol.accept_batch(imm, &BatchStart { ring, bytes }),
             None => connected.protocol.accept_batch(imm, &ring),
         }
-        .map_err(Failure::Violation)
+        .map_err(Failure::Violation)?;
+        Ok(connected.protocol.may_have_news())
     }
 
     /// Continues with the batch: releases the message before, passes short requests to `on_request`, and returns at any

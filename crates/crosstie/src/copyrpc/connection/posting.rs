@@ -5,8 +5,10 @@
 //! once in [`SIGNAL_INTERVAL`] WRITEs, and that completion stands for itself and the unsignaled WRITEs before it. All
 //! other work requests are signaled and stand for themselves.
 
-use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead};
-use crosstie_protocol::copyrpc::{Placement, RingWrite, RingWriteKind};
+use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
+use crosstie_protocol::copyrpc::{
+    CompactWrite, HeldSpace, Placement, Progress, ReplyToken, RingWrite, RingWriteKind,
+};
 
 use std::cell::RefCell;
 use std::sync::atomic::{Ordering, fence};
@@ -15,7 +17,7 @@ use std::time::Instant;
 use super::position_reads::ReadTime;
 use super::{ConnectedState, Connection, ConnectionState};
 use crate::copyrpc::address::EndpointId;
-use crate::copyrpc::counters::{Counters, size_class};
+use crate::copyrpc::counters::Counters;
 use crate::copyrpc::error::Failure;
 use crate::copyrpc::flush_policy::{
     self, BATCHES_AHEAD, MAX_COMPACT_BATCH, MAX_INLINE_BATCH, SEND_DEPTH, SIGNAL_INTERVAL, SendTiming,
@@ -52,80 +54,29 @@ impl<U> Connection<U> {
 
     fn flush_ring(&self, may_hold: bool, counters: &mut Counters) -> Result<FlushOutcome, Failure> {
         let mut state = self.state.borrow_mut();
-        let ConnectionState {
-            qp,
-            own_position,
-            published_position,
-            connected,
-            failure,
-            outstanding,
-            unsignaled,
-            max_inline,
-            held_polls,
-            held_since,
-            position_reads,
-            ..
-        } = &mut *state;
-        let (Some(connected), None) = (connected, &failure) else { return Ok(FlushOutcome::Done) };
-        if may_hold && connected.is_held_back(*held_polls) {
+        let state = &mut *state;
+        let (Some(connected), None) = (&mut state.connected, &state.failure) else {
+            return Ok(FlushOutcome::Done);
+        };
+        if may_hold && connected.is_held_back(state.held_polls) {
             // The clock is read only here: while a batch is held back.
             let now = Instant::now();
-            let since = *held_since.get_or_insert(now);
+            let since = *state.held_since.get_or_insert(now);
             if now.saturating_duration_since(since) < flush_policy::MAX_HELD_TIME {
-                *held_polls += 1;
+                state.held_polls += 1;
                 return Ok(FlushOutcome::HeldBack);
             }
         }
-        *held_polls = 0;
-        *held_since = None;
-        let mut outcome = FlushOutcome::Done;
-        while let Some(write) = connected.protocol.next_write() {
-            if *outstanding == SEND_DEPTH {
-                outcome = FlushOutcome::AwaitsCompletions;
-                break;
-            }
-            let is_signaled = flush_policy::is_signaled(*unsignaled);
-            let posted = match write.compact {
-                Some(head) => connected.post_compact(qp, self.key, &write, head, is_signaled),
-                None => connected.post_batch(qp, self.key, &write, *max_inline, is_signaled),
-            };
-            match posted {
-                Ok(()) => {}
-                Err(PostError::Full) => {
-                    outcome = FlushOutcome::AwaitsCompletions;
-                    break;
-                }
-                Err(error) => return Err(Failure::Refused(error)),
-            }
-            connected.protocol.write_posted();
-            *outstanding += 1;
-            *unsignaled = if is_signaled { 0 } else { *unsignaled + 1 };
-            counters.work_requests += 1;
-            counters.signaled += u64::from(is_signaled);
-            counters.bytes += write.len as u64;
-            match write.kind {
-                RingWriteKind::Batch => {
-                    counters.batches += 1;
-                    counters.batched += u64::from(write.metadata.message_count);
-                    counters.batch_sizes[size_class(write.metadata.message_count)] += 1;
-                    connected.batch_ends.rotate_left(1);
-                    connected.batch_ends[BATCHES_AHEAD - 1] = connected.protocol.progress().posted;
-                }
-                RingWriteKind::Wrap => counters.wraps += 1,
-                RingWriteKind::Credit => counters.credit_batches += 1,
-            }
-        }
-        let consumer = connected.protocol.consumer_position();
-        if consumer != *published_position {
-            *published_position = consumer;
-            // Release: the loads of the released messages come before this store. Pairs with the Acquire fence of the peer in
-            // `complete_send`, after which it writes over them. (The metadata of a batch is ordered by the post.)
-            fence(Ordering::Release);
-            let stored = own_position.store(0, &consumer.to_le_bytes());
-            debug_assert!(stored.is_ok());
-        }
+        state.held_polls = 0;
+        state.held_since = None;
+        let mut outcome = match connected.protocol.open_compact() {
+            Some(write) => state.post_open_compact(self.key, &write, counters)?,
+            None => state.post_writes(self.key, counters)?,
+        };
+        state.publish_position();
+        let Some(connected) = &state.connected else { return Ok(outcome) };
         if connected.protocol.needs_position_read() {
-            let is_posted = match position_reads.time(connected.protocol.progress().released) {
+            let is_posted = match state.position_reads.time(connected.protocol.progress().released) {
                 ReadTime::Now => state.read_peer_position(self.key, counters)?,
                 ReadTime::Later if outcome == FlushOutcome::Done => return Ok(FlushOutcome::ReadsLater),
                 ReadTime::Later | ReadTime::Never => true,
@@ -179,6 +130,148 @@ impl<U> Connection<U> {
 }
 
 impl<U> ConnectionState<U> {
+    /// Posts all WRITEs that are due.
+    fn post_writes(&mut self, key: u32, counters: &mut Counters) -> Result<FlushOutcome, Failure> {
+        let ConnectionState { qp, connected, outstanding, unsignaled, max_inline, .. } = self;
+        let Some(connected) = connected else { return Ok(FlushOutcome::Done) };
+        while let Some(write) = connected.protocol.next_write() {
+            if *outstanding == SEND_DEPTH {
+                return Ok(FlushOutcome::AwaitsCompletions);
+            }
+            let is_signaled = flush_policy::is_signaled(*unsignaled);
+            let posted = match write.compact {
+                Some(head) => connected.post_compact(qp, key, &write, head, is_signaled),
+                None => connected.post_batch(qp, key, &write, *max_inline, is_signaled),
+            };
+            match posted {
+                Ok(()) => {}
+                Err(PostError::Full) => return Ok(FlushOutcome::AwaitsCompletions),
+                Err(error) => return Err(Failure::Refused(error)),
+            }
+            connected.protocol.write_posted();
+            *outstanding += 1;
+            *unsignaled = if is_signaled { 0 } else { *unsignaled + 1 };
+            counters.work_requests += 1;
+            counters.signaled += u64::from(is_signaled);
+            counters.bytes += write.len as u64;
+            match write.kind {
+                RingWriteKind::Batch => {
+                    counters.count_batch(write.metadata.message_count);
+                    connected.note_batch_end();
+                }
+                RingWriteKind::Wrap => counters.wraps += 1,
+                RingWriteKind::Credit => counters.credit_batches += 1,
+            }
+        }
+        Ok(FlushOutcome::Done)
+    }
+
+    /// Posts the open batch, which is compact, from the staging ring. There is nothing else to post.
+    #[inline(always)]
+    fn post_open_compact(
+        &mut self,
+        key: u32,
+        write: &CompactWrite,
+        counters: &mut Counters,
+    ) -> Result<FlushOutcome, Failure> {
+        let Some(connected) = &self.connected else { return Ok(FlushOutcome::Done) };
+        let mut payload = [0; MAX_COMPACT_PAYLOAD as usize];
+        let part = payload.get_mut(..write.payload_len);
+        let read = part.map(|part| connected.staging.read(write.payload_offset(), part));
+        let posted = match read {
+            Some(Ok(())) => self.post_compact_payload(key, write, &payload, counters),
+            _ => Err(OUTSIDE),
+        };
+        match posted {
+            Ok(()) => {}
+            Err(PostError::Full) => return Ok(FlushOutcome::AwaitsCompletions),
+            Err(error) => return Err(Failure::Refused(error)),
+        }
+        if let Some(connected) = &mut self.connected {
+            connected.protocol.compact_posted(write);
+            connected.note_batch_end();
+        }
+        Ok(FlushOutcome::Done)
+    }
+
+    /// Posts the reply to the last request that waits for one, at once, if nothing else waits to be posted and no poll would hold it back. It
+    /// is not written to the staging ring then. `Err`: it was not posted. Then the ring space of the request may be released all the
+    /// same, if the reply is not too long.
+    #[inline(never)]
+    pub(super) fn post_reply_alone(
+        &mut self,
+        key: u32,
+        token: ReplyToken,
+        space: &mut Option<HeldSpace>,
+        payload: &[u8],
+        counters: &RefCell<Counters>,
+    ) -> Result<(), ReplyToken> {
+        let Some(connected) = &mut self.connected else { return Err(token) };
+        let Some(write) = connected.protocol.reply_alone(&token, payload.len(), space) else {
+            return Err(token);
+        };
+        let mut padded = [0; MAX_COMPACT_PAYLOAD as usize];
+        let Some(part) = padded.get_mut(..payload.len()) else { return Err(token) };
+        if connected.is_alone_held_back(&write) {
+            return Err(token);
+        }
+        part.copy_from_slice(payload);
+        if self.post_compact_payload(key, &write, &padded, &mut counters.borrow_mut()).is_err() {
+            // The next flush tries again, and finds out what is wrong.
+            return Err(token);
+        }
+        if let Some(connected) = &mut self.connected {
+            connected.protocol.reply_posted(token, &write);
+            connected.note_batch_end();
+        }
+        self.publish_position();
+        Ok(())
+    }
+
+    /// Posts a compact batch. [`PostError::Full`]: the send queue is full.
+    #[inline(always)]
+    fn post_compact_payload(
+        &mut self,
+        key: u32,
+        write: &CompactWrite,
+        payload: &[u8; MAX_COMPACT_PAYLOAD as usize],
+        counters: &mut Counters,
+    ) -> Result<(), PostError> {
+        let Some(connected) = &self.connected else { return Err(OUTSIDE) };
+        if self.outstanding == SEND_DEPTH {
+            return Err(PostError::Full);
+        }
+        let mut bytes = [0; MAX_COMPACT_BATCH];
+        bytes[..COMPACT_HEAD_SIZE].copy_from_slice(&write.head.encode());
+        bytes[COMPACT_HEAD_SIZE..].copy_from_slice(payload);
+        let bytes = bytes.get(..COMPACT_HEAD_SIZE + write.payload_len).ok_or(OUTSIDE)?;
+        let is_signaled = flush_policy::is_signaled(self.unsignaled);
+        connected.post_write(&mut self.qp, key, write.offset, write.imm, Data::Inline(bytes), is_signaled)?;
+        self.outstanding += 1;
+        self.unsignaled = if is_signaled { 0 } else { self.unsignaled + 1 };
+        counters.work_requests += 1;
+        counters.signaled += u64::from(is_signaled);
+        counters.bytes += bytes.len() as u64;
+        counters.count_batch(1);
+        Ok(())
+    }
+
+    /// Stores the consumer position for the peer to READ, if it has moved.
+    #[inline(always)]
+    fn publish_position(&mut self) {
+        let Some(connected) = &mut self.connected else { return };
+        let consumer = connected.protocol.consumer_position();
+        if consumer == self.published_position {
+            return;
+        }
+        self.published_position = consumer;
+        // Release: the loads of the released messages come before this store. Pairs with the Acquire fence of the peer in
+        // `complete_send`, after which it writes over them. (The metadata of a batch is ordered by the post.)
+        fence(Ordering::Release);
+        let stored = self.own_position.store(0, &consumer.to_le_bytes());
+        debug_assert!(stored.is_ok());
+    }
+
     /// Whether a payload of `len` bytes can be posted directly now.
     #[inline]
     pub(super) fn can_post_directly(&self, len: usize) -> bool {
@@ -261,15 +354,15 @@ impl<U> ConnectedState<U> {
             let mut inline = [0; MAX_INLINE_BATCH];
             let inline = inline.get_mut(..write.len).ok_or(OUTSIDE)?;
             self.staging.read(write.offset, inline).map_err(|_| OUTSIDE)?;
-            return self.post_write(qp, key, write, Data::Inline(inline), is_signaled);
+            return self.post_write(qp, key, write.offset, write.imm, Data::Inline(inline), is_signaled);
         }
         let piece = [self.staging.sge(write.offset..write.offset + write.len).map_err(|_| OUTSIDE)?];
-        self.post_write(qp, key, write, Data::Regions(&piece), is_signaled)
+        self.post_write(qp, key, write.offset, write.imm, Data::Regions(&piece), is_signaled)
     }
 
-    /// Posts a compact batch. Always inline: its bytes are not in one piece in the staging ring, and what follows it may be
-    /// placed over them.
-    #[inline]
+    /// Posts a compact batch that was sealed. Always inline: its bytes are not in one piece in the staging ring, and what follows it
+    /// may be placed over them.
+    #[cold]
     fn post_compact(
         &self,
         qp: &mut RcQp,
@@ -283,7 +376,7 @@ impl<U> ConnectedState<U> {
         let (front, payload) = bytes.split_at_mut_checked(COMPACT_HEAD_SIZE).ok_or(OUTSIDE)?;
         front.copy_from_slice(&head.encode());
         self.staging.read(write.payload_offset(), payload).map_err(|_| OUTSIDE)?;
-        self.post_write(qp, key, write, Data::Inline(bytes), is_signaled)
+        self.post_write(qp, key, write.offset, write.imm, Data::Inline(bytes), is_signaled)
     }
 
     #[inline(always)]
@@ -291,12 +384,13 @@ impl<U> ConnectedState<U> {
         &self,
         qp: &mut RcQp,
         key: u32,
-        write: &RingWrite,
+        offset: usize,
+        imm: u32,
         data: Data<'_>,
         is_signaled: bool,
     ) -> Result<(), PostError> {
-        let to = RemoteAddr { addr: self.peer_ring.addr + write.offset as u64, ..self.peer_ring };
-        let op = SendOp::WriteImm(to, write.imm);
+        let to = RemoteAddr { addr: self.peer_ring.addr + offset as u64, ..self.peer_ring };
+        let op = SendOp::WriteImm(to, imm);
         let mut wr = SendWr::new(encode_wr_id(key, SendKind::Batch), op, data);
         wr.signaled = is_signaled;
         qp.post(&wr)
@@ -324,6 +418,21 @@ impl<U> ConnectedState<U> {
         // A batch is sealed by a payload that was posted directly, or by the end of the ring.
         let is_sealed = !self.protocol.can_send_payload_directly();
         flush_policy::send_timing(self.protocol.open_batch_messages(), is_sealed)
+    }
+
+    /// Notes where a batch that was posted ends.
+    #[inline(always)]
+    fn note_batch_end(&mut self) {
+        self.batch_ends.rotate_left(1);
+        self.batch_ends[BATCHES_AHEAD - 1] = self.protocol.progress().posted;
+    }
+
+    /// Whether a poll would hold back a batch that is not placed yet.
+    #[inline(always)]
+    fn is_alone_held_back(&self, write: &CompactWrite) -> bool {
+        let progress = self.protocol.progress();
+        let placed = progress.placed + write.placed_len();
+        flush_policy::is_held_back(1, Progress { placed, ..progress }, self.batch_ends[0], 0)
     }
 
     /// Whether a poll should hold the open batch back.

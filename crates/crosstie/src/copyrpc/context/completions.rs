@@ -12,7 +12,6 @@
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -171,26 +170,29 @@ impl<U> ContextCore<U> {
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> Result<(), Failure> {
-        connection.accept_batch(imm, completion.inline_data())?;
+        let may_have_news = connection.accept_batch(imm, completion.inline_data())?;
         let short = short_payload(imm, completion);
-        self.schedule_flush(connection);
-        let mut done = None;
+        // A compact batch with a request moves nothing that the peer should know, until the request is released.
+        if may_have_news || short.is_none() {
+            self.schedule_flush(connection);
+        }
+        let (mut done, mut has_released) = (None, false);
         loop {
             let next = {
                 let mut requests = self.requests.borrow_mut();
                 connection.next_message(done.take(), |offset, len, space, reply_token| {
                     // Rings are shorter than 4 GiB.
-                    let (offset, len) = (offset as u32, len as u32);
-                    let connection = connection.clone();
-                    let request = RingRequest { connection, offset, len, space, reply_token };
-                    match &short {
-                        None => requests.push_back(Some(request)),
-                        Some(copy) => self.queue_copied_request(&mut requests, request, copy),
+                    let (mut offset, len) = (offset as u32, len as u32);
+                    if let Some(copy) = &short {
+                        self.queue_copy(copy);
+                        offset = RingRequest::<U>::COPIED;
                     }
+                    let connection = connection.clone();
+                    requests.push_back(Some(RingRequest { connection, offset, len, space, reply_token }));
                 })?
             };
             match next {
-                None => return Ok(()),
+                None => break,
                 Some(NextMessage::Response { user, offset, len, space }) => {
                     if let Some(user) = user {
                         *responses += 1;
@@ -219,20 +221,25 @@ impl<U> ContextCore<U> {
                 }
                 Some(NextMessage::RequestQueued) => self.collect_ready(connection),
             }
+            has_released = true;
         }
+        // The peer should know which ring space is free.
+        if has_released {
+            self.schedule_flush(connection);
+        }
+        Ok(())
     }
 
-    /// Queues a request whose payload came with the completion.
+    /// Queues a payload that came with the completion. Never inline: messages in the ring should not pay for it.
     #[inline(never)]
-    fn queue_copied_request(
-        &self,
-        requests: &mut VecDeque<Option<RingRequest<U>>>,
-        request: RingRequest<U>,
-        copy: &ShortPayload,
-    ) {
-        let Some(core) = self.weak_self.upgrade() else { return };
-        self.other_requests.borrow_mut().push_back(RecvHandle::with_copy(request, core, copy));
-        requests.push_back(None);
+    fn queue_copy(&self, copy: &ShortPayload) {
+        self.copies.borrow_mut().push_back(*copy);
+    }
+
+    /// Takes the payload that was queued first.
+    #[inline(never)]
+    pub(super) fn take_copy(&self) -> ShortPayload {
+        self.copies.borrow_mut().pop_front().unwrap_or_default()
     }
 
     /// Collects queued requests that are complete now, and operations that have completed.

@@ -55,6 +55,9 @@ impl<U> ContextCore<U> {
     /// Flushes a connection after a message was written: now, or with the next poll.
     #[inline(always)]
     pub(super) fn flush_after_write(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
+        if timing == SendTiming::Sent {
+            return;
+        }
         if timing == SendTiming::Now
             && let Err(failure) = connection.flush(false, &mut self.counters.borrow_mut())
         {

@@ -38,7 +38,7 @@ use super::counters::Counters;
 use super::error::{CallFailed, Failure};
 use super::flush_policy::{SEND_DEPTH, inline_limit};
 use super::operation::RawCompletion;
-use super::payload::Payload;
+use super::payload::{Payload, ShortPayload};
 use super::qp_table::QpTable;
 use crate::device::{Device, DeviceError, DeviceSpec, Pd, QpConfig};
 
@@ -69,7 +69,9 @@ struct ContextCore<U> {
     qp_table: RefCell<QpTable>,
     /// Requests that wait for [`Context::recv`]. `None` stands for the first of `other_requests`.
     requests: RefCell<VecDeque<Option<RingRequest<U>>>>,
-    /// Requests with more than a place in the ring: a payload that is elsewhere, or bulk memory.
+    /// The payloads of requests that came with their completion, see [`RingRequest::COPIED`].
+    copies: RefCell<VecDeque<ShortPayload>>,
+    /// Requests that may have bulk memory.
     other_requests: RefCell<VecDeque<RecvHandle<U>>>,
     raw_completions: RefCell<VecDeque<RawCompletion>>,
     flush_list: FlushList<U>,
@@ -125,6 +127,7 @@ impl<U> Context<U> {
             connections: RefCell::default(),
             qp_table: RefCell::default(),
             requests: RefCell::new(VecDeque::with_capacity(1024)),
+            copies: RefCell::new(VecDeque::with_capacity(64)),
             other_requests: RefCell::new(VecDeque::with_capacity(64)),
             raw_completions: RefCell::default(),
             flush_list: FlushList::new(),
@@ -177,6 +180,10 @@ impl<U> Context<U> {
     ) -> Option<R> {
         let next = self.core.requests.borrow_mut().pop_front()?;
         match next {
+            Some(request) if request.offset == RingRequest::<U>::COPIED => {
+                let copy = self.core.take_copy();
+                Some(on_other(receiver, RecvHandle::with_copy(request, &self.core, &copy)))
+            }
             Some(request) => Some(on_ring_request(receiver, RecvHandle::new(request, &self.core))),
             None => {
                 let request = self.core.other_requests.borrow_mut().pop_front();

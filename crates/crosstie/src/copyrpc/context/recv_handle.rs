@@ -32,10 +32,16 @@ pub struct RecvHandle<U> {
 /// and is a third as long.
 pub(super) struct RingRequest<U> {
     pub(super) connection: Rc<Connection<U>>,
+    /// Where the payload is in the ring, or [`COPIED`](RingRequest::COPIED).
     pub(super) offset: u32,
     pub(super) len: u32,
     pub(super) space: HeldSpace,
     pub(super) reply_token: ReplyToken,
+}
+
+impl<U> RingRequest<U> {
+    /// Stands for the offset of a payload that came with the completion and waits in a queue of its own. No ring is so long.
+    pub(super) const COPIED: u32 = u32::MAX;
 }
 
 const _: () = assert!(size_of::<Option<RingRequest<u64>>>() <= 32);
@@ -62,14 +68,15 @@ impl<U> RecvHandle<U> {
     }
 
     /// A short request, with a copy of its payload.
+    #[inline(always)]
     pub(super) fn with_copy(
         request: RingRequest<U>,
-        core: Rc<ContextCore<U>>,
+        core: &Rc<ContextCore<U>>,
         copy: &ShortPayload,
     ) -> RecvHandle<U> {
-        let RingRequest { connection, offset, len, space, reply_token } = request;
-        let (space, reply_token, body) = (Some(space), Some(reply_token), RequestBody::Copy(*copy));
-        RecvHandle { connection, core, offset, len, space, reply_token, body }
+        let RingRequest { connection, len, space, reply_token, .. } = request;
+        let (core, space, reply_token) = (core.clone(), Some(space), Some(reply_token));
+        RecvHandle { connection, core, offset: 0, len, space, reply_token, body: RequestBody::Copy(*copy) }
     }
 
     /// A request that was queued: a bulk request, or one behind a bulk request.
