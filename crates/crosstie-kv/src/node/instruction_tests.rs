@@ -130,35 +130,27 @@ fn two_nodes(backend: Backend) -> Box<dyn FnMut()> {
         ConnectionEvent::Opened { address, .. } => address,
         other => panic!("{other:?}"),
     };
-    let addresses = [open(&mut here, 1), open(&mut there, 0)];
-    let [first, second] = addresses;
-    here.execute(ConnectionCommand::Connect { rank: 1, epoch: 1, address: second });
-    there.execute(ConnectionCommand::Connect { rank: 0, epoch: 1, address: first });
+    let [ours, theirs] = [open(&mut here, 1), open(&mut there, 0)];
+    here.execute(ConnectionCommand::Connect { rank: 1, epoch: 1, address: theirs });
+    there.execute(ConnectionCommand::Connect { rank: 0, epoch: 1, address: ours });
     here.execute(ConnectionCommand::Enable { rank: 1, epoch: 1 });
     there.execute(ConnectionCommand::Enable { rank: 0, epoch: 1 });
     let keys = keys(&here.server, 1);
+    // A request is taken in the first pass of a daemon, and answered in the next one.
+    let mut serve = move || {
+        here.pass();
+        there.pass();
+        there.pass();
+        here.pass();
+    };
     match backend {
         Backend::Delegation => {
             let mut client = RingClient::connect(&service_names::ring(&configs[0].name)).unwrap();
-            Box::new(move || {
-                make_requests!(client, 1, &keys, {
-                    here.pass();
-                    there.pass();
-                    there.pass();
-                    here.pass();
-                });
-            })
+            Box::new(move || make_requests!(client, 1, &keys, serve()))
         }
         Backend::Meta => {
             let mut client = WordClient::connect(&configs[0].name).unwrap();
-            Box::new(move || {
-                make_requests!(client, 1, &keys, {
-                    here.pass();
-                    there.pass();
-                    there.pass();
-                    here.pass();
-                });
-            })
+            Box::new(move || make_requests!(client, 1, &keys, serve()))
         }
     }
 }

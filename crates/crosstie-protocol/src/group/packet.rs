@@ -322,6 +322,15 @@ pub struct DropCounters {
     pub invalid: u64,
 }
 
+impl DropCounters {
+    /// All dropped packets.
+    pub const fn total(&self) -> u64 {
+        let DropCounters { foreign_group, foreign_epoch, foreign_channel, not_a_peer, dead_sender, invalid } =
+            *self;
+        foreign_group + foreign_epoch + foreign_channel + not_a_peer + dead_sender + invalid
+    }
+}
+
 /// Decides which packets a member accepts at all (RHiNET §5.3.3): those of its group, its epoch and an open channel, from
 /// a live peer.
 ///
