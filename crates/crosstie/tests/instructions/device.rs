@@ -13,7 +13,7 @@ const PAYLOAD: usize = 32;
 /// A WRITE+IMM whose bytes are taken from the completion.
 const WRITE_IMM_LIMIT: u64 = 691;
 /// The same, with a shared receive queue.
-const SHARED_LIMIT: u64 = 858;
+const SHARED_LIMIT: u64 = 806;
 /// A SEND into the memory of its receive.
 const SEND_LIMIT: u64 = 775;
 

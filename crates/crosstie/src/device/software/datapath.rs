@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::control::Request;
 use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
-use super::lane::{LANE_DATA, NewEntry};
+use super::lane::{LANE_DATA, Lane, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
 use super::link::Link;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
@@ -292,6 +292,7 @@ pub(super) fn execute(
     }
     let (line, attached): (&PeerLine, &mut AttachedQp) = (line, to_qp);
     let memory = PeerMemory { link, pd: attached.pd, streaming };
+    let received = qp.lane.as_ref().map_or(0, Lane::received);
     match *op {
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;
@@ -322,7 +323,7 @@ pub(super) fn execute(
                 byte_len: len,
                 imm: Some(imm),
             };
-            attached.lane.push(taken, &completion, data);
+            attached.lane.push(taken, &completion, data, received);
             if let Some(at) = mapped
                 && len <= DEMOTE_MAX
             {
@@ -340,7 +341,7 @@ pub(super) fn execute(
                 completion.status = status;
                 completion.opcode = Opcode::Unspecified;
             }
-            attached.lane.push(taken, &completion, data);
+            attached.lane.push(taken, &completion, data, received);
             match scattered {
                 Ok(()) => {}
                 Err(Status::LocalLength) => {

@@ -58,6 +58,9 @@ pub(super) struct LaneHeader {
 /// Offset of the entries behind a [`LaneHeader`].
 pub(super) const LANE_ENTRIES_AT: u64 = size_of::<LaneHeader>() as u64;
 
+/// After so many entries in a row, each answered before the next one, a sender takes the traffic for requests and responses.
+const MIN_ANSWERED: u32 = 4;
+
 /// Longest message that travels inside of a [`LaneEntry`].
 pub(super) const LANE_DATA: usize = 48;
 
@@ -215,6 +218,12 @@ impl Lane {
         self.first.load(Relaxed)
     }
 
+    /// Entries read so far.
+    #[inline(always)]
+    pub(super) fn received(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
     /// Ends a connection whose peer is outside; the next one is of epoch `epoch`. The peer says that it has taken `taken` receives.
     pub(super) fn end_connection(&self, epoch: u64, taken: u64) {
         let read = self.read.load(Relaxed);
@@ -249,6 +258,10 @@ pub(super) struct PeerLane {
     seen_consumed: u64,
     /// Whether the peer's receives do not guarantee room.
     is_bounded: bool,
+    /// How many entries this side had read from the lane of the other direction when it wrote its last one.
+    last_received: u64,
+    /// Entries in a row between which this side has read some.
+    answered: u32,
 }
 
 /// A completed receive, without its message.
@@ -285,6 +298,8 @@ impl PeerLane {
             cq: SharedRef::new(segment, block.recv_cq.load(Relaxed))?,
             number: QpNum::from_bits(num).index() as usize,
             is_bounded: is_shared,
+            last_received: 0,
+            answered: 0,
         })
     }
 
@@ -305,9 +320,10 @@ impl PeerLane {
         }
     }
 
-    /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry.
+    /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry. `received`: how many entries this
+    /// side has read from the lane of the other direction.
     #[inline(always)]
-    pub(super) fn push(&self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>) {
+    pub(super) fn push(&mut self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>, received: u64) {
         let has_data = new.byte_len as usize <= LANE_DATA && new.status == Status::Success;
         let entry = self.entries.ring(taken.position);
         if has_data {
@@ -320,8 +336,13 @@ impl PeerLane {
             has_data,
         };
         entry.publish(taken.position, taken.slot as u16, tag, new.imm.unwrap_or(0), new.byte_len);
-        // The next entry arrives while the next request is prepared.
-        prefetch::for_write(self.entries.ring(taken.position.wrapping_add(1)));
+        self.answered = if received == self.last_received { 0 } else { self.answered.saturating_add(1) };
+        self.last_received = received;
+        if self.answered < MIN_ANSWERED {
+            // The next entry arrives while the next request is prepared. If the peer answers each entry before the next one, it would find
+            // its next entry in our cache, and wait for it before it can answer.
+            prefetch::for_write(self.entries.ring(taken.position.wrapping_add(1)));
+        }
         if !ready_set::is_polled(&self.header.polled.word) {
             self.cq.ready.add(self.number);
         }

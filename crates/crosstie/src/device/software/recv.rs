@@ -15,7 +15,7 @@
 //! completes the receive, the owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::Arc;
@@ -215,18 +215,24 @@ pub(super) struct SharedRecvQueue {
     pub(super) header: SharedRef<SrqHeader>,
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
-    wr_ids: Box<[AtomicU64]>,
-    /// Per slot: bytes that its receive has room for.
-    rooms: Box<[AtomicU32]>,
-    /// Per slot: 0 free, 1 outstanding. The poster sets it, pollers clear it.
-    outstanding: Box<[AtomicU8]>,
-    /// Per slot: the position at which it was posted.
-    positions: Box<[AtomicU64]>,
+    records: Box<[RecvRecord]>,
     /// Slots that may be in use: the first ones.
     capacity: usize,
     /// Set when a receive completes, for a poster that found all slots in use.
     completed: AtomicBool,
     pub(super) memory: Allocation,
+}
+
+/// The owner's record of the receive in one slot of a shared receive queue.
+#[derive(Debug, Default)]
+struct RecvRecord {
+    wr_id: AtomicU64,
+    /// The position at which it was posted.
+    position: AtomicU64,
+    /// Bytes that it has room for.
+    room: AtomicU32,
+    /// The poster sets it, pollers clear it.
+    is_outstanding: AtomicBool,
 }
 
 /// How often a taker that finds no others publishes how far it is, in receives.
@@ -261,10 +267,7 @@ impl SharedRecvQueue {
             header,
             words,
             slots,
-            wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
-            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
-            outstanding: (0..depth).map(|_| AtomicU8::new(0)).collect(),
-            positions: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            records: (0..depth).map(|_| RecvRecord::default()).collect(),
             capacity: max_wr as usize,
             completed: AtomicBool::new(false),
             memory,
@@ -275,13 +278,13 @@ impl SharedRecvQueue {
     pub(super) fn post(&self, cursor: &mut PostCursor, wr: &RecvWr<'_>) -> Result<(), PostError> {
         check(wr, self.slots.max_sge)?;
         let position = self.free_position(cursor).ok_or(PostError::Full)?;
-        let slot = self.free_slot(cursor).ok_or(PostError::Full)?;
-        self.wr_ids[slot].store(wr.wr_id, Relaxed);
-        self.rooms[slot].store(room(wr), Relaxed);
-        self.positions[slot].store(position, Relaxed);
+        let (slot, record) = self.free_slot(cursor).ok_or(PostError::Full)?;
+        record.wr_id.store(wr.wr_id, Relaxed);
+        record.room.store(room(wr), Relaxed);
+        record.position.store(position, Relaxed);
         self.slots.write(slot, wr.sges);
         // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
-        self.outstanding[slot].store(1, Release);
+        record.is_outstanding.store(true, Release);
         self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
         cursor.posted = position + 1;
         // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes word and slot visible to the
@@ -293,56 +296,77 @@ impl SharedRecvQueue {
     /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
     /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
     /// there are of other positions. `None` only if a peer has written invalid words: there are twice as many words as receives.
-    #[inline]
+    #[inline(always)]
     fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
-        let last = self.words.len() as u64 - 1;
-        (cursor.posted..=cursor.posted + last).find(|position| {
-            let old = SrqWord(self.words.ring(*position).load(Relaxed));
-            let slot = usize::from(old.slot()) & (self.wr_ids.len() - 1);
-            let posted_at = self.positions[slot].load(Relaxed);
-            let is_record = old.is_at(posted_at) && posted_at & last == position & last;
-            // Acquire, partner: the Release store in `complete`.
-            !is_record || self.outstanding[slot].load(Acquire) == 0
-        })
+        if self.is_free_position(cursor.posted) {
+            return Some(cursor.posted);
+        }
+        self.search_position(cursor.posted + 1)
     }
 
-    /// A slot that is not in use. Slots usually become free in the order of posting, so the first one that is checked is free.
-    /// A full queue is searched again only after a receive completed.
-    fn free_slot(&self, cursor: &mut PostCursor) -> Option<usize> {
+    #[cold]
+    fn search_position(&self, first: u64) -> Option<u64> {
+        (first..first + self.words.len() as u64 - 1).find(|position| self.is_free_position(*position))
+    }
+
+    #[inline(always)]
+    fn is_free_position(&self, position: u64) -> bool {
+        let old = SrqWord(self.words.ring(position).load(Relaxed));
+        let record = &self.records[usize::from(old.slot()) & (self.records.len() - 1)];
+        let posted_at = record.position.load(Relaxed);
+        let is_record = old.is_at(posted_at) && (posted_at ^ position) & (self.words.len() as u64 - 1) == 0;
+        // Acquire, partner: the Release store in `complete`.
+        !is_record || !record.is_outstanding.load(Acquire)
+    }
+
+    /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
+    /// checked is free. A full queue is searched again only after a receive completed.
+    #[inline(always)]
+    fn free_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        if !cursor.full
+            && let Some(record) = self.check_slot(cursor)
+        {
+            return Some(record);
+        }
+        self.search_slot(cursor)
+    }
+
+    /// Checks the slot where to look first, and moves on to the next one.
+    #[inline(always)]
+    fn check_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        let slot = if cursor.next < self.capacity { cursor.next } else { 0 };
+        cursor.next = slot + 1;
+        cursor.count_check();
+        let record = self.records.get(slot)?;
+        // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
+        (!record.is_outstanding.load(Acquire)).then_some((slot, record))
+    }
+
+    /// Checks all other slots.
+    #[cold]
+    fn search_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        let is_first_search = !cursor.full;
         // Acquire, partner: the Release store in `complete`: the slot is free, too.
-        if cursor.full && !self.completed.swap(false, Acquire) {
+        if !is_first_search && !self.completed.swap(false, Acquire) {
             return None;
         }
-        cursor.full = true;
-        let mut next = cursor.next;
-        for _ in 0..self.capacity {
-            let slot = if next < self.capacity { next } else { 0 };
-            next = slot + 1;
-            cursor.count_check();
-            // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
-            if self.outstanding[slot].load(Acquire) == 0 {
-                cursor.next = next;
-                cursor.full = false;
-                return Some(slot);
-            }
-        }
-        None
+        let unchecked = self.capacity - usize::from(is_first_search);
+        let found = (0..unchecked).find_map(|_| self.check_slot(cursor));
+        cursor.full = found.is_none();
+        found
     }
 
     /// Completes the receive in `slot`. `None` if no such receive is outstanding: the slot number comes from a peer.
     #[inline]
     pub(super) fn complete(&self, slot: u32) -> Option<CompletedRecv> {
-        let flag = self.outstanding.get(slot as usize)?;
-        if flag.load(Acquire) == 0 {
+        let record = self.records.get(slot as usize)?;
+        if !record.is_outstanding.load(Acquire) {
             return None;
         }
-        let recv = CompletedRecv {
-            wr_id: self.wr_ids[slot as usize].load(Relaxed),
-            room: self.rooms[slot as usize].load(Relaxed),
-        };
-        // Release, partner: the Acquire loads in `free_slot` and `free_position`.
-        flag.store(0, Release);
-        // Release, partner: the Acquire swap in `free_slot`.
+        let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
+        // Release, partner: the Acquire loads in `check_slot` and `is_free_position`.
+        record.is_outstanding.store(false, Release);
+        // Release, partner: the Acquire swap in `search_slot`.
         self.completed.store(true, Release);
         Some(recv)
     }
@@ -355,7 +379,7 @@ impl SharedRecvQueue {
             .filter(|word| word.is_taken() && word.taker() == taker)
             .filter_map(|word| {
                 let slot = word.slot().into();
-                let position = self.positions.get(slot as usize)?.load(Relaxed);
+                let position = self.records.get(slot as usize)?.position.load(Relaxed);
                 let taken = TakenSlot { position, slot };
                 (word.is_at(position) && self.is_outstanding(taken)).then_some(taken)
             })
@@ -366,8 +390,9 @@ impl SharedRecvQueue {
 
     /// Every outstanding receive, in the order of posting.
     pub(super) fn all_outstanding(&self) -> Vec<TakenSlot> {
-        let mut outstanding: Vec<TakenSlot> = (0..self.outstanding.len())
-            .map(|slot| TakenSlot { position: self.positions[slot].load(Relaxed), slot: slot as u32 })
+        let mut outstanding: Vec<TakenSlot> = (0..)
+            .zip(&self.records)
+            .map(|(slot, record)| TakenSlot { position: record.position.load(Relaxed), slot })
             .filter(|taken| self.is_outstanding(*taken))
             .collect();
         outstanding.sort_unstable();
@@ -382,9 +407,9 @@ impl SharedRecvQueue {
     }
 
     fn is_outstanding(&self, taken: TakenSlot) -> bool {
-        let slot = taken.slot as usize;
+        let record = &self.records[taken.slot as usize];
         // Acquire, partner: the Release stores in `complete` and `post`.
-        self.outstanding[slot].load(Acquire) != 0 && self.positions[slot].load(Relaxed) == taken.position
+        record.is_outstanding.load(Acquire) && record.position.load(Relaxed) == taken.position
     }
 }
 
