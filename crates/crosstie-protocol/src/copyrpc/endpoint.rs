@@ -4,13 +4,16 @@ use core::num::NonZeroU32;
 
 use super::bulk::BULK_RESPONSE_SIZE;
 use super::flow::{CompactWrite, FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
-use super::message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
+use super::message::{
+    CompactMessage, Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes,
+};
 use super::pending_calls::{CallId, PendingCalls};
 use super::receiver::{BatchFront, HeldSpace, Receiver};
 use super::sender::Sender;
 use super::violation::{FlowParamsError, Refusal, ReplyError, Violation};
 use super::wire::{
-    self, ALIGNMENT, FlowMetadata, HEADER_SIZE, Header, MAX_COMPACT_PAYLOAD, RESPONSE_FLAG, padded_size,
+    self, ALIGNMENT, CompactHead, FlowMetadata, HEADER_SIZE, Header, MAX_COMPACT_PAYLOAD, RESPONSE_FLAG,
+    padded_size,
 };
 
 /// One side of a connection: calls and replies go out, requests and responses come in.
@@ -195,6 +198,12 @@ impl<U> Endpoint<U> {
         self.sender.open_compact(consumer)
     }
 
+    /// Whether one call of this side is pending and no other.
+    #[inline(always)]
+    pub fn has_one_call(&self) -> bool {
+        self.pending.len() == 1
+    }
+
     /// Notes that the result of [`Endpoint::open_compact`] was posted.
     #[inline(always)]
     pub fn compact_posted(&mut self, write: &CompactWrite) {
@@ -241,16 +250,7 @@ impl<U> Endpoint<U> {
         if metadata.message_count == 0 && metadata.credit_grant == 0 && !is_news {
             return Err(Violation::EmptyBatch);
         }
-        let granted = self.balance + self.spent;
-        // Responses in this batch return part of `spent`. So the exact check has to wait for the end of the batch.
-        if metadata.credit_grant > self.peer_limit {
-            return Err(Violation::GrantOverLimit {
-                granted: granted.saturating_add(metadata.credit_grant),
-                limit: self.peer_limit,
-            });
-        }
-        self.balance += metadata.credit_grant;
-        self.credit_starved &= metadata.credit_grant == 0;
+        self.accept_grant(metadata.credit_grant)?;
         self.check_batch_end()
     }
 
@@ -262,36 +262,71 @@ impl<U> Endpoint<U> {
         ring: &B,
     ) -> Result<Option<ReceivedMessage<U>>, Violation> {
         let Some((header, offset, space)) = self.receiver.next_message(ring)? else { return Ok(None) };
-        let len = header.ring_len() as usize;
-        let bulk = header.is_bulk();
-        let allowance = u64::from(header.piggyback) * ALIGNMENT;
-        let message = if header.is_response() {
-            let call = header.call_id & !RESPONSE_FLAG;
-            let taken = self.pending.blocks(call).ok_or(Violation::UnknownCall { call_id: call })?;
-            if header.piggyback != taken {
-                return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
-            }
-            // As `len > max_response_len(allowance)`: the credit of a call covers at least an empty response.
-            if wire::response_size(header.ring_len()) > allowance {
-                let allowed = wire::max_response_len(allowance);
-                return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
-            }
-            self.spent -= allowance;
-            self.check_batch_end()?;
-            // Remove the call only after all checks. A call that was removed before a violation was found would never be
-            // reported to its caller.
-            let user = self.pending.remove(call);
+        let (len, bulk) = (header.ring_len() as usize, header.is_bulk());
+        Ok(Some(if header.is_response() {
+            let (call, user) = self.take_response(&header)?;
             ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk, space })
         } else {
-            let Some(blocks) = NonZeroU32::new(header.piggyback).filter(|_| allowance >= MIN_CREDIT) else {
-                return Err(Violation::AllowanceTooSmall { blocks: header.piggyback });
-            };
-            self.sender.spend(allowance)?;
-            let reply_token = ReplyToken { call_id: header.call_id, blocks };
-            self.check_batch_end()?;
+            let reply_token = self.take_request(&header)?;
             ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, space, reply_token })
+        }))
+    }
+
+    /// Whether the batch that was accepted last has no further message.
+    pub fn has_received_batch(&self) -> bool {
+        self.receiver.batch_ended()
+    }
+
+    /// Accepts a compact batch whose bytes the caller has copied: the same as [`Endpoint::accept_batch`], [`Endpoint::next_message`]
+    /// and [`Endpoint::release`], in one step. `payload_len` comes from the immediate.
+    #[inline(always)]
+    pub fn accept_compact(
+        &mut self,
+        payload_len: u32,
+        head: &CompactHead,
+    ) -> Result<CompactMessage<U>, Violation> {
+        self.receiver.pass_compact(payload_len)?;
+        self.sender.learn_from_batch(self.sender.full_position(head.consumer_blocks)?)?;
+        self.accept_grant(u64::from(head.grant_blocks) * ALIGNMENT)?;
+        let header = Header { call_id: head.call_id, piggyback: head.piggyback, payload_len };
+        Ok(if header.is_response() {
+            CompactMessage::Response { user: self.take_response(&header)?.1 }
+        } else {
+            CompactMessage::Request { reply_token: self.take_request(&header)? }
+        })
+    }
+
+    /// Ends the call that a response belongs to. Returns its id and what the caller attached.
+    #[inline(always)]
+    fn take_response(&mut self, header: &Header) -> Result<(u32, Option<U>), Violation> {
+        let allowance = u64::from(header.piggyback) * ALIGNMENT;
+        let call = header.call_id & !RESPONSE_FLAG;
+        let taken = self.pending.blocks(call).ok_or(Violation::UnknownCall { call_id: call })?;
+        if header.piggyback != taken {
+            return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
+        }
+        // As `len > max_response_len(allowance)`: the credit of a call covers at least an empty response.
+        if wire::response_size(header.ring_len()) > allowance {
+            let allowed = wire::max_response_len(allowance);
+            return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
+        }
+        self.spent -= allowance;
+        self.check_batch_end()?;
+        // Remove the call only after all checks. A call that was removed before a violation was found would never be
+        // reported to its caller.
+        Ok((call, self.pending.remove(call)))
+    }
+
+    /// Takes the credit of a request.
+    #[inline(always)]
+    fn take_request(&mut self, header: &Header) -> Result<ReplyToken, Violation> {
+        let allowance = u64::from(header.piggyback) * ALIGNMENT;
+        let Some(blocks) = NonZeroU32::new(header.piggyback).filter(|_| allowance >= MIN_CREDIT) else {
+            return Err(Violation::AllowanceTooSmall { blocks: header.piggyback });
         };
-        Ok(Some(message))
+        self.sender.spend(allowance)?;
+        self.check_batch_end()?;
+        Ok(ReplyToken { call_id: header.call_id, blocks })
     }
 
     /// Releases the ring space of a message that the application no longer needs. Returns `false` if this endpoint does not hold
@@ -379,6 +414,19 @@ impl<U> Endpoint<U> {
         }
     }
 
+    /// Takes the credit that a batch grants.
+    #[inline(always)]
+    fn accept_grant(&mut self, grant: u64) -> Result<(), Violation> {
+        // Responses in this batch return part of `spent`. So the exact check has to wait for the end of the batch.
+        if grant > self.peer_limit {
+            let granted = (self.balance + self.spent).saturating_add(grant);
+            return Err(Violation::GrantOverLimit { granted, limit: self.peer_limit });
+        }
+        self.balance += grant;
+        self.credit_starved &= grant == 0;
+        Ok(())
+    }
+
     #[inline(always)]
     fn check_call(&mut self, len: u32, response_len: u32, fits_before_end: bool) -> Result<(), Refusal> {
         if len > self.max_request_len {
@@ -454,6 +502,11 @@ impl<U> Endpoint<U> {
 
     pub(super) fn remote_consumer(&self) -> u64 {
         self.sender.remote_consumer()
+    }
+
+    /// The offset of the next batch in the receive ring.
+    pub(super) fn next_offset(&self) -> usize {
+        self.receiver.next_offset()
     }
 
     pub(super) fn credit_limit(&self) -> u64 {

@@ -48,6 +48,22 @@ pub enum ReceivedMessage<U> {
     Response(ReceivedResponse<U>),
 }
 
+/// The message of a compact batch, whose payload the caller has copied: its ring space is released already.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the peer may wait for the reply"]
+pub enum CompactMessage<U> {
+    /// The peer calls this side.
+    Request {
+        /// For [`Endpoint::reply`](super::Endpoint::reply).
+        reply_token: ReplyToken,
+    },
+    /// The peer replies to a call of this side, which is no longer pending.
+    Response {
+        /// What the caller attached to the call; `None` if the call was abandoned.
+        user: Option<U>,
+    },
+}
+
 /// A call of the peer. The application must release its ring space and reply to it, in either order.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the peer waits for the reply, and the ring space must be released"]

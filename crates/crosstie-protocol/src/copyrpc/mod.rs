@@ -85,7 +85,9 @@ pub use bulk::{
 };
 pub use endpoint::Endpoint;
 pub use flow::{CompactWrite, FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};
-pub use message::{Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes};
+pub use message::{
+    CompactMessage, Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes,
+};
 pub use pending_calls::{CallId, MAX_PENDING_CALLS};
 pub use receiver::HeldSpace;
 pub use violation::{FlowParamsError, Refusal, ReplyError, Violation};

@@ -70,6 +70,7 @@ impl<U> PendingCalls<U> {
     }
 
     /// Calls that wait for a response, including abandoned ones.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free as usize
     }

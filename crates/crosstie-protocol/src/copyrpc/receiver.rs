@@ -109,17 +109,7 @@ impl Receiver {
         if delta < METADATA {
             return Err(Violation::ShortBatch { delta });
         }
-        // The consumer position is brought up to date only if the last one leaves no room.
-        if delta > self.capacity - (self.received - self.consumer) {
-            let free = self.capacity - (self.received - self.consumer());
-            if delta > free {
-                return Err(Violation::Overrun { delta, free });
-            }
-        }
-        let offset = self.offset(self.received);
-        if offset + delta > self.capacity {
-            return Err(Violation::AcrossEnd { offset, delta });
-        }
+        let offset = self.check_place(delta)?;
         if is_compact {
             let head = CompactHead::decode(&ring.load(offset as usize));
             let CompactHead { call_id, piggyback, .. } = head;
@@ -149,6 +139,44 @@ impl Receiver {
         self.received += skip;
         self.cursor = self.received;
         Ok(BatchFront::Metadata(metadata))
+    }
+
+    /// Accepts a compact batch whose bytes the caller has copied, and releases its space.
+    #[inline(always)]
+    pub(super) fn pass_compact(&mut self, payload_len: u32) -> Result<(), Violation> {
+        if self.cursor != self.received {
+            return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
+        }
+        if payload_len > MAX_COMPACT_PAYLOAD {
+            return Err(Violation::CompactTooLong { payload_len });
+        }
+        let delta = wire::compact_size(payload_len);
+        self.check_place(delta)?;
+        let end = self.received + delta;
+        if self.consumer == self.received {
+            self.consumer = end;
+        }
+        self.received = end;
+        self.cursor = end;
+        self.messages_left = 0;
+        Ok(())
+    }
+
+    /// Checks that the next `delta` bytes are free and do not cross the end of the ring. Returns their offset.
+    #[inline(always)]
+    fn check_place(&mut self, delta: u64) -> Result<u64, Violation> {
+        // The consumer position is brought up to date only if the last one leaves no room.
+        if delta > self.capacity - (self.received - self.consumer) {
+            let free = self.capacity - (self.received - self.consumer());
+            if delta > free {
+                return Err(Violation::Overrun { delta, free });
+            }
+        }
+        let offset = self.offset(self.received);
+        if offset + delta > self.capacity {
+            return Err(Violation::AcrossEnd { offset, delta });
+        }
+        Ok(offset)
     }
 
     /// The next message of the batch: its header, the offset of its payload, and its ring space, which is held until it is
@@ -250,6 +278,10 @@ fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
 
 #[cfg(test)]
 impl Receiver {
+    pub(super) fn next_offset(&self) -> usize {
+        self.offset(self.received) as usize
+    }
+
     pub(super) fn rebase(&mut self, back: u64) {
         for position in [&mut self.received, &mut self.cursor, &mut self.consumer] {
             *position -= back;

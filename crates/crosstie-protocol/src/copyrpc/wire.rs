@@ -220,11 +220,22 @@ impl CompactHead {
     pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
         // As one number: the compiler would move single bytes otherwise.
         let head = u128::from_le_bytes(*bytes);
+        CompactHead::from_numbers(head as u64, (head >> 64) as u64)
+    }
+
+    /// Decodes a head from words of memory, which have its bytes.
+    #[inline]
+    pub const fn from_words(first: u64, second: u64) -> Self {
+        CompactHead::from_numbers(u64::from_le(first), u64::from_le(second))
+    }
+
+    #[inline]
+    const fn from_numbers(first: u64, second: u64) -> Self {
         CompactHead {
-            call_id: head as u32,
-            piggyback: (head >> 32) as u32,
-            grant_blocks: (head >> 64) as u32,
-            consumer_blocks: (head >> 96) as u32,
+            call_id: first as u32,
+            piggyback: (first >> 32) as u32,
+            grant_blocks: second as u32,
+            consumer_blocks: (second >> 32) as u32,
         }
     }
 }
@@ -324,6 +335,8 @@ mod tests {
         let head = CompactHead::new(&metadata, &header);
         assert_eq!(head.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(CompactHead::decode(&head.encode()), head);
+        let [first, second] = [0, 8].map(|at| u64::from_ne_bytes(bytes_at(&head.encode(), at)));
+        assert_eq!(CompactHead::from_words(first, second), head);
 
         let info = ConnectInfo {
             ring_addr: 1,

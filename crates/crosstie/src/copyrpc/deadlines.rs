@@ -26,7 +26,16 @@ impl Deadlines {
         Key::<16, 31>::from_bits(call.bits()).index() as usize
     }
 
-    pub(super) fn push(&mut self, call: CallId, deadline: Instant, pending_calls: usize) {
+    /// Notes that a call begins.
+    #[inline(always)]
+    pub(super) fn record(&mut self, call: CallId, deadline: Option<Instant>, pending_calls: usize) {
+        match deadline {
+            None => self.clear(call),
+            Some(deadline) => self.push(call, deadline, pending_calls),
+        }
+    }
+
+    fn push(&mut self, call: CallId, deadline: Instant, pending_calls: usize) {
         if self.calls.is_empty() {
             self.calls = vec![(0, None); pending_calls];
             self.heap.reserve(2 * pending_calls);
@@ -42,7 +51,7 @@ impl Deadlines {
 
     /// Notes that a call without a deadline begins, so that an old deadline at its index is no longer valid.
     #[inline]
-    pub(super) fn clear(&mut self, call: CallId) {
+    fn clear(&mut self, call: CallId) {
         if !self.calls.is_empty() {
             self.calls[Self::index(call)] = (0, None);
         }

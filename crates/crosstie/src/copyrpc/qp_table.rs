@@ -1,9 +1,9 @@
-//! A hash table from queue pair numbers to connection indices.
+//! A hash table from queue pair numbers to connection keys.
 
 /// Open addressing with linear probing; at most a quarter full, so a lookup nearly always takes one step.
 #[derive(Debug, Default)]
 pub(super) struct QpTable {
-    /// Queue pair number and connection index. The length is a power of two, or zero.
+    /// Queue pair number and key. The length is a power of two, or zero.
     entries: Vec<Option<(u32, u32)>>,
     used: usize,
 }
@@ -21,33 +21,33 @@ impl QpTable {
             return None;
         }
         let mut at = self.home(qp_num);
-        while let Some((number, index)) = self.entries[at] {
+        while let Some((number, key)) = self.entries[at] {
             if number == qp_num {
-                return Some(index);
+                return Some(key);
             }
             at = (at + 1) & (self.entries.len() - 1);
         }
         None
     }
 
-    pub(super) fn insert(&mut self, qp_num: u32, index: u32) {
+    pub(super) fn insert(&mut self, qp_num: u32, key: u32) {
         if 4 * (self.used + 1) > self.entries.len() {
             let larger = (8 * (self.used + 1)).next_power_of_two();
             let former = std::mem::replace(&mut self.entries, vec![None; larger]);
-            for (number, index) in former.into_iter().flatten() {
-                self.place(number, index);
+            for (number, key) in former.into_iter().flatten() {
+                self.place(number, key);
             }
         }
-        self.place(qp_num, index);
+        self.place(qp_num, key);
         self.used += 1;
     }
 
-    fn place(&mut self, qp_num: u32, index: u32) {
+    fn place(&mut self, qp_num: u32, key: u32) {
         let mut at = self.home(qp_num);
         while self.entries[at].is_some() {
             at = (at + 1) & (self.entries.len() - 1);
         }
-        self.entries[at] = Some((qp_num, index));
+        self.entries[at] = Some((qp_num, key));
     }
 
     pub(super) fn remove(&mut self, qp_num: u32) {
@@ -58,8 +58,8 @@ impl QpTable {
         // Rare, so simple: rebuild the table, because a gap would end a probe sequence too early.
         let len = self.entries.len();
         let former = std::mem::replace(&mut self.entries, vec![None; len]);
-        for (number, index) in former.into_iter().flatten().filter(|(number, _)| *number != qp_num) {
-            self.place(number, index);
+        for (number, key) in former.into_iter().flatten().filter(|(number, _)| *number != qp_num) {
+            self.place(number, key);
         }
     }
 }

@@ -49,10 +49,10 @@ impl Completion {
 
     /// The bytes that came with the completion, if there are at least `len`, with bytes behind them that have no meaning.
     #[inline(always)]
-    pub(crate) fn inline_buffer(&self, len: usize) -> Option<&[u8; InlineData::MAX]> {
+    pub(crate) fn inline_words(&self, len: usize) -> Option<&[u64; InlineData::MAX / 8]> {
         let InlineData::Bytes { words, len: held } = &self.data else { return None };
         let held = *held as usize;
-        words.as_bytes().first_chunk().filter(|_| len <= held && held <= InlineData::MAX)
+        Some(words).filter(|_| len <= held && held <= InlineData::MAX)
     }
 }
 

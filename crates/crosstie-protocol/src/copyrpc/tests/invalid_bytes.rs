@@ -7,6 +7,7 @@ use std::vec::Vec;
 
 use super::super::wire::{self, CompactHead, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
+use super::pair::check_accept_compact;
 
 const PARAMS: FlowParams = FlowParams {
     ring: 1024,
@@ -56,6 +57,7 @@ fn feed(
         let delta = announced_bytes(imm);
         let to = (from as u64 + delta).min(1024) as usize;
         let announced = Announced { bytes: ring, from, to };
+        check_accept_compact(endpoint, imm, ring);
         endpoint.accept_batch(imm, &announced)?;
         position += delta;
         while let Some(message) = endpoint.next_message(&announced)? {

@@ -3,11 +3,13 @@
 //! Every failure is an error text: a violation, a lost or repeated call, wrong bytes, a broken invariant.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::format;
 use std::string::{String, ToString};
 use std::vec;
 use std::vec::Vec;
 
+use super::super::wire::CompactHead;
 use super::super::*;
 use super::BrokenRule;
 
@@ -226,6 +228,7 @@ impl Pair {
         let PairPeer { endpoint, ring, completions, expected, waiting, held, unanswered, .. } = side;
         if let Some(imm) = completions.pop_front() {
             let text = |violation: Violation| violation.to_string();
+            check_accept_compact(endpoint, imm, ring);
             endpoint.accept_batch(imm, ring.as_slice()).map_err(text)?;
             while let Some(message) = endpoint.next_message(ring.as_slice()).map_err(text)? {
                 match message {
@@ -385,6 +388,34 @@ fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
     assert_same_flow(&alone, &placed);
 }
 
+/// A compact batch has the same effect whether it is accepted in one step or in three, and is refused for the same reason.
+pub(super) fn check_accept_compact<U: Clone + Debug + PartialEq>(
+    endpoint: &Endpoint<U>,
+    imm: u32,
+    ring: &[u8],
+) {
+    if imm & wire::COMPACT_FLAG == 0 {
+        return;
+    }
+    let (mut at_once, mut in_steps) = (endpoint.clone(), endpoint.clone());
+    let accepted = in_steps.accept_batch(imm, ring).and_then(|()| in_steps.next_message(ring));
+    let head = CompactHead::decode(&ring.load(endpoint.next_offset()));
+    let message = at_once.accept_compact(imm & !wire::COMPACT_FLAG, &head);
+    let (space, expected) = match accepted {
+        Ok(Some(ReceivedMessage::Request(ReceivedRequest { space, reply_token, .. }))) => {
+            (space, CompactMessage::Request { reply_token })
+        }
+        Ok(Some(ReceivedMessage::Response(ReceivedResponse { space, user, .. }))) => {
+            (space, CompactMessage::Response { user })
+        }
+        Ok(None) => unreachable!("a compact batch has a message"),
+        Err(violation) => return assert_eq!(message, Err(violation)),
+    };
+    assert_eq!(message, Ok(expected));
+    in_steps.release(space);
+    assert_same_flow(&at_once, &in_steps);
+}
+
 fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {
     assert_eq!((Some(compact.head), compact.imm), (write.compact, write.imm));
     assert_eq!((compact.offset, compact.payload_offset()), (write.offset, write.payload_offset()));
@@ -392,7 +423,7 @@ fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {
 }
 
 /// Compares all but what is left of writes that were posted.
-fn assert_same_flow(one: &Endpoint<u64>, other: &Endpoint<u64>) {
+fn assert_same_flow<U: Clone + Debug + PartialEq>(one: &Endpoint<U>, other: &Endpoint<U>) {
     let [one, other] = [one, other].map(|endpoint| {
         let mut endpoint = endpoint.clone();
         endpoint.consumer_position();

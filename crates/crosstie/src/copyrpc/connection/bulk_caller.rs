@@ -95,7 +95,7 @@ impl<U> ConnectionState<U> {
             debug_assert!(copied.is_ok(), "regions are long enough");
         }
         connected.write_in_two_parts(&placement, &regions.descriptor(payload.len()).encode(), in_ring);
-        self.record_deadline(call, deadline);
+        self.deadlines.record(call, deadline, self.config.pending_calls);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
         bulk.uncounted_calls += 1;

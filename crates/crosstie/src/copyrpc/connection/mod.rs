@@ -23,9 +23,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, ConnectInfo, MAX_COMPACT_PAYLOAD};
+use crosstie_protocol::copyrpc::wire::{CompactHead, ConnectInfo};
 use crosstie_protocol::copyrpc::{
-    CallId, Endpoint as Protocol, FlowParams, HeldSpace, ReplyError, ReplyToken, RingBytes,
+    CompactMessage, Endpoint as Protocol, FlowParams, HeldSpace, ReplyError, ReplyToken, RingBytes,
 };
 
 use super::address::{EndpointAddress, EndpointId};
@@ -36,9 +36,8 @@ use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
-use super::payload::ShortPayload;
 use super::region_pool::PooledRegion;
-use crate::device::{Access, Completion, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
+use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
@@ -113,31 +112,6 @@ impl RingBytes for ReceiveRing<'_> {
         // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
         self.0.load(offset).unwrap_or([0; N])
     }
-}
-
-/// The receive ring, where a batch begins with bytes that came with its completion. The protocol loads only the front of
-/// a batch from here.
-struct BatchStart<'r> {
-    ring: ReceiveRing<'r>,
-    bytes: &'r [u8],
-}
-
-impl RingBytes for BatchStart<'_> {
-    #[inline]
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        self.bytes.first_chunk().copied().unwrap_or_else(|| self.ring.load(offset))
-    }
-}
-
-/// A copy of the payload of a compact batch, if its bytes came with the completion.
-#[inline]
-pub(super) fn short_payload(imm: u32, completion: &Completion) -> Option<ShortPayload> {
-    if imm & COMPACT_FLAG == 0 {
-        return None;
-    }
-    let len = COMPACT_HEAD_SIZE + (imm & !COMPACT_FLAG) as usize;
-    let bytes: &[u8; COMPACT_HEAD_SIZE + MAX_COMPACT_PAYLOAD as usize] = completion.inline_buffer(len)?;
-    bytes.last_chunk().copied()
 }
 
 /// The next message of a batch that is not a short request.
@@ -276,14 +250,16 @@ impl<U> Connection<U> {
                 };
             }
         };
+        state.deadlines.record(call, deadline, state.config.pending_calls);
+        if connected.protocol.has_one_call() && state.post_call_alone(self.key, payload, counters) {
+            return Ok(SendTiming::Sent);
+        }
         let is_posted = direct && state.post_payload_directly(self.key, &placement, payload, counters);
         let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
         if !is_posted {
             connected.write(&placement, payload);
         }
-        let timing = connected.send_timing();
-        state.record_deadline(call, deadline);
-        Ok(timing)
+        Ok(connected.send_timing())
     }
 
     /// Replies to a request, and releases its ring space.
@@ -341,20 +317,32 @@ impl<U> Connection<U> {
         self.has_stopped_receiving.get()
     }
 
-    /// Accepts the batch that an immediate announced. `bytes` are the bytes of the batch, if they came with the completion. Returns
-    /// whether a flush may have something to do because of it.
+    /// Accepts the batch that an immediate announced.
     #[inline]
-    pub(super) fn accept_batch(&self, imm: u32, bytes: Option<&[u8]>) -> Result<bool, Failure> {
+    pub(super) fn accept_batch(&self, imm: u32) -> Result<(), Failure> {
         let mut state = self.state.borrow_mut();
         state.received_since_probe = true;
-        let Some(connected) = &mut state.connected else { return Ok(false) };
-        let ring = ReceiveRing(&self.ring);
-        match bytes {
-            Some(bytes) => connected.protocol.accept_batch(imm, &BatchStart { ring, bytes }),
-            None => connected.protocol.accept_batch(imm, &ring),
-        }
-        .map_err(Failure::Violation)?;
-        Ok(connected.protocol.may_have_news())
+        let Some(connected) = &mut state.connected else { return Ok(()) };
+        connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
+    }
+
+    /// Accepts a compact batch whose bytes came with the completion. Returns its message, and whether a flush may have something to
+    /// do because of it. `None`: nothing was accepted, because of bulk messages that this one may have to wait for; the batch is in
+    /// the ring, too.
+    #[inline(always)]
+    pub(super) fn accept_compact(
+        &self,
+        payload_len: u32,
+        head: &CompactHead,
+    ) -> Result<Option<(CompactMessage<U>, bool)>, Failure> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return Ok(None) };
+        state.received_since_probe = true;
+        let message = connected.protocol.accept_compact(payload_len, head).map_err(Failure::Violation)?;
+        let may_have_news = connected.protocol.may_have_news();
+        state.publish_position();
+        Ok(Some((message, may_have_news)))
     }
 
     /// Continues with the batch: releases the message before, passes short requests to `on_request`, and returns at any
@@ -399,6 +387,12 @@ impl<U> Connection<U> {
                 }
             }
         }
+    }
+
+    /// Whether the batch that was accepted last has no further message.
+    pub(super) fn has_received_batch(&self) -> bool {
+        let state = self.state.borrow();
+        state.connected.as_ref().is_none_or(|connected| connected.protocol.has_received_batch())
     }
 
     #[inline]
@@ -489,14 +483,6 @@ impl<U> Connection<U> {
 }
 
 impl<U> ConnectionState<U> {
-    #[inline(always)]
-    fn record_deadline(&mut self, call: CallId, deadline: Option<Instant>) {
-        match deadline {
-            None => self.deadlines.clear(call),
-            Some(deadline) => self.deadlines.push(call, deadline, self.config.pending_calls),
-        }
-    }
-
     #[inline]
     fn bulk(&mut self) -> &mut BulkState {
         self.bulk.get_or_insert_with(|| Box::new(BulkState::new(&self.config)))

@@ -5,7 +5,7 @@
 //! once in [`SIGNAL_INTERVAL`] WRITEs, and that completion stands for itself and the unsignaled WRITEs before it. All
 //! other work requests are signaled and stand for themselves.
 
-use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
+use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, CompactHead};
 use crosstie_protocol::copyrpc::{
     CompactWrite, HeldSpace, Placement, Progress, ReplyToken, RingWrite, RingWriteKind,
 };
@@ -175,11 +175,10 @@ impl<U> ConnectionState<U> {
         counters: &mut Counters,
     ) -> Result<FlushOutcome, Failure> {
         let Some(connected) = &self.connected else { return Ok(FlushOutcome::Done) };
-        let mut payload = [0; MAX_COMPACT_PAYLOAD as usize];
-        let part = payload.get_mut(..write.payload_len);
-        let read = part.map(|part| connected.staging.read(write.payload_offset(), part));
+        let (mut bytes, from) = ([0; MAX_COMPACT_BATCH], write.payload_offset());
+        let read = payload_part(&mut bytes, write.payload_len).map(|to| connected.staging.read(from, to));
         let posted = match read {
-            Some(Ok(())) => self.post_compact_payload(key, write, &payload, counters),
+            Some(Ok(())) => self.post_compact_bytes(key, write, bytes, counters),
             _ => Err(OUTSIDE),
         };
         match posted {
@@ -210,13 +209,10 @@ impl<U> ConnectionState<U> {
         let Some(write) = connected.protocol.reply_alone(&token, payload.len(), space) else {
             return Err(token);
         };
-        let mut padded = [0; MAX_COMPACT_PAYLOAD as usize];
-        let Some(part) = padded.get_mut(..payload.len()) else { return Err(token) };
         if connected.is_alone_held_back(&write) {
             return Err(token);
         }
-        part.copy_from_slice(payload);
-        if self.post_compact_payload(key, &write, &padded, &mut counters.borrow_mut()).is_err() {
+        if !self.post_compact_payload(key, &write, payload, counters) {
             // The next flush tries again, and finds out what is wrong.
             return Err(token);
         }
@@ -228,22 +224,53 @@ impl<U> ConnectionState<U> {
         Ok(())
     }
 
-    /// Posts a compact batch. [`PostError::Full`]: the send queue is full.
+    /// Posts the call that was placed last, if it is the only one that is pending, short, and alone in its batch. Then it is not written to
+    /// the staging ring. `false`: it was not posted.
+    #[inline(never)]
+    pub(super) fn post_call_alone(&mut self, key: u32, payload: &[u8], counters: &RefCell<Counters>) -> bool {
+        let Some(connected) = &mut self.connected else { return false };
+        let Some(write) = connected.protocol.open_compact() else { return false };
+        if !self.post_compact_payload(key, &write, payload, counters) {
+            // The next flush tries again, and finds out what is wrong.
+            return false;
+        }
+        if let Some(connected) = &mut self.connected {
+            connected.protocol.compact_posted(&write);
+            connected.note_batch_end();
+        }
+        self.publish_position();
+        true
+    }
+
+    /// Posts a compact batch with this payload. Returns whether it was posted.
     #[inline(always)]
     fn post_compact_payload(
         &mut self,
         key: u32,
         write: &CompactWrite,
-        payload: &[u8; MAX_COMPACT_PAYLOAD as usize],
+        payload: &[u8],
+        counters: &RefCell<Counters>,
+    ) -> bool {
+        let mut bytes = [0; MAX_COMPACT_BATCH];
+        let Some(part) = payload_part(&mut bytes, payload.len()) else { return false };
+        part.copy_from_slice(payload);
+        self.post_compact_bytes(key, write, bytes, &mut counters.borrow_mut()).is_ok()
+    }
+
+    /// Posts a compact batch; `bytes` has the payload. [`PostError::Full`]: the send queue is full.
+    #[inline(always)]
+    fn post_compact_bytes(
+        &mut self,
+        key: u32,
+        write: &CompactWrite,
+        mut bytes: [u8; MAX_COMPACT_BATCH],
         counters: &mut Counters,
     ) -> Result<(), PostError> {
         let Some(connected) = &self.connected else { return Err(OUTSIDE) };
         if self.outstanding == SEND_DEPTH {
             return Err(PostError::Full);
         }
-        let mut bytes = [0; MAX_COMPACT_BATCH];
         bytes[..COMPACT_HEAD_SIZE].copy_from_slice(&write.head.encode());
-        bytes[COMPACT_HEAD_SIZE..].copy_from_slice(payload);
         let bytes = bytes.get(..COMPACT_HEAD_SIZE + write.payload_len).ok_or(OUTSIDE)?;
         let is_signaled = flush_policy::is_signaled(self.unsignaled);
         connected.post_write(&mut self.qp, key, write.offset, write.imm, Data::Inline(bytes), is_signaled)?;
@@ -258,7 +285,7 @@ impl<U> ConnectionState<U> {
 
     /// Stores the consumer position for the peer to READ, if it has moved.
     #[inline(always)]
-    fn publish_position(&mut self) {
+    pub(super) fn publish_position(&mut self) {
         let Some(connected) = &mut self.connected else { return };
         let consumer = connected.protocol.consumer_position();
         if consumer == self.published_position {
@@ -335,6 +362,12 @@ impl<U> ConnectionState<U> {
         counters.reads += 1;
         Ok(true)
     }
+}
+
+/// Where the payload of a compact batch is in its bytes, if it is short enough.
+#[inline(always)]
+fn payload_part(bytes: &mut [u8; MAX_COMPACT_BATCH], len: usize) -> Option<&mut [u8]> {
+    bytes[COMPACT_HEAD_SIZE..].get_mut(..len)
 }
 
 const OUTSIDE: PostError = PostError::Invalid("a batch outside of its ring");

@@ -15,26 +15,48 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use crosstie_protocol::copyrpc::CompactMessage;
+use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
+
 use super::{ContextCore, RecvHandle, RingRequest};
-use crate::copyrpc::connection::{Connection, NextMessage, short_payload};
+use crate::copyrpc::connection::{Connection, NextMessage};
 use crate::copyrpc::error::{CallFailed, Failure};
-use crate::copyrpc::flush_policy::SEND_DEPTH;
+use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
 use crate::device::software::CqParker;
 use crate::device::{
-    Completion, Cq, CqConfig, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq, SrqConfig,
+    Completion, Cq, CqConfig, CqError, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq,
+    SrqConfig, Status,
 };
 use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
+/// A poll ends at least so many calls of a batch, if there are as many.
+const MIN_ENDED: usize = 8;
+/// The key of no connection.
+const NO_CONNECTION: u32 = 0;
 /// Polls of the context between two polls of the send CQ.
 pub(super) const SEND_CQ_INTERVAL: u32 = 16;
 
+/// What a completion of the receive CQ says, copied word by word: a load that is wider than the stores before it would wait for them.
+struct Arrival {
+    /// The key of the connection.
+    key: u32,
+    status: Status,
+    imm: Option<u32>,
+    /// The bytes of a compact batch, if they came with the completion.
+    compact: Option<CompactWords>,
+}
+
+type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
+
 pub(super) struct CompletionQueues {
-    /// Buffers for the completions of one poll.
-    recv_completions: RefCell<Vec<Completion>>,
+    arrivals: RefCell<Vec<Arrival>>,
+    /// The arrival that the last poll has received in part, if it left arrivals to the next one.
+    open: Cell<Option<usize>>,
+    /// A buffer for the completions of one poll.
     send_completions: RefCell<Vec<Completion>>,
     srq: RefCell<Srq>,
     /// Receives that are posted and not used, as far as is known.
@@ -60,7 +82,8 @@ impl CompletionQueues {
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
-            recv_completions: RefCell::new(Vec::with_capacity(BURST)),
+            arrivals: RefCell::new(Vec::with_capacity(BURST)),
+            open: Cell::new(None),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
@@ -80,6 +103,12 @@ impl CompletionQueues {
     /// Whether the last poll of the receive CQ left nothing there.
     pub(super) fn is_recv_cq_drained(&self) -> bool {
         self.is_recv_cq_drained.get()
+    }
+
+    /// Whether the last poll has left arrivals to the next one.
+    #[inline(always)]
+    pub(super) fn has_arrivals(&self) -> bool {
+        self.open.get().is_some()
     }
 
     /// Whether the receive CQ has a completion or an error.
@@ -120,8 +149,25 @@ fn refill(
     None
 }
 
+/// The bytes of a compact batch, if they came with the completion.
+#[inline(always)]
+fn compact_words(imm: u32, completion: &Completion) -> Option<CompactWords> {
+    let len = imm ^ COMPACT_FLAG;
+    if len > MAX_COMPACT_PAYLOAD {
+        return None;
+    }
+    completion.inline_words(COMPACT_HEAD_SIZE + len as usize).copied()
+}
+
+/// The payload of a compact batch.
+#[inline(always)]
+fn short_payload(words: &[u64; size_of::<ShortPayload>() / 8]) -> &ShortPayload {
+    zerocopy::transmute_ref!(words)
+}
+
 impl<U> ContextCore<U> {
-    /// Polls the receive CQ once. Returns whether anything arrived, and the number of responses.
+    /// Receives what the last poll has left, or polls the receive CQ once. Returns whether anything arrived, and the number of
+    /// responses.
     #[inline]
     pub(super) fn poll_recv_cq(
         &self,
@@ -129,64 +175,122 @@ impl<U> ContextCore<U> {
     ) -> (bool, usize) {
         let queues = &self.queues;
         // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
-        let mut completions = queues.recv_completions.borrow_mut();
-        completions.clear();
-        let polled = queues.recv_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
-        queues.is_recv_cq_drained.set(completions.len() < BURST);
-        match polled {
-            Ok(0) => return (false, 0),
-            Ok(_) => {}
-            Err(error) => {
-                self.mark_all_broken(Failure::Queue(error));
-                return (true, 0);
+        let mut arrivals = queues.arrivals.borrow_mut();
+        let open = queues.open.take();
+        if open.is_none() {
+            arrivals.clear();
+            match self.poll_arrivals(&mut arrivals) {
+                Ok(0) => return (false, 0),
+                Ok(_) => {}
+                Err(error) => {
+                    self.mark_all_broken(Failure::Queue(error));
+                    return (true, 0);
+                }
             }
         }
-        queues.posted_receives.set(queues.posted_receives.get().saturating_sub(completions.len() as u32));
-        self.counters.borrow_mut().completions += completions.len() as u64;
         let mut responses = 0;
-        for completion in completions.iter() {
-            let Some(connection) = self.connection_by_qp(completion.qp_num) else { continue };
+        for (at, Arrival { key, status, imm, compact }) in arrivals.iter().enumerate().skip(open.unwrap_or(0))
+        {
+            let Some(connection) = self.connection_by_key(*key) else { continue };
             if connection.has_stopped_receiving() {
                 continue;
             }
-            if !completion.status.is_success() {
-                self.mark_broken(connection, Failure::Broken(completion.status));
+            if !status.is_success() {
+                self.mark_broken(connection, Failure::Broken(*status));
                 continue;
             }
-            let Some(imm) = completion.imm else { continue };
-            let received = self.receive_batch(&connection, imm, completion, &mut responses, on_response);
-            if let Err(failure) = received {
-                self.mark_broken(connection, failure);
+            let Some(imm) = *imm else { continue };
+            let received = match compact {
+                _ if open == Some(at) => self.receive_batch(&connection, None, &mut responses, on_response),
+                Some(words) => self.receive_compact(&connection, imm, words, &mut responses, on_response),
+                None => self.receive_batch(&connection, Some(imm), &mut responses, on_response),
+            };
+            match received {
+                Ok(true) => {}
+                Ok(false) => {
+                    queues.open.set(Some(at));
+                    break;
+                }
+                Err(failure) => self.mark_broken(connection, failure),
             }
         }
         (true, responses)
     }
 
-    fn receive_batch(
+    #[inline(always)]
+    fn poll_arrivals(&self, arrivals: &mut Vec<Arrival>) -> Result<usize, CqError> {
+        let (queues, qp_table) = (&self.queues, self.qp_table.borrow());
+        let polled = queues.recv_cq.borrow_mut().poll(BURST, |completion| {
+            let Completion { qp_num, status, imm, .. } = *completion;
+            let compact = imm.and_then(|imm| compact_words(imm, completion));
+            let key = qp_table.get(qp_num).unwrap_or(NO_CONNECTION);
+            arrivals.push(Arrival { key, status, imm, compact });
+        })?;
+        queues.is_recv_cq_drained.set(polled < BURST);
+        if polled > 0 {
+            queues.posted_receives.set(queues.posted_receives.get().saturating_sub(polled as u32));
+            self.counters.borrow_mut().completions += polled as u64;
+        }
+        Ok(polled)
+    }
+
+    /// Receives a compact batch whose bytes came with the completion.
+    #[inline(always)]
+    fn receive_compact(
         &self,
         connection: &Rc<Connection<U>>,
         imm: u32,
-        completion: &Completion,
+        words: &CompactWords,
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> Result<(), Failure> {
-        let may_have_news = connection.accept_batch(imm, completion.inline_data())?;
-        let short = short_payload(imm, completion);
-        // A compact batch with a request moves nothing that the peer should know, until the request is released.
-        if may_have_news || short.is_none() {
+    ) -> Result<bool, Failure> {
+        let [first, second, payload @ ..] = words;
+        let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
+        let len = imm ^ COMPACT_FLAG;
+        let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
+            return self.receive_batch(connection, Some(imm), responses, on_response);
+        };
+        if may_have_news {
             self.schedule_flush(connection);
         }
-        let (mut done, mut has_released) = (None, false);
+        match message {
+            CompactMessage::Response { user: Some(user) } => {
+                *responses += 1;
+                on_response(user, Ok(Payload::from_copy(payload, len as usize)));
+            }
+            CompactMessage::Response { user: None } => {}
+            CompactMessage::Request { reply_token } => {
+                self.copies.borrow_mut().push_back(*payload);
+                let connection = connection.clone();
+                let request = RingRequest { connection, offset: 0, len, space: None, reply_token };
+                self.requests.borrow_mut().push_back(Some(request));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: a poll ends
+    /// at most half of many pending calls, so that the application makes new ones while the peer still works on the other half.
+    fn receive_batch(
+        &self,
+        connection: &Rc<Connection<U>>,
+        imm: Option<u32>,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> Result<bool, Failure> {
+        let mut most = usize::MAX;
+        if let Some(imm) = imm {
+            connection.accept_batch(imm)?;
+            most = *responses + (connection.pending_calls() / 2).max(MIN_ENDED);
+        }
+        self.schedule_flush(connection);
+        let (mut done, mut has_released, mut is_at_end) = (None, false, true);
         loop {
             let next = {
                 let mut requests = self.requests.borrow_mut();
                 connection.next_message(done.take(), |offset, len, space, reply_token| {
                     // Rings are shorter than 4 GiB.
-                    let (mut offset, len) = (offset as u32, len as u32);
-                    if let Some(copy) = &short {
-                        self.queue_copy(copy);
-                        offset = RingRequest::<U>::COPIED;
-                    }
+                    let (offset, len, space) = (offset as u32, len as u32, Some(space));
                     let connection = connection.clone();
                     requests.push_back(Some(RingRequest { connection, offset, len, space, reply_token }));
                 })?
@@ -196,11 +300,7 @@ impl<U> ContextCore<U> {
                 Some(NextMessage::Response { user, offset, len, space }) => {
                     if let Some(user) = user {
                         *responses += 1;
-                        let payload = match &short {
-                            Some(copy) => Payload::from_copy(copy, len),
-                            None => Payload::new(&connection.ring, offset, len),
-                        };
-                        on_response(user, Ok(payload));
+                        on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
                     }
                     done = Some(space);
                 }
@@ -222,18 +322,19 @@ impl<U> ContextCore<U> {
                 Some(NextMessage::RequestQueued) => self.collect_ready(connection),
             }
             has_released = true;
+            if *responses >= most {
+                if let Some(space) = done.take() {
+                    connection.release(space);
+                }
+                is_at_end = connection.has_received_batch();
+                break;
+            }
         }
         // The peer should know which ring space is free.
         if has_released {
             self.schedule_flush(connection);
         }
-        Ok(())
-    }
-
-    /// Queues a payload that came with the completion. Never inline: messages in the ring should not pay for it.
-    #[inline(never)]
-    fn queue_copy(&self, copy: &ShortPayload) {
-        self.copies.borrow_mut().push_back(*copy);
+        Ok(is_at_end)
     }
 
     /// Takes the payload that was queued first.

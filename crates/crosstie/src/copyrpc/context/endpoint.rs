@@ -36,7 +36,8 @@ impl<U> Endpoint<U> {
     }
 
     /// Calls the peer with `payload`. The response has at most `response` bytes; [`Context::poll`](super::Context::poll) delivers it
-    /// together with `user`. The call goes out with the next poll or flush.
+    /// together with `user`. A call of at most 32 bytes goes out at once if no other call is pending; all others with the next poll or
+    /// flush.
     ///
     /// Request and response may have up to 1 GiB, as far as the [bulk memory](crate::copyrpc::EndpointConfig::bulk) of both sides
     /// allows, see [`max_lengths`](Endpoint::max_lengths). A request that is [too long for the

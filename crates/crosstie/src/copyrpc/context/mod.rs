@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! 1. flush the connections that have something to post (a small batch may be held back)
-//! 2. poll the receive CQ: parse batches, call back for responses, queue requests
+//! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, queue requests
 //! 3. refill the shared receive queue if anything arrived
 //! 4. poll the send CQ: every 16th time, or every time while a flush waits for completions
 //! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
@@ -69,7 +69,7 @@ struct ContextCore<U> {
     qp_table: RefCell<QpTable>,
     /// Requests that wait for [`Context::recv`]. `None` stands for the first of `other_requests`.
     requests: RefCell<VecDeque<Option<RingRequest<U>>>>,
-    /// The payloads of requests that came with their completion, see [`RingRequest::COPIED`].
+    /// The payloads of requests that came with their completion, see [`RingRequest::space`].
     copies: RefCell<VecDeque<ShortPayload>>,
     /// Requests that may have bulk memory.
     other_requests: RefCell<VecDeque<RecvHandle<U>>>,
@@ -154,7 +154,8 @@ impl<U> Context<U> {
     }
 
     /// Sends what is due and receives what has arrived. Responses go to `on_response` with what was attached to their calls;
-    /// requests go to [`recv`](Context::recv). Returns the number of calls that have ended. Never waits.
+    /// requests go to [`recv`](Context::recv). Returns the number of calls that have ended. Never waits. If many calls of an endpoint
+    /// have ended, half of the pending ones are reported, and the next poll reports the others: new calls can be on their way meanwhile.
     ///
     /// `on_response` may call, reply and receive. A poll inside it does nothing. If it panics, all connections of the
     /// context end.
@@ -180,7 +181,7 @@ impl<U> Context<U> {
     ) -> Option<R> {
         let next = self.core.requests.borrow_mut().pop_front()?;
         match next {
-            Some(request) if request.offset == RingRequest::<U>::COPIED => {
+            Some(request) if request.space.is_none() => {
                 let copy = self.core.take_copy();
                 Some(on_other(receiver, RecvHandle::with_copy(request, &self.core, &copy)))
             }
@@ -194,7 +195,9 @@ impl<U> Context<U> {
 
     /// Sends everything now. No batch is held back.
     pub fn flush(&self) {
-        self.core.flush_connections(false);
+        if self.core.flush_list.has_connections() {
+            self.core.flush_connections(false);
+        }
     }
 
     /// Sends everything, then waits until there is something to [poll](Context::poll) for, at most for `timeout`. Returns whether
@@ -251,7 +254,8 @@ impl<U> ContextCore<U> {
         if self.polls.get().is_multiple_of(SEND_CQ_INTERVAL) || self.flush_list.awaits_completions() {
             self.poll_send_cq();
         }
-        if self.liveness.is_due() {
+        // Responses that have arrived are reported before the end of their connection.
+        if self.liveness.is_due() && !self.queues.has_arrivals() {
             ended += self.check_liveness(on_response);
         }
         ended
@@ -286,6 +290,7 @@ impl<U> ContextCore<U> {
     /// Whether there is something that the application can take without anything arriving.
     fn has_something_to_report(&self) -> bool {
         self.liveness.has_failures()
+            || self.queues.has_arrivals()
             || !self.requests.borrow().is_empty()
             || !self.raw_completions.borrow().is_empty()
     }
@@ -327,7 +332,7 @@ impl<U> ContextCore<U> {
         };
         let qp = self.queues.create_qp(&self.pd, &qp)?;
         let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config)?);
-        self.qp_table.borrow_mut().insert(connection.qp_num, index as u32);
+        self.qp_table.borrow_mut().insert(connection.qp_num, connection.key);
         let slot = Slot { key, connection: Some(connection.clone()) };
         match slots.get_mut(index) {
             Some(former) => *former = slot,
@@ -351,11 +356,6 @@ impl<U> ContextCore<U> {
     }
 
     #[inline]
-    fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
-        let index = self.qp_table.borrow().get(qp_num)?;
-        self.connections.borrow().get(index as usize)?.connection.clone()
-    }
-
     fn connection_by_key(&self, key: u32) -> Option<Rc<Connection<U>>> {
         let key = ConnectionKey::from_bits(key);
         let slots = self.connections.borrow();

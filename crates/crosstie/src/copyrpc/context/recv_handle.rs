@@ -13,8 +13,8 @@ use crate::copyrpc::flush_policy::SendTiming;
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::region_pool::PooledRegion;
 
-/// A received request. It occupies its place in the ring, and the ring space behind it stays occupied, until the request is answered,
-/// [detached](RecvHandle::detach) or dropped.
+/// A received request. Unless it is short and came alone, it occupies its place in the ring, and the ring space behind it stays occupied,
+/// until the request is answered, [detached](RecvHandle::detach) or dropped.
 ///
 /// A request that is dropped without a reply is answered with an empty payload.
 #[must_use = "the peer waits for a response"]
@@ -32,16 +32,12 @@ pub struct RecvHandle<U> {
 /// and is a third as long.
 pub(super) struct RingRequest<U> {
     pub(super) connection: Rc<Connection<U>>,
-    /// Where the payload is in the ring, or [`COPIED`](RingRequest::COPIED).
+    /// Where the payload is in the ring.
     pub(super) offset: u32,
     pub(super) len: u32,
-    pub(super) space: HeldSpace,
+    /// `None`: the payload came with the completion, and waits in a queue of its own.
+    pub(super) space: Option<HeldSpace>,
     pub(super) reply_token: ReplyToken,
-}
-
-impl<U> RingRequest<U> {
-    /// Stands for the offset of a payload that came with the completion and waits in a queue of its own. No ring is so long.
-    pub(super) const COPIED: u32 = u32::MAX;
 }
 
 const _: () = assert!(size_of::<Option<RingRequest<u64>>>() <= 32);
@@ -63,7 +59,7 @@ impl<U> RecvHandle<U> {
     #[inline(always)]
     pub(super) fn new(request: RingRequest<U>, core: &Rc<ContextCore<U>>) -> RecvHandle<U> {
         let RingRequest { connection, offset, len, space, reply_token } = request;
-        let (core, space, reply_token) = (core.clone(), Some(space), Some(reply_token));
+        let (core, reply_token) = (core.clone(), Some(reply_token));
         RecvHandle { connection, core, offset, len, space, reply_token, body: RequestBody::Ring }
     }
 
@@ -75,7 +71,7 @@ impl<U> RecvHandle<U> {
         copy: &ShortPayload,
     ) -> RecvHandle<U> {
         let RingRequest { connection, len, space, reply_token, .. } = request;
-        let (core, space, reply_token) = (core.clone(), Some(space), Some(reply_token));
+        let (core, reply_token) = (core.clone(), Some(reply_token));
         RecvHandle { connection, core, offset: 0, len, space, reply_token, body: RequestBody::Copy(*copy) }
     }
 
@@ -104,8 +100,8 @@ impl<U> RecvHandle<U> {
         let (offset, len) = (self.offset as usize, self.len as usize);
         match &self.body {
             RequestBody::Bulk { region: Some(region), .. } => Payload::new(region.mr(), offset, len),
-            _ if self.space.is_none() => Payload::new(&self.connection.ring, offset, 0),
             RequestBody::Copy(copy) => Payload::from_copy(copy, len),
+            _ if self.space.is_none() => Payload::new(&self.connection.ring, offset, 0),
             _ => Payload::new(&self.connection.ring, offset, len),
         }
     }
@@ -130,11 +126,15 @@ impl<U> RecvHandle<U> {
             self.connection.release(space);
             self.core.schedule_flush(&self.connection);
         }
-        if let RequestBody::Bulk { region, .. } = &mut self.body
-            && let Some(region) = region.take()
-        {
-            self.connection.put_back_request(region);
-            self.core.schedule_flush(&self.connection);
+        match &mut self.body {
+            RequestBody::Ring => {}
+            RequestBody::Copy(_) => self.len = 0,
+            RequestBody::Bulk { region, .. } => {
+                if let Some(region) = region.take() {
+                    self.connection.put_back_request(region);
+                    self.core.schedule_flush(&self.connection);
+                }
+            }
         }
     }
 

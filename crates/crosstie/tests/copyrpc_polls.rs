@@ -1,0 +1,114 @@
+//! What a single call, and a single poll, does. One thread polls both sides.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
+use crosstie::device::{ConnectConfig, Device, software};
+
+const CALLS: u32 = 32;
+
+fn context() -> Context<u32> {
+    let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+    Context::new(device, &Config::default()).unwrap()
+}
+
+fn connect(client: &Context<u32>, server: &Context<u32>) -> (Endpoint<u32>, Endpoint<u32>) {
+    let config = EndpointConfig::default();
+    let (here, there) = (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+    here.connect(&there.address(), &ConnectConfig::default()).unwrap();
+    there.connect(&here.address(), &ConnectConfig::default()).unwrap();
+    (here, there)
+}
+
+fn call(endpoint: &Endpoint<u32>, number: u32) {
+    assert!(endpoint.call(&number.to_le_bytes(), 8, number).is_ok());
+}
+
+/// Makes [`CALLS`] calls, and lets the server reply to all of them.
+fn call_and_reply(client: &Context<u32>, server: &Context<u32>, endpoint: &Endpoint<u32>) {
+    (0..CALLS).for_each(|number| call(endpoint, number));
+    client.flush();
+    let mut replied = 0;
+    while replied < CALLS {
+        server.poll(|_, _| ());
+        while let Some(request) = server.recv() {
+            assert!(request.reply(&replied.to_le_bytes()).is_ok());
+            replied += 1;
+        }
+    }
+    server.flush();
+}
+
+/// Polls once. Returns the calls that ended; all of them have a response.
+fn poll(client: &Context<u32>) -> Vec<u32> {
+    let mut ended = Vec::new();
+    let count = client.poll(|number, response| {
+        let mut bytes = [0; 4];
+        assert_eq!(response.expect("a response").copy_to(&mut bytes), 4);
+        assert_eq!(u32::from_le_bytes(bytes), number);
+        ended.push(number);
+    });
+    assert_eq!(count, ended.len());
+    ended
+}
+
+#[test]
+fn single_short_call_goes_out_at_once_and_others_wait() {
+    let (client, server) = (context(), context());
+    let (here, _there) = connect(&client, &server);
+    call(&here, 0);
+    assert_eq!(client.counters().work_requests, 1);
+    call(&here, 1);
+    call(&here, 2);
+    assert_eq!(client.counters().work_requests, 1);
+    client.flush();
+    assert_eq!(client.counters().work_requests, 2);
+    // A call that is too long to go out at once waits, too.
+    let (here, _there) = connect(&client, &server);
+    assert!(here.call(&[7; 33], 8, 0).is_ok());
+    assert_eq!(client.counters().work_requests, 2);
+    client.flush();
+    assert_eq!(client.counters().work_requests, 3);
+}
+
+#[test]
+fn poll_ends_half_of_many_pending_calls_and_the_next_one_the_rest() {
+    let (client, server) = (context(), context());
+    let (here, _there) = connect(&client, &server);
+    call_and_reply(&client, &server, &here);
+    assert_eq!(poll(&client), (0..CALLS / 2).collect::<Vec<_>>());
+    assert_eq!(here.pending_calls() as u32, CALLS / 2);
+    assert!(client.wait(Duration::ZERO), "there is something to poll for");
+    assert_eq!(poll(&client), (CALLS / 2..CALLS).collect::<Vec<_>>());
+    assert_eq!(poll(&client), []);
+    assert!(!client.wait(Duration::ZERO));
+}
+
+#[test]
+fn responses_that_have_arrived_are_reported_though_the_peer_is_gone() {
+    let (client, server) = (context(), context());
+    let (here, there) = connect(&client, &server);
+    call_and_reply(&client, &server, &here);
+    drop((there, server));
+    // Long enough for the next poll to look at the peers.
+    sleep(Duration::from_millis(50));
+    assert_eq!([poll(&client), poll(&client)].concat(), (0..CALLS).collect::<Vec<_>>());
+}
+
+#[test]
+fn responses_of_a_closed_endpoint_do_not_reach_another() {
+    let (client, server) = (context(), context());
+    let (here, there) = connect(&client, &server);
+    call_and_reply(&client, &server, &here);
+    assert_eq!(poll(&client).len() as u32, CALLS / 2);
+    assert_eq!(here.close(), (CALLS / 2..CALLS).collect::<Vec<_>>());
+    drop(there);
+    let (here, _there) = connect(&client, &server);
+    call(&here, 0);
+    assert_eq!(poll(&client), []);
+    server.poll(|_, _| ());
+    assert!(server.recv().unwrap().reply(&0_u32.to_le_bytes()).is_ok());
+    assert_eq!(poll(&client), [0]);
+    assert!(here.failure().is_none());
+}
