@@ -178,7 +178,7 @@ impl<U> ConnectionState<U> {
         let (mut bytes, from) = ([0; MAX_COMPACT_BATCH], write.payload_offset());
         let read = payload_part(&mut bytes, write.payload_len).map(|to| connected.staging.read(from, to));
         let posted = match read {
-            Some(Ok(())) => self.post_compact_bytes(key, write, bytes, counters),
+            Some(Ok(())) => self.post_compact_bytes(key, write, &mut bytes, counters),
             _ => Err(OUTSIDE),
         };
         match posted {
@@ -254,16 +254,16 @@ impl<U> ConnectionState<U> {
         let mut bytes = [0; MAX_COMPACT_BATCH];
         let Some(part) = payload_part(&mut bytes, payload.len()) else { return false };
         part.copy_from_slice(payload);
-        self.post_compact_bytes(key, write, bytes, &mut counters.borrow_mut()).is_ok()
+        self.post_compact_bytes(key, write, &mut bytes, &mut counters.borrow_mut()).is_ok()
     }
 
-    /// Posts a compact batch; `bytes` has the payload. [`PostError::Full`]: the send queue is full.
+    /// Posts a compact batch; `bytes` has the payload, and room for the head. [`PostError::Full`]: the send queue is full.
     #[inline(always)]
     fn post_compact_bytes(
         &mut self,
         key: u32,
         write: &CompactWrite,
-        mut bytes: [u8; MAX_COMPACT_BATCH],
+        bytes: &mut [u8; MAX_COMPACT_BATCH],
         counters: &mut Counters,
     ) -> Result<(), PostError> {
         let Some(connected) = &self.connected else { return Err(OUTSIDE) };
