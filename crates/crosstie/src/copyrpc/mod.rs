@@ -90,7 +90,11 @@
 //! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
 //! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
 //! message alone. If no earlier batch is outstanding, nothing is held back. A short reply that answers the last open request of its
-//! endpoint, with nothing else to send, goes out at once: nothing could join it.
+//! endpoint, with nothing else to send, goes out at once: nothing could join it. So does a short call, if no other call of its endpoint
+//! is pending.
+//!
+//! If a batch ends more than half of an endpoint's pending calls, one poll reports half of them and the next one the others. A program that
+//! makes new calls in between keeps both sides busy.
 //!
 //! # Deadlines and dead peers
 //!

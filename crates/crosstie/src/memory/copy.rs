@@ -168,7 +168,7 @@ mod arch {
     piece!(move2, reg, "mov {v:x}, [{f}]", "mov [{t}], {v:x}");
     piece!(move1, reg_byte, "mov {v}, [{f}]", "mov [{t}], {v}");
 
-    /// Copies 16 bytes as two words. Short messages are often put together from words a moment before, and a load that is wider than the stores
+    /// Copies 16 bytes as two words. Messages with a head are put together from words a moment before, and a load that is wider than the stores
     /// before it waits until these have left the core.
     ///
     /// # Safety
@@ -271,8 +271,8 @@ mod arch {
         unsafe {
             if len >= 16 {
                 if len <= 32 {
-                    move_words(from, to, 0);
-                    move_words(from, to, len - 16);
+                    move16(from, to, 0);
+                    move16(from, to, len - 16);
                 } else if len <= 64 {
                     move_words(from, to, 0);
                     move_words(from, to, 16);
