@@ -27,14 +27,11 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
 /// The link to a peer device. Lasts until the peer is gone or this device is closed.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Link {
-    pub(super) gid: [u8; 16],
-    pub(super) segment: Arc<Segment>,
-    /// The lines at the peer that are ours to write, see `peer_lines.rs`.
-    pub(super) lines: Arc<Segment>,
+    // What each request needs comes first: one cache line, with the reference counts in front of it.
     /// The peer's regions: the table in its segment, or its private table if it is a device of this process.
     pub(super) regions: SharedSlice<RegionEntry>,
-    pub(super) qps: SharedSlice<QpBlock>,
     /// The peer's process; `None` if it is this process.
     pub(super) pid: Option<Pid>,
     /// Becomes readable when the peer's process ends, see [`Peer::process`].
@@ -45,6 +42,11 @@ pub(super) struct Link {
     /// Whether the kernel refused `process_vm_readv` and `process_vm_writev`, so that the peer's service thread has to copy
     /// for us.
     use_proxy: AtomicBool,
+    pub(super) segment: Arc<Segment>,
+    pub(super) gid: [u8; 16],
+    /// The lines at the peer that are ours to write, see `peer_lines.rs`.
+    pub(super) lines: Arc<Segment>,
+    pub(super) qps: SharedSlice<QpBlock>,
     socket: Mutex<Socket>,
     /// A duplicate of the socket for epoll.
     watch_fd: OwnedFd,
@@ -53,10 +55,10 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Socket(OwnedFd);
 
-/// How long a process is taken to be alive after it was seen alive, in [`ticks`]: 40 to 200 µs. The kernel gives an id to another
-/// process only after it has gone through all other ids, which takes far longer. A system call for each copy would take as long as
-/// copying some KiB.
-const LIVENESS_VALID: u64 = 200_000;
+/// How long a process is taken to be alive after it was seen alive, in [`ticks`]: 0.4 to 2 ms. The kernel gives an id to another process
+/// only after it has gone through all other ids, of which there are at least 32,768: that takes far longer. A system call for each copy
+/// would take as long as copying some KiB, and programs that send a message every 100 µs wait for every one of them.
+const LIVENESS_VALID: u64 = 2_000_000;
 
 /// First and longest pause before connecting again to a device that closed the connection.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
