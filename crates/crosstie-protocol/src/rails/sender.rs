@@ -190,6 +190,19 @@ impl Sender {
         Ok((message, 1 << rail))
     }
 
+    /// Counts the next message as one that was sent and is done already: it was never under way, so nothing is kept of it. Returns its
+    /// number.
+    #[inline]
+    pub fn count_done(&mut self) -> Result<u64, SendError> {
+        let message = self.next;
+        // The slots are far from what a sender of short messages has in its caches; usually no message is under way.
+        if self.open > 0 && self.slots[self.slot_of(message)].is_open {
+            return Err(SendError::SlotInUse(message));
+        }
+        self.next += 1;
+        Ok(message)
+    }
+
     /// The part of a message in an attempt on a rail.
     #[inline]
     pub fn part(&self, message: u64, attempt: u8, rail: usize) -> Option<&Part> {

@@ -1,6 +1,7 @@
 //! Sender and receiver against a model of the rails: arbitrary order of arrivals, rails that fail and return.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec;
 use alloc::vec::Vec;
 
 use proptest::prelude::*;
@@ -13,6 +14,8 @@ enum Step {
     Post,
     /// The sender sends the next message if the receiver is ready, with these weights.
     Send { len: u32, weights: [u32; MAX_RAILS], group: usize },
+    /// The sender sends the next message if the receiver is ready, and the device executes it at once on the first usable rail.
+    SendAtOnce { len: u32 },
     /// The oldest part of a queue pair arrives at the receiver.
     Deliver { rail: usize, qp: usize },
     /// The sender polls the oldest acknowledgement of a queue pair.
@@ -127,6 +130,24 @@ impl World {
                 self.sizes.insert(message, u64::from(len) * group as u64);
                 self.groups.insert(message, group);
                 self.post_parts(message, 0, mask);
+            }
+            Step::SendAtOnce { len } => {
+                let next = self.sender.next_message();
+                let Some(rail) = self.usable.iter().position(|usable| *usable) else { return };
+                if next >= self.receiver.next_message() {
+                    return;
+                }
+                if self.sender.is_full() {
+                    assert_eq!(self.sender.count_done(), Err(SendError::SlotInUse(next)));
+                    return;
+                }
+                let before = self.sender.outstanding();
+                let imm = self.sender.immediate(next, 1 << rail, 0, false);
+                self.sizes.insert(next, len.into());
+                self.arrive(InFlight { message: next, rail, imm, bytes: len });
+                assert_eq!(self.sender.count_done(), Ok(next));
+                assert_eq!((self.sender.next_message(), self.sender.outstanding()), (next + 1, before));
+                *self.sent.entry(next).or_default() += 1;
             }
             Step::Deliver { rail, qp } => {
                 if let Some(part) = self.wire[rail][qp].pop_front() {
@@ -248,6 +269,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Post),
         4 => (prop_oneof![Just(0u32), 1..1200u32], weights(), prop_oneof![Just(1usize), 1..=MAX_GROUP])
             .prop_map(|(len, weights, group)| Step::Send { len, weights, group }),
+        2 => (0..1200u32).prop_map(|len| Step::SendAtOnce { len }),
         8 => (rail.clone(), 0..QPS).prop_map(|(rail, qp)| Step::Deliver { rail, qp }),
         4 => (rail.clone(), 0..QPS).prop_map(|(rail, qp)| Step::Acknowledge { rail, qp }),
         1 => rail.clone().prop_map(|rail| Step::Break { rail }),

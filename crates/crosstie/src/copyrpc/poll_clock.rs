@@ -2,8 +2,8 @@
 //!
 //! The clock costs as much as a poll, so a fast loop reads it only once in [`MAX_POLLS`] polls. Polls can become slow at any time:
 //! because the application works in between, or because the machine is overloaded and a yield takes milliseconds. If the
-//! polls since the last reading took longer than [`SLOW`], every poll reads the clock until polls are fast again. So something
-//! that is due is noticed after at most [`MAX_POLLS`] polls, and in a slow loop with the next poll.
+//! polls since the last reading took longer than [`SLOW`], or another time that the user chose, every poll reads the clock until polls
+//! are fast again. So something that is due is noticed after at most [`MAX_POLLS`] polls, and in a slow loop with the next poll.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -20,11 +20,18 @@ pub(crate) struct PollClock {
     /// Polls between the last two readings.
     interval: Cell<u32>,
     last: Cell<Instant>,
+    slow: Duration,
 }
 
 impl PollClock {
     pub(crate) fn new() -> PollClock {
-        PollClock { polls_left: Cell::new(1), interval: Cell::new(1), last: Cell::new(Instant::now()) }
+        PollClock::with_slow(SLOW)
+    }
+
+    /// Polls that took longer than `slow` since the last reading are slow: for users to whom a delay of `slow` does not matter.
+    pub(crate) fn with_slow(slow: Duration) -> PollClock {
+        let (polls_left, interval, last) = (Cell::new(1), Cell::new(1), Cell::new(Instant::now()));
+        PollClock { polls_left, interval, last, slow }
     }
 
     /// Counts a poll. Returns whether the clock should be [read](PollClock::read) now.
@@ -48,7 +55,7 @@ impl PollClock {
 
     fn advance(&self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.last.replace(now));
-        let interval = if elapsed > SLOW { 1 } else { (2 * self.interval.get()).min(MAX_POLLS) };
+        let interval = if elapsed > self.slow { 1 } else { (2 * self.interval.get()).min(MAX_POLLS) };
         self.interval.set(interval);
         self.polls_left.set(interval);
     }

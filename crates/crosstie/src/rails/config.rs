@@ -76,6 +76,11 @@ pub struct Config {
     pub service_level: u8,
 }
 
+/// Polls of a connection that take longer than this, all together, since the clock was read last are slow, see
+/// [`PollClock`](crate::copyrpc::poll_clock::PollClock). A program that sends a message every 50 µs polls a few times for each: it must
+/// not pay for a look at the clock with every message. What the clock is read for takes at least [`Config::stall_timeout`].
+pub(super) const SLOW_POLLS: Duration = Duration::from_millis(2);
+
 impl Default for Config {
     fn default() -> Self {
         Config {

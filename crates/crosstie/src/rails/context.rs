@@ -100,7 +100,7 @@ impl Rails {
     pub fn allocate(&self, len: usize) -> Result<Memory, SetupError> {
         let regions = MultiRegion::allocate(&self.context.domains, len, ACCESS)
             .map_err(|source| SetupError::Device { rail: 0, source })?;
-        Ok(Memory { regions: Arc::new(regions), context: self.context.id })
+        Ok(Memory::new(Arc::new(regions), self.context.id))
     }
 
     /// Takes memory that the caller has registered in all [domains](Rails::domains) of this context, in order, with local and
@@ -111,7 +111,7 @@ impl Rails {
         if !fits {
             return Err(SetupError::Config("the memory is not registered for writes on every rail"));
         }
-        Ok(Memory { regions: Arc::new(regions), context: self.context.id })
+        Ok(Memory::new(Arc::new(regions), self.context.id))
     }
 
     /// The devices: rail `r` is device `r`.

@@ -66,8 +66,13 @@ impl Latencies {
 
 /// The counters of one rail of a connection.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct RailCells {
     pub(super) bytes: Counter,
+    /// Messages with one buffer over the only rail, without a second attempt, and at the sender executed at once. Each is a message of this
+    /// rail and a completion; at the sender also a work request with payload, at the receiver a receive. It is counted here only: one
+    /// cache line instead of four.
+    pub(super) direct: Counter,
     pub(super) work_requests: Counter,
     pub(super) payload_requests: Counter,
     pub(super) completions: Counter,
@@ -117,12 +122,15 @@ impl ConnectionCounters {
     }
 
     pub(super) fn snapshot(&self) -> Counters {
-        let rails = self.rails[..self.rail_count].iter().map(|cells| RailCounters {
+        // Read once: they are added to while this runs.
+        let direct: [u64; MAX_RAILS] = core::array::from_fn(|rail| self.rails[rail].direct.get());
+        let rails = self.rails[..self.rail_count].iter().zip(direct).map(|(cells, direct)| RailCounters {
             bytes: cells.bytes.get(),
-            work_requests: cells.work_requests.get(),
-            payload_requests: cells.payload_requests.get(),
-            completions: cells.completions.get(),
-            receives: cells.receives.get(),
+            work_requests: cells.work_requests.get() + if self.role == Role::Sender { direct } else { 0 },
+            payload_requests: cells.payload_requests.get()
+                + if self.role == Role::Sender { direct } else { 0 },
+            completions: cells.completions.get() + direct,
+            receives: cells.receives.get() + if self.role == Role::Receiver { direct } else { 0 },
             retries: cells.retries.get(),
             replays: cells.replays.get(),
             replayed_bytes: cells.replayed_bytes.get(),
@@ -134,10 +142,12 @@ impl ConnectionCounters {
             rate: cells.rate.load(Relaxed),
             is_up: cells.is_up.load(Relaxed) != 0,
         });
+        let mut masks = core::array::from_fn(|mask| self.masks[mask].get());
+        direct.iter().enumerate().for_each(|(rail, direct)| masks[1 << rail] += direct);
         Counters {
-            messages: self.messages.get(),
+            messages: self.messages.get() + direct.iter().sum::<u64>(),
             staged: self.staged.get(),
-            masks: core::array::from_fn(|mask| self.masks[mask].get()),
+            masks,
             violations: core::array::from_fn(|kind| self.violations[kind].get()),
             rails: rails.collect(),
         }
@@ -187,7 +197,8 @@ pub struct RailCounters {
     pub failures: u64,
     /// How often the rail came back.
     pub returns: u64,
-    /// Median time of a part from post to completion (sender), in nanoseconds.
+    /// Median time of a part from post to completion (sender), in nanoseconds. On a connection with one rail, of messages that the
+    /// device executes at once, only every 16th is measured.
     pub p50_ns: u64,
     /// 99th percentile of this time.
     pub p99_ns: u64,

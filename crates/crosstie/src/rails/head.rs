@@ -23,9 +23,24 @@ impl Source {
 
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
+/// Reads the clear-to-send of buffer `index` of message `number`; those of the message are at `at` of `memory`. `None` if it has not arrived.
+#[inline]
+pub(super) fn read_one(
+    memory: &Mr,
+    at: usize,
+    number: u64,
+    index: usize,
+) -> Result<Option<ClearToSend>, Violation> {
+    let Ok(bytes) = memory.load::<CTS_LEN>(at + index * CTS_LEN) else { return Ok(None) };
+    let Some(wanted) = ClearToSend::decode(&bytes, number) else { return Ok(None) };
+    wanted.check(number, index)?;
+    Ok(Some(wanted))
+}
+
 /// The next message. It is read and written in place: nearly all messages have one buffer, and the arrays have room for
 /// [`MAX_GROUP`].
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Head {
     /// Buffers that the receiver wants; 0 if its clear-to-sends have not arrived. The first `count` of `wanted` are valid.
     count: usize,
@@ -54,9 +69,7 @@ impl Head {
     ) -> Result<bool, Violation> {
         let (mut index, mut count) = (0, 1);
         while index < count {
-            let Ok(bytes) = memory.load::<CTS_LEN>(at + index * CTS_LEN) else { return Ok(false) };
-            let Some(wanted) = ClearToSend::decode(&bytes, number) else { return Ok(false) };
-            wanted.check(number, index)?;
+            let Some(wanted) = read_one(memory, at, number, index)? else { return Ok(false) };
             if index == 0 {
                 count = usize::from(wanted.count);
             }

@@ -1,9 +1,10 @@
 //! Memory that can be sent from and received into.
 
+use core::ops::Range;
 use core::time::Duration;
 use std::sync::Arc;
 
-use crate::device::{MultiRegion, OutOfRegion, RemoteMemory};
+use crate::device::{Access, MultiRegion, OutOfRegion, RemoteMemory, Sge};
 
 /// Memory registered on all devices of a [`Rails`](super::Rails) context. Any thread may register memory while others send.
 ///
@@ -14,6 +15,18 @@ pub struct Memory {
     pub(super) regions: Arc<MultiRegion>,
     /// The context, so that memory of another one is recognised.
     pub(super) context: u64,
+    /// What requests need of the first region, without a walk to it.
+    first: FirstRegion,
+}
+
+#[derive(Debug)]
+struct FirstRegion {
+    addr: u64,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    pd: u32,
+    access: Access,
 }
 
 /// Memory could not be deregistered; the error hands it back.
@@ -37,6 +50,28 @@ pub enum DeregisterError {
 }
 
 impl Memory {
+    /// For regions in all domains of this context.
+    pub(super) fn new(regions: Arc<MultiRegion>, context: u64) -> Memory {
+        let region = regions.region(0);
+        let (RemoteMemory { addr, rkey, .. }, len) = (region.remote(), region.len());
+        // An empty range is inside of any region.
+        let (lkey, pd) = region.sge(0..0).map_or((0, 0), |sge| (sge.lkey, sge.pd));
+        let first = FirstRegion { addr, len, lkey, rkey, pd, access: region.access() };
+        Memory { regions, context, first }
+    }
+
+    /// A range of the first region, and its rkey.
+    #[inline]
+    pub(super) fn first_sge(&self, range: Range<usize>) -> Result<(Sge<'_>, u32), OutOfRegion> {
+        let FirstRegion { addr, len: region, lkey, rkey, pd, access } = self.first;
+        let len = range.end.wrapping_sub(range.start);
+        if range.end > region || range.start > range.end || len > u32::MAX as usize {
+            return Err(OutOfRegion { offset: range.start, len, region });
+        }
+        // The region is alive: `self` has it, and is borrowed as long as the entry.
+        Ok((Sge::detached(addr + range.start as u64, len as u32, lkey, pd, access), rkey))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.regions.len()
@@ -65,11 +100,12 @@ impl Memory {
     /// Deregisters the memory: when this returns `Ok`, nothing accesses it any more. It waits at most `timeout` for a peer that
     /// is inside an operation on it.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
-        let Memory { regions, context } = self;
+        let Memory { regions, context, .. } = self;
         match Arc::try_unwrap(regions) {
-            Err(regions) => Err(DeregisterError::InUse(Memory { regions, context })),
+            Err(regions) => Err(DeregisterError::InUse(Memory::new(regions, context))),
             Ok(regions) => regions.deregister(timeout).map_err(|(regions, process)| {
-                DeregisterError::PeerBusy { memory: Memory { regions: Arc::new(regions), context }, process }
+                let memory = Memory::new(Arc::new(regions), context);
+                DeregisterError::PeerBusy { memory, process }
             }),
         }
     }

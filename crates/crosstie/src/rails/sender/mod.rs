@@ -3,18 +3,20 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | sends, their results, completions |
+//! | `single.rs` | the short way of a message with one buffer over the only rail |
 //! | `posting.rs` | how a message is split, and how its parts are posted |
 //! | `repair.rs` | rails that fail and return, and the end of the connection |
 
 mod posting;
 mod repair;
+mod single;
 
 use core::ops::Range;
 use std::sync::Arc;
 
 use crosstie_protocol::rails::{CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, Rates, Sender};
 
-use super::config::Split;
+use super::config::{SLOW_POLLS, Split};
 use super::connect::Parts;
 use super::context::Context;
 use super::counters::ConnectionCounters;
@@ -26,13 +28,15 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, RemoteAddr, clock};
 use core::sync::atomic::Ordering::Relaxed;
+use single::Look;
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
 
-/// The sends of one message.
+/// The sends of one message: one cache line.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Message {
     number: u64,
     count: u8,
@@ -40,6 +44,14 @@ struct Message {
     untaken: u8,
     is_done: bool,
     mask: Mask,
+    lens: [u32; MAX_GROUP],
+}
+
+const _: () = assert!(size_of::<Message>() == 64);
+
+/// Where the bytes of a message are and where they go, while parts of it are under way.
+#[derive(Debug, Default)]
+struct Transfer {
     sources: [Source; MAX_GROUP],
     targets: [Target; MAX_GROUP],
     /// When its first attempt was posted, per rail.
@@ -62,6 +74,7 @@ impl Target {
 
 /// What is known about a rail.
 #[derive(Debug)]
+#[repr(C)]
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
@@ -93,21 +106,26 @@ impl Rail {
 /// chooses the buffer. All work is done inside the calls of [`isend`](SendCore::isend) and
 /// [`test`](SendCore::test): call one of them while sends are under way.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct SendCore {
-    context: Arc<Context>,
+    // What a message over one rail needs comes first, in few cache lines.
     mailbox: Arc<Mailbox>,
-    agreed: Agreement,
-    pub(super) counters: Arc<ConnectionCounters>,
-    rails: [Rail; MAX_RAILS],
-    up: Mask,
-    protocol: Sender,
     messages: Box<[Message]>,
+    protocol: Sender,
+    agreed: Agreement,
+    /// That of the context.
+    context_id: u64,
+    pub(super) counters: Arc<ConnectionCounters>,
+    clock: PollClock,
+    up: Mask,
+    rails: [Rail; MAX_RAILS],
     head: Head,
+    transfers: Box<[Transfer]>,
     split: Split,
     ended: Option<Cause>,
-    clock: PollClock,
     all_down_since: Option<u64>,
     events_seen: u64,
+    context: Arc<Context>,
 }
 
 /// `wr_id` of a part: message, attempt and rail.
@@ -137,10 +155,12 @@ impl SendCore {
             up: (1 << agreed.rails) - 1,
             protocol: Sender::new(agreed.slots),
             messages: (0..agreed.slots).map(|_| Message::default()).collect(),
+            transfers: (0..agreed.slots).map(|_| Transfer::default()).collect(),
+            context_id: context.id,
             head: Head::default(),
             split: context.config.split,
             ended: None,
-            clock: PollClock::new(),
+            clock: PollClock::with_slow(SLOW_POLLS),
             all_down_since: None,
             events_seen: 0,
             context,
@@ -172,14 +192,24 @@ impl SendCore {
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<SendRequest>, RequestError> {
-        if self.mailbox.has_mail() || self.ended.is_some() {
+        // A connection that has ended has no rails.
+        if self.mailbox.has_mail() || self.up == 0 {
             self.read_mail();
             if let Some(cause) = &self.ended {
                 return Err(cause.clone().into());
             }
         }
-        if self.head.is_empty() && !self.look_for_head()? {
-            return Ok(None);
+        if self.head.is_empty() {
+            if self.agreed.rails == 1 {
+                match self.look_for_single(tag)? {
+                    Look::Nothing => return Ok(None),
+                    Look::Single(wanted) => return self.isend_single(memory, range, &wanted),
+                    Look::Other => {}
+                }
+            }
+            if !self.look_for_head()? {
+                return Ok(None);
+            }
         }
         self.isend_ready(memory, range, tag)
     }
@@ -197,7 +227,7 @@ impl SendCore {
             self.progress();
             return Ok(None);
         }
-        if memory.context != self.context.id {
+        if memory.context != self.context_id {
             return Err(RequestError::WrongMemory);
         }
         let Some((index, room)) = self.head.find_free(tag) else { return Ok(None) };
@@ -254,7 +284,7 @@ impl SendCore {
             return Ok(None);
         }
         message.untaken &= !(1 << index);
-        Ok(Some(message.sources[index].len as usize))
+        Ok(Some(message.lens[index] as usize))
     }
 
     /// Whether something is under way that must not wait for the program's next call.
@@ -304,12 +334,17 @@ impl SendCore {
                 }
             }
         }
-        // Nothing moves while the program asks in a loop, but a rail may have failed.
+        self.check_time_if_due();
+        Ok(false)
+    }
+
+    /// Nothing moves while the program asks in a loop, but a rail may have failed.
+    #[inline]
+    fn check_time_if_due(&mut self) {
         if self.clock.is_due() {
             self.clock.read();
             self.check_time();
         }
-        Ok(false)
     }
 
     /// Polls the completions of a rail.
@@ -353,7 +388,7 @@ impl SendCore {
         cells.completions.add(1);
         state.probed_at = None;
         let slot = number as usize & (self.agreed.slots - 1);
-        let since = self.messages[slot].posted_at[rail];
+        let since = self.transfers[slot].posted_at[rail];
         if attempt == 0 {
             cells.latencies.record(now.saturating_sub(since));
             state.rates.record(bytes, now.saturating_sub(since.max(state.progress_at)));

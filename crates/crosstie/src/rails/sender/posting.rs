@@ -15,11 +15,12 @@ use crate::device::{Data, PostError, SendOp, SendWr, Sge};
 impl SendCore {
     /// Sends the message whose sends are all matched.
     pub(super) fn send_head(&mut self, number: u64, slot: usize) {
-        let message = &mut self.messages[slot];
+        let (message, transfer) = (&mut self.messages[slot], &mut self.transfers[slot]);
         let mut count = 0;
         for (source, wanted) in self.head.take() {
-            message.sources[count] = *source;
-            message.targets[count] = Target { addrs: wanted.addrs, rkeys: wanted.rkeys };
+            message.lens[count] = source.len;
+            transfer.sources[count] = *source;
+            transfer.targets[count] = Target { addrs: wanted.addrs, rkeys: wanted.rkeys };
             count += 1;
         }
         message.number = number;
@@ -27,7 +28,7 @@ impl SendCore {
         message.untaken = ((1u16 << count) - 1) as u8;
         message.is_done = false;
         let now = self.now();
-        let len = self.messages[slot].sources[0].len;
+        let len = self.messages[slot].lens[0];
         let is_staged = count == 1 && len > 0 && len <= self.agreed.staging;
         let begun = if count == 1 && self.up.is_power_of_two() {
             // One rail: there is nothing to decide.
@@ -40,7 +41,7 @@ impl SendCore {
             return self.end(Cause::PeerError("its slot is in use".into()));
         };
         self.messages[slot].mask = mask;
-        self.messages[slot].posted_at = [now; MAX_RAILS];
+        self.transfers[slot].posted_at = [now; MAX_RAILS];
         if is_staged {
             self.counters.staged.add(1);
         }
@@ -61,9 +62,9 @@ impl SendCore {
         let loads = self.loads();
         let min_part = if is_staged { u32::MAX } else { self.context.config.min_part };
         let (mut lens, mut total) = ([[0; MAX_RAILS]; MAX_GROUP], 0u64);
-        for (lens, source) in lens.iter_mut().zip(&self.messages[slot].sources).take(count) {
-            *lens = self.split_message(source.len, &loads, min_part);
-            total += u64::from(source.len);
+        for (lens, len) in lens.iter_mut().zip(self.messages[slot].lens).take(count) {
+            *lens = self.split_message(len, &loads, min_part);
+            total += u64::from(len);
         }
         let empty_rail = if total == 0 { self.idle_rail(&loads) } else { 0 };
         self.protocol.begin(&lens[..count], empty_rail)
@@ -159,7 +160,7 @@ impl SendCore {
             }
             return Ok(());
         }
-        let message = &self.messages[slot];
+        let (message, transfer) = (&self.messages[slot], &self.transfers[slot]);
         let state = &mut self.rails[rail];
         let cells = &self.counters.rails[rail];
         let Some(endpoint) = state.begin_post(bytes, now) else { return Err(PostError::Full) };
@@ -167,8 +168,8 @@ impl SendCore {
         let id = wr_id(number, attempt, rail);
         let mut requests = 1;
         for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.len > 0) {
-            let sges = [message.sources[index].sge(rail, *chunk)];
-            let to = message.targets[index].at(rail, *chunk);
+            let sges = [transfer.sources[index].sge(rail, *chunk)];
+            let to = transfer.targets[index].at(rail, *chunk);
             let wr = SendWr::new(id, SendOp::Write(to), Data::Regions(&sges));
             post(cells, || endpoint.qps[qp].post_detached(&wr))?;
             requests += 1;
@@ -177,7 +178,7 @@ impl SendCore {
         let len = Record::len_of(message.count.into());
         let is_leader = leader(mask) == Some(rail);
         if is_leader {
-            let sizes = core::array::from_fn(|index| u64::from(message.sources[index].len));
+            let sizes = core::array::from_fn(|index| u64::from(message.lens[index]));
             // The offset is inside: a slot is below the number of slots.
             endpoint.source.write(at, &Record { sizes }.encode(number)).map_err(|_| PostError::Full)?;
         }
@@ -204,7 +205,7 @@ impl SendCore {
         now: u64,
     ) -> Result<bool, PostError> {
         let slot = usize::from(imm.slot);
-        let message = &self.messages[slot];
+        let transfer = &self.transfers[slot];
         let cells = &self.counters.rails[rail];
         let bytes = u64::from(chunk.len);
         let Some(endpoint) = self.rails[rail].begin_post(bytes, now) else { return Err(PostError::Full) };
@@ -212,9 +213,9 @@ impl SendCore {
         let to = if imm.staged {
             endpoint.peer_staging.at(slot as u64 * u64::from(self.agreed.staging))
         } else {
-            message.targets[0].at(rail, chunk)
+            transfer.targets[0].at(rail, chunk)
         };
-        let sges = [message.sources[0].sge(rail, chunk)];
+        let sges = [transfer.sources[0].sge(rail, chunk)];
         let data = if bytes == 0 { Data::Inline(&[]) } else { Data::Regions(&sges) };
         let id = wr_id(number, imm.attempt, rail);
         let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
@@ -237,7 +238,10 @@ impl SendCore {
 
 /// Posts a request; a queue that is full is tried again.
 #[inline]
-fn post<T>(cells: &RailCells, mut post: impl FnMut() -> Result<T, PostError>) -> Result<T, PostError> {
+pub(super) fn post<T>(
+    cells: &RailCells,
+    mut post: impl FnMut() -> Result<T, PostError>,
+) -> Result<T, PostError> {
     let mut tries = 0;
     loop {
         match post() {
