@@ -5,7 +5,10 @@ use alloc::boxed::Box;
 use super::{FenceEntry, Immediate, MAX_ATTEMPTS, MAX_RAILS, MAX_SLOTS, Mask, Violation};
 
 /// One slot. The masks of the 16 attempts are packed into words, four bits each.
+///
+/// One cache line: a message over one rail needs this slot and nothing else here.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 struct Slot {
     is_open: bool,
     message: u64,

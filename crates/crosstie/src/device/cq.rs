@@ -45,11 +45,12 @@ impl Cq {
         }
     }
 
-    /// False if [`poll`](Cq::poll) would find nothing. Where that cannot be told for less than a poll costs, it is true.
+    /// False if [`poll`](Cq::poll) would find no receive of a connection. Where that cannot be told for less than a poll costs, it is
+    /// true.
     #[inline]
-    pub(crate) fn may_be_ready(&self) -> bool {
+    pub(crate) fn may_have_receives(&self) -> bool {
         match &self.provider {
-            Provider::Software(x) => x.is_ready(),
+            Provider::Software(x) => x.has_lane_entries(),
             _ => true,
         }
     }

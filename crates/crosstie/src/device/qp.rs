@@ -6,8 +6,8 @@ use core::marker::PhantomData;
 #[cfg(feature = "verbs")]
 use super::verbs;
 use super::{
-    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, SendWr, dispatch, fault,
-    software,
+    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, RemoteAddr, SendWr,
+    dispatch, fault, software,
 };
 
 /// A reliable connected queue pair: it has one peer. Every message arrives once and in order, or the connection breaks.
@@ -103,6 +103,16 @@ impl RcQp {
         match &mut self.provider {
             RcProvider::Software(x) => x.post_or_execute(wr),
             _ => self.post(wr).map(|()| false),
+        }
+    }
+
+    /// Writes one cache line into the peer's memory, if the device can execute that now, after everything that was posted before. False if
+    /// it did not: then post it.
+    #[inline]
+    pub(crate) fn try_write_line(&mut self, to: RemoteAddr, line: &[u8; 64]) -> bool {
+        match &mut self.provider {
+            RcProvider::Software(x) => x.try_write_line(to, line),
+            _ => false,
         }
     }
 

@@ -5,7 +5,7 @@
 //! ```text
 //!  sender's endpoint                          receiver's endpoint
 //!    cts: slots x group lines of 64 bytes  <-- clear-to-send: WRITE on queue pair 0
-//!    queue pair 0..n ------------------------> WRITE, WRITE+IMM: takes a receive of the SRQ
+//!    queue pair 0..n ------------------------> WRITE, WRITE+IMM: takes a receive
 //!                                              records: slots x 72 bytes, for groups
 //!                                              staging: slots x staging bytes, for short messages
 //! ```
@@ -47,31 +47,37 @@ pub(super) struct EndpointAddress {
 
 /// One end of one rail.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Endpoint {
-    pub(super) cq: Cq,
+    // What each message needs comes first.
     pub(super) qps: Vec<RcQp>,
-    /// The receiver's receives.
-    pub(super) srq: Option<Srq>,
+    next_qp: usize,
     /// Receives posted and not completed.
     pub(super) posted: u32,
+    /// How often the rail was built before.
+    pub(super) epoch: u32,
+    /// The peer's `memory` and `staging`, once connected.
+    pub(super) peer: RemoteMemory,
+    pub(super) peer_staging: RemoteMemory,
     /// Sender: clear-to-sends. Receiver: records.
     pub(super) memory: Mr,
+    pub(super) cq: Cq,
+    /// The receiver's receives, if it has several queue pairs. Otherwise its queue pair has them.
+    srq: Option<Srq>,
+    role: Role,
     /// Sender: records that the leader rail sends. Receiver: clear-to-sends of groups, and the source of staged messages.
     pub(super) source: Mr,
     /// Receiver: where staged messages arrive.
     pub(super) staging: Option<Mr>,
-    /// The peer's `memory` and `staging`, once connected.
-    pub(super) peer: RemoteMemory,
-    pub(super) peer_staging: RemoteMemory,
-    next_qp: usize,
-    /// How often the rail was built before.
-    pub(super) epoch: u32,
 }
 
 /// `wr_id` of a probe.
 pub(super) const PROBE: u64 = u64::MAX;
 /// `wr_id` of clear-to-sends.
 pub(super) const CLEAR_TO_SEND: u64 = u64::MAX - 1;
+
+/// What the peer may do.
+const ACCESS: Access = Access::REMOTE_WRITE;
 
 const EMPTY: RemoteMemory = RemoteMemory { addr: 0, len: 0, rkey: 0, reserved: 0 };
 
@@ -93,26 +99,35 @@ impl Endpoint {
             Role::Receiver => 4 * MAX_SLOTS as u32,
         };
         let sends = sends.min(attr.max_qp_wr);
-        let high_water = config.high_water.max(MAX_SLOTS as u32 + config.low_water).min(attr.max_srq_wr);
+        let high_water = config.high_water.max(agreed.slots as u32 + config.low_water).min(attr.max_srq_wr);
         let depth = match role {
             Role::Sender => 2 * MAX_SLOTS as u32 * agreed.data_qps as u32 + 64,
             Role::Receiver => high_water + 4 * MAX_SLOTS as u32,
         };
         let cq = device.create_cq(&CqConfig { depth: depth.min(attr.max_cqe) })?;
+        // One queue pair has a receive queue of its own, from which a sender takes with fewer instructions.
         let srq = match role {
-            Role::Sender => None,
-            Role::Receiver => Some(domain.create_srq(&SrqConfig { max_wr: high_water, max_sge: 1 })?),
+            Role::Receiver if agreed.data_qps > 1 => {
+                Some(domain.create_srq(&SrqConfig { max_wr: high_water, max_sge: 1 })?)
+            }
+            _ => None,
         };
+        let has_own_queue = role == Role::Receiver && agreed.data_qps == 1;
         let qp_config = QpConfig {
             max_send_wr: sends,
-            max_recv_wr: 1,
+            max_recv_wr: if has_own_queue { high_water.min(attr.max_qp_wr) } else { 1 },
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline: (CTS_LEN as u32).min(attr.max_inline),
         };
         let qps = (0..agreed.data_qps)
-            .map(|_| domain.create_rc(&qp_config, &cq, &cq, srq.as_ref()))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|_| {
+                let mut qp = domain.create_rc(&qp_config, &cq, &cq, srq.as_ref())?;
+                // Receives can be posted from then on.
+                qp.init(ACCESS)?;
+                Ok(qp)
+            })
+            .collect::<Result<Vec<_>, DeviceError>>()?;
         let cts_len = agreed.slots * agreed.max_group * CTS_LEN;
         let record_len = agreed.slots * RECORD_LEN;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -141,6 +156,7 @@ impl Endpoint {
             peer_staging: EMPTY,
             next_qp: 0,
             epoch,
+            role,
         };
         // A peer may send as soon as it is connected; the counters of the connection begin with its first request.
         endpoint
@@ -160,7 +176,7 @@ impl Endpoint {
     /// Connects the queue pairs with those of the peer.
     pub(super) fn connect(&mut self, peer: &EndpointAddress, context: &Context) -> Result<(), DeviceError> {
         let config = ConnectConfig {
-            access: Access::REMOTE_WRITE,
+            access: ACCESS,
             traffic_class: context.config.traffic_class,
             service_level: context.config.service_level,
             ..ConnectConfig::default()
@@ -184,13 +200,21 @@ impl Endpoint {
     /// Posts receives up to `high` if fewer than `low` are left. Returns how many it posted.
     #[inline]
     pub(super) fn refill(&mut self, low: u32, high: u32) -> Result<u32, PostError> {
-        let Some(srq) = &mut self.srq else { return Ok(0) };
-        if self.posted >= low {
+        if self.posted >= low || self.role == Role::Sender {
             return Ok(0);
         }
+        self.post_receives(low, high)
+    }
+
+    fn post_receives(&mut self, low: u32, high: u32) -> Result<u32, PostError> {
         let (before, mut refused) = (self.posted, 0);
         while self.posted < high {
-            match srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }) {
+            let receive = RecvWr { wr_id: 0, sges: &[] };
+            let posted = match &mut self.srq {
+                Some(srq) => srq.post_recv(&receive),
+                None => self.qps[0].post_recv(&receive),
+            };
+            match posted {
                 Ok(()) => self.posted += 1,
                 Err(PostError::Full) if self.posted >= low => break,
                 Err(error) if refused >= POST_RETRIES => return Err(error),

@@ -25,7 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::ring::fence;
 
 /// Protects a `T` between one owner ([`BiasedLock::lock_as_owner`]) and rare others ([`BiasedLock::lock`]).
+///
+/// The flags are in front of the value, on one cache line with its first fields.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct BiasedLock<T> {
     /// The owner has the lock, or is about to take it.
     owner_inside: AtomicBool,

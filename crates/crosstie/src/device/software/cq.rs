@@ -611,11 +611,15 @@ impl Cq {
         let ring = &self.shared.ring;
         !self.flushes.is_empty()
             || ring.is_published(self.cursor)
-            || self.hot.iter().any(|hot| hot.lane.is_ready(&hot.qp))
-            || !self.listed.is_empty()
-            || !ring.header.ready.is_empty()
+            || self.has_lane_entries()
             || ring.header.overrun.load(Relaxed) != 0
             || self.stalled.iter().any(|position| ring.is_published(position))
+    }
+
+    /// Whether there is something in a lane.
+    #[inline]
+    pub(crate) fn has_lane_entries(&self) -> bool {
+        self.hot.iter().any(|hot| hot.lane.is_ready(&hot.qp)) || self.has_listed_lanes()
     }
 
     /// The parker that is notified of each completion.

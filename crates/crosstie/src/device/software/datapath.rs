@@ -18,8 +18,10 @@ use super::quiescence::OperationGuard;
 use super::rc::RcQp;
 use super::recv::TakenRecv;
 use super::state::locked;
-use crate::device::{Access, Data, Opcode, PostError, QpConfig, QpState, SendOp, SendWr, Status, rnr_delay};
-use crate::memory::prefetch;
+use crate::device::{
+    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Status, rnr_delay,
+};
+use crate::memory::{copy, prefetch};
 
 /// The cache lines of messages up to this size are moved towards the receiver when the message is complete.
 const DEMOTE_MAX: u32 = 256;
@@ -76,6 +78,33 @@ impl RcQp {
         Ok(false)
     }
 
+    /// Executes a WRITE of one cache line, if nothing is in the way; otherwise it does nothing and returns false.
+    #[inline]
+    pub(crate) fn try_write_line(&mut self, to: RemoteAddr, line: &[u8; 64]) -> bool {
+        let Some(PeerQp { link, block, attached: Some(attached), .. }) = self.peer.as_deref_mut() else {
+            return false;
+        };
+        let AttachedPeer { line: peer_line, qp } = attached;
+        let _operation = OperationGuard::begin(peer_line);
+        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
+        if self.shared.state() != QpState::ReadyToSend
+            || ConnectionWord(block.connection.load(Acquire)) != qp.connection
+            || !qp.access.contains(Access::REMOTE_WRITE)
+        {
+            return false;
+        }
+        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
+        match memory.check(to.rkey, to.addr, line.len() as u32, Access::REMOTE_WRITE) {
+            Ok(RemotePtr::Mapped(at)) if at.cast::<u64>().is_aligned() => {
+                // SAFETY: `check` gave `at` for this many bytes, which stay valid while we are inside the operation; it is aligned, and
+                // there are no references to a peer's memory.
+                unsafe { copy::store(line, at) };
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
     /// then the request fails, as it does on a NIC.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -117,7 +146,7 @@ impl RcQp {
         if state != QpState::ReadyToSend && state != QpState::Error {
             return Err(PostError::WrongState(state));
         }
-        let len = check_data(&wr.data, &self.config, self.shared.device.attr().max_message)?;
+        let len = check_data(&wr.data, &self.config, self.max_message)?;
         match (&wr.op, &wr.data) {
             (SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Data::Inline(_)) => {
                 return Err(PostError::Invalid(

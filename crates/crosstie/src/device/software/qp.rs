@@ -28,28 +28,30 @@ use crate::ring::reservation;
 
 /// The shared part of a queue pair.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct QpShared {
-    pub(super) device: Arc<DeviceShared>,
+    // What each request and each poll need comes first.
+    state: AtomicU8,
+    pub(super) destroyed: AtomicBool,
     pub(super) num: u32,
     pub(super) pd: u32,
     kind: u32,
-    pub(super) block: SharedRef<QpBlock>,
-    state: AtomicU8,
     /// Epoch of the current connection, see `DeviceShared::next_epoch`. Changes at reset only.
     epoch: AtomicU64,
+    /// Send requests retired so far. Writer: the poller of `send_cq`.
+    pub(super) sq_done: AtomicU64,
+    /// Claim in the ring of `send_cq`. Writer: the owner of the sending half (the poster or the progress thread).
+    pub(super) send_claim: AtomicU64,
+    pub(super) block: SharedRef<QpBlock>,
+    pub(super) device: Arc<DeviceShared>,
     pub(super) send_cq: Arc<CqShared>,
     pub(super) recv_cq: Arc<CqShared>,
     pub(super) recv: RecvSource,
     /// RC: where its receives complete.
     pub(super) lane: Option<Lane>,
-    /// Send requests retired so far. Writer: the poller of `send_cq`.
-    pub(super) sq_done: AtomicU64,
-    /// Claim in the ring of `send_cq`. Writer: the owner of the sending half (the poster or the progress thread).
-    pub(super) send_claim: AtomicU64,
     pub(super) deferred: Mutex<DeferredSends>,
     /// RC: the connected device, with the line that it writes during this connection.
     peer: Mutex<Option<AssignedLine>>,
-    pub(super) destroyed: AtomicBool,
 }
 
 /// Where a queue pair's receives come from.

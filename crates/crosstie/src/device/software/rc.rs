@@ -26,11 +26,12 @@ impl Pd {
         let shared = qp::create(self, pd, config, send_cq, recv_cq, srq, KIND_RC)?;
         Ok(RcQp {
             shared,
-            handle: self.handle.clone(),
+            _handle: self.handle.clone(),
             config: *config,
             peer: None,
             link: None,
             connect: ConnectConfig::default(),
+            max_message: self.handle.device.attr().max_message,
             sq_posted: 0,
             sq_base: 0,
             leaving: None,
@@ -40,21 +41,24 @@ impl Pd {
 
 /// A reliable connected queue pair.
 #[derive(Debug)]
+#[repr(C)]
 pub struct RcQp {
+    // What a post needs comes first: one cache line.
     pub(super) shared: Arc<QpShared>,
-    pub(super) config: QpConfig,
     /// The sending half. `None` before the first request, and while the progress thread has it in `QpShared::deferred`.
     pub(super) peer: Option<Box<PeerQp>>,
-    pub(super) link: Option<(Arc<Link>, QpAddress)>,
-    pub(super) connect: ConnectConfig,
     /// Send requests accepted so far.
     pub(super) sq_posted: u64,
     /// Send requests before this position were dropped by a reset.
     pub(super) sq_base: u64,
+    /// That of the device.
+    pub(super) max_message: u64,
+    pub(super) config: QpConfig,
+    pub(super) link: Option<(Arc<Link>, QpAddress)>,
+    pub(super) connect: ConnectConfig,
     /// The departure of the peer, if a reset did not wait for it to the end.
     leaving: Option<PeerDeparture>,
-    #[expect(dead_code, reason = "keeps the device open")]
-    handle: Arc<DeviceHandle>,
+    _handle: Arc<DeviceHandle>,
 }
 
 impl RcQp {

@@ -1,9 +1,9 @@
 //! Telling the sender about requests.
 
-use crosstie_protocol::rails::{CTS_LEN, leader};
+use crosstie_protocol::rails::{CTS_LEN, ClearToSend, leader};
 
 use super::super::endpoint::{CLEAR_TO_SEND, Endpoint, POST_RETRIES};
-use super::{RecvCore, Request};
+use super::RecvCore;
 use crate::device::{Data, PostError, SendOp, SendWr};
 
 impl RecvCore {
@@ -23,23 +23,53 @@ impl RecvCore {
     /// Tells the sender about a request.
     pub(super) fn send_clear(&mut self, number: u64) {
         let slot = number as usize & (self.agreed.slots - 1);
+        if self.agreed.rails == 1 && self.requests[slot].count == 1 && self.write_clear(number, slot) {
+            return;
+        }
         while let Some(rail) = self.clear_rail(slot) {
             let request = &self.requests[slot];
             let state = &mut self.rails[rail];
             let Some(endpoint) = state.endpoint.as_deref_mut() else { break };
-            let posted = post_clear(endpoint, request, slot, rail, self.agreed.max_group);
+            let (single, count) = (request.single(), usize::from(request.count));
+            let wanted = if count == 1 && self.agreed.rails == 1 {
+                core::slice::from_ref(&single)
+            } else {
+                &self.buffers[slot].wanted[..count]
+            };
+            let posted = post_clear(endpoint, number, wanted, slot, rail, self.agreed.max_group);
             if let Ok(retries) = posted {
                 state.is_unconfirmed = true;
                 state.last_clear = number;
                 self.requests[slot].clear_rail = rail as u8;
                 let cells = &self.counters.rails[rail];
                 cells.work_requests.add(1);
-                cells.retries.add(retries);
+                if retries > 0 {
+                    cells.retries.add(retries);
+                }
                 return;
             }
             self.report_rail(rail);
         }
         self.has_unsent = true;
+    }
+
+    /// Tells the sender about a request with one buffer over the only rail, if the device can do that at once. Then it has arrived, and so
+    /// have all earlier ones.
+    #[inline]
+    fn write_clear(&mut self, number: u64, slot: usize) -> bool {
+        let request = &mut self.requests[slot];
+        let state = &mut self.rails[0];
+        let Some(endpoint) = state.endpoint.as_deref_mut() else { return false };
+        let to = endpoint.peer.at((slot * self.agreed.max_group * CTS_LEN) as u64);
+        if self.up == 0 || !endpoint.qps[0].try_write_line(to, &request.single().encode(number)) {
+            return false;
+        }
+        request.clear_rail = 0;
+        if state.is_unconfirmed {
+            state.confirm_clears();
+        }
+        self.counters.rails[0].work_requests.add(1);
+        true
     }
 
     /// Sends the clear-to-sends again of all requests that the sender may not know.
@@ -60,7 +90,8 @@ impl RecvCore {
 /// enough to know how far it has come.
 fn post_clear(
     endpoint: &mut Endpoint,
-    request: &Request,
+    number: u64,
+    wanted: &[ClearToSend],
     slot: usize,
     rail: usize,
     max_group: usize,
@@ -68,9 +99,9 @@ fn post_clear(
     let at = slot * max_group * CTS_LEN;
     let op = SendOp::Write(endpoint.peer.at(at as u64));
     let mut first = [0; CTS_LEN];
-    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
-        let bytes = wanted.encode(request.message);
-        if request.count == 1 {
+    for (index, one) in wanted.iter().enumerate() {
+        let bytes = one.encode(number);
+        if wanted.len() == 1 {
             first = bytes;
         } else {
             endpoint
@@ -79,11 +110,11 @@ fn post_clear(
                 .map_err(|_| PostError::Invalid("a slot is outside the table"))?;
         }
     }
-    let len = usize::from(request.count) * CTS_LEN;
+    let len = wanted.len() * CTS_LEN;
     let mut retries = 0;
     loop {
         let request_of = |data| SendWr { signaled: slot == rail, ..SendWr::new(CLEAR_TO_SEND, op, data) };
-        let posted = if request.count == 1 {
+        let posted = if wanted.len() == 1 {
             endpoint.qps[0].post(&request_of(Data::Inline(&first)))
         } else {
             let source = endpoint.source.sge(at..at + len);

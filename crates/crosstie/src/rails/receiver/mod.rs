@@ -17,6 +17,7 @@ use crosstie_protocol::rails::{
     leader,
 };
 
+use super::config::SLOW_POLLS;
 use super::connect::Parts;
 use super::context::Context;
 use super::counters::ConnectionCounters;
@@ -57,25 +58,50 @@ impl Received {
     }
 }
 
-/// A receive.
+/// A receive: one cache line.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Request {
     message: u64,
     count: u8,
     is_taken: bool,
     is_done: bool,
-    /// The first `count` are valid.
-    wanted: [ClearToSend; MAX_GROUP],
-    sizes: [usize; MAX_GROUP],
     has_record: bool,
     mask: Mask,
     /// The rail of its clear-to-send.
     clear_rail: u8,
-    /// The buffer of a receive whose message may be staged: memory and offset.
-    staged_into: Option<(Arc<MultiRegion>, usize)>,
+    /// The buffer of a receive with one: tag, room, and address and key on rail 0.
+    tag: u32,
+    room: u64,
+    addr: u64,
+    rkey: u32,
+    /// What arrived in it.
+    size: usize,
+    /// The memory of a receive whose message may be staged.
+    staged_into: Option<Arc<MultiRegion>>,
+}
+
+const _: () = assert!(size_of::<Request>() == 64);
+
+impl Request {
+    /// The clear-to-send of a receive with one buffer, over the only rail.
+    #[inline]
+    fn single(&self) -> ClearToSend {
+        let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+        (addrs[0], rkeys[0]) = (self.addr, self.rkey);
+        ClearToSend { addrs, rkeys, size: self.room, tag: self.tag, index: 0, count: 1 }
+    }
+}
+
+/// The buffers of a receive with several, or over several rails. The first `count` are valid.
+#[derive(Debug, Default)]
+struct Buffers {
+    wanted: [ClearToSend; MAX_GROUP],
+    sizes: [usize; MAX_GROUP],
 }
 
 #[derive(Debug)]
+#[repr(C)]
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
@@ -101,23 +127,31 @@ impl Rail {
 /// All work is done inside the calls of [`irecv`](RecvCore::irecv) and [`test`](RecvCore::test): call one of them
 /// while receives are outstanding.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct RecvCore {
-    context: Arc<Context>,
+    // What a message over one rail needs comes first, in few cache lines.
     mailbox: Arc<Mailbox>,
-    agreed: Agreement,
-    pub(super) counters: Arc<ConnectionCounters>,
-    rails: [Rail; MAX_RAILS],
-    up: Mask,
-    protocol: Receiver,
     requests: Box<[Request]>,
-    fences: Vec<Fence>,
-    peer_closed: Option<PeerClosed>,
+    protocol: Receiver,
+    agreed: Agreement,
+    /// Those of the context.
+    context_id: u64,
+    max_message: u64,
+    low_water: u32,
+    high_water: u32,
+    pub(super) counters: Arc<ConnectionCounters>,
+    clock: PollClock,
+    up: Mask,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
+    rails: [Rail; MAX_RAILS],
+    fences: Vec<Fence>,
+    peer_closed: Option<PeerClosed>,
+    buffers: Box<[Buffers]>,
     ended: Option<Cause>,
-    clock: PollClock,
     all_down_since: Option<u64>,
     events_seen: u64,
+    context: Arc<Context>,
 }
 
 impl RecvCore {
@@ -144,11 +178,16 @@ impl RecvCore {
             up: all,
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
+            buffers: (0..agreed.slots).map(|_| Buffers::default()).collect(),
+            context_id: context.id,
+            max_message: context.max_message,
+            low_water: context.config.low_water,
+            high_water: context.config.high_water,
             fences: Vec::new(),
             peer_closed: None,
             has_unsent: false,
             ended: None,
-            clock: PollClock::new(),
+            clock: PollClock::with_slow(SLOW_POLLS),
             all_down_since: None,
             events_seen: 0,
             context,
@@ -169,54 +208,67 @@ impl RecvCore {
     /// receives are outstanding: test them first. The memory must not be used before [`test`](RecvCore::test) says that
     /// the receive is done.
     pub(super) fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
-        if self.mailbox.has_mail() || self.ended.is_some() {
+        // A connection that has ended has no rails.
+        if self.mailbox.has_mail() || self.up == 0 {
             self.read_mail();
             if let Some(cause) = &self.ended {
                 return Err(cause.clone().into());
             }
         }
-        let (max_group, max_message) = (self.agreed.max_group, self.context.max_message);
+        let (max_group, max_message) = (self.agreed.max_group, self.max_message);
         let bad_group = RequestError::BadGroup { max_group, max_message };
         if buffers.is_empty() || buffers.len() > max_group {
             return Err(bad_group);
         }
         let number = self.protocol.next_message();
         let slot = number as usize & (self.agreed.slots - 1);
-        if !self.requests[slot].is_taken {
+        let request = &mut self.requests[slot];
+        if !request.is_taken {
             self.progress();
             return Ok(None);
         }
+        // Before the stores below: an atomic instruction waits for all earlier stores.
+        let staged_into =
+            (buffers.len() == 1 && self.agreed.staging > 0).then(|| buffers[0].memory.regions.clone());
         // The slot is free, so its request can be written in place; it begins when its number is stored.
-        let request = &mut self.requests[slot];
         for (index, buffer) in buffers.iter().enumerate() {
-            if buffer.memory.context != self.context.id {
+            if buffer.memory.context != self.context_id {
                 return Err(RequestError::WrongMemory);
             }
-            let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-            for rail in 0..self.agreed.rails {
-                let region = buffer.memory.regions.region(rail);
-                addrs[rail] = region.sge(buffer.range.clone())?.addr;
-                rkeys[rail] = region.remote().rkey;
-            }
+            let (sge, rkey) = buffer.memory.first_sge(buffer.range.clone())?;
             let size = buffer.range.len() as u64;
             if size > max_message {
                 return Err(bad_group);
             }
+            if index == 0 {
+                (request.addr, request.rkey) = (sge.addr, rkey);
+                (request.room, request.tag) = (size, buffer.tag);
+            }
+            if buffers.len() == 1 && self.agreed.rails == 1 {
+                continue;
+            }
+            let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+            (addrs[0], rkeys[0]) = (sge.addr, rkey);
+            for rail in 1..self.agreed.rails {
+                let region = buffer.memory.regions.region(rail);
+                addrs[rail] = region.sge(buffer.range.clone())?.addr;
+                rkeys[rail] = region.remote().rkey;
+            }
             let (index_byte, count) = (index as u8, buffers.len() as u8);
-            request.wanted[index] =
+            self.buffers[slot].wanted[index] =
                 ClearToSend { addrs, rkeys, size, tag: buffer.tag, index: index_byte, count };
         }
         // Of a group only the record arrives with an immediate; its sizes are checked with the record.
-        let room = if buffers.len() == 1 { buffers[0].range.len() as u64 } else { u64::MAX };
+        let room = if buffers.len() == 1 { request.room } else { u64::MAX };
         let Some(number) = self.protocol.post(room) else { return Ok(None) };
-        let staged_into = (buffers.len() == 1 && self.agreed.staging > 0)
-            .then(|| (buffers[0].memory.regions.clone(), buffers[0].range.start));
         request.message = number;
         request.count = buffers.len() as u8;
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
-        request.sizes = [0; MAX_GROUP];
-        (request.mask, request.clear_rail) = (0, 0);
+        (request.mask, request.clear_rail, request.size) = (0, 0, 0);
         request.staged_into = staged_into;
+        if buffers.len() > 1 {
+            self.buffers[slot].sizes = [0; MAX_GROUP];
+        }
         self.refill();
         self.send_clear(number);
         Ok(Some(RecvRequest(number)))
@@ -249,7 +301,13 @@ impl RecvCore {
             return Ok(None);
         }
         request.is_taken = true;
-        Ok(Some(Received { count: request.count.into(), sizes: request.sizes }))
+        let count = request.count.into();
+        if count > 1 {
+            return Ok(Some(Received { count, sizes: self.buffers[slot].sizes }));
+        }
+        let mut sizes = [0; MAX_GROUP];
+        sizes[0] = request.size;
+        Ok(Some(Received { count, sizes }))
     }
 
     /// Whether something is under way that must not wait for the program's next call.
@@ -264,8 +322,9 @@ impl RecvCore {
         }
         let (is_due, mut has_consumed) = (self.clock.is_due(), false);
         for rail in 0..self.agreed.rails {
-            // A poll that finds nothing costs more than the look. Some of them are needed: they notice errors of the queue.
-            if is_due || self.rails[rail].endpoint.as_ref().is_some_and(|e| e.cq.may_be_ready()) {
+            // A poll that finds nothing costs more than the look. Some of them are needed: they notice errors of the queue, and find
+            // what is not a receive, for which nobody waits.
+            if is_due || self.rails[rail].endpoint.as_ref().is_some_and(|e| e.cq.may_have_receives()) {
                 has_consumed |= self.poll_rail(rail);
             }
         }
@@ -287,9 +346,8 @@ impl RecvCore {
     /// Posts receives where too few are left. A rail never has fewer receives than messages that may arrive on it.
     #[inline]
     fn refill(&mut self) {
-        let config = &self.context.config;
-        let low = config.low_water.max(self.protocol.outstanding() as u32 + 16);
-        let high = config.high_water.max(low);
+        let low = self.low_water.max(self.protocol.outstanding() as u32 + 16);
+        let high = self.high_water.max(low);
         for rail in 0..self.agreed.rails {
             if let Some(endpoint) = &mut self.rails[rail].endpoint
                 && endpoint.posted < low
@@ -334,17 +392,19 @@ impl RecvCore {
         consumed: &mut u32,
     ) -> Result<bool, Violation> {
         let cells = &self.counters.rails[rail];
-        cells.completions.add(1);
         if !completion.status.is_success() {
+            cells.completions.add(1);
             return Ok(false);
         }
         if matches!(completion.wr_id, CLEAR_TO_SEND | PROBE) && completion.opcode == Opcode::Write {
+            cells.completions.add(1);
             self.rails[rail].confirm_clears();
             return Ok(true);
         }
         *consumed += 1;
-        cells.receives.add(1);
         let Some(imm) = completion.imm.map(Immediate::from_bits) else {
+            cells.completions.add(1);
+            cells.receives.add(1);
             return Err(Violation::UnknownSlot { rail, slot: 0 });
         };
         let slot = usize::from(imm.slot);
@@ -352,7 +412,17 @@ impl RecvCore {
         if count == 1 {
             cells.bytes.add(completion.byte_len.into());
         }
-        let arrival = self.protocol.arrive(rail, imm, completion.byte_len)?;
+        let arrival = self.protocol.arrive(rail, imm, completion.byte_len);
+        // All there is of a message with one buffer over the only rail.
+        let is_direct = count == 1
+            && self.agreed.rails == 1
+            && imm.attempt == 0
+            && matches!(arrival, Ok(Arrival::Complete { .. }));
+        if !is_direct {
+            cells.completions.add(1);
+            cells.receives.add(1);
+        }
+        let arrival = arrival?;
         let request = &mut self.requests[slot];
         if imm.attempt == 0 {
             request.mask = imm.mask;
@@ -363,11 +433,11 @@ impl RecvCore {
             }
         }
         if count > 1 && leader(imm.mask) == Some(rail) {
-            read_record(request, slot, records)?;
+            read_record(request, &mut self.buffers[slot], slot, records)?;
         }
         let Arrival::Complete { message: _, bytes, staged } = arrival else { return Ok(true) };
         if count == 1 {
-            request.sizes[0] = bytes as usize;
+            request.size = bytes as usize;
         } else if !request.has_record {
             return Err(Violation::BadRecord { slot: imm.slot });
         }
@@ -377,7 +447,8 @@ impl RecvCore {
             let from = slot * self.agreed.staging as usize;
             let too_long =
                 Violation::TooLong { slot: imm.slot, got: bytes, room: self.agreed.staging.into() };
-            let (Some(staging), Some((memory, offset))) = (staging, held) else { return Err(too_long) };
+            let (Some(staging), Some(memory)) = (staging, held) else { return Err(too_long) };
+            let offset = request.addr.wrapping_sub(memory.region(0).remote().addr) as usize;
             if bytes > u64::from(self.agreed.staging)
                 || memory.region(0).copy_from(offset, staging, from, bytes as usize).is_err()
             {
@@ -386,8 +457,12 @@ impl RecvCore {
             self.counters.staged.add(1);
         }
         request.is_done = true;
-        self.counters.messages.add(1);
-        self.counters.masks[usize::from(request.mask)].add(1);
+        if is_direct {
+            cells.direct.add(1);
+        } else {
+            self.counters.messages.add(1);
+            self.counters.masks[usize::from(request.mask)].add(1);
+        }
         Ok(true)
     }
 
@@ -397,15 +472,20 @@ impl RecvCore {
 }
 
 /// Reads the sizes of a group that the leader rail has written.
-fn read_record(request: &mut Request, slot: usize, records: &crate::device::Mr) -> Result<(), Violation> {
+fn read_record(
+    request: &mut Request,
+    buffers: &mut Buffers,
+    slot: usize,
+    records: &crate::device::Mr,
+) -> Result<(), Violation> {
     let bad = Violation::BadRecord { slot: slot as u8 };
     let bytes = records.load::<RECORD_LEN>(slot * RECORD_LEN).map_err(|_| bad)?;
     let record = Record::decode(&bytes, request.message).ok_or(bad)?;
-    for (index, wanted) in request.wanted[..usize::from(request.count)].iter().enumerate() {
+    for (index, wanted) in buffers.wanted[..usize::from(request.count)].iter().enumerate() {
         if record.sizes[index] > wanted.size {
             return Err(bad);
         }
-        request.sizes[index] = record.sizes[index] as usize;
+        buffers.sizes[index] = record.sizes[index] as usize;
     }
     request.has_record = true;
     Ok(())

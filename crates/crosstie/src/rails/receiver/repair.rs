@@ -170,9 +170,11 @@ impl RecvCore {
 
     fn drain(&mut self, rail: usize) {
         loop {
-            let before = self.counters.rails[rail].completions.get();
+            let cells = &self.counters.rails[rail];
+            let before = (cells.completions.get(), cells.direct.get());
             self.poll_rail(rail);
-            if self.counters.rails[rail].completions.get() == before || self.ended.is_some() {
+            let cells = &self.counters.rails[rail];
+            if (cells.completions.get(), cells.direct.get()) == before || self.ended.is_some() {
                 return;
             }
         }
