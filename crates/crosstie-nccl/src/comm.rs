@@ -41,22 +41,24 @@ struct ConnectAttempt {
     device: &'static NetDevice,
 }
 
-/// A connection for sending.
+/// A connection for sending. What each request needs comes first.
+#[repr(C)]
 pub(crate) struct SendComm {
     pub(crate) connection: SendConnection,
-    pub(crate) rails: Rails,
-    pub(crate) device: &'static NetDevice,
     pub(crate) requests: Requests<SendEntry>,
     pub(crate) recent: RecentMemory,
-}
-
-/// A connection for receiving.
-pub(crate) struct RecvComm {
-    pub(crate) connection: RecvConnection,
     pub(crate) rails: Rails,
     pub(crate) device: &'static NetDevice,
+}
+
+/// A connection for receiving. What each request needs comes first.
+#[repr(C)]
+pub(crate) struct RecvComm {
+    pub(crate) connection: RecvConnection,
     pub(crate) requests: Requests<RecvEntry>,
     pub(crate) recent: RecentMemory,
+    pub(crate) rails: Rails,
+    pub(crate) device: &'static NetDevice,
     pub(crate) flusher: Option<Flusher>,
 }
 

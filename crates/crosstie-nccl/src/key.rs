@@ -29,7 +29,6 @@ pub(crate) struct Key(u64);
 const GENERATION_BITS: u32 = 28;
 
 impl Key {
-    pub(crate) const NULL: Key = Key(0);
     pub(crate) const GENERATIONS: u32 = 1 << GENERATION_BITS;
 
     pub(crate) fn new(kind: Kind, generation: u32, index: u32) -> Key {

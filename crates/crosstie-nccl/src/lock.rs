@@ -15,6 +15,7 @@ const SLEEP: Duration = Duration::from_micros(50);
 
 /// Protects a `T`.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Lock<T> {
     is_held: AtomicBool,
     /// A thread panicked while it held the lock.

@@ -25,8 +25,12 @@ const MAX_BYTES: usize = 1 << 30;
 pub(crate) const MAX_REQUESTS: usize = 32 * 8;
 /// Communicators at a time.
 const MAX_CONTEXTS: usize = 1 << 12;
-/// Receives that can be outstanding on a connection: twice what NCCL uses.
-const SLOTS: usize = 64;
+/// Receives that can be outstanding on a connection: what NCCL uses. Each slot has cache lines of its own at both ends, so few slots are
+/// faster than many.
+const SLOTS: usize = 32;
+/// See [`Config::low_water`] and [`Config::high_water`].
+const LOW_WATER: u32 = 64;
+const HIGH_WATER: u32 = 128;
 /// What is said about the speed of a NIC whose speed is not known, in Mbit/s.
 const DEFAULT_SPEED: c_int = 200_000;
 /// The speed of a software device, in Mbit/s: about what the one progress thread of NCCL copies there. NCCL chooses its protocol by it.
@@ -230,6 +234,8 @@ impl NetDevice {
         let is_local = opened.iter().all(|device| device.attr().same_machine);
         let config = Config {
             slots: SLOTS,
+            low_water: LOW_WATER,
+            high_water: HIGH_WATER,
             split: settings.split,
             traffic_class,
             listen_address: match settings.address {

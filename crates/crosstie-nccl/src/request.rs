@@ -6,7 +6,6 @@ use crosstie::device::{Access, ConnectConfig, Cq, CqConfig, Data, Mr, QpConfig, 
 use crosstie::rails::{Rails, Received, RecvBuffer, RecvRequest, RequestError, SendRequest};
 
 use crate::abi::Fault;
-use crate::abi::functions::MAX_RECVS;
 use crate::comm::{RECVS, SENDS};
 use crate::key::{Key, Kind};
 use crate::memory::Registered;
@@ -21,10 +20,6 @@ pub(crate) struct Buffer {
     pub(crate) memory: Key,
 }
 
-impl Buffer {
-    pub(crate) const EMPTY: Buffer = Buffer { data: 0, size: 0, tag: 0, memory: Key::NULL };
-}
-
 /// A send that NCCL has not seen done.
 pub(crate) struct SendEntry {
     request: SendRequest,
@@ -34,12 +29,14 @@ pub(crate) struct SendEntry {
 /// A receive or a flush that NCCL has not seen done.
 pub(crate) struct RecvEntry {
     request: Option<RecvRequest>,
-    memory: [Key; MAX_RECVS],
+    memory: Key,
+    /// That of a group's other buffers.
+    others: Option<Box<[Key]>>,
 }
 
 impl RecvEntry {
     pub(crate) fn uses(&self, memory: Key) -> bool {
-        self.memory.contains(&memory)
+        self.memory == memory || self.others.as_ref().is_some_and(|others| others.contains(&memory))
     }
 }
 
@@ -149,11 +146,10 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
         comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?
     };
     let Some(request) = received else { return Ok(None) };
-    let mut memory = [Key::NULL; MAX_RECVS];
-    for (key, buffer) in memory.iter_mut().zip(buffers) {
-        *key = buffer.memory;
-    }
-    comm.requests.insert(Kind::RecvRequest, RecvEntry { request: Some(request), memory }).map(Some)
+    let Some((first, others)) = buffers.split_first() else { return Ok(None) };
+    let others = (!others.is_empty()).then(|| others.iter().map(|buffer| buffer.memory).collect());
+    let entry = RecvEntry { request: Some(request), memory: first.memory, others };
+    comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
 
 /// What a request that is done did.
@@ -222,9 +218,8 @@ pub(crate) fn iflush(comm: Key, last: Option<&Buffer>) -> Result<Option<Key>, Fa
     }
     let (memory, range) = registered.range(buffer.data, buffer.size)?;
     flusher.start(memory, range.start)?;
-    let mut keys = [Key::NULL; MAX_RECVS];
-    keys[0] = buffer.memory;
-    comm.requests.insert(Kind::RecvRequest, RecvEntry { request: None, memory: keys }).map(Some)
+    let entry = RecvEntry { request: None, memory: buffer.memory, others: None };
+    comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
 
 /// Reads from GPU memory through each NIC. PCIe does not let a read overtake the writes before it, so the writes of that NIC

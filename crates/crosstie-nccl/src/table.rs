@@ -22,11 +22,13 @@ struct Free {
     used: u32,
 }
 
-/// A place for an object.
+/// A place for an object: the lock, and what a call looks at first, are on one cache line.
+#[repr(align(64))]
 pub(crate) struct Slot<T> {
     entry: Lock<Entry<T>>,
 }
 
+#[repr(C)]
 struct Entry<T> {
     generation: u32,
     value: Option<T>,

@@ -147,16 +147,21 @@ pub(crate) unsafe extern "C" fn irecv(
         if !(1..=MAX_RECVS).contains(&count) {
             return Err(Fault::Argument("a receive has 1 to 8 buffers"));
         }
-        let mut buffers = [request::Buffer::EMPTY; MAX_RECVS];
-        for (index, buffer) in buffers.iter_mut().enumerate().take(count) {
-            *buffer = request::Buffer {
+        let buffer = |index| -> Result<request::Buffer, Fault> {
+            Ok(request::Buffer {
                 data: element(data, index, "data")?.addr(),
                 size: element(sizes, index, "sizes")?,
                 tag: element(tags, index, "tags")?,
                 memory: Key::from_ptr(element(memory, index, "mhandles")?),
-            };
-        }
-        if let Some(key) = request::irecv(Key::from_ptr(comm), &buffers[..count])? {
+            })
+        };
+        let comm = Key::from_ptr(comm);
+        let received = if count == 1 {
+            request::irecv(comm, &[buffer(0)?])?
+        } else {
+            request::irecv(comm, &(0..count).map(buffer).collect::<Result<Vec<_>, _>>()?)?
+        };
+        if let Some(key) = received {
             request.set(key.to_ptr());
         }
         Ok(())
