@@ -15,9 +15,9 @@ const DEPTH: u32 = 64;
 /// One call at a time.
 const ALONE_LIMIT: u64 = 3950;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 1020;
+const BATCHED_LIMIT: u64 = 1015;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 1521;
+const TYPED_LIMIT: u64 = 1575;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }

@@ -16,7 +16,7 @@ const ROUNDS: u32 = 2000;
 const PAYLOAD: usize = 64;
 
 /// A `write`.
-const WRITE_LIMIT: u64 = 842;
+const WRITE_LIMIT: u64 = 878;
 /// A `send` and its `recv`.
 const MESSAGE_LIMIT: u64 = 7434;
 
