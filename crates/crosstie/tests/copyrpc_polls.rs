@@ -14,7 +14,7 @@ fn context() -> Context<u32> {
 }
 
 fn connect(client: &Context<u32>, server: &Context<u32>) -> (Endpoint<u32>, Endpoint<u32>) {
-    let config = EndpointConfig::default();
+    let config = EndpointConfig { ring: 1 << 14, credit: 1 << 12, ..EndpointConfig::default() };
     let (here, there) = (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
     here.connect(&there.address(), &ConnectConfig::default()).unwrap();
     there.connect(&here.address(), &ConnectConfig::default()).unwrap();
@@ -58,18 +58,42 @@ fn single_short_call_goes_out_at_once_and_others_wait() {
     let (client, server) = (context(), context());
     let (here, _there) = connect(&client, &server);
     call(&here, 0);
-    assert_eq!(client.counters().work_requests, 1);
+    assert_eq!(client.counters().batches, 1);
     call(&here, 1);
     call(&here, 2);
-    assert_eq!(client.counters().work_requests, 1);
+    assert_eq!(client.counters().batches, 1);
     client.flush();
-    assert_eq!(client.counters().work_requests, 2);
+    assert_eq!(client.counters().batches, 2);
+    // So does the first call of another endpoint: only one goes out at once between two polls.
+    let (other, _there) = connect(&client, &server);
+    call(&other, 0);
+    assert_eq!(client.counters().batches, 2);
+    client.poll(|_, _| ());
+    assert_eq!(client.counters().batches, 3);
+    let (other, _there) = connect(&client, &server);
+    call(&other, 0);
+    assert_eq!(client.counters().batches, 4);
     // A call that is too long to go out at once waits, too.
-    let (here, _there) = connect(&client, &server);
-    assert!(here.call(&[7; 33], 8, 0).is_ok());
-    assert_eq!(client.counters().work_requests, 2);
+    client.poll(|_, _| ());
+    let (other, _there) = connect(&client, &server);
+    assert!(other.call(&[7; 33], 8, 0).is_ok());
+    assert_eq!(client.counters().batches, 4);
     client.flush();
-    assert_eq!(client.counters().work_requests, 3);
+    assert_eq!(client.counters().batches, 5);
+}
+
+/// A burst over many endpoints needs no more receives than one for each.
+#[test]
+fn burst_over_many_endpoints_is_one_write_for_each() {
+    const ENDPOINTS: u64 = 64;
+    let (client, server) = (context(), context());
+    let pairs: Vec<_> = (0..ENDPOINTS).map(|_| connect(&client, &server)).collect();
+    for number in 0..3 {
+        pairs.iter().for_each(|(here, _)| call(here, number));
+    }
+    client.flush();
+    // One more for the very first call.
+    assert_eq!(client.counters().batches, ENDPOINTS + 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
 //! | last reply | a short reply to the last request without one goes at once, if nothing waits to be posted and it is not held back | there is nothing that could join it |
-//! | only call | a short call goes at once, if no other call is pending and nothing waits to be posted | more calls may follow, but it is not known whether |
+//! | only call | a short call goes at once, if no other call of its endpoint is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many endpoints would need twice the receives |
 //! | hold back | a poll keeps a small batch back while the peer has not released earlier batches | a fast loop would send every message alone |
 //! | compact | a message of up to 32 bytes that is alone goes with a head of 16 bytes | head and message fit into a completion |
 //! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |

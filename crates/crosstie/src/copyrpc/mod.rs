@@ -91,10 +91,10 @@
 //! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
 //! message alone. If no earlier batch is outstanding, nothing is held back. A short reply that answers the last open request of its
 //! endpoint, with nothing else to send, goes out at once: nothing could join it. So does a short call, if no other call of its endpoint
-//! is pending.
+//! is pending; one between two polls.
 //!
-//! If a batch ends more than half of an endpoint's pending calls, one poll reports half of them and the next one the others. A program that
-//! makes new calls in between keeps both sides busy.
+//! If a poll finds one batch, and it ends more than half of an endpoint's pending calls, the poll reports half of them and the next one the
+//! others. A program that makes new calls in between keeps both sides busy.
 //!
 //! # Deadlines and dead peers
 //!

@@ -228,6 +228,7 @@ impl<U> Connection<U> {
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
+        has_sent_alone: &Cell<bool>,
         counters: &RefCell<Counters>,
     ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
@@ -251,7 +252,11 @@ impl<U> Connection<U> {
             }
         };
         state.deadlines.record(call, deadline, state.config.pending_calls);
-        if connected.protocol.has_one_call() && state.post_call_alone(self.key, payload, counters) {
+        if connected.protocol.has_one_call()
+            && !has_sent_alone.get()
+            && state.post_call_alone(self.key, payload, counters)
+        {
+            has_sent_alone.set(true);
             return Ok(SendTiming::Sent);
         }
         let is_posted = direct && state.post_payload_directly(self.key, &placement, payload, counters);

@@ -33,7 +33,7 @@ use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
-/// A poll ends at least so many calls of a batch, if there are as many.
+/// A poll that pauses in a batch has ended at least so many calls.
 const MIN_ENDED: usize = 8;
 /// The key of no connection.
 const NO_CONNECTION: u32 = 0;
@@ -189,6 +189,7 @@ impl<U> ContextCore<U> {
             }
         }
         let mut responses = 0;
+        let is_only = arrivals.len() == 1;
         for (at, Arrival { key, status, imm, compact }) in arrivals.iter().enumerate().skip(open.unwrap_or(0))
         {
             let Some(connection) = self.connection_by_key(*key) else { continue };
@@ -201,9 +202,11 @@ impl<U> ContextCore<U> {
             }
             let Some(imm) = *imm else { continue };
             let received = match compact {
-                _ if open == Some(at) => self.receive_batch(&connection, None, &mut responses, on_response),
+                _ if open == Some(at) => {
+                    self.receive_batch(&connection, None, false, &mut responses, on_response)
+                }
                 Some(words) => self.receive_compact(&connection, imm, words, &mut responses, on_response),
-                None => self.receive_batch(&connection, Some(imm), &mut responses, on_response),
+                None => self.receive_batch(&connection, Some(imm), is_only, &mut responses, on_response),
             };
             match received {
                 Ok(true) => {}
@@ -248,7 +251,7 @@ impl<U> ContextCore<U> {
         let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
         let len = imm ^ COMPACT_FLAG;
         let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
-            return self.receive_batch(connection, Some(imm), responses, on_response);
+            return self.receive_batch(connection, Some(imm), false, responses, on_response);
         };
         if may_have_news {
             self.schedule_flush(connection);
@@ -269,19 +272,22 @@ impl<U> ContextCore<U> {
         Ok(true)
     }
 
-    /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: a poll ends
-    /// at most half of many pending calls, so that the application makes new ones while the peer still works on the other half.
+    /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: if `may_pause`, it
+    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received.
     fn receive_batch(
         &self,
         connection: &Rc<Connection<U>>,
         imm: Option<u32>,
+        may_pause: bool,
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> Result<bool, Failure> {
         let mut most = usize::MAX;
         if let Some(imm) = imm {
             connection.accept_batch(imm)?;
-            most = *responses + (connection.pending_calls() / 2).max(MIN_ENDED);
+        }
+        if may_pause {
+            most = (connection.pending_calls() / 2).max(MIN_ENDED);
         }
         self.schedule_flush(connection);
         let (mut done, mut has_released, mut is_at_end) = (None, false, true);

@@ -36,8 +36,8 @@ impl<U> Endpoint<U> {
     }
 
     /// Calls the peer with `payload`. The response has at most `response` bytes; [`Context::poll`](super::Context::poll) delivers it
-    /// together with `user`. A call of at most 32 bytes goes out at once if no other call is pending; all others with the next poll or
-    /// flush.
+    /// together with `user`. A call of at most 32 bytes goes out at once if no other call is pending, one between two polls; all others go
+    /// with the next poll or flush.
     ///
     /// Request and response may have up to 1 GiB, as far as the [bulk memory](crate::copyrpc::EndpointConfig::bulk) of both sides
     /// allows, see [`max_lengths`](Endpoint::max_lengths). A request that is [too long for the
@@ -71,7 +71,8 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        match self.connection.call(payload, response, user, deadline, &self.core.counters) {
+        let (has_sent_alone, counters) = (&self.core.has_sent_alone, &self.core.counters);
+        match self.connection.call(payload, response, user, deadline, has_sent_alone, counters) {
             Ok(timing) => {
                 self.core.calls.set(self.core.calls.get() + 1);
                 self.core.flush_after_write(&self.connection, timing);

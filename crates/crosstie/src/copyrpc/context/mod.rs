@@ -84,6 +84,8 @@ struct ContextCore<U> {
     calls: Cell<u64>,
     replies: Cell<u64>,
     is_polling: Cell<bool>,
+    /// Whether a call was posted alone since the last poll.
+    has_sent_alone: Cell<bool>,
     /// Polls so far.
     polls: Cell<u32>,
     weak_self: Weak<ContextCore<U>>,
@@ -139,6 +141,7 @@ impl<U> Context<U> {
             calls: Cell::new(0),
             replies: Cell::new(0),
             is_polling: Cell::new(false),
+            has_sent_alone: Cell::new(false),
             polls: Cell::new(0),
             weak_self: weak_self.clone(),
             device,
@@ -154,8 +157,9 @@ impl<U> Context<U> {
     }
 
     /// Sends what is due and receives what has arrived. Responses go to `on_response` with what was attached to their calls;
-    /// requests go to [`recv`](Context::recv). Returns the number of calls that have ended. Never waits. If many calls of an endpoint
-    /// have ended, half of the pending ones are reported, and the next poll reports the others: new calls can be on their way meanwhile.
+    /// requests go to [`recv`](Context::recv). Returns the number of calls that have ended. Never waits. If it finds one
+    /// batch, which ends many calls, half of the pending ones are reported, and the next poll reports the others: new calls can be on their
+    /// way meanwhile.
     ///
     /// `on_response` may call, reply and receive. A poll inside it does nothing. If it panics, all connections of the
     /// context end.
@@ -244,6 +248,7 @@ impl<U> ContextCore<U> {
         }
         let _guard = PollGuard(self);
         self.polls.set(self.polls.get().wrapping_add(1));
+        self.has_sent_alone.set(false);
         if self.flush_list.has_connections() {
             self.flush_connections(true);
         }
