@@ -53,9 +53,10 @@ struct Arrival {
 type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
 
 pub(super) struct CompletionQueues {
+    /// What the last poll of the receive CQ found.
     arrivals: RefCell<Vec<Arrival>>,
-    /// The arrival that the last poll has received in part, if it left arrivals to the next one.
-    open: Cell<Option<usize>>,
+    /// Whether there is one arrival, and it was received in part.
+    is_paused: Cell<bool>,
     /// A buffer for the completions of one poll.
     send_completions: RefCell<Vec<Completion>>,
     srq: RefCell<Srq>,
@@ -83,7 +84,7 @@ impl CompletionQueues {
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
             arrivals: RefCell::new(Vec::with_capacity(BURST)),
-            open: Cell::new(None),
+            is_paused: Cell::new(false),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
@@ -105,10 +106,10 @@ impl CompletionQueues {
         self.is_recv_cq_drained.get()
     }
 
-    /// Whether the last poll has left arrivals to the next one.
+    /// Whether the last poll has left a part of a batch to the next one.
     #[inline(always)]
-    pub(super) fn has_arrivals(&self) -> bool {
-        self.open.get().is_some()
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused.get()
     }
 
     /// Whether the receive CQ has a completion or an error.
@@ -176,8 +177,8 @@ impl<U> ContextCore<U> {
         let queues = &self.queues;
         // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
         let mut arrivals = queues.arrivals.borrow_mut();
-        let open = queues.open.take();
-        if open.is_none() {
+        let was_paused = queues.is_paused.take();
+        if !was_paused {
             arrivals.clear();
             match self.poll_arrivals(&mut arrivals) {
                 Ok(0) => return (false, 0),
@@ -190,8 +191,7 @@ impl<U> ContextCore<U> {
         }
         let mut responses = 0;
         let is_only = arrivals.len() == 1;
-        for (at, Arrival { key, status, imm, compact }) in arrivals.iter().enumerate().skip(open.unwrap_or(0))
-        {
+        for Arrival { key, status, imm, compact } in arrivals.iter() {
             let Some(connection) = self.connection_by_key(*key) else { continue };
             if connection.has_stopped_receiving() {
                 continue;
@@ -202,18 +202,12 @@ impl<U> ContextCore<U> {
             }
             let Some(imm) = *imm else { continue };
             let received = match compact {
-                _ if open == Some(at) => {
-                    self.receive_batch(&connection, None, false, &mut responses, on_response)
-                }
+                _ if was_paused => self.receive_batch(&connection, None, false, &mut responses, on_response),
                 Some(words) => self.receive_compact(&connection, imm, words, &mut responses, on_response),
                 None => self.receive_batch(&connection, Some(imm), is_only, &mut responses, on_response),
             };
             match received {
-                Ok(true) => {}
-                Ok(false) => {
-                    queues.open.set(Some(at));
-                    break;
-                }
+                Ok(is_at_end) => queues.is_paused.set(!is_at_end),
                 Err(failure) => self.mark_broken(connection, failure),
             }
         }

@@ -260,7 +260,7 @@ impl<U> ContextCore<U> {
             self.poll_send_cq();
         }
         // Responses that have arrived are reported before the end of their connection.
-        if self.liveness.is_due() && !self.queues.has_arrivals() {
+        if self.liveness.is_due() && !self.queues.is_paused() {
             ended += self.check_liveness(on_response);
         }
         ended
@@ -295,7 +295,7 @@ impl<U> ContextCore<U> {
     /// Whether there is something that the application can take without anything arriving.
     fn has_something_to_report(&self) -> bool {
         self.liveness.has_failures()
-            || self.queues.has_arrivals()
+            || self.queues.is_paused()
             || !self.requests.borrow().is_empty()
             || !self.raw_completions.borrow().is_empty()
     }
