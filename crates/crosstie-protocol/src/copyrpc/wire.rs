@@ -215,6 +215,14 @@ impl CompactHead {
         (high << 64 | low).to_le_bytes()
     }
 
+    /// The words of memory that have the bytes of the head.
+    #[inline]
+    pub const fn to_words(&self) -> [u64; 2] {
+        let first = (self.piggyback as u64) << 32 | self.call_id as u64;
+        let second = (self.consumer_blocks as u64) << 32 | self.grant_blocks as u64;
+        [first.to_le(), second.to_le()]
+    }
+
     /// Decodes a head. Its fields are not checked yet.
     #[inline]
     pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
@@ -337,6 +345,7 @@ mod tests {
         assert_eq!(CompactHead::decode(&head.encode()), head);
         let [first, second] = [0, 8].map(|at| u64::from_ne_bytes(bytes_at(&head.encode(), at)));
         assert_eq!(CompactHead::from_words(first, second), head);
+        assert_eq!(head.to_words(), [first, second]);
 
         let info = ConnectInfo {
             ring_addr: 1,

@@ -68,6 +68,14 @@ impl Counters {
         self.batched += u64::from(messages);
         self.batch_sizes[size_class(messages)] += 1;
     }
+
+    /// Counts a WRITE of so many bytes, with a batch of one message.
+    #[inline(always)]
+    pub(super) fn count_single(&mut self, bytes: usize) {
+        self.work_requests += 1;
+        self.bytes += bytes as u64;
+        self.count_batch(1);
+    }
 }
 
 /// The class in [`Counters::batch_sizes`] of a batch with so many messages.

@@ -116,6 +116,16 @@ impl RcQp {
         }
     }
 
+    /// WRITEs a short message, `head` and the bytes behind it, with an immediate, if the device can execute that now, after everything that
+    /// was posted before. It has no completion on this side. False if it did not: then post it.
+    #[inline]
+    pub(crate) fn try_write_imm(&mut self, to: RemoteAddr, imm: u32, head: [u64; 2], bytes: &[u8]) -> bool {
+        match &mut self.provider {
+            RcProvider::Software(x) => x.try_write_imm(to, imm, head, bytes),
+            _ => false,
+        }
+    }
+
     /// Posts a request that is older than the borrows of the regions it names. It fails if one of them was deregistered.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         dispatch!(RcProvider, &mut self.provider, x => x.post_detached(wr))

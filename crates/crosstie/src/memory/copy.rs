@@ -28,6 +28,18 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     unsafe { arch::copy_streaming(from, to, len) }
 }
 
+/// Writes the 16 bytes of `head`, and `bytes` behind them, to two places. The bytes are read once, in words: the program has often just stored
+/// them.
+///
+/// # Safety
+///
+/// Both places are valid for writes of `16 + bytes.len()` bytes. No Rust reference to those bytes exists.
+#[inline(always)]
+pub(crate) unsafe fn store_twice(head: [u64; 2], bytes: &[u8], to: [*mut u8; 2]) {
+    // SAFETY: the requirements are the same as those of this function.
+    unsafe { arch::store_twice(head, bytes, to) }
+}
+
 /// Longer copies use [`copy`], whose setup then pays off.
 const SMALL: usize = 128;
 
@@ -184,6 +196,33 @@ mod arch {
         }
     }
 
+    /// # Safety
+    ///
+    /// As for [`super::store_twice`].
+    #[inline(always)]
+    pub(super) unsafe fn store_twice(head: [u64; 2], bytes: &[u8], to: [*mut u8; 2]) {
+        let (from, len) = (bytes.as_ptr(), bytes.len());
+        let [first, second] = to;
+        // SAFETY: writes the first 16 bytes of both places; with 16 to 32 bytes behind them, reads the first and the last 16 of these and
+        // writes them to both places. Flags and stack are not touched.
+        unsafe {
+            asm!("mov [{t}], {a}", "mov [{t} + 8], {b}", "mov [{u}], {a}", "mov [{u} + 8], {b}",
+                 t = in(reg) first, u = in(reg) second, a = in(reg) head[0], b = in(reg) head[1],
+                 options(nostack, preserves_flags));
+            if (16..=32).contains(&len) {
+                asm!("mov {a}, [{f}]", "mov {b}, [{f} + 8]",
+                     "mov [{t} + 16], {a}", "mov [{t} + 24], {b}", "mov [{u} + 16], {a}", "mov [{u} + 24], {b}",
+                     "mov {a}, [{f} + {l} - 16]", "mov {b}, [{f} + {l} - 8]",
+                     "mov [{t} + {l}], {a}", "mov [{t} + {l} + 8], {b}", "mov [{u} + {l}], {a}", "mov [{u} + {l} + 8], {b}",
+                     f = in(reg) from, l = in(reg) len, t = in(reg) first, u = in(reg) second,
+                     a = out(reg) _, b = out(reg) _, options(nostack, preserves_flags));
+            } else {
+                copy(from, first.add(16), len);
+                copy(from, second.add(16), len);
+            }
+        }
+    }
+
     /// Copies more than 16 bytes.
     ///
     /// # Safety
@@ -303,6 +342,19 @@ mod arch {
 
     /// # Safety
     ///
+    /// As for [`super::store_twice`].
+    pub(super) unsafe fn store_twice(head: [u64; 2], bytes: &[u8], to: [*mut u8; 2]) {
+        for to in to {
+            // SAFETY: the caller's promise.
+            unsafe {
+                copy(head.as_ptr().cast(), to, 16);
+                copy(bytes.as_ptr(), to.add(16), bytes.len());
+            }
+        }
+    }
+
+    /// # Safety
+    ///
     /// As for [`super::copy`].
     pub(super) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
@@ -370,6 +422,28 @@ mod tests {
         check::<12>();
         check::<15>();
         check::<32>();
+    }
+
+    #[test]
+    fn store_twice_writes_the_same_to_both_places_and_nothing_else() {
+        let head = [0x0102_0304_0506_0708, 0x1112_1314_1516_1718];
+        let bytes: Vec<u8> = (0..40).map(|i| i * 5 + 1).collect();
+        for len in 0..40 {
+            for shift in 0..9 {
+                let (mut first, mut second) = (vec![0xAA; 80], vec![0xAA; 80]);
+                // SAFETY: both vectors are longer than `shift + 16 + len`.
+                unsafe {
+                    let to = [first.as_mut_ptr(), second.as_mut_ptr().add(shift)];
+                    store_twice(head, &bytes[..len], to);
+                }
+                for (place, shift) in [(&first, 0), (&second, shift)] {
+                    let (message, rest) = place[shift..].split_at(16 + len);
+                    assert_eq!(&message[..16], head.map(u64::to_ne_bytes).as_flattened());
+                    assert_eq!(&message[16..], &bytes[..len]);
+                    assert!(place[..shift].iter().chain(rest).all(|byte| *byte == 0xAA), "{len} {shift}");
+                }
+            }
+        }
     }
 
     #[test]

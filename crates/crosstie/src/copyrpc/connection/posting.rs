@@ -251,6 +251,24 @@ impl<U> ConnectionState<U> {
         payload: &[u8],
         counters: &RefCell<Counters>,
     ) -> bool {
+        let Some(connected) = &self.connected else { return false };
+        let to = connected.peer_ring_at(write.offset);
+        if self.qp.try_write_imm(to, write.imm, write.head.to_words(), payload) {
+            counters.borrow_mut().count_single(COMPACT_HEAD_SIZE + payload.len());
+            return true;
+        }
+        self.stage_compact_payload(key, write, payload, counters)
+    }
+
+    /// As above, on devices that do not execute it at once.
+    #[cold]
+    fn stage_compact_payload(
+        &mut self,
+        key: u32,
+        write: &CompactWrite,
+        payload: &[u8],
+        counters: &RefCell<Counters>,
+    ) -> bool {
         let mut bytes = [0; MAX_COMPACT_BATCH];
         let Some(part) = payload_part(&mut bytes, payload.len()) else { return false };
         part.copy_from_slice(payload);
@@ -276,10 +294,8 @@ impl<U> ConnectionState<U> {
         connected.post_write(&mut self.qp, key, write.offset, write.imm, Data::Inline(bytes), is_signaled)?;
         self.outstanding += 1;
         self.unsignaled = if is_signaled { 0 } else { self.unsignaled + 1 };
-        counters.work_requests += 1;
         counters.signaled += u64::from(is_signaled);
-        counters.bytes += bytes.len() as u64;
-        counters.count_batch(1);
+        counters.count_single(bytes.len());
         Ok(())
     }
 
@@ -422,11 +438,15 @@ impl<U> ConnectedState<U> {
         data: Data<'_>,
         is_signaled: bool,
     ) -> Result<(), PostError> {
-        let to = RemoteAddr { addr: self.peer_ring.addr + offset as u64, ..self.peer_ring };
-        let op = SendOp::WriteImm(to, imm);
+        let op = SendOp::WriteImm(self.peer_ring_at(offset), imm);
         let mut wr = SendWr::new(encode_wr_id(key, SendKind::Batch), op, data);
         wr.signaled = is_signaled;
         qp.post(&wr)
+    }
+
+    #[inline(always)]
+    fn peer_ring_at(&self, offset: usize) -> RemoteAddr {
+        RemoteAddr { addr: self.peer_ring.addr + offset as u64, ..self.peer_ring }
     }
 
     /// Writes a message to the staging ring.

@@ -105,6 +105,18 @@ impl RcQp {
         }
     }
 
+    /// Executes a WRITE+IMM of a short message: `head` and the bytes behind it, if nothing is in the way; otherwise it does nothing and
+    /// returns false. It has no completion on this side, and takes no place in the send queue.
+    pub(crate) fn try_write_imm(&mut self, to: RemoteAddr, imm: u32, head: [u64; 2], bytes: &[u8]) -> bool {
+        let len = size_of_val(&head) + bytes.len();
+        let is_ready = self.shared.state() == QpState::ReadyToSend;
+        let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else { return false };
+        peer.try_write_imm(&self.shared, to, imm, len as u32, |places| {
+            // SAFETY: both places have room for a message of `len` bytes; there are no references to a peer's memory.
+            unsafe { copy::store_twice(head, bytes, places) };
+        })
+    }
+
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
     /// then the request fails, as it does on a NIC.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -232,6 +244,47 @@ impl RcQp {
             deferred.queue.push_back(wr);
         }
         Progress::add(&self.shared.device, &self.shared);
+    }
+}
+
+impl PeerQp {
+    /// Executes a WRITE+IMM of `len` bytes, at most [`LANE_DATA`], if nothing is in the way; otherwise it does nothing and returns false.
+    /// `store` writes the message to its target and into the entry of the lane.
+    #[inline(always)]
+    fn try_write_imm(
+        &mut self,
+        own: &QpShared,
+        to: RemoteAddr,
+        imm: u32,
+        len: u32,
+        store: impl FnOnce([*mut u8; 2]),
+    ) -> bool {
+        let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else { return false };
+        let _operation = OperationGuard::begin(line);
+        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
+        if ConnectionWord(block.connection.load(Acquire)) != qp.connection
+            || !qp.access.contains(Access::REMOTE_WRITE)
+        {
+            return false;
+        }
+        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
+        let Ok(RemotePtr::Mapped(at)) = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE) else {
+            return false;
+        };
+        if !qp.lane.has_room(qp.recv.taken()) {
+            return false;
+        }
+        let Some(taken) = qp.recv.take(block, line) else { return false };
+        store([at, qp.lane.data_ptr(taken)]);
+        let completion = NewEntry {
+            opcode: Opcode::RecvWriteImm,
+            status: Status::Success,
+            byte_len: len,
+            imm: Some(imm),
+        };
+        let received = own.lane.as_ref().map_or(0, Lane::received);
+        qp.lane.publish(taken, &completion, true, received);
+        true
     }
 }
 

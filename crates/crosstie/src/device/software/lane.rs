@@ -325,10 +325,22 @@ impl PeerLane {
     #[inline(always)]
     pub(super) fn push(&mut self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>, received: u64) {
         let has_data = new.byte_len as usize <= LANE_DATA && new.status == Status::Success;
-        let entry = self.entries.ring(taken.position);
         if has_data {
-            store_data(entry, data);
+            store_data(self.entries.ring(taken.position), data);
         }
+        self.publish(taken, new, has_data, received);
+    }
+
+    /// Where a message of at most [`LANE_DATA`] bytes goes that travels in the completion of a taken receive.
+    #[inline(always)]
+    pub(super) fn data_ptr(&self, taken: TakenRecv) -> *mut u8 {
+        self.entries.ring(taken.position).data_ptr()
+    }
+
+    /// The second half of [`push`](PeerLane::push). `has_data`: the message is in the entry.
+    #[inline(always)]
+    pub(super) fn publish(&mut self, taken: TakenRecv, new: &NewEntry, has_data: bool, received: u64) {
+        let entry = self.entries.ring(taken.position);
         let tag = LaneTag {
             opcode: new.opcode as u8,
             status: new.status as u8,
