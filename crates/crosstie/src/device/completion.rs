@@ -25,6 +25,18 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// One that is about to be overwritten.
+    pub(crate) const EMPTY: Completion = Completion {
+        wr_id: 0,
+        status: Status::Success,
+        opcode: Opcode::Unspecified,
+        byte_len: 0,
+        imm: None,
+        qp_num: 0,
+        src_qp: 0,
+        data: InlineData::None,
+    };
+
     /// The bytes of the message, if they came with the completion: a device may deliver a short WRITE+IMM or SEND so. They are a
     /// copy of what the message wrote to memory, so a program that takes them from here need not read that memory, which would
     /// move one more cache line.

@@ -45,6 +45,15 @@ impl Cq {
         }
     }
 
+    /// Takes one completion of a receive into `to`, or says that there is nothing to poll, where the device knows that for less than a poll costs.
+    #[inline(always)]
+    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> software::NextReceive {
+        match &mut self.provider {
+            Provider::Software(x) => x.take_receive(to),
+            _ => software::NextReceive::Unknown,
+        }
+    }
+
     /// False if [`poll`](Cq::poll) would find no receive of a connection. Where that cannot be told for less than a poll costs, it is
     /// true.
     #[inline]

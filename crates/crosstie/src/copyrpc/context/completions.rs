@@ -24,10 +24,9 @@ use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
-use crate::device::software::CqParker;
+use crate::device::software::{CqParker, NextReceive};
 use crate::device::{
-    Completion, Cq, CqConfig, CqError, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq,
-    SrqConfig, Status,
+    Completion, Cq, CqConfig, Device, DeviceError, Pd, PostError, QpConfig, RcQp, RecvWr, Srq, SrqConfig,
 };
 use crate::wait::Parker;
 
@@ -40,23 +39,13 @@ const NO_CONNECTION: u32 = 0;
 /// Polls of the context between two polls of the send CQ.
 pub(super) const SEND_CQ_INTERVAL: u32 = 16;
 
-/// What a completion of the receive CQ says, copied word by word: a load that is wider than the stores before it would wait for them.
-struct Arrival {
-    /// The key of the connection.
-    key: u32,
-    status: Status,
-    imm: Option<u32>,
-    /// The bytes of a compact batch, if they came with the completion.
-    compact: Option<CompactWords>,
-}
-
 type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
 
 pub(super) struct CompletionQueues {
-    /// What the last poll of the receive CQ found.
-    arrivals: RefCell<Vec<Arrival>>,
-    /// Whether there is one arrival, and it was received in part.
-    is_paused: Cell<bool>,
+    /// What a poll of the receive CQ found, with the keys of the connections.
+    arrivals: RefCell<Vec<(u32, Completion)>>,
+    /// The key of the connection whose last batch was received in part, if any.
+    paused: Cell<u32>,
     /// A buffer for the completions of one poll.
     send_completions: RefCell<Vec<Completion>>,
     srq: RefCell<Srq>,
@@ -84,7 +73,7 @@ impl CompletionQueues {
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
             arrivals: RefCell::new(Vec::with_capacity(BURST)),
-            is_paused: Cell::new(false),
+            paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
             posted_receives: Cell::new(0),
@@ -109,7 +98,7 @@ impl CompletionQueues {
     /// Whether the last poll has left a part of a batch to the next one.
     #[inline(always)]
     pub(super) fn is_paused(&self) -> bool {
-        self.is_paused.get()
+        self.paused.get() != NO_CONNECTION
     }
 
     /// Whether the receive CQ has a completion or an error.
@@ -152,12 +141,12 @@ fn refill(
 
 /// The bytes of a compact batch, if they came with the completion.
 #[inline(always)]
-fn compact_words(imm: u32, completion: &Completion) -> Option<CompactWords> {
+fn compact_words(imm: u32, completion: &Completion) -> Option<&CompactWords> {
     let len = imm ^ COMPACT_FLAG;
     if len > MAX_COMPACT_PAYLOAD {
         return None;
     }
-    completion.inline_words(COMPACT_HEAD_SIZE + len as usize).copied()
+    completion.inline_words(COMPACT_HEAD_SIZE + len as usize)
 }
 
 /// The payload of a compact batch.
@@ -167,68 +156,126 @@ fn short_payload(words: &[u64; size_of::<ShortPayload>() / 8]) -> &ShortPayload 
 }
 
 impl<U> ContextCore<U> {
-    /// Receives what the last poll has left, or polls the receive CQ once. Returns whether anything arrived, and the number of
-    /// responses.
+    /// Receives what the last poll has left, or what has arrived. Returns whether anything arrived, and the number of responses.
     #[inline]
     pub(super) fn poll_recv_cq(
         &self,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> (bool, usize) {
+        let (queues, mut responses) = (&self.queues, 0);
+        if queues.is_paused() {
+            self.receive_rest(&mut responses, on_response);
+            return (true, responses);
+        }
+        let (mut taken, mut completion) = (0, Completion::EMPTY);
+        let end = loop {
+            let next = queues.recv_cq.borrow_mut().take_receive(&mut completion);
+            let NextReceive::Taken { is_stream } = next else { break next };
+            taken += 1;
+            let key = self.qp_table.borrow().get(completion.qp_num);
+            if let Some(key) = key {
+                let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
+                self.receive(key, &completion, is_only, &mut responses, on_response);
+            }
+            // Behind a receive that came alone, another one is not looked for before the application has seen the first.
+            if !is_stream || queues.is_paused() || taken == BURST {
+                break next;
+            }
+        };
+        queues.is_recv_cq_drained.set(matches!(end, NextReceive::Nothing));
+        if taken > 0 {
+            self.count_receives(taken);
+        }
+        if (matches!(end, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
+            taken += self.poll_arrivals(&mut responses, on_response);
+        }
+        (taken > 0, responses)
+    }
+
+    /// Polls the receive CQ once. Returns the number of completions; 1 for an error.
+    #[cold]
+    fn poll_arrivals(
+        &self,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
         let queues = &self.queues;
         // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
         let mut arrivals = queues.arrivals.borrow_mut();
-        let was_paused = queues.is_paused.take();
-        if !was_paused {
-            arrivals.clear();
-            match self.poll_arrivals(&mut arrivals) {
-                Ok(0) => return (false, 0),
-                Ok(_) => {}
-                Err(error) => {
-                    self.mark_all_broken(Failure::Queue(error));
-                    return (true, 0);
-                }
+        arrivals.clear();
+        let polled = {
+            let qp_table = self.qp_table.borrow();
+            queues.recv_cq.borrow_mut().poll(BURST, |completion| {
+                let key = qp_table.get(completion.qp_num).unwrap_or(NO_CONNECTION);
+                arrivals.push((key, *completion));
+            })
+        };
+        let polled = match polled {
+            Ok(polled) => polled,
+            Err(error) => {
+                self.mark_all_broken(Failure::Queue(error));
+                return 1;
             }
+        };
+        queues.is_recv_cq_drained.set(polled < BURST);
+        self.count_receives(polled);
+        for (key, completion) in arrivals.iter() {
+            self.receive(*key, completion, || polled == 1, responses, on_response);
         }
-        let mut responses = 0;
-        let is_only = arrivals.len() == 1;
-        for Arrival { key, status, imm, compact } in arrivals.iter() {
-            let Some(connection) = self.connection_by_key(*key) else { continue };
-            if connection.has_stopped_receiving() {
-                continue;
-            }
-            if !status.is_success() {
-                self.mark_broken(connection, Failure::Broken(*status));
-                continue;
-            }
-            let Some(imm) = *imm else { continue };
-            let received = match compact {
-                _ if was_paused => self.receive_batch(&connection, None, false, &mut responses, on_response),
-                Some(words) => self.receive_compact(&connection, imm, words, &mut responses, on_response),
-                None => self.receive_batch(&connection, Some(imm), is_only, &mut responses, on_response),
-            };
-            match received {
-                Ok(is_at_end) => queues.is_paused.set(!is_at_end),
-                Err(failure) => self.mark_broken(connection, failure),
-            }
-        }
-        (true, responses)
+        polled
     }
 
     #[inline(always)]
-    fn poll_arrivals(&self, arrivals: &mut Vec<Arrival>) -> Result<usize, CqError> {
-        let (queues, qp_table) = (&self.queues, self.qp_table.borrow());
-        let polled = queues.recv_cq.borrow_mut().poll(BURST, |completion| {
-            let Completion { qp_num, status, imm, .. } = *completion;
-            let compact = imm.and_then(|imm| compact_words(imm, completion));
-            let key = qp_table.get(qp_num).unwrap_or(NO_CONNECTION);
-            arrivals.push(Arrival { key, status, imm, compact });
-        })?;
-        queues.is_recv_cq_drained.set(polled < BURST);
-        if polled > 0 {
-            queues.posted_receives.set(queues.posted_receives.get().saturating_sub(polled as u32));
-            self.counters.borrow_mut().completions += polled as u64;
+    fn count_receives(&self, count: usize) {
+        let posted = &self.queues.posted_receives;
+        posted.set(posted.get().saturating_sub(count as u32));
+        self.counters.borrow_mut().completions += count as u64;
+    }
+
+    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found.
+    #[inline(always)]
+    fn receive(
+        &self,
+        key: u32,
+        completion: &Completion,
+        is_only: impl FnOnce() -> bool,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) {
+        let Some(connection) = self.connection_by_key(key) else { return };
+        if connection.has_stopped_receiving() {
+            return;
         }
-        Ok(polled)
+        if !completion.status.is_success() {
+            return self.mark_broken(connection, Failure::Broken(completion.status));
+        }
+        let Some(imm) = completion.imm else { return };
+        let received = match compact_words(imm, completion) {
+            Some(words) => self.receive_compact(&connection, imm, words, responses, on_response),
+            None => self.receive_batch(&connection, Some(imm), is_only(), responses, on_response),
+        };
+        match received {
+            Ok(true) => {}
+            Ok(false) => self.queues.paused.set(key),
+            Err(failure) => self.mark_broken(connection, failure),
+        }
+    }
+
+    /// Receives the rest of the batch in which the last poll has paused.
+    #[cold]
+    fn receive_rest(
+        &self,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) {
+        let key = self.queues.paused.replace(NO_CONNECTION);
+        let Some(connection) = self.connection_by_key(key) else { return };
+        if connection.has_stopped_receiving() {
+            return;
+        }
+        if let Err(failure) = self.receive_batch(&connection, None, false, responses, on_response) {
+            self.mark_broken(connection, failure);
+        }
     }
 
     /// Receives a compact batch whose bytes came with the completion.

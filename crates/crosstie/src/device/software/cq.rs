@@ -140,10 +140,11 @@ impl Device {
             hot: Vec::with_capacity(MAX_HOT),
             listed: VecDeque::new(),
             next_source: 0,
+            next_hot: 0,
             removed: VecDeque::new(),
             seen_version: 0,
             flushes: VecDeque::new(),
-            last_poll_found_some: false,
+            looks_before_pause: 0,
             handle: self.handle.clone(),
         })
     }
@@ -167,14 +168,27 @@ pub struct Cq {
     pub(super) listed: VecDeque<usize>,
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
     next_source: usize,
+    /// The hot lane at which the next [`Cq::take_receive`] looks first.
+    next_hot: usize,
     /// Queue pairs that are gone but may still have entries in the ring.
     pub(super) removed: VecDeque<RemovedQp>,
     pub(super) seen_version: u32,
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
-    last_poll_found_some: bool,
+    /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it has paused.
+    looks_before_pause: u8,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
+}
+
+/// The result of [`Cq::take_receive`].
+pub(crate) enum NextReceive {
+    /// One was taken. `is_stream`: its lane had one at the look before, too.
+    Taken { is_stream: bool },
+    /// There is nothing to poll.
+    Nothing,
+    /// Only a poll can say.
+    Unknown,
 }
 
 /// Receives that the poller completes because their sender will not.
@@ -197,24 +211,86 @@ impl Cq {
         };
         if count == 0 {
             self.check_after_empty_poll()?;
-            if self.last_poll_found_some {
-                // The poller has just caught up with a stream. Polling again at once would take the cache line from the
-                // producer while it writes its next entry. A response to something sent just now takes longer than this
-                // pause anyway.
+            self.pause_behind_stream();
+        } else {
+            self.looks_before_pause = 1;
+        }
+        Ok(count)
+    }
+
+    /// Takes the next receive of a hot lane, or says that there is nothing to poll, if that is certain at a glance.
+    #[inline(always)]
+    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {
+        self.polls = self.polls.wrapping_add(1);
+        // Each lane has its turn.
+        for _ in 0..self.hot.len() {
+            let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
+            self.next_hot = at + 1;
+            let hot = &mut self.hot[at];
+            if hot.lane.has_news(&hot.qp) {
+                return self.take_hot(at, to);
+            }
+            hot.is_stream = false;
+        }
+        if !self.is_quiet() {
+            return NextReceive::Unknown;
+        }
+        self.pause_behind_stream();
+        NextReceive::Nothing
+    }
+
+    #[inline(never)]
+    fn take_hot(&mut self, at: usize, to: &mut Completion) -> NextReceive {
+        let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
+        let was_stream = core::mem::replace(is_stream, true);
+        *last_used = self.polls;
+        self.looks_before_pause = 1 + u8::from(was_stream);
+        match lane.take(qp, was_stream, to) {
+            true => NextReceive::Taken { is_stream: was_stream },
+            false => NextReceive::Unknown,
+        }
+    }
+
+    /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
+    #[inline(always)]
+    fn is_quiet(&mut self) -> bool {
+        let CqShared { ring, version, .. } = &*self.shared;
+        let polls = self.empty_polls.wrapping_add(1);
+        let is_quiet = self.flushes.is_empty()
+            && self.stalled.is_empty()
+            && self.removed.is_empty()
+            && !ring.is_published(self.cursor)
+            && !self.has_listed_lanes()
+            && ring.header.overrun.load(Relaxed) == 0
+            // Acquire, partner: the Release add in `CqShared::record_change`.
+            && version.load(Acquire) == self.seen_version
+            && !polls.is_multiple_of(POLLS_PER_HOLE_CHECK);
+        if is_quiet {
+            self.empty_polls = polls;
+        }
+        is_quiet
+    }
+
+    /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the
+    /// cache line from the producer while it writes its next entry. A response to something sent just now takes longer than the pause
+    /// anyway.
+    #[inline(always)]
+    fn pause_behind_stream(&mut self) {
+        if self.looks_before_pause > 0 {
+            self.looks_before_pause -= 1;
+            if self.looks_before_pause == 0 {
                 for _ in 0..CATCH_UP_PAUSES {
                     core::hint::spin_loop();
                 }
             }
         }
-        self.last_poll_found_some = count != 0;
-        Ok(count)
     }
 
     /// Polls every source once, beginning with the hot lanes: usually they have all there is.
     #[inline(always)]
     fn poll_all_sources(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let (mut count, polls) = (0, self.polls);
-        for (at, HotLane { qp, lane, last_used }) in self.hot.iter_mut().enumerate() {
+        for (at, HotLane { qp, lane, last_used, .. }) in self.hot.iter_mut().enumerate() {
             let found = lane.read(qp, max - count, &mut *each);
             if found > 0 {
                 *last_used = polls;
@@ -246,7 +322,7 @@ impl Cq {
         while sources > 0 && count < max {
             if source == 0 {
                 count += self.poll_ring(max - count, each);
-            } else if let Some(HotLane { qp, lane, last_used }) = self.hot.get_mut(source - 1) {
+            } else if let Some(HotLane { qp, lane, last_used, .. }) = self.hot.get_mut(source - 1) {
                 let found = lane.read(qp, max - count, &mut *each);
                 if found > 0 {
                     *last_used = self.polls;

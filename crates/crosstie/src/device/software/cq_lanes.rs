@@ -37,6 +37,8 @@ pub(super) struct HotLane {
     pub(super) lane: LaneReader,
     /// [`Cq::polls`] when the lane had an entry.
     pub(super) last_used: u32,
+    /// Whether the last look of [`Cq::take_receive`] found an entry.
+    pub(super) is_stream: bool,
 }
 
 impl Cq {
@@ -95,7 +97,7 @@ impl Cq {
             && let Some(lane) = member.lane.take()
         {
             lane.start_polling();
-            self.hot.push(HotLane { qp: member.qp.clone(), lane, last_used: self.polls });
+            self.hot.push(HotLane { qp: member.qp.clone(), lane, last_used: self.polls, is_stream: false });
         }
         true
     }

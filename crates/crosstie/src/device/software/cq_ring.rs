@@ -144,6 +144,7 @@ impl CqRing {
     }
 
     /// Whether the entry at `position` can be read.
+    #[inline(always)]
     pub(super) fn is_published(&self, position: u64) -> bool {
         self.cqes.ring(position).is_published(position)
     }

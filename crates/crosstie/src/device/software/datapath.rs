@@ -260,6 +260,7 @@ impl PeerQp {
         store: impl FnOnce([*mut u8; 2]),
     ) -> bool {
         let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else { return false };
+        qp.lane.prefetch(qp.recv.taken());
         let _operation = OperationGuard::begin(line);
         // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
         if ConnectionWord(block.connection.load(Acquire)) != qp.connection

@@ -435,57 +435,17 @@ impl LaneReader {
         max: usize,
         mut each: impl FnMut(&Completion),
     ) -> usize {
-        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
+        if !self.has_news(qp) || self.epoch != qp.epoch() && !self.follow_connection(qp) {
             return 0;
         }
         let begin = self.cursor;
         // A peer that writes invalid entries does not keep the poller here.
         let end = begin.wrapping_add(self.entries.len() as u64);
-        let mut count = 0;
-        loop {
-            let entry = self.entries.ring(self.cursor);
-            let Some((slot, tag)) = entry.published(self.cursor) else { break };
-            let (imm, byte_len) = entry.detail();
-            // A failed request has no data, whatever the peer says.
-            let has_data = tag.has_data && tag.status == 0;
-            let data = match has_data {
-                true => InlineData::Bytes { words: entry.data(), len: byte_len },
-                false => InlineData::None,
-            };
-            // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
-            // changes the epoch before it connects a peer that can overwrite the entry.
-            atomic_fence(Acquire);
-            // Acquire, partner: the Release store in `qp::destroy`.
-            if qp.epoch() != self.epoch || qp.destroyed.load(Acquire) {
-                break;
-            }
-            self.cursor = self.cursor.wrapping_add(1);
-            if count > 0 {
-                // This is a stream: the entry after the next one is probably there.
-                prefetch::for_read(self.entries.ring(self.cursor.wrapping_add(1)));
-            }
-            let recv = match &qp.recv {
-                RecvSource::Own(queue) => queue.complete_next(),
-                RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
-            };
-            if let Some(recv) = recv {
+        let (mut count, mut completion) = (0, Completion::EMPTY);
+        while let Some(is_completion) = self.read_entry(qp, count > 0, &mut completion) {
+            if is_completion {
                 count += 1;
-                let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
-                let opcode = Opcode::from_code(tag.opcode);
-                if recv.fits(opcode, byte_len) || status != Status::Success {
-                    each(&Completion {
-                        wr_id: recv.wr_id,
-                        status,
-                        opcode,
-                        byte_len,
-                        imm: tag.has_imm.then_some(imm),
-                        qp_num: qp.num,
-                        src_qp: 0,
-                        data,
-                    });
-                } else {
-                    each(&qp.reject_completion(recv.wr_id));
-                }
+                each(&completion);
             }
             if count >= max || self.cursor == end {
                 break;
@@ -495,6 +455,64 @@ impl LaneReader {
             self.publish_cursor(qp);
         }
         count
+    }
+
+    /// Whether there is something to read: an entry, or the end of the connection.
+    #[inline(always)]
+    pub(super) fn has_news(&self, qp: &QpShared) -> bool {
+        self.epoch != qp.epoch() || self.entries.ring(self.cursor).published(self.cursor).is_some()
+    }
+
+    /// Reads one entry, if there is one of the connection whose entries were read last. Returns whether it was a completion.
+    #[inline(always)]
+    pub(super) fn take(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
+        let is_completion = self.read_entry(qp, is_stream, to);
+        if is_completion.is_some() {
+            self.publish_cursor(qp);
+        }
+        is_completion.unwrap_or(false)
+    }
+
+    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding. `is_stream`: the entry
+    /// before was there, too.
+    #[inline(always)]
+    fn read_entry(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> Option<bool> {
+        let entry = self.entries.ring(self.cursor);
+        let (slot, tag) = entry.published(self.cursor)?;
+        let (imm, byte_len) = entry.detail();
+        // A failed request has no data, whatever the peer says.
+        let has_data = tag.has_data && tag.status == 0;
+        to.data = match has_data {
+            true => InlineData::Bytes { words: entry.data(), len: byte_len },
+            false => InlineData::None,
+        };
+        // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
+        // changes the epoch before it connects a peer that can overwrite the entry.
+        atomic_fence(Acquire);
+        // Acquire, partner: the Release store in `qp::destroy`.
+        if qp.epoch() != self.epoch || qp.destroyed.load(Acquire) {
+            return None;
+        }
+        self.cursor = self.cursor.wrapping_add(1);
+        if is_stream {
+            // The entry after the next one is probably there.
+            prefetch::for_read(self.entries.ring(self.cursor.wrapping_add(1)));
+        }
+        let recv = match &qp.recv {
+            RecvSource::Own(queue) => queue.complete_next(),
+            RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
+        };
+        let Some(recv) = recv else { return Some(false) };
+        to.wr_id = recv.wr_id;
+        to.status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
+        to.opcode = Opcode::from_code(tag.opcode);
+        to.byte_len = byte_len;
+        to.imm = tag.has_imm.then_some(imm);
+        to.qp_num = qp.num;
+        if !recv.fits(to.opcode, byte_len) && tag.status == 0 {
+            *to = qp.reject_completion(recv.wr_id);
+        }
+        Some(true)
     }
 
     #[inline]
