@@ -1,6 +1,7 @@
 //! Both halves of one side of a connection, and the calls that it has pending.
 
 use core::num::NonZeroU32;
+use core::ops::Range;
 
 use super::bulk::BULK_RESPONSE_SIZE;
 use super::flow::{CompactWrite, FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
@@ -231,6 +232,13 @@ impl<U> Endpoint<U> {
     #[inline]
     pub fn write_posted(&mut self) {
         self.sender.write_posted();
+    }
+
+    /// Where in the receive ring the batch that the immediate `imm` announces should be. Nothing is checked, but it is inside the ring: for
+    /// hints to the processor.
+    #[inline(always)]
+    pub fn announced_batch(&self, imm: u32) -> Range<usize> {
+        self.receiver.announced_batch(imm)
     }
 
     /// Accepts the batch that the immediate `imm` announced: checks and applies its metadata. Its messages then come from

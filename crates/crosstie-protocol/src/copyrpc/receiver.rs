@@ -17,6 +17,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use core::num::NonZeroU64;
+use core::ops::Range;
 
 use super::message::RingBytes;
 use super::violation::Violation;
@@ -83,6 +84,14 @@ impl Receiver {
             #[cfg(test)]
             broken_rule: None,
         }
+    }
+
+    /// Where the batch that `imm` announces should be. Nothing is checked, but it is inside the ring.
+    #[inline(always)]
+    pub(super) fn announced_batch(&self, imm: u32) -> Range<usize> {
+        let start = self.offset(self.received);
+        let end = self.capacity.min(start + wire::decode_imm(imm & !COMPACT_FLAG));
+        start as usize..end as usize
     }
 
     /// Accepts the batch that `imm` announced, and returns what is in front of its messages. They

@@ -47,6 +47,9 @@ const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
 /// A batch with this many messages goes out at once.
 const LARGE_BATCH: u32 = 32;
 
+/// The most cache lines of a batch that are prefetched when it arrives: those of a [`LARGE_BATCH`] of short messages.
+pub(super) const MAX_LINES_AHEAD: usize = LARGE_BATCH as usize;
+
 /// When a message that was written should go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendTiming {

@@ -9,6 +9,7 @@ use super::{
     Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, RemoteAddr, SendWr,
     dispatch, fault, software,
 };
+use crate::memory::prefetch::MappedHint;
 
 /// A reliable connected queue pair: it has one peer. Every message arrives once and in order, or the connection breaks.
 #[derive(Debug)]
@@ -123,6 +124,14 @@ impl RcQp {
         match &mut self.provider {
             RcProvider::Software(x) => x.try_write_imm(to, imm, head, bytes),
             _ => false,
+        }
+    }
+
+    /// Where memory of the peer is in this process, for hints: `None` if it is not, or if nothing was posted yet.
+    pub(crate) fn mapped_hint(&self, of: RemoteAddr) -> Option<MappedHint> {
+        match &self.provider {
+            RcProvider::Software(x) => x.mapped_hint(of),
+            _ => None,
         }
     }
 

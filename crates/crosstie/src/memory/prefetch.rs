@@ -1,5 +1,8 @@
 //! Cache hints: requesting a cache line before it is needed.
 
+/// Size of a cache line.
+pub(crate) const CACHE_LINE: usize = 64;
+
 /// Prefetches the cache line of `target` for writing. A hint: it only affects speed.
 #[inline(always)]
 pub(crate) fn for_write<T>(target: *const T) {
@@ -22,6 +25,21 @@ pub(crate) fn for_read<T>(target: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _: *const T = target;
+}
+
+/// Where the memory of a peer was mapped. It may be gone: only for hints.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedHint(usize);
+
+impl MappedHint {
+    pub(crate) fn new(at: *const u8) -> MappedHint {
+        MappedHint(at.addr())
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch_for_write(self, offset: usize) {
+        for_write(core::ptr::without_provenance::<u8>(self.0.wrapping_add(offset)));
+    }
 }
 
 /// Moves the cache line of `target` towards the caches that all cores share. A hint, as above.

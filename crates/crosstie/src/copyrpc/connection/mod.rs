@@ -38,6 +38,7 @@ use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
+use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
@@ -101,6 +102,8 @@ struct ConnectedState<U> {
     peer_word: RemoteAddr,
     /// Where the last batches ended.
     batch_ends: [u64; BATCHES_AHEAD],
+    /// For hints: where the peer's ring is in this process, once the device has said so.
+    mapped_ring: Option<MappedHint>,
 }
 
 /// The receive ring, as the protocol reads it.
@@ -216,8 +219,15 @@ impl<U> Connection<U> {
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
         let max_bulk = agreed_bulk_limit(&state.config, &info, &protocol);
         let batch_ends = [0; BATCHES_AHEAD];
-        state.connected =
-            Some(ConnectedState { protocol, max_bulk, staging, peer_ring, peer_word, batch_ends });
+        state.connected = Some(ConnectedState {
+            protocol,
+            max_bulk,
+            staging,
+            peer_ring,
+            peer_word,
+            batch_ends,
+            mapped_ring: None,
+        });
         Ok(())
     }
 
@@ -328,6 +338,11 @@ impl<U> Connection<U> {
         let mut state = self.state.borrow_mut();
         state.received_since_probe = true;
         let Some(connected) = &mut state.connected else { return Ok(()) };
+        // All lines at once: one after the other, each of them would come from the cache of the sender while nothing else is done.
+        let batch = connected.protocol.announced_batch(imm);
+        for at in batch.step_by(CACHE_LINE).take(flush_policy::MAX_LINES_AHEAD) {
+            prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
+        }
         connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
     }
 

@@ -391,7 +391,7 @@ const OUTSIDE: PostError = PostError::Invalid("a batch outside of its ring");
 impl<U> ConnectedState<U> {
     /// Posts a batch from the staging ring.
     fn post_batch(
-        &self,
+        &mut self,
         qp: &mut RcQp,
         key: u32,
         write: &RingWrite,
@@ -406,7 +406,11 @@ impl<U> ConnectedState<U> {
             return self.post_write(qp, key, write.offset, write.imm, Data::Inline(inline), is_signaled);
         }
         let piece = [self.staging.sge(write.offset..write.offset + write.len).map_err(|_| OUTSIDE)?];
-        self.post_write(qp, key, write.offset, write.imm, Data::Regions(&piece), is_signaled)
+        self.post_write(qp, key, write.offset, write.imm, Data::Regions(&piece), is_signaled)?;
+        if self.mapped_ring.is_none() {
+            self.mapped_ring = qp.mapped_hint(self.peer_ring);
+        }
+        Ok(())
     }
 
     /// Posts a compact batch that was sealed. Always inline: its bytes are not in one piece in the staging ring, and what follows it
@@ -452,6 +456,10 @@ impl<U> ConnectedState<U> {
     /// Writes a message to the staging ring.
     #[inline(always)]
     pub(super) fn write(&mut self, placement: &Placement, payload: &[u8]) {
+        if let Some(ring) = &self.mapped_ring {
+            // The post will find it here. The peer has read what was there before.
+            ring.prefetch_for_write(placement.offset);
+        }
         let written = self.staging.store_both(placement.offset, &placement.header.encode(), payload);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }

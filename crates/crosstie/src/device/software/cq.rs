@@ -244,7 +244,8 @@ impl Cq {
         let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
         let was_stream = core::mem::replace(is_stream, true);
         *last_used = self.polls;
-        self.looks_before_pause = 1 + u8::from(was_stream);
+        // Behind a stream, one look says that this poll has reached the end, and the next one that nothing has come meanwhile.
+        self.looks_before_pause = if was_stream { 2 } else { 0 };
         match lane.take(qp, was_stream, to) {
             true => NextReceive::Taken { is_stream: was_stream },
             false => NextReceive::Unknown,

@@ -21,7 +21,8 @@ use super::state::locked;
 use crate::device::{
     Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Status, rnr_delay,
 };
-use crate::memory::{copy, prefetch};
+use crate::memory::copy;
+use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
 
 /// The cache lines of messages up to this size are moved towards the receiver when the message is complete.
 const DEMOTE_MAX: u32 = 256;
@@ -29,9 +30,6 @@ const DEMOTE_MAX: u32 = 256;
 /// How many messages ahead the cache line of a payload is prefetched if payloads follow each other at a constant distance,
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
 const PREFETCH_AHEAD: usize = 2;
-
-/// Size of a cache line.
-const CACHE_LINE: usize = 64;
 
 /// How often a request looks for a receive before it is deferred.
 const RNR_SPINS: u32 = 64;
@@ -110,11 +108,24 @@ impl RcQp {
     pub(crate) fn try_write_imm(&mut self, to: RemoteAddr, imm: u32, head: [u64; 2], bytes: &[u8]) -> bool {
         let len = size_of_val(&head) + bytes.len();
         let is_ready = self.shared.state() == QpState::ReadyToSend;
-        let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else { return false };
+        let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else {
+            return false;
+        };
         peer.try_write_imm(&self.shared, to, imm, len as u32, |places| {
             // SAFETY: both places have room for a message of `len` bytes; there are no references to a peer's memory.
             unsafe { copy::store_twice(head, bytes, places) };
         })
+    }
+
+    pub(crate) fn mapped_hint(&self, of: RemoteAddr) -> Option<MappedHint> {
+        let PeerQp { link, attached: Some(attached), .. } = self.peer.as_deref()? else { return None };
+        let AttachedPeer { line, qp } = attached;
+        let _operation = OperationGuard::begin(line);
+        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
+        match memory.check(of.rkey, of.addr, 1, Access::REMOTE_WRITE) {
+            Ok(RemotePtr::Mapped(at)) => Some(MappedHint::new(at)),
+            _ => None,
+        }
     }
 
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
@@ -259,7 +270,9 @@ impl PeerQp {
         len: u32,
         store: impl FnOnce([*mut u8; 2]),
     ) -> bool {
-        let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else { return false };
+        let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else {
+            return false;
+        };
         qp.lane.prefetch(qp.recv.taken());
         let _operation = OperationGuard::begin(line);
         // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
@@ -277,12 +290,8 @@ impl PeerQp {
         }
         let Some(taken) = qp.recv.take(block, line) else { return false };
         store([at, qp.lane.data_ptr(taken)]);
-        let completion = NewEntry {
-            opcode: Opcode::RecvWriteImm,
-            status: Status::Success,
-            byte_len: len,
-            imm: Some(imm),
-        };
+        let completion =
+            NewEntry { opcode: Opcode::RecvWriteImm, status: Status::Success, byte_len: len, imm: Some(imm) };
         let received = own.lane.as_ref().map_or(0, Lane::received);
         qp.lane.publish(taken, &completion, true, received);
         true
