@@ -33,7 +33,7 @@ use crate::wait::Parker;
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
 /// A poll that pauses in a batch has ended at least so many calls.
-const MIN_ENDED: usize = 8;
+const MIN_ENDED: usize = 4;
 /// The key of no connection.
 const NO_CONNECTION: u32 = 0;
 /// Polls of the context between two polls of the send CQ.
