@@ -37,6 +37,44 @@ const RNR_SPINS: u32 = 64;
 impl RcQp {
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if let (SendOp::WriteImm(to, imm), Data::Inline(bytes)) = (wr.op, &wr.data)
+            && self.try_post_short(wr, to, imm, bytes)
+        {
+            return Ok(());
+        }
+        self.post_any(wr)
+    }
+
+    /// Posts a short WRITE+IMM, if it can be executed at once; otherwise it does nothing and returns false.
+    fn try_post_short(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
+        let (position, len) = (self.sq_posted, bytes.len());
+        if len > LANE_DATA
+            || len > self.config.max_inline as usize
+            || self.shared.state() != QpState::ReadyToSend
+            || self.is_send_queue_full()
+        {
+            return false;
+        }
+        let Some(peer) = self.peer.as_deref_mut() else { return false };
+        let is_done = peer.try_write_imm(&self.shared, to, imm, len as u32, |[target, entry]| {
+            // SAFETY: the slice is readable; both places have room for its bytes.
+            unsafe {
+                copy::copy(bytes.as_ptr(), target, len);
+                copy::copy(bytes.as_ptr(), entry, len);
+            }
+        });
+        if is_done {
+            self.sq_posted = position + 1;
+            if wr.signaled {
+                self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len as u32, position);
+            }
+        }
+        is_done
+    }
+
+    /// Posts any request.
+    #[inline(never)]
+    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let state = self.shared.state();
         let len = self.check(wr, state)?;
         let position = self.sq_posted;
@@ -183,12 +221,17 @@ impl RcQp {
             }
             _ => {}
         }
-        // Acquire, partner: the Release store in `Cq::decode`.
-        let done = self.shared.sq_done.load(Acquire).max(self.sq_base);
-        if is_send_queue_full(self.sq_posted, done, self.config.max_send_wr) {
+        if self.is_send_queue_full() {
             return Err(PostError::Full);
         }
         Ok(len)
+    }
+
+    #[inline(always)]
+    fn is_send_queue_full(&self) -> bool {
+        // Acquire, partner: the Release store in `Cq::decode`.
+        let done = self.shared.sq_done.load(Acquire).max(self.sq_base);
+        is_send_queue_full(self.sq_posted, done, self.config.max_send_wr)
     }
 
     /// Posts while the progress thread has the sending half, or before the first request.
