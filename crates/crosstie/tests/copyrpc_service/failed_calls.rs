@@ -192,3 +192,31 @@ fn response_without_memory_is_counted_as_undelivered() {
     assert!(answers[0].is_ok());
     assert_eq!(answers[1].as_ref().err(), Some(&Error::Unanswered));
 }
+
+/// The server has bulk memory for one payload: the request gives it back before the response needs it.
+#[test]
+fn long_request_and_its_long_response_use_the_same_bulk_memory() {
+    struct Echo;
+    impl Method for Echo {
+        const ID: u32 = 78;
+        type Request = [u8; 70_000];
+        type Response = [u8; 70_000];
+    }
+    let config = EndpointConfig { bulk: 70_008, ..ring(4096, 16) };
+    let (driver, server) = (Driver::new(open()), open());
+    let (client, _endpoint) = connect(&driver, &server, &config);
+    let mut service = Service::<(), ()>::new(()).on::<Echo>(|(), bytes| bytes);
+    for number in 0..3 {
+        let mut call = client.call::<Echo>([number; 70_000]);
+        let answer = loop {
+            driver.step();
+            server.poll(|(), _| ());
+            service.serve(&server);
+            if let Poll::Ready(answer) = peek(&mut call) {
+                break answer;
+            }
+        };
+        assert!(answer == Ok([number; 70_000]), "{:?}", answer.err());
+    }
+    assert_eq!(service.counters().answered, 3);
+}

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::error::Refused;
 use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
-use crate::copyrpc::{Context, Failure, NotReplied, RecvHandle};
+use crate::copyrpc::{Context, NotReplied, RecvHandle};
 use sealed::{Handle, Outcome, RawRequest};
 
 /// A state, and handlers that work on it.
@@ -122,10 +122,19 @@ impl<S, U, H> Service<S, U, H> {
         H: Handlers<S, U>,
     {
         let mut requests = 0;
-        while context.recv_with(self, Self::handle_request, Self::handle_other_request).is_some() {
+        while context.recv_with(self, Self::handle_ring_request, Self::handle_other_request).is_some() {
             requests += 1;
         }
         requests
+    }
+
+    #[inline(always)]
+    fn handle_ring_request(&mut self, handle: RecvHandle<U>)
+    where
+        H: Handlers<S, U>,
+    {
+        // The reply releases the ring space.
+        self.handle_request(RawRequest { handle, needs_detach: false });
     }
 
     #[inline(never)]
@@ -133,22 +142,21 @@ impl<S, U, H> Service<S, U, H> {
     where
         H: Handlers<S, U>,
     {
-        self.handle_request(handle);
+        // A long response may need the bulk memory that the request has.
+        self.handle_request(RawRequest { handle, needs_detach: true });
     }
 
     #[inline(always)]
-    fn handle_request(&mut self, handle: RecvHandle<U>)
+    fn handle_request(&mut self, request: RawRequest<U>)
     where
         H: Handlers<S, U>,
     {
-        let front = handle.data().front::<PREFIX_SIZE>();
-        let mut request = RawRequest { handle: Some(handle) };
-        let outcome = match front {
+        let outcome = match request.handle.data().front::<PREFIX_SIZE>() {
             Some(front) => {
                 let prefix: Prefix = zerocopy::transmute!(front);
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
                 let Service { state, handlers, request: buffer, .. } = self;
-                handlers.handle(state, method, response, &mut request, buffer)
+                handlers.handle(state, method, response, request, buffer)
             }
             None => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
         };
@@ -201,7 +209,7 @@ impl<S, U, H> Service<S, U, H> {
 /// ```
 #[must_use = "if it is dropped, the caller gets no response"]
 pub struct Deferred<M, U> {
-    handle: Option<RecvHandle<U>>,
+    request: RawRequest<U>,
     of: PhantomData<fn(M)>,
 }
 
@@ -213,25 +221,12 @@ impl<M: Method, U> Deferred<M, U> {
     #[inline]
     pub fn send(mut self, response: M::Response) -> Result<(), NotReplied> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed.into()), |mut handle| send_reply(&mut handle, frame.as_bytes()))
+        send_reply(&mut self.request.handle, frame.as_bytes())
     }
 
     /// Refuses the request. Sent like a [response](Deferred::send).
     pub fn refuse(mut self, refused: Refused) -> Result<(), NotReplied> {
-        let handle = self.handle.take();
-        handle.map_or(Err(Failure::Closed.into()), |mut handle| {
-            reply_status(&mut handle, Status::Refused, refused.0)
-        })
-    }
-}
-
-impl<M, U> Drop for Deferred<M, U> {
-    fn drop(&mut self) {
-        if let Some(mut handle) = self.handle.take() {
-            // If the connection has ended, there is nobody to tell.
-            reply_status(&mut handle, Status::Unanswered, 0).ok();
-        }
+        reply_status(&mut self.request.handle, Status::Refused, refused.0)
     }
 }
 
@@ -243,13 +238,22 @@ fn reply_status<U>(handle: &mut RecvHandle<U>, status: Status, code: u32) -> Res
 
 #[inline(always)]
 fn send_reply<U>(handle: &mut RecvHandle<U>, bytes: &[u8]) -> Result<(), NotReplied> {
-    handle.reply_in_place(bytes).inspect_err(|cause| {
-        // There is no bulk memory for a response that is too long for the ring: send a status instead. If the caller allowed too
-        // little even for that, the dropped request is answered with an empty payload.
-        if let NotReplied::NoBulkMemory | NotReplied::NoMemory = cause {
-            handle.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
-        }
-    })
+    // Not `inspect_err`: only functions can be inlined always.
+    match handle.reply_in_place(bytes) {
+        Ok(()) => Ok(()),
+        Err(cause) => Err(reply_after(handle, cause)),
+    }
+}
+
+/// If there is no bulk memory for a response that is too long for the ring, a status is sent instead. If the caller allowed too little
+/// even for that, the dropped request is answered with an empty payload.
+#[cold]
+#[inline(never)]
+fn reply_after<U>(handle: &mut RecvHandle<U>, cause: NotReplied) -> NotReplied {
+    if let NotReplied::NoBulkMemory | NotReplied::NoMemory = cause {
+        handle.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
+    }
+    cause
 }
 
 /// The handlers of a service: a chain to which [`Service::on`], [`Service::try_on`] and [`Service::defer`] add.
@@ -263,7 +267,7 @@ pub struct NoMethods;
 
 /// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
 trait Run<M: Method, S, U> {
-    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome;
+    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome;
 }
 
 struct Answer<F>(F);
@@ -272,7 +276,7 @@ struct AnswerLater<F>(F);
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
+    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome {
         request.answer::<M>((self.0)(state, body))
     }
 }
@@ -283,7 +287,7 @@ where
     F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
 {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
+    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome {
         match (self.0)(state, body) {
             Ok(response) => request.answer::<M>(response),
             Err(refused) => request.answer_status(Status::Refused, refused.0, Outcome::Refused),
@@ -293,8 +297,9 @@ where
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, request: &mut RawRequest<U>) -> Outcome {
-        (self.0)(state, body, Deferred { handle: request.handle.take(), of: PhantomData });
+    fn run(&mut self, state: &mut S, body: M::Request, mut request: RawRequest<U>) -> Outcome {
+        request.handle.detach();
+        (self.0)(state, body, Deferred { request, of: PhantomData });
         Outcome::Deferred
     }
 }
@@ -321,7 +326,7 @@ mod sealed {
             state: &mut S,
             method: u32,
             response: u32,
-            request: &mut RawRequest<U>,
+            request: RawRequest<U>,
             buffer: &mut [u8],
         ) -> Outcome;
     }
@@ -329,8 +334,9 @@ mod sealed {
     /// A request that is not decoded. It is answered in place. If it is dropped without an answer, because its handler panicked, the
     /// caller gets [`Unanswered`](super::super::Error::Unanswered).
     pub struct RawRequest<U> {
-        /// `None` once a handler has taken it, to answer later.
-        pub(super) handle: Option<RecvHandle<U>>,
+        pub(super) handle: RecvHandle<U>,
+        /// Whether its memory must be released before the reply. A constant, where a handler is inlined.
+        pub(super) needs_detach: bool,
     }
 
     #[derive(Clone, Copy)]
@@ -346,27 +352,29 @@ mod sealed {
 
 impl<U> RawRequest<U> {
     #[inline(always)]
-    fn answer<M: Method>(&mut self, response: M::Response) -> Outcome {
+    fn answer<M: Method>(mut self, response: M::Response) -> Outcome {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        let replied = self.handle.as_mut().is_some_and(|handle| send_reply(handle, frame.as_bytes()).is_ok());
-        if replied { Outcome::Answered } else { Outcome::Undelivered }
+        match send_reply(&mut self.handle, frame.as_bytes()) {
+            Ok(()) => Outcome::Answered,
+            Err(_) => Outcome::Undelivered,
+        }
     }
 
     #[cold]
-    fn answer_status(&mut self, status: Status, code: u32, outcome: Outcome) -> Outcome {
-        let replied = self.handle.as_mut().is_some_and(|handle| reply_status(handle, status, code).is_ok());
-        if replied { outcome } else { Outcome::Undelivered }
+    fn answer_status(mut self, status: Status, code: u32, outcome: Outcome) -> Outcome {
+        match reply_status(&mut self.handle, status, code) {
+            Ok(()) => outcome,
+            Err(_) => Outcome::Undelivered,
+        }
     }
 }
 
 impl<U> Drop for RawRequest<U> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(handle) = &mut self.handle
-            && handle.needs_reply()
-        {
+        if self.handle.needs_reply() {
             // If the connection has ended, there is nobody to tell.
-            reply_status(handle, Status::Unanswered, 0).ok();
+            reply_status(&mut self.handle, Status::Unanswered, 0).ok();
         }
     }
 }
@@ -378,14 +386,7 @@ impl<S, U> Handle<S, U> for NoMethods {
         false
     }
 
-    fn handle(
-        &mut self,
-        _: &mut S,
-        method: u32,
-        _: u32,
-        request: &mut RawRequest<U>,
-        _: &mut [u8],
-    ) -> Outcome {
+    fn handle(&mut self, _: &mut S, method: u32, _: u32, request: RawRequest<U>, _: &mut [u8]) -> Outcome {
         request.answer_status(Status::UnknownMethod, method, Outcome::Unknown)
     }
 }
@@ -410,19 +411,20 @@ where
         state: &mut S,
         method: u32,
         response: u32,
-        request: &mut RawRequest<U>,
+        mut request: RawRequest<U>,
         buffer: &mut [u8],
     ) -> Outcome {
         if method != M::ID {
             return self.rest.handle(state, method, response, request, buffer);
         }
-        let Some(handle) = &mut request.handle else { return Outcome::Undelivered };
+        let handle = &mut request.handle;
         let fits = response as usize == size_of::<M::Response>()
             && handle.response_limit() >= response_size::<M>() as u64;
         match handle.data().read_from(PREFIX_SIZE, || buffer) {
             Some(body) if fits => {
-                // The request is copied, so its ring space can be released.
-                handle.detach();
+                if request.needs_detach {
+                    handle.detach();
+                }
                 self.handler.run(state, body, request)
             }
             _ => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
