@@ -316,3 +316,21 @@ fn number_of_open_calls_is_limited() {
     assert_eq!(answers, [Ok(0), Ok(2), Ok(4)]);
     assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(4)), Ok(8));
 }
+
+/// A call that cannot be made has ended. It counts until its future has taken the error.
+#[test]
+fn calls_that_cannot_be_made_keep_their_error_for_the_future() {
+    let pair = Pair::with_limit(&EndpointConfig::default(), 2);
+    let mut service = service();
+    let unconnected = pair.driver.create_client(&ring(1024, 64)).unwrap();
+    let not_connected = Poll::Ready(Err(Error::NotCalled(NotCalled::NotConnected)));
+    let (mut first, second) = (unconnected.call::<Double>(1), unconnected.call::<Double>(2));
+    assert_eq!(peek(&mut pair.client.call::<Double>(3)), Poll::Ready(Err(Error::TooManyCalls(2))));
+    assert_eq!(peek(&mut first), not_connected);
+    assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(4)), Ok(8));
+    drop(second);
+    let mut last = unconnected.call::<Double>(5);
+    assert_eq!(pair.finish(&mut service, pair.client.call::<Double>(6)), Ok(12));
+    drop(pair.driver);
+    assert_eq!(peek(&mut last), not_connected);
+}

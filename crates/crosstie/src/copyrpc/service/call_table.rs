@@ -12,6 +12,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::error::Error;
+use super::method::{Method, decode_done, decode_error};
 use super::slots::{CallToken, EndpointQueue, Slot, SlotState, Slots, closed};
 use crate::copyrpc::poll_clock::PollClock;
 use crate::copyrpc::{CallFailed, Failure, Payload};
@@ -80,7 +81,7 @@ impl CallTable {
         self.open.get()
     }
 
-    /// Makes a call, or queues it behind the calls that already wait for room.
+    /// Makes a call, or queues it behind the calls that already wait for room. A call that cannot be made has failed.
     #[inline]
     pub(super) fn start_call(
         &self,
@@ -88,47 +89,58 @@ impl CallTable {
         bytes: &[u8],
         allowance: usize,
         deadline: Option<Instant>,
-    ) -> Result<CallToken, Error> {
+    ) -> CallToken {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.allocate(SlotState::Called) else { return CallToken::NO_SLOT };
+        let token = slot.token;
         if self.is_closed.get() {
-            return Err(closed());
+            slots.fail(token, closed());
+            return token;
         }
-        let token = {
-            let mut slots = self.slots.borrow_mut();
-            let limit = slots.limit;
-            let slot = slots.allocate(SlotState::Called).ok_or(Error::TooManyCalls(limit))?;
-            let token = slot.token;
-            let called =
-                if queue.has_calls() { Ok(false) } else { queue.call(bytes, allowance, token, deadline) };
-            match called {
-                Ok(true) => {}
-                Ok(false) => {
-                    slot.buffer_of(bytes.len()).copy_from_slice(bytes);
-                    slot.state = SlotState::Queued;
-                    (slot.allowance, slot.deadline) = (allowance, deadline);
-                    let next = self.next_deadline.get().into_iter().chain(deadline).min();
-                    self.next_deadline.set(next);
-                    slot.queue = Some(queue.clone());
-                    if !queue.is_listed.replace(true) {
-                        self.waiting.borrow_mut().push(queue.clone());
-                        self.has_waiting.set(true);
-                    }
-                    queue.calls.borrow_mut().push_back(token);
-                    self.count(|counters| counters.waited += 1);
-                }
-                Err(error) => {
-                    // The slot never had a waker.
-                    drop(slots.release(token));
-                    return Err(error);
-                }
+        let called =
+            if queue.has_calls() { Ok(false) } else { queue.call(bytes, allowance, token, deadline) };
+        match called {
+            Ok(true) => {}
+            Ok(false) => self.queue_call(&mut slots, token, queue, bytes, allowance, deadline),
+            Err(error) => {
+                // It never had a waker.
+                slots.fail(token, error);
+                return token;
             }
-            token
-        };
+        }
+        drop(slots);
         self.open.set(self.open.get() + 1);
         self.count(|counters| counters.calls += 1);
         if self.is_driver_asleep.get() {
             self.wake_driver();
         }
-        Ok(token)
+        token
+    }
+
+    /// Queues a call for which there is no room.
+    #[cold]
+    fn queue_call(
+        &self,
+        slots: &mut Slots,
+        token: CallToken,
+        queue: &Rc<EndpointQueue>,
+        bytes: &[u8],
+        allowance: usize,
+        deadline: Option<Instant>,
+    ) {
+        let Some((slot, rare)) = slots.get_with_rare(token) else { return };
+        slot.buffer_of(bytes.len()).copy_from_slice(bytes);
+        slot.state = SlotState::Queued;
+        (rare.allowance, rare.deadline) = (allowance, deadline);
+        rare.queue = Some(queue.clone());
+        let next = self.next_deadline.get().into_iter().chain(deadline).min();
+        self.next_deadline.set(next);
+        if !queue.is_listed.replace(true) {
+            self.waiting.borrow_mut().push(queue.clone());
+            self.has_waiting.set(true);
+        }
+        queue.calls.borrow_mut().push_back(token);
+        self.count(|counters| counters.waited += 1);
     }
 
     #[cold]
@@ -154,17 +166,14 @@ impl CallTable {
             let mut slots = self.slots.borrow_mut();
             let Some(slot) = slots.get(token) else { return };
             match slot.state {
-                SlotState::Called => {
-                    // Assigned in each branch: a value of this type that is moved is moved as a whole.
-                    match result {
-                        Ok(payload) => {
-                            payload.copy_to(slot.buffer_of(payload.len()));
-                            slot.state = SlotState::Answered;
-                        }
-                        Err(cause) => slot.state = SlotState::Failed(cause.into()),
+                SlotState::Called => match result {
+                    Ok(payload) => {
+                        slot.state = SlotState::Answered;
+                        payload.copy_to(slot.buffer_of(payload.len()));
+                        slot.waker.take()
                     }
-                    slot.waker.take()
-                }
+                    Err(cause) => slots.fail(token, cause.into()),
+                },
                 SlotState::DroppedCalled => {
                     self.count(|counters| counters.dropped += u64::from(result.is_ok()));
                     slots.release(token)
@@ -178,42 +187,59 @@ impl CallTable {
         }
     }
 
-    /// Takes the result, if the call has ended, and frees its slot.
-    #[inline]
-    pub(super) fn poll_call<R>(
+    /// Takes the response to `M`, if the call has ended, and frees its slot.
+    #[inline(always)]
+    pub(super) fn poll_call<M: Method>(
         &self,
         token: CallToken,
         waker: &Waker,
-        decode: impl FnOnce(&[u8]) -> Result<R, Error>,
-    ) -> Poll<Result<R, Error>> {
+    ) -> Poll<Result<M::Response, Error>> {
         let mut slots = self.slots.borrow_mut();
-        let Some(slot) = slots.get(token) else { return Poll::Ready(Err(closed())) };
-        match slot.state {
-            SlotState::Answered => {
-                let response = decode(&slot.buffer[..slot.len]);
+        if let Some(slot) = slots.get(token) {
+            if let SlotState::Called | SlotState::Queued = slot.state {
+                let former = match &slot.waker {
+                    Some(known) if known.will_wake(waker) => None,
+                    _ => slot.waker.replace(waker.clone()),
+                };
+                drop(slots);
+                drop(former);
+                return Poll::Pending;
+            }
+            if slot.state == SlotState::Answered
+                && let Some(response) = decode_done::<M>(&slot.buffer, slot.len)
+            {
                 let former = slots.release(token);
                 drop(slots);
                 drop(former);
-                if matches!(response, Err(Error::MalformedResponse)) {
-                    self.count(|counters| counters.malformed += 1);
-                }
-                Poll::Ready(response)
-            }
-            SlotState::Failed(error) => {
-                let former = slots.release(token);
-                drop(slots);
-                drop(former);
-                Poll::Ready(Err(error))
-            }
-            _ => {
-                if slot.waker.as_ref().is_none_or(|known| !known.will_wake(waker)) {
-                    let former = slot.waker.replace(waker.clone());
-                    drop(slots);
-                    drop(former);
-                }
-                Poll::Pending
+                return Poll::Ready(Ok(response));
             }
         }
+        drop(slots);
+        Poll::Ready(Err(self.take_error(token, decode_error::<M>)))
+    }
+
+    /// Why a call has ended without a response. Frees its slot.
+    #[cold]
+    #[inline(never)]
+    fn take_error(&self, token: CallToken, decode: fn(&[u8]) -> Error) -> Error {
+        assert!(token != CallToken::TAKEN, "a call was polled after it had finished");
+        let (error, former) = {
+            let mut slots = self.slots.borrow_mut();
+            if token == CallToken::NO_SLOT && !self.is_closed.get() {
+                return Error::TooManyCalls(slots.limit);
+            }
+            let Some((slot, rare)) = slots.get_with_rare(token) else { return closed() };
+            let error = match slot.state {
+                SlotState::Answered => decode(&slot.buffer[..slot.len]),
+                _ => rare.error.take().unwrap_or(closed()),
+            };
+            (error, slots.release_rare(token))
+        };
+        drop(former);
+        if error == Error::MalformedResponse {
+            self.count(|counters| counters.malformed += 1);
+        }
+        error
     }
 
     /// Notes that the future of a call was dropped.
@@ -244,7 +270,7 @@ impl CallTable {
 
     /// Removes calls without a future from their queue when they are more than half of it, so that they do not pile up.
     fn remove_dropped_calls(&self, slots: &mut Slots, token: CallToken) {
-        let Some(queue) = slots.get(token).and_then(|slot| slot.queue.clone()) else { return };
+        let Some(queue) = slots.get_with_rare(token).and_then(|(_, rare)| rare.queue.clone()) else { return };
         let mut calls = queue.calls.borrow_mut();
         queue.dropped.set(queue.dropped.get() + 1);
         if 2 * queue.dropped.get() <= calls.len() {
@@ -254,7 +280,7 @@ impl CallTable {
             let state = slots.get(token).map_or(SlotState::Free, |slot| slot.state);
             if state == SlotState::DroppedQueued {
                 // Its waker was taken when the future was dropped.
-                drop(slots.release(token));
+                drop(slots.release_rare(token));
                 self.open.set(self.open.get() - 1);
             }
             state == SlotState::Queued
@@ -311,22 +337,22 @@ impl CallTable {
             let mut slots = self.slots.borrow_mut();
             let mut calls = queue.calls.borrow_mut();
             let Some(&token) = calls.front() else { return false };
-            let waker = match slots.get(token) {
-                Some(slot) if slot.state == SlotState::Queued => {
-                    match queue.call(&slot.buffer[..slot.len], slot.allowance, token, slot.deadline) {
+            let waker = match slots.get_with_rare(token) {
+                Some((slot, rare)) if slot.state == SlotState::Queued => {
+                    match queue.call(&slot.buffer[..slot.len], rare.allowance, token, rare.deadline) {
                         Ok(true) => {
                             slot.state = SlotState::Called;
-                            slot.queue = None;
+                            rare.queue = None;
                             None
                         }
                         Ok(false) => return false,
-                        Err(error) => self.fail_call(slot, error),
+                        Err(error) => self.fail_call(&mut slots, token, error),
                     }
                 }
-                Some(slot) if slot.state == SlotState::DroppedQueued => {
+                Some((slot, _)) if slot.state == SlotState::DroppedQueued => {
                     queue.dropped.set(queue.dropped.get().saturating_sub(1));
                     self.open.set(self.open.get() - 1);
-                    slots.release(token)
+                    slots.release_rare(token)
                 }
                 // It has ended in the meantime.
                 _ => None,
@@ -341,11 +367,9 @@ impl CallTable {
     }
 
     /// Ends an open call with an error. Returns its waker, for the caller to wake while nothing is borrowed.
-    fn fail_call(&self, slot: &mut Slot, error: Error) -> Option<Waker> {
+    fn fail_call(&self, slots: &mut Slots, token: CallToken, error: Error) -> Option<Waker> {
         self.open.set(self.open.get() - 1);
-        slot.state = SlotState::Failed(error);
-        slot.queue = None;
-        slot.waker.take()
+        slots.fail(token, error)
     }
 
     /// Ends calls whose deadline has passed while they waited for room, anywhere in their queues.
@@ -355,10 +379,10 @@ impl CallTable {
             let (mut slots, waiting) = (self.slots.borrow_mut(), self.waiting.borrow());
             for queue in waiting.iter() {
                 queue.calls.borrow_mut().retain(|&token| {
-                    let Some(slot) = slots.get(token) else { return false };
-                    let deadline = slot.deadline.filter(|_| slot.state == SlotState::Queued);
+                    let Some((slot, rare)) = slots.get_with_rare(token) else { return false };
+                    let deadline = rare.deadline.filter(|_| slot.state == SlotState::Queued);
                     if deadline.is_some_and(|at| at <= now) {
-                        expired.push(self.fail_call(slot, CallFailed::TimedOut.into()));
+                        expired.push(self.fail_call(&mut slots, token, CallFailed::TimedOut.into()));
                         return false;
                     }
                     next = next.into_iter().chain(deadline).min();
@@ -388,11 +412,14 @@ impl CallTable {
     pub(super) fn close(&self) {
         self.is_closed.set(true);
         let mut wakers = Vec::new();
-        for slot in &mut self.slots.borrow_mut().slots {
-            if matches!(slot.state, SlotState::Called | SlotState::Queued) {
-                wakers.extend(self.fail_call(slot, closed()));
+        let mut slots = self.slots.borrow_mut();
+        for index in 0..slots.slots.len() {
+            let Slot { token, state, .. } = slots.slots[index];
+            if let SlotState::Called | SlotState::Queued = state {
+                wakers.extend(self.fail_call(&mut slots, token, closed()));
             }
         }
+        drop(slots);
         wakers.into_iter().for_each(Waker::wake);
     }
 }

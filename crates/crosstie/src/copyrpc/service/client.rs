@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::call_table::CallTable;
 use super::error::Error;
-use super::method::{Frame, Method, Prefix, decode_response, response_size};
+use super::method::{Frame, Method, Prefix, response_size};
 use super::slots::{CallToken, EndpointQueue};
 use crate::copyrpc::{ConnectError, Endpoint, EndpointAddress, Failure};
 use crate::device::ConnectConfig;
@@ -68,10 +68,8 @@ impl Client {
     fn start_call<M: Method>(&self, request: M::Request, deadline: Option<Instant>) -> Call<M> {
         let Shared { calls, queue, .. } = &*self.shared;
         let frame = Frame { prefix: Prefix::request::<M>(), body: request };
-        match calls.start_call(queue, frame.as_bytes(), response_size::<M>(), deadline) {
-            Ok(token) => Call { calls: calls.clone(), stage: Stage::Open(token), of: PhantomData },
-            Err(error) => Call { calls: calls.clone(), stage: Stage::NotMade(error), of: PhantomData },
-        }
+        let token = calls.start_call(queue, frame.as_bytes(), response_size::<M>(), deadline);
+        Call { calls: calls.clone(), token, of: PhantomData }
     }
 
     /// Why the connection has ended, if it has.
@@ -98,14 +96,8 @@ impl Drop for Shared {
 #[must_use = "the call is made, but its response is dropped"]
 pub struct Call<M> {
     calls: Rc<CallTable>,
-    stage: Stage,
+    token: CallToken,
     of: PhantomData<fn(M)>,
-}
-
-enum Stage {
-    Open(CallToken),
-    NotMade(Error),
-    Finished,
 }
 
 impl<M: Method> Future for Call<M> {
@@ -113,13 +105,9 @@ impl<M: Method> Future for Call<M> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = match self.stage {
-            Stage::Open(token) => self.calls.poll_call(token, context.waker(), decode_response::<M>),
-            Stage::NotMade(error) => Poll::Ready(Err(error)),
-            Stage::Finished => panic!("a call was polled after it had finished"),
-        };
+        let polled = self.calls.poll_call::<M>(self.token, context.waker());
         if polled.is_ready() {
-            self.stage = Stage::Finished;
+            self.token = CallToken::TAKEN;
         }
         polled
     }
@@ -127,8 +115,8 @@ impl<M: Method> Future for Call<M> {
 
 impl<M> Drop for Call<M> {
     fn drop(&mut self) {
-        if let Stage::Open(token) = self.stage {
-            self.calls.drop_call(token);
+        if self.token != CallToken::TAKEN {
+            self.calls.drop_call(self.token);
         }
     }
 }

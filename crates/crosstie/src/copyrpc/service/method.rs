@@ -83,27 +83,40 @@ pub(super) enum Status {
     Unanswered = 4,
 }
 
-/// Decodes a response to `M` from the bytes that the peer sent.
-#[inline]
-pub(super) fn decode_response<M: Method>(bytes: &[u8]) -> Result<M::Response, Error> {
-    let Ok((prefix, body)) = Prefix::read_from_prefix(bytes) else { return Err(Error::MalformedResponse) };
-    let (status, code) = (prefix.head.get(), prefix.detail.get());
-    if status == Status::Done as u32 {
-        return M::Response::try_read_from_bytes(body).map_err(|_| Error::MalformedResponse);
+/// Decodes the response to `M` that is in the first `len` bytes of a buffer. `None`: they are something else, see [`decode_error`].
+#[inline(always)]
+pub(super) fn decode_done<M: Method>(buffer: &[u8], len: usize) -> Option<M::Response> {
+    // Compared with a constant: what follows needs no length.
+    if len != response_size::<M>() {
+        return None;
     }
-    Err(match status {
-        _ if !body.is_empty() => Error::MalformedResponse,
+    let (prefix, body) = buffer.get(..response_size::<M>())?.split_first_chunk::<PREFIX_SIZE>()?;
+    let prefix: Prefix = zerocopy::transmute!(*prefix);
+    if prefix.head.get() != Status::Done as u32 {
+        return None;
+    }
+    M::Response::try_read_from_bytes(body).ok()
+}
+
+/// Decodes bytes that the peer sent, and that are not a response to `M`.
+pub(super) fn decode_error<M: Method>(bytes: &[u8]) -> Error {
+    let Ok((prefix, [])) = Prefix::read_from_prefix(bytes) else { return Error::MalformedResponse };
+    match prefix.head.get() {
         status if status == Status::UnknownMethod as u32 => Error::UnknownMethod(M::ID),
         status if status == Status::Malformed as u32 => Error::MalformedRequest,
-        status if status == Status::Refused as u32 => Error::Refused(Refused(code)),
+        status if status == Status::Refused as u32 => Error::Refused(Refused(prefix.detail.get())),
         status if status == Status::Unanswered as u32 => Error::Unanswered,
         _ => Error::MalformedResponse,
-    })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn decode_response<M: Method>(bytes: &[u8]) -> Result<M::Response, Error> {
+        decode_done::<M>(bytes, bytes.len()).ok_or_else(|| decode_error::<M>(bytes))
+    }
 
     struct Flip;
     impl Method for Flip {

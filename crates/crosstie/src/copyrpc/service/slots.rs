@@ -32,28 +32,47 @@ pub struct CallToken(Key<20>);
 /// The most calls that can be open at a time, and the default limit of a driver.
 pub(super) const MAX_CALLS: usize = Key::<20>::INDICES as usize;
 
+impl CallToken {
+    /// Tokens of no call: no key is so small. The future has taken its result, or there was no slot for its call.
+    pub(super) const TAKEN: CallToken = CallToken(Key::from_bits(0));
+    pub(super) const NO_SLOT: CallToken = CallToken(Key::from_bits(1));
+}
+
 /// All slots of a driver.
 pub(super) struct Slots {
     pub(super) slots: Vec<Slot>,
+    /// What few calls need, by the index of their slot.
+    rare: Vec<Rare>,
     /// A linked list of free slots, the least recently used first.
-    first_free: usize,
-    last_free: usize,
+    first_free: u32,
+    last_free: u32,
     pub(super) limit: usize,
 }
 
+/// One cache line.
+#[repr(align(64))]
 pub(super) struct Slot {
     pub(super) token: CallToken,
     pub(super) state: SlotState,
-    pub(super) waker: Option<Waker>,
+    next_free: u32,
     /// The request while the call is queued, then the response: `len` bytes of it.
-    pub(super) buffer: Vec<u8>,
     pub(super) len: usize,
+    pub(super) buffer: Vec<u8>,
+    pub(super) waker: Option<Waker>,
+}
+
+const _: () = assert!(size_of::<Slot>() <= 64);
+
+/// What a call needs that waits for room, or has failed.
+#[derive(Default)]
+pub(super) struct Rare {
     /// The longest response, and when the call times out.
     pub(super) allowance: usize,
     pub(super) deadline: Option<Instant>,
     /// The queue that the call is in.
     pub(super) queue: Option<Rc<EndpointQueue>>,
-    next_free: usize,
+    /// Why the call failed.
+    pub(super) error: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,20 +87,37 @@ pub(super) enum SlotState {
     /// The call was made, and its future was dropped.
     DroppedCalled,
     Answered,
-    Failed(Error),
+    Failed,
 }
 
 /// The end of the list of free slots.
-const NONE: usize = usize::MAX;
+const NONE: u32 = u32::MAX;
 
 impl Slots {
     pub(super) fn new(limit: usize) -> Slots {
-        Slots { slots: Vec::new(), first_free: NONE, last_free: NONE, limit: limit.min(MAX_CALLS) }
+        let (slots, rare) = (Vec::new(), Vec::new());
+        Slots { slots, rare, first_free: NONE, last_free: NONE, limit: limit.min(MAX_CALLS) }
     }
 
     #[inline]
     pub(super) fn get(&mut self, token: CallToken) -> Option<&mut Slot> {
         self.slots.get_mut(token.0.index() as usize).filter(|slot| slot.token == token)
+    }
+
+    /// A slot, and what few calls need.
+    pub(super) fn get_with_rare(&mut self, token: CallToken) -> Option<(&mut Slot, &mut Rare)> {
+        let index = token.0.index() as usize;
+        let slot = self.slots.get_mut(index).filter(|slot| slot.token == token)?;
+        Some((slot, self.rare.get_mut(index)?))
+    }
+
+    /// Ends a call with an error. Returns its waker, for the caller to wake while nothing is borrowed.
+    #[cold]
+    pub(super) fn fail(&mut self, token: CallToken, error: Error) -> Option<Waker> {
+        let (slot, rare) = self.get_with_rare(token)?;
+        slot.state = SlotState::Failed;
+        (rare.error, rare.queue) = (Some(error), None);
+        slot.waker.take()
     }
 
     /// Takes a free slot. `None`: the limit is reached.
@@ -91,14 +127,14 @@ impl Slots {
             NONE => self.grow()?,
             index => index,
         };
-        let slot = self.slots.get_mut(index)?;
+        let slot = self.slots.get_mut(index as usize)?;
         self.first_free = slot.next_free;
         slot.state = state;
         Some(slot)
     }
 
     #[cold]
-    fn grow(&mut self) -> Option<usize> {
+    fn grow(&mut self) -> Option<u32> {
         let index = self.slots.len();
         if index >= self.limit {
             return None;
@@ -106,33 +142,39 @@ impl Slots {
         self.slots.push(Slot {
             token: CallToken(Key::first(index as u32)),
             state: SlotState::Free,
-            waker: None,
-            buffer: Vec::new(),
-            len: 0,
-            allowance: 0,
-            deadline: None,
-            queue: None,
             next_free: NONE,
+            len: 0,
+            buffer: Vec::new(),
+            waker: None,
         });
-        Some(index)
+        self.rare.push(Rare::default());
+        Some(index as u32)
     }
 
     /// Frees a slot. Returns its waker, for the caller to drop while nothing is borrowed.
     #[inline(always)]
     pub(super) fn release(&mut self, token: CallToken) -> Option<Waker> {
-        let index = token.0.index() as usize;
-        let slot = self.slots.get_mut(index).filter(|slot| slot.token == token)?;
+        let index = token.0.index();
+        let slot = self.slots.get_mut(index as usize).filter(|slot| slot.token == token)?;
         slot.token = CallToken(token.0.next());
         slot.state = SlotState::Free;
-        slot.queue = None;
         slot.next_free = NONE;
         let waker = slot.waker.take();
-        match self.first_free {
-            NONE => self.first_free = index,
-            _ => self.slots[self.last_free].next_free = index,
+        match self.slots.get_mut(self.last_free as usize) {
+            Some(last) if self.first_free != NONE => last.next_free = index,
+            _ => self.first_free = index,
         }
         self.last_free = index;
         waker
+    }
+
+    /// Frees a slot as [`release`](Slots::release) does, and what few calls need.
+    #[cold]
+    pub(super) fn release_rare(&mut self, token: CallToken) -> Option<Waker> {
+        if let Some((_, rare)) = self.get_with_rare(token) {
+            rare.queue = None;
+        }
+        self.release(token)
     }
 }
 
@@ -140,11 +182,16 @@ impl Slot {
     /// The buffer, with a length of `len` bytes.
     #[inline]
     pub(super) fn buffer_of(&mut self, len: usize) -> &mut [u8] {
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0);
-        }
         self.len = len;
+        if self.buffer.len() < len {
+            self.grow_buffer();
+        }
         &mut self.buffer[..len]
+    }
+
+    #[cold]
+    fn grow_buffer(&mut self) {
+        self.buffer.resize(self.len, 0);
     }
 }
 
