@@ -180,20 +180,23 @@ mod arch {
     piece!(move2, reg, "mov {v:x}, [{f}]", "mov [{t}], {v:x}");
     piece!(move1, reg_byte, "mov {v}, [{f}]", "mov [{t}], {v}");
 
-    /// Copies 16 bytes as two words. Messages with a head are put together from words a moment before, and a load that is wider than the stores
-    /// before it waits until these have left the core.
-    ///
-    /// # Safety
-    ///
-    /// The 16 bytes at `offset` are inside both ranges.
-    #[inline(always)]
-    unsafe fn move_words(from: *const u8, to: *mut u8, offset: usize) {
-        // SAFETY: reads and writes the bytes that the caller guarantees; flags and stack are not touched.
-        unsafe {
-            asm!("mov {a}, [{f}]", "mov {b}, [{f} + 8]", "mov [{t}], {a}", "mov [{t} + 8], {b}",
-                 f = in(reg) from.add(offset), t = in(reg) to.add(offset), a = out(reg) _, b = out(reg) _,
-                 options(nostack, preserves_flags));
-        }
+    /// Instructions that copy the 16 bytes at an offset as two words. Messages with a head are put together from words a moment before, and
+    /// a load that is wider than the stores before it waits until these have left the core.
+    macro_rules! words {
+        ($at:literal) => {
+            concat!(
+                "mov {a}, [{f} + ",
+                $at,
+                "]; mov {b}, [{f} + ",
+                $at,
+                " + 8];",
+                "mov [{t} + ",
+                $at,
+                "], {a}; mov [{t} + ",
+                $at,
+                " + 8], {b}"
+            )
+        };
     }
 
     /// # Safety
@@ -223,7 +226,30 @@ mod arch {
         }
     }
 
-    /// Copies more than 16 bytes.
+    /// Defines a function that copies pieces from both ends of a range. They overlap if there are more of them than the range needs.
+    macro_rules! both_ends {
+        ($name:ident, $class:ident, $($code:expr),+) => {
+            /// # Safety
+            ///
+            /// As for [`super::copy`]. Every piece must fit into `len` bytes.
+            #[inline(always)]
+            unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+                // SAFETY: reads and writes pieces inside the ranges that the caller guarantees; flags and stack are not touched.
+                unsafe {
+                    asm!($($code),+, f = in(reg) from, t = in(reg) to, l = in(reg) len, a = out($class) _, b = out($class) _,
+                         options(nostack, preserves_flags));
+                }
+            }
+        };
+    }
+    #[rustfmt::skip]
+    both_ends!(copy8to16, reg, "mov {a}, [{f}]; mov {b}, [{f} + {l} - 8]", "mov [{t}], {a}; mov [{t} + {l} - 8], {b}");
+    #[rustfmt::skip]
+    both_ends!(copy16to32, xmm_reg, "movups {a}, [{f}]; movups {b}, [{f} + {l} - 16]", "movups [{t}], {a}; movups [{t} + {l} - 16], {b}");
+    both_ends!(copy32to48, reg, words!("0"), words!("16"), words!("{l} - 16"));
+    both_ends!(copy32to64, reg, words!("0"), words!("16"), words!("{l} - 32"), words!("{l} - 16"));
+
+    /// Copies 16 bytes or more.
     ///
     /// # Safety
     ///
@@ -309,20 +335,16 @@ mod arch {
         // SAFETY: so every piece is inside the ranges that the caller guarantees.
         unsafe {
             if len >= 16 {
-                if len <= 32 {
-                    move16(from, to, 0);
-                    move16(from, to, len - 16);
-                } else if len <= 64 {
-                    move_words(from, to, 0);
-                    move_words(from, to, 16);
-                    move_words(from, to, len - 32);
-                    move_words(from, to, len - 16);
-                } else {
-                    copy_long(from, to, len);
+                match len {
+                    0..=32 => copy16to32(from, to, len),
+                    33..=48 => copy32to48(from, to, len),
+                    49..=64 => copy32to64(from, to, len),
+                    _ => copy_long(from, to, len),
                 }
-            } else if len >= 8 {
+            } else if len == 8 {
                 move8(from, to, 0);
-                move8(from, to, len - 8);
+            } else if len > 8 {
+                copy8to16(from, to, len);
             } else if len >= 4 {
                 move4(from, to, 0);
                 move4(from, to, len - 4);

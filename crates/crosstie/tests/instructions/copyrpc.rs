@@ -17,7 +17,7 @@ const ALONE_LIMIT: u64 = 3950;
 /// [`DEPTH`] calls at a time.
 const BATCHED_LIMIT: u64 = 1015;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 1575;
+const TYPED_LIMIT: u64 = 1281;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
