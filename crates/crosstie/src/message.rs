@@ -45,23 +45,31 @@ pub(crate) mod sealed {
         fn bytes(&self) -> &[u8];
     }
 
-    /// The last message, and the buffer for the bytes of large ones.
+    /// The last message. A small one stays in the words that it was copied into, and is validated again by whoever asks for it. A value
+    /// made of it would be stored in parts, field by field: a load that is wider than such a part waits until all stores before it have left
+    /// the core, and these wait for the cache lines of earlier messages.
     #[derive(Debug)]
     pub struct Typed<T> {
-        value: Option<T>,
+        words: [u64; SMALL / 8],
+        /// A message that does not fit into the words, and the buffer for its bytes.
+        large: Option<T>,
         bytes: Box<[u8]>,
     }
 
-    /// Largest message that is copied through registers instead of the buffer: one cache line.
+    /// Largest message that stays in words: one cache line.
     const SMALL: usize = 64;
+
+    const fn is_small<T>() -> bool {
+        size_of::<T>() <= SMALL && align_of::<T>() <= align_of::<u64>()
+    }
 
     impl<T: TryFromBytes + IntoBytes + Immutable + KnownLayout + Send> Message for T {
         type Inbox = Typed<T>;
         const SIZE: Option<usize> = Some(size_of::<T>());
 
         fn inbox(_: usize) -> Typed<T> {
-            let large = if size_of::<T>() <= SMALL { 0 } else { size_of::<T>() };
-            Typed { value: None, bytes: vec![0; large].into() }
+            let large = if is_small::<T>() { 0 } else { size_of::<T>() };
+            Typed { words: [0; SMALL / 8], large: None, bytes: vec![0; large].into() }
         }
 
         #[inline(always)]
@@ -69,19 +77,22 @@ pub(crate) mod sealed {
             if len != size_of::<T>() {
                 return false;
             }
-            let mut words = [0u64; SMALL / 8];
-            let bytes = match words.as_mut_bytes().get_mut(..size_of::<T>()) {
-                Some(small) => small,
-                None => &mut inbox.bytes,
-            };
+            if !is_small::<T>() {
+                read(&mut inbox.bytes);
+                inbox.large = T::try_read_from_bytes(&inbox.bytes).ok();
+                return inbox.large.is_some();
+            }
+            let Some(bytes) = inbox.words.as_mut_bytes().get_mut(..size_of::<T>()) else { return false };
             read(bytes);
-            inbox.value = T::try_read_from_bytes(bytes).ok();
-            inbox.value.is_some()
+            T::try_ref_from_bytes(bytes).is_ok()
         }
 
-        #[inline]
+        #[inline(always)]
         fn received(inbox: &Typed<T>, _: usize) -> Option<&T> {
-            inbox.value.as_ref()
+            if !is_small::<T>() {
+                return inbox.large.as_ref();
+            }
+            T::try_ref_from_bytes(inbox.words.as_bytes().get(..size_of::<T>())?).ok()
         }
 
         #[inline]
@@ -138,6 +149,18 @@ mod tests {
         let mut inbox = <[u64; 40]>::inbox(0);
         assert_eq!(deliver::<[u64; 40]>(&mut inbox, large.as_bytes()), Some(large.as_bytes().to_vec()));
         assert_eq!(deliver::<[u64; 40]>(&mut inbox, &[0; 319]), None);
+    }
+
+    #[test]
+    fn types_with_a_large_alignment_are_received() {
+        #[derive(Clone, Copy, Debug, PartialEq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C, align(32))]
+        struct Aligned([u8; 32]);
+        let mut inbox = Aligned::inbox(0);
+        assert_eq!(deliver::<Aligned>(&mut inbox, &[7; 32]), Some(vec![7; 32]));
+        assert_eq!(deliver::<Aligned>(&mut inbox, &[7; 31]), None);
+        let mut inbox = <()>::inbox(0);
+        assert_eq!(deliver::<()>(&mut inbox, &[]), Some(vec![]));
     }
 
     #[test]

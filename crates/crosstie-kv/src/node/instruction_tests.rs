@@ -26,7 +26,7 @@ const KEYS: usize = 512;
 
 /// Most instructions of a request.
 const LIMITS: [(&str, u64); 3] =
-    [("one node", 485), ("two nodes, Meta", 2190), ("two nodes, Delegation", 2248)];
+    [("one node", 466), ("two nodes, Meta", 2120), ("two nodes, Delegation", 2165)];
 
 #[test]
 fn requests_stay_within_their_instruction_limits() {

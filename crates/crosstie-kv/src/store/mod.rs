@@ -107,8 +107,15 @@ impl Shard {
     /// Executes a request for an 8-byte key.
     ///
     /// The caller checks that this shard owns the key; `rank` is ignored.
-    #[inline]
+    // Inlined, with a status and a value that come back in registers: a response in memory is stored in parts, and the reply, which copies it
+    // word by word, would wait until these stores have left the core.
+    #[inline(always)]
     pub fn apply(&mut self, request: &WordRequest) -> WordResponse {
+        let (status, value) = self.execute(request);
+        WordResponse::new(status, value)
+    }
+
+    fn execute(&mut self, request: &WordRequest) -> (Status, u64) {
         let WordRequest { op, key, value, .. } = *request;
         // Gets and puts, which are nearly all requests, are handled by branches: with a random mix of them a jump table costs
         // more.
@@ -116,18 +123,16 @@ impl Shard {
             self.stats.gets += 1;
             let found = self.get_word(key);
             self.stats.hits += u64::from(found.is_some());
-            return found.map_or(WordResponse::new(Status::NotFound, 0), |value| {
-                WordResponse::new(Status::Done, value)
-            });
+            return found.map_or((Status::NotFound, 0), |value| (Status::Done, value));
         }
         if op == Op::Put {
             self.stats.puts += 1;
             if let Some(current) = self.get_word_mut(key) {
                 *current = value;
-                return WordResponse::new(Status::Done, 0);
+                return (Status::Done, 0);
             }
         }
-        self.apply_slow(request)
+        self.execute_rare(request)
     }
 
     /// Whether most of the table of 8-byte keys fits in a core's private cache, judging by its size.
@@ -144,10 +149,10 @@ impl Shard {
 
     /// Executes all requests but gets and puts of existing keys.
     #[inline(never)]
-    fn apply_slow(&mut self, request: &WordRequest) -> WordResponse {
+    fn execute_rare(&mut self, request: &WordRequest) -> (Status, u64) {
         let WordRequest { op, key, value, expected, .. } = *request;
         let (status, value) = match op {
-            // Not reached: `apply` has handled gets.
+            // Not reached: `execute` has handled gets.
             Op::Get => (Status::NotFound, 0),
             Op::Put => (self.add_word(key, value), 0),
             Op::Delete => {
@@ -174,7 +179,7 @@ impl Shard {
             }
         };
         self.count_failure(op, status);
-        WordResponse::new(status, value)
+        (status, value)
     }
 
     /// Executes an operation on a byte string, or returns the statistics. The response's value is borrowed from the shard.

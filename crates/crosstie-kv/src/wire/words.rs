@@ -51,6 +51,7 @@ impl WordRequest {
 
 impl WordResponse {
     /// A response with this status and value.
+    #[inline]
     pub fn new(status: Status, value: u64) -> WordResponse {
         WordResponse { status, reserved: [0; 7], value }
     }
