@@ -11,11 +11,11 @@ const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
 
 /// A WRITE+IMM whose bytes are taken from the completion.
-const WRITE_IMM_LIMIT: u64 = 691;
+const WRITE_IMM_LIMIT: u64 = 599;
 /// The same, with a shared receive queue.
-const SHARED_LIMIT: u64 = 806;
+const SHARED_LIMIT: u64 = 713;
 /// A SEND into the memory of its receive.
-const SEND_LIMIT: u64 = 775;
+const SEND_LIMIT: u64 = 806;
 
 /// Two connected queue pairs of one process.
 struct Pair {

@@ -16,9 +16,9 @@ const ROUNDS: u32 = 2000;
 const PAYLOAD: usize = 64;
 
 /// A `write`.
-const WRITE_LIMIT: u64 = 878;
+const WRITE_LIMIT: u64 = 857;
 /// A `send` and its `recv`.
-const MESSAGE_LIMIT: u64 = 7434;
+const MESSAGE_LIMIT: u64 = 7369;
 
 /// Two endpoints that one thread drives.
 struct Pair {
