@@ -120,9 +120,15 @@ impl RcQp {
     /// WRITEs a short message, `head` and the bytes behind it, with an immediate, if the device can execute that now, after everything that
     /// was posted before. It has no completion on this side. False if it did not: then post it.
     #[inline]
-    pub(crate) fn try_write_imm(&mut self, to: RemoteAddr, imm: u32, head: [u64; 2], bytes: &[u8]) -> bool {
+    pub(crate) fn try_write_imm_inline(
+        &mut self,
+        to: RemoteAddr,
+        imm: u32,
+        head: [u64; 2],
+        bytes: &[u8],
+    ) -> bool {
         match &mut self.provider {
-            RcProvider::Software(x) => x.try_write_imm(to, imm, head, bytes),
+            RcProvider::Software(x) => x.try_write_imm_inline(to, imm, head, bytes),
             _ => false,
         }
     }

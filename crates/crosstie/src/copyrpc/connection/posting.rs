@@ -253,7 +253,7 @@ impl<U> ConnectionState<U> {
     ) -> bool {
         let Some(connected) = &self.connected else { return false };
         let to = connected.peer_ring_at(write.offset);
-        if self.qp.try_write_imm(to, write.imm, write.head.to_words(), payload) {
+        if self.qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
             counters.borrow_mut().count_single(COMPACT_HEAD_SIZE + payload.len());
             return true;
         }

@@ -143,7 +143,13 @@ impl RcQp {
 
     /// Executes a WRITE+IMM of a short message: `head` and the bytes behind it, if nothing is in the way; otherwise it does nothing and
     /// returns false. It has no completion on this side, and takes no place in the send queue.
-    pub(crate) fn try_write_imm(&mut self, to: RemoteAddr, imm: u32, head: [u64; 2], bytes: &[u8]) -> bool {
+    pub(crate) fn try_write_imm_inline(
+        &mut self,
+        to: RemoteAddr,
+        imm: u32,
+        head: [u64; 2],
+        bytes: &[u8],
+    ) -> bool {
         let len = size_of_val(&head) + bytes.len();
         let is_ready = self.shared.state() == QpState::ReadyToSend;
         let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else {

@@ -168,7 +168,7 @@ fn short_write_with_an_immediate_is_executed_at_once_or_not_at_all() {
         let (target, head) = (fan.target.remote(), [0x0101_0101_0101_0101, 0x0202_0202_0202_0202]);
         let bytes: Vec<u8> = (100..140).collect();
         // Before the first request it is not known where the peer is.
-        assert!(!fan.senders[0].try_write_imm(target.at(0), 1, head, &[]));
+        assert!(!fan.senders[0].try_write_imm_inline(target.at(0), 1, head, &[]));
         fan.post_recv(0, 1).unwrap();
         fan.send(0, 1);
         assert_eq!(fan.next().imm, Some(1));
@@ -176,9 +176,9 @@ fn short_write_with_an_immediate_is_executed_at_once_or_not_at_all() {
             let (at, imm) = (64 * (len % 8) + len, 1000 + len as u32);
             let before = fan.target.load::<128>(at & !63).unwrap();
             // Without a receive, and too long for an entry.
-            assert!(!fan.senders[0].try_write_imm(target.at(at as u64), imm, head, &bytes[..len]));
+            assert!(!fan.senders[0].try_write_imm_inline(target.at(at as u64), imm, head, &bytes[..len]));
             fan.post_recv(0, 7).unwrap();
-            let is_done = fan.senders[0].try_write_imm(target.at(at as u64), imm, head, &bytes[..len]);
+            let is_done = fan.senders[0].try_write_imm_inline(target.at(at as u64), imm, head, &bytes[..len]);
             assert_eq!(is_done, len <= 32);
             if !is_done {
                 assert_eq!(fan.target.load::<128>(at & !63).unwrap(), before);
@@ -203,13 +203,13 @@ fn short_write_with_an_immediate_is_executed_at_once_or_not_at_all() {
         let outside = RemoteAddr { rkey: target.at(0).rkey ^ 1, ..target.at(0) };
         let read_only = fan.far_pd.allocate(64, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
         for to in [outside, target.at(4096 - 40), read_only.remote().at(0)] {
-            assert!(!fan.senders[0].try_write_imm(to, 5, head, &bytes[..32]));
+            assert!(!fan.senders[0].try_write_imm_inline(to, 5, head, &bytes[..32]));
         }
         fan.assert_empty();
         assert_eq!(fan.senders[0].state(), QpState::ReadyToSend);
         // A connection that has ended.
         fan.receivers[0].reset().unwrap();
-        assert!(!fan.senders[0].try_write_imm(target.at(0), 6, head, &bytes[..32]));
+        assert!(!fan.senders[0].try_write_imm_inline(target.at(0), 6, head, &bytes[..32]));
         fan.assert_empty();
         // The other connection goes on.
         fan.post_recv(1, 3).unwrap();
