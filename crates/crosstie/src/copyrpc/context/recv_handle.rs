@@ -43,6 +43,9 @@ pub(super) struct RingRequest<U> {
 const _: () = assert!(size_of::<Option<RingRequest<u64>>>() <= 32);
 
 /// Where the payload of a request is.
+// A word says which it is: a move copies it, and then the rest, which for a request in the ring was not stored a moment before. With a byte
+// instead, the copy of the rest would span bytes that were, and wait for them.
+#[repr(u64)]
 enum RequestBody {
     Ring,
     /// A copy, which came with the completion.
