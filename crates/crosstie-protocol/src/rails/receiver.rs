@@ -77,6 +77,7 @@ impl Receiver {
     }
 
     /// Requests posted and not complete.
+    #[inline]
     pub fn outstanding(&self) -> usize {
         self.open
     }
@@ -98,7 +99,7 @@ impl Receiver {
 
     /// Opens a request with room for so many bytes; returns the number of its message. `None` if the slot of the next message
     /// is still in use.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, room: u64) -> Option<u64> {
         let message = self.posted;
         let index = self.slot_of(message);
@@ -185,6 +186,31 @@ impl Receiver {
         state.staged |= staged;
         self.recent = mask;
         Ok(self.check_complete(usize::from(slot)))
+    }
+
+    /// The only part of a message arrived on the only rail: the first attempt, not staged. Returns its message, which is complete. `None` if
+    /// it is anything else; then nothing has changed, and [`arrive`](Receiver::arrive) tells what it is.
+    #[inline]
+    pub fn arrive_single(&mut self, imm: u32, bytes: u32) -> Option<u64> {
+        let slots = self.slots.len();
+        let slot = Immediate::from_bits(imm).slot;
+        let state = self.slots.get_mut(usize::from(slot))?;
+        let generation = Immediate::generation_of(state.message, slots);
+        let expected = Immediate { slot, mask: 1, attempt: 0, staged: false, generation };
+        // What is lost, or arrived before, is expected.
+        if imm != expected.bits()
+            || !state.is_open
+            || self.rails != 1
+            || state.expected != 0
+            || u64::from(bytes) > state.room
+        {
+            return None;
+        }
+        state.is_open = false;
+        (state.expected, state.seen, state.bytes) = (1, 1, bytes.into());
+        self.open -= 1;
+        self.recent = 1;
+        Some(state.message)
     }
 
     /// Closes the slot if all parts of all attempts have arrived.

@@ -192,7 +192,7 @@ impl Sender {
 
     /// Counts the next message as one that was sent and is done already: it was never under way, so nothing is kept of it. Returns its
     /// number.
-    #[inline]
+    #[inline(always)]
     pub fn count_done(&mut self) -> Result<u64, SendError> {
         let message = self.next;
         // The slots are far from what a sender of short messages has in its caches; usually no message is under way.

@@ -1,6 +1,7 @@
 //! Sender and receiver against a model of the rails: arbitrary order of arrivals, rails that fail and return.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -553,4 +554,57 @@ fn message_that_begins_on_one_rail_is_as_if_it_had_been_split() {
         single.begin_on(1, 5).unwrap();
         assert!(rail == 1 || single.part(SLOTS as u64, 0, rail).is_none());
     }
+}
+
+/// Immediates of all kinds, at a receiver in all states: what the short way takes, the long way takes in the same way; what it does not take
+/// changes nothing.
+#[test]
+fn arrive_single_is_arrive_for_the_only_part_of_a_message() {
+    let (mut taken, mut refused) = (0, 0);
+    for rails in [1, 2] {
+        for arrived in 0..16 {
+            for bits in 0..1 << 12 {
+                // The second round through the slots, of which some have arrived.
+                let make = || {
+                    let mut receiver = Receiver::new(4, rails);
+                    for (generation, arrived) in [(0, 15), (1, arrived)] {
+                        (0..4).for_each(|_| assert!(receiver.post(1000).is_some()));
+                        for slot in (0..4).filter(|slot| arrived & (1 << slot) != 0) {
+                            let imm = Immediate { slot, mask: 1, attempt: 0, staged: false, generation };
+                            receiver.arrive(0, imm, 10).unwrap();
+                        }
+                    }
+                    receiver
+                };
+                let mut single = make();
+                let mut long = make();
+                let imm = Immediate {
+                    slot: (bits & 7) as u8,
+                    mask: (bits >> 3 & 3) as Mask,
+                    attempt: (bits >> 5 & 1) as u8,
+                    staged: bits >> 6 & 1 != 0,
+                    generation: (bits >> 7 & 3) as u16,
+                };
+                let bytes = [0, 999, 1000, 1001][bits >> 9 & 3];
+                let before = format!("{single:?}");
+                match single.arrive_single(imm.bits(), bytes) {
+                    Some(message) => {
+                        let complete = Arrival::Complete { message, bytes: bytes.into(), staged: false };
+                        assert_eq!(long.arrive(0, imm, bytes), Ok(complete));
+                        assert_eq!(format!("{single:?}"), format!("{long:?}"));
+                        taken += 1;
+                    }
+                    None => {
+                        assert_eq!(format!("{single:?}"), before);
+                        let is_single = rails == 1 && !imm.staged;
+                        assert!(
+                            !is_single || !matches!(long.arrive(0, imm, bytes), Ok(Arrival::Complete { .. }))
+                        );
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(taken > 100 && refused > 100, "{taken} {refused}");
 }

@@ -64,6 +64,16 @@ impl Cq {
         }
     }
 
+    /// As [`poll`](Cq::poll) for one completion, but looks only at the receives of the only connection that uses this queue. `None` if the
+    /// device cannot do that for less than a poll costs. Poll from time to time as well.
+    #[inline(always)]
+    pub(crate) fn poll_only_receives(&mut self, each: impl FnMut(&Completion)) -> Option<usize> {
+        match &mut self.provider {
+            Provider::Software(x) => x.poll_only_lane(each),
+            _ => None,
+        }
+    }
+
     /// Whether there is something to poll: a completion or an error.
     pub(crate) fn is_ready(&mut self) -> bool {
         match &mut self.provider {

@@ -218,7 +218,7 @@ impl Mr {
     }
 
     /// As [`read`](Mr::read), for a few bytes at an offset that is a multiple of 8.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
         let from = self.checked(offset, N, self.readable())?;
         assert!(from.cast::<u64>().is_aligned());

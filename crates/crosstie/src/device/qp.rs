@@ -6,13 +6,15 @@ use core::marker::PhantomData;
 #[cfg(feature = "verbs")]
 use super::verbs;
 use super::{
-    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, RemoteAddr, SendWr,
+    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, RemoteAddr, SendWr, Sge,
     dispatch, fault, software,
 };
 use crate::memory::prefetch::MappedHint;
 
 /// A reliable connected queue pair: it has one peer. Every message arrives once and in order, or the connection breaks.
 #[derive(Debug)]
+// What a post needs is on one cache line.
+#[repr(align(64))]
 pub struct RcQp {
     pub(crate) provider: RcProvider,
     /// One thread at a time: `Send`, not `Sync`.
@@ -104,6 +106,16 @@ impl RcQp {
         match &mut self.provider {
             RcProvider::Software(x) => x.post_or_execute(wr),
             _ => self.post(wr).map(|()| false),
+        }
+    }
+
+    /// Executes a WRITE+IMM of one entry, if the device can do that now, after everything that was posted before. False if it did not: then
+    /// post it. Some of the bytes may have been written.
+    #[inline]
+    pub(crate) fn try_write_imm_region(&mut self, to: RemoteAddr, imm: u32, from: &Sge<'_>) -> bool {
+        match &mut self.provider {
+            RcProvider::Software(x) => x.try_write_imm_region(to, imm, from),
+            _ => false,
         }
     }
 

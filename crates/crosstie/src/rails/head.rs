@@ -24,7 +24,7 @@ impl Source {
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 /// Reads the clear-to-send of buffer `index` of message `number`; those of the message are at `at` of `memory`. `None` if it has not arrived.
-#[inline]
+#[inline(always)]
 pub(super) fn read_one(
     memory: &Mr,
     at: usize,
@@ -42,12 +42,13 @@ pub(super) fn read_one(
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Head {
+    wanted: [ClearToSend; MAX_GROUP],
+    sources: [Source; MAX_GROUP],
+    // Last, beside what a sender needs for a message over one rail.
     /// Buffers that the receiver wants; 0 if its clear-to-sends have not arrived. The first `count` of `wanted` are valid.
     count: usize,
     /// Bit `i`: a send was matched with buffer `i`, and `sources[i]` is valid.
     matched: u8,
-    wanted: [ClearToSend; MAX_GROUP],
-    sources: [Source; MAX_GROUP],
 }
 
 const _: () = assert!(MAX_GROUP <= 8, "`matched` has eight bits");

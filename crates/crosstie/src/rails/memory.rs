@@ -73,8 +73,9 @@ impl Memory {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.regions.len()
+        self.first.len
     }
 
     /// Whether the length is zero.

@@ -102,5 +102,5 @@ pub use error::{Cause, RequestError, SetupError};
 pub use hint::{Hint, HintPublisher};
 pub use memory::{DeregisterError, Memory};
 pub use metrics::MetricsServer;
-pub use receiver::{Received, RecvBuffer, RecvRequest};
-pub use sender::SendRequest;
+pub use receiver::{Received, RecvBuffer, RecvRequest, Tested};
+pub use sender::{SendRequest, Started};

@@ -279,3 +279,95 @@ fn completions_of_clear_to_sends(connect: fn(usize, Config) -> Pair) -> u64 {
     assert_eq!((rail.receives, rail.work_requests), (10 * SLOTS, 10 * SLOTS));
     rail.completions - rail.receives
 }
+
+/// Sends and receives alternate between the short ways for one buffer and the general ones, over one rail and over two.
+#[test]
+fn short_and_general_ways_carry_the_same_messages() {
+    const LEN: usize = 300_000;
+    for (rails, staging) in [(1, None), (1, Some(0)), (1, Some(1024)), (2, None)] {
+        let mut pair = Pair::plain(rails, Config { staging, ..Config::default() });
+        let from = pair.here.allocate(LEN).unwrap();
+        // Receives into two memories in turns.
+        let to = [pair.there.allocate(LEN).unwrap(), pair.there.allocate(LEN).unwrap()];
+        let mut done_at_once = 0;
+        for round in 0..400usize {
+            let len = [0, 1, 48, 49, 256, 257, 1024, 1025, 4096, 5000, 70_000, LEN][round % 12];
+            let to = &to[round / 7 % 2];
+            let bytes = pattern(len, round as u64);
+            from.write(0, &bytes).unwrap();
+            to.write(0, &vec![0xee; LEN]).unwrap();
+            let receive = if round % 3 == 0 {
+                pair.receiver.irecv(&[RecvBuffer { memory: to, range: 0..LEN, tag: 5 }]).unwrap().unwrap()
+            } else {
+                pair.receiver.irecv_single(to, 0..LEN, 5).unwrap().unwrap()
+            };
+            assert!(pair.receiver.irecv_single(to, 0..LEN + 1, 5).is_err());
+            if round % 11 == 0 {
+                assert_eq!(pair.sender.start_send(&from, 0..len, 6), Ok(None), "no receive has this tag");
+            }
+            let mut sent = None;
+            pair.progress_until(|pair| {
+                if round % 5 == 0 {
+                    sent = pair.sender.isend(&from, 0..len, 5).unwrap().map(Started::Request);
+                } else {
+                    sent = pair.sender.start_send(&from, 0..len, 5).unwrap();
+                }
+                sent.is_some()
+            });
+            match sent.unwrap() {
+                Started::Done(sent) => {
+                    assert_eq!(sent, len);
+                    done_at_once += 1;
+                }
+                Started::Request(send) => {
+                    let mut sent = None;
+                    pair.progress_until(|pair| {
+                        sent = pair.sender.test(send).unwrap();
+                        sent.is_some()
+                    });
+                    assert_eq!(sent, Some(len));
+                    assert_eq!(pair.sender.test(send), Err(RequestError::NoSuchRequest));
+                }
+            }
+            let mut received = None;
+            pair.progress_until(|pair| {
+                received = match pair.receiver.test_single(receive) {
+                    Tested::Done(len) => Some(len),
+                    Tested::Pending => None,
+                    Tested::Other => pair.receiver.test(receive).unwrap().map(|done| done.sizes()[0]),
+                };
+                received.is_some()
+            });
+            assert_eq!(received, Some(len));
+            check(to, 0, &bytes);
+            assert_eq!(pair.receiver.test_single(receive), Tested::Other);
+            assert_eq!(pair.receiver.test(receive), Err(RequestError::NoSuchRequest));
+        }
+        assert_eq!(done_at_once > 0, rails == 1);
+        let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
+        assert_eq!((sent.messages, received.messages), (400, 400));
+        assert_eq!((sent.masks, sent.staged), (received.masks, received.staged));
+        assert_eq!(sent.rails[0].bytes, received.rails[0].bytes);
+        assert_eq!(received.rails[0].receives, sent.rails[0].payload_requests);
+    }
+}
+
+#[test]
+fn memory_of_a_short_receive_is_held_until_it_is_released() {
+    let mut pair = Pair::plain(1, Config::default());
+    let (from, to) = (pair.here.allocate(1 << 16).unwrap(), pair.there.allocate(1 << 16).unwrap());
+    let receive = pair.receiver.irecv_single(&to, 0..1 << 16, 0).unwrap().unwrap();
+    // Nothing is released while a receive is outstanding.
+    pair.receiver.release_memory();
+    let Err(DeregisterError::InUse(to)) = to.deregister(HANG) else { panic!("a receive is outstanding") };
+    pair.progress_until(|pair| pair.sender.start_send(&from, 0..100, 0).unwrap().is_some());
+    pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
+    let Err(DeregisterError::InUse(to)) = to.deregister(HANG) else { panic!("the connection holds it") };
+    pair.receiver.release_memory();
+    to.deregister(HANG).unwrap();
+    // Also by the end of the connection.
+    let to = pair.there.allocate(1 << 16).unwrap();
+    pair.receiver.irecv_single(&to, 0..1 << 16, 0).unwrap().unwrap();
+    pair.receiver.abort();
+    to.deregister(HANG).unwrap();
+}

@@ -17,9 +17,10 @@ use super::qp::QpShared;
 use super::quiescence::OperationGuard;
 use super::rc::RcQp;
 use super::recv::TakenRecv;
+use super::region_keys::pointer;
 use super::state::locked;
 use crate::device::{
-    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Status, rnr_delay,
+    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Sge, Status, rnr_delay,
 };
 use crate::memory::copy;
 use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
@@ -30,6 +31,9 @@ const DEMOTE_MAX: u32 = 256;
 /// How many messages ahead the cache line of a payload is prefetched if payloads follow each other at a constant distance,
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
 const PREFETCH_AHEAD: usize = 2;
+
+const _: () =
+    assert!(LANE_DATA <= DEMOTE_MAX as usize, "`try_write_imm_region` puts no data into a completion");
 
 /// How often a request looks for a receive before it is deferred.
 const RNR_SPINS: u32 = 64;
@@ -114,8 +118,60 @@ impl RcQp {
         Ok(false)
     }
 
+    /// Executes a WRITE+IMM of more than [`DEMOTE_MAX`] bytes from one entry, if nothing is in the way. Otherwise it returns false, and the
+    /// peer does not learn of it; bytes may have been written. What is in the way is for [`post`](RcQp::post) to tell: this is all code that
+    /// such a message needs, on few cache lines.
+    ///
+    /// It needs no place in the send queue, because it is not there when this returns.
+    #[inline(always)]
+    pub(crate) fn try_write_imm_region(&mut self, to: RemoteAddr, imm: u32, from: &Sge<'_>) -> bool {
+        let Some(PeerQp { link, block, attached: Some(attached), .. }) = self.peer.as_deref_mut() else {
+            return false;
+        };
+        let AttachedPeer { line, qp } = attached;
+        let _operation = OperationGuard::begin(line);
+        qp.lane.prefetch(qp.recv.taken());
+        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
+        if ConnectionWord(block.connection.load(Acquire)) != qp.connection
+            || self.shared.state() != QpState::ReadyToSend
+            || !qp.access.contains(Access::REMOTE_WRITE)
+            || self.config.max_send_sge == 0
+            || from.pd != self.shared.pd
+            || from.len <= DEMOTE_MAX
+            || u64::from(from.len) > self.max_message
+        {
+            return false;
+        }
+        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
+        let (local, len) = (pointer(from.addr), from.len as usize);
+        let is_written = match memory.check(to.rkey, to.addr, from.len, Access::REMOTE_WRITE) {
+            // SAFETY: the entry is inside a live region.
+            Ok(RemotePtr::InPlace { addr, .. }) => unsafe { link.try_write_in_place(addr, local, len) },
+            Ok(RemotePtr::Mapped(at)) => {
+                // SAFETY: as above; `check` gave `at` for this many bytes, which stay valid while we are inside the operation.
+                unsafe { copy_apart(local, at, len) };
+                true
+            }
+            Err(_) => false,
+        };
+        if !is_written || !qp.lane.has_room(qp.recv.taken()) {
+            return false;
+        }
+        let Some(taken) = qp.recv.take(block, line) else { return false };
+        let completion = NewEntry {
+            opcode: Opcode::RecvWriteImm,
+            status: Status::Success,
+            byte_len: from.len,
+            imm: Some(imm),
+        };
+        // How many entries this side has read decides on a prefetch only. It is on cache lines that nothing else here needs, and messages of
+        // this length do not answer each other.
+        qp.lane.push(taken, &completion, &Data::Inline(&[]), 0);
+        true
+    }
+
     /// Executes a WRITE of one cache line, if nothing is in the way; otherwise it does nothing and returns false.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_write_line(&mut self, to: RemoteAddr, line: &[u8; 64]) -> bool {
         let Some(PeerQp { link, block, attached: Some(attached), .. }) = self.peer.as_deref_mut() else {
             return false;
@@ -345,6 +401,17 @@ impl PeerQp {
         qp.lane.publish(taken, &completion, true, received);
         true
     }
+}
+
+/// [`copy::copy`], apart from the code of its caller.
+///
+/// # Safety
+///
+/// As for [`copy::copy`].
+#[inline(never)]
+unsafe fn copy_apart(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::copy(from, to, len) };
 }
 
 /// Completes a request in failure: pushes the completion, moves the queue pair to ERR and, if asked, tells the peer.

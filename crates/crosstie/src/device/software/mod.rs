@@ -38,7 +38,7 @@
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
 //! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs` | receive queues |
-//! | `lane.rs`, `cq_ring.rs`, `cq.rs`, `cq_lanes.rs` | completion lanes, completion rings, completion queues and their lanes |
+//! | `lane.rs`, `cq_ring.rs`, `cq.rs`, `cq_lanes.rs`, `only_lane.rs` | completion lanes, completion rings, completion queues and their lanes |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
@@ -67,6 +67,7 @@ mod lane;
 mod lane_tests;
 mod layout;
 mod link;
+mod only_lane;
 mod peer_lines;
 mod peer_memory;
 mod peer_qp;

@@ -55,8 +55,8 @@ impl RecvCore {
 
     /// Tells the sender about a request with one buffer over the only rail, if the device can do that at once. Then it has arrived, and so
     /// have all earlier ones.
-    #[inline]
-    fn write_clear(&mut self, number: u64, slot: usize) -> bool {
+    #[inline(always)]
+    pub(super) fn write_clear(&mut self, number: u64, slot: usize) -> bool {
         let request = &mut self.requests[slot];
         let state = &mut self.rails[0];
         let Some(endpoint) = state.endpoint.as_deref_mut() else { return false };

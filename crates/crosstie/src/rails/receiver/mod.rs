@@ -3,11 +3,13 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | receives, their results, completions |
+//! | `single.rs` | the short way of a receive with one buffer over the only rail |
 //! | `clear_to_send.rs` | telling the sender about receives |
 //! | `repair.rs` | rails that fail and return, and the end of the connection |
 
 mod clear_to_send;
 mod repair;
+mod single;
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, MultiRegion, Opcode, clock};
 use repair::{Fence, PeerClosed};
+pub use single::Tested;
 
 /// A receive that was accepted. [`RecvConnection::test`](crate::rails::RecvConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,8 +80,9 @@ struct Request {
     rkey: u32,
     /// What arrived in it.
     size: usize,
-    /// The memory of a receive whose message may be staged.
+    /// The memory of a receive whose message may be staged: here, or in [`RecvCore::held`].
     staged_into: Option<Arc<MultiRegion>>,
+    uses_held: bool,
 }
 
 const _: () = assert!(size_of::<Request>() == 64);
@@ -141,12 +145,15 @@ pub(super) struct RecvCore {
     high_water: u32,
     pub(super) counters: Arc<ConnectionCounters>,
     clock: PollClock,
+    fences: Vec<Fence>,
+    peer_closed: Option<PeerClosed>,
     up: Mask,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
+    /// The memory of the last receives that took the short way, and how many of them are outstanding.
+    held: Option<Arc<MultiRegion>>,
+    held_by: u32,
     rails: [Rail; MAX_RAILS],
-    fences: Vec<Fence>,
-    peer_closed: Option<PeerClosed>,
     buffers: Box<[Buffers]>,
     ended: Option<Cause>,
     all_down_since: Option<u64>,
@@ -186,6 +193,8 @@ impl RecvCore {
             fences: Vec::new(),
             peer_closed: None,
             has_unsent: false,
+            held: None,
+            held_by: 0,
             ended: None,
             clock: PollClock::with_slow(SLOW_POLLS),
             all_down_since: None,
@@ -265,7 +274,7 @@ impl RecvCore {
         request.count = buffers.len() as u8;
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
         (request.mask, request.clear_rail, request.size) = (0, 0, 0);
-        request.staged_into = staged_into;
+        (request.staged_into, request.uses_held) = (staged_into, false);
         if buffers.len() > 1 {
             self.buffers[slot].sizes = [0; MAX_GROUP];
         }
@@ -381,6 +390,23 @@ impl RecvCore {
         consumed > 0
     }
 
+    /// Handles a completion of the only rail. False if the rail failed.
+    #[cold]
+    fn handle_one(&mut self, completion: &Completion) -> bool {
+        let Some(mut endpoint) = self.rails[0].endpoint.take() else { return false };
+        let mut consumed = 0;
+        let (memory, staging) = (&endpoint.memory, endpoint.staging.as_ref());
+        let handled = self.handle_completion(0, completion, memory, staging, &mut consumed);
+        endpoint.posted -= consumed.min(endpoint.posted);
+        self.rails[0].endpoint = Some(endpoint);
+        match handled {
+            Ok(true) => return true,
+            Ok(false) => self.report_rail(0),
+            Err(violation) => self.end(Cause::Violation(violation)),
+        }
+        false
+    }
+
     /// `Ok(false)` if the completion says that the rail failed.
     #[inline]
     fn handle_completion(
@@ -441,7 +467,13 @@ impl RecvCore {
         } else if !request.has_record {
             return Err(Violation::BadRecord { slot: imm.slot });
         }
-        let held = request.staged_into.take();
+        let held = if request.uses_held {
+            request.uses_held = false;
+            self.held_by -= 1;
+            self.held.clone().filter(|_| staged)
+        } else {
+            request.staged_into.take()
+        };
         if staged {
             // One part, on this rail: the staging memory is here. Its length was checked against the buffer's.
             let from = slot * self.agreed.staging as usize;

@@ -237,8 +237,9 @@ impl RecvCore {
             }
         }
         for request in &mut self.requests {
-            request.staged_into = None;
+            (request.staged_into, request.uses_held) = (None, false);
         }
+        (self.held, self.held_by) = (None, 0);
         self.up = 0;
         self.ended = Some(cause);
     }

@@ -28,11 +28,20 @@ use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, RemoteAddr, clock};
 use core::sync::atomic::Ordering::Relaxed;
-use single::Look;
+use single::Single;
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
+
+/// A send that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    /// It is done: so many bytes have arrived. There is nothing to test.
+    Done(usize),
+    /// It is under way, or done; test it.
+    Request(SendRequest),
+}
 
 /// The sends of one message: one cache line.
 #[derive(Debug, Default)]
@@ -78,10 +87,10 @@ impl Target {
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
-    rates: Rates,
-    /// Bytes and requests under way.
-    queued: u64,
+    /// Requests and bytes under way.
     outstanding: u32,
+    queued: u64,
+    rates: Rates,
     /// When a completion arrived, or the first request was posted, in nanoseconds.
     progress_at: u64,
     probed_at: Option<u64>,
@@ -108,18 +117,18 @@ impl Rail {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SendCore {
-    // What a message over one rail needs comes first, in few cache lines.
-    mailbox: Arc<Mailbox>,
     messages: Box<[Message]>,
-    protocol: Sender,
-    agreed: Agreement,
+    clock: PollClock,
+    // What a message over one rail needs is together, in few cache lines: the end of `head`, the beginning of `rails`, and what is between.
+    head: Head,
+    up: Mask,
+    mailbox: Arc<Mailbox>,
+    pub(super) counters: Arc<ConnectionCounters>,
     /// That of the context.
     context_id: u64,
-    pub(super) counters: Arc<ConnectionCounters>,
-    clock: PollClock,
-    up: Mask,
+    protocol: Sender,
+    agreed: Agreement,
     rails: [Rail; MAX_RAILS],
-    head: Head,
     transfers: Box<[Transfer]>,
     split: Split,
     ended: Option<Cause>,
@@ -185,14 +194,53 @@ impl SendCore {
     /// Starts to send `range` of `memory`. `None` if the receiver has not posted a buffer yet, or none with this tag in its
     /// current group: try again. The memory must not be changed before [`test`](SendCore::test) says that the send is
     /// done.
-    #[inline]
     pub(super) fn isend(
         &mut self,
         memory: &Memory,
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<SendRequest>, RequestError> {
+        let slot = self.protocol.next_message() as usize & (self.agreed.slots - 1);
+        if self.messages[slot].untaken > 0 && self.ended.is_none() {
+            self.progress();
+            return Ok(None);
+        }
+        Ok(self.start_send(memory, range, tag)?.map(|started| match started {
+            Started::Done(len) => self.record_done(len),
+            Started::Request(request) => request,
+        }))
+    }
+
+    /// As [`isend`](SendCore::isend). A send that the device has executed at once is done, and has no request.
+    #[inline]
+    pub(super) fn start_send(
+        &mut self,
+        memory: &Memory,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<Started>, RequestError> {
         // A connection that has ended has no rails.
+        if !self.mailbox.has_mail() && self.up != 0 && self.head.is_empty() && self.agreed.rails == 1 {
+            match self.try_send_single(memory, range.clone(), tag) {
+                Single::Done(len) => return Ok(Some(Started::Done(len))),
+                Single::NotReady => {
+                    self.check_time_if_due();
+                    return Ok(None);
+                }
+                Single::NotTaken => {}
+            }
+        }
+        self.start_any(memory, range, tag)
+    }
+
+    /// As [`start_send`](SendCore::start_send), for any send, in any state.
+    #[inline(never)]
+    fn start_any(
+        &mut self,
+        memory: &Memory,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<Started>, RequestError> {
         if self.mailbox.has_mail() || self.up == 0 {
             self.read_mail();
             if let Some(cause) = &self.ended {
@@ -200,18 +248,16 @@ impl SendCore {
             }
         }
         if self.head.is_empty() {
-            if self.agreed.rails == 1 {
-                match self.look_for_single(tag)? {
-                    Look::Nothing => return Ok(None),
-                    Look::Single(wanted) => return self.isend_single(memory, range, &wanted),
-                    Look::Other => {}
-                }
+            if self.agreed.rails == 1
+                && let Some(wanted) = self.read_single(tag)
+            {
+                return self.send_single(memory, range, &wanted);
             }
             if !self.look_for_head()? {
                 return Ok(None);
             }
         }
-        self.isend_ready(memory, range, tag)
+        Ok(self.isend_ready(memory, range, tag)?.map(Started::Request))
     }
 
     /// As [`isend`](SendCore::isend), when the receiver's clear-to-send has arrived.

@@ -14,59 +14,86 @@ use super::super::error::{Cause, RequestError};
 use super::super::head::{Source, read_one};
 use super::super::memory::Memory;
 use super::posting::post;
-use super::{Message, SendCore, SendRequest, Target, wr_id};
-use crate::device::{Data, PostError, SendOp, SendWr};
+use super::{Message, SendCore, SendRequest, Started, Target, wr_id};
+use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr, clock};
 use crate::memory::prefetch;
 
-/// What is there of the next message.
-pub(super) enum Look {
-    /// No clear-to-send.
-    Nothing,
-    /// The clear-to-send of a message with one buffer, which has this tag.
-    Single(ClearToSend),
-    /// Something else.
-    Other,
+/// What came of the short way.
+pub(super) enum Single {
+    /// All bytes have arrived: so many.
+    Done(usize),
+    /// There is no clear-to-send.
+    NotReady,
+    /// It is not the way of this message. Nothing has happened, apart from bytes that may have been written into the receiver's buffer.
+    NotTaken,
 }
 
 /// One of so many messages is measured.
 const SAMPLE: u64 = 16;
 
 impl SendCore {
-    /// Looks for the next message, on the only rail.
-    #[inline]
-    pub(super) fn look_for_single(&mut self, tag: u32) -> Result<Look, RequestError> {
+    /// Sends the next message over the only rail, if the device can execute it at once, and nothing else is to be done.
+    #[inline(always)]
+    pub(super) fn try_send_single(&mut self, memory: &Memory, range: Range<usize>, tag: u32) -> Single {
         let number = self.protocol.next_message();
         let slot = number as usize & (self.agreed.slots - 1);
         let at = slot * self.agreed.max_group * CTS_LEN;
-        let Some(endpoint) = &self.rails[0].endpoint else { return Ok(Look::Other) };
-        let sequence = endpoint.memory.load::<8>(at + 48).map_or(0, u64::from_le_bytes);
-        let wanted =
-            if sequence == number + 1 { read_one(&endpoint.memory, at, number, 0) } else { Ok(None) };
-        match wanted {
-            Ok(Some(wanted)) if wanted.count == 1 && wanted.tag == tag => Ok(Look::Single(wanted)),
-            Ok(Some(_)) => Ok(Look::Other),
-            Ok(None) => {
-                self.check_time_if_due();
-                Ok(Look::Nothing)
-            }
-            Err(violation) => {
-                self.end(Cause::Violation(violation));
-                Err(Cause::Violation(violation).into())
-            }
+        let Some(endpoint) = self.rails[0].endpoint.as_deref_mut() else { return Single::NotTaken };
+        let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { return Single::NotTaken };
+        if u64::from_le_bytes(sequence) != number + 1 {
+            return Single::NotReady;
         }
+        let Ok((sge, _)) = memory.first_sge(range) else { return Single::NotTaken };
+        if sge.len <= self.agreed.staging {
+            return Single::NotTaken;
+        }
+        let cells = &self.counters.rails[0];
+        prefetch::for_write(&raw const cells.bytes);
+        let Ok(Some(wanted)) = read_one(&endpoint.memory, at, number, 0) else { return Single::NotTaken };
+        if wanted.count != 1
+            || wanted.tag != tag
+            || memory.context != self.context_id
+            || u64::from(sge.len) > wanted.size
+            || self.protocol.outstanding() > 0
+        {
+            return Single::NotTaken;
+        }
+        let to = RemoteAddr { addr: wanted.addrs[0], rkey: wanted.rkeys[0] };
+        let imm = self.protocol.immediate(number, 1, 0, false);
+        let begin = if number.is_multiple_of(SAMPLE) { Some(clock::now()) } else { None };
+        let qp = endpoint.take_qp();
+        if !endpoint.qps[qp].try_write_imm_region(to, imm.bits(), &sge) || self.protocol.count_done().is_err()
+        {
+            return Single::NotTaken;
+        }
+        cells.bytes.add(sge.len.into());
+        cells.direct.add(1);
+        if begin.is_some() || self.rails[0].outstanding > 0 {
+            self.measure_single(begin, sge.len);
+        }
+        Single::Done(sge.len as usize)
+    }
+
+    /// The clear-to-send of the next message on the only rail, if it has arrived, is that of a message with one buffer, and has this tag.
+    pub(super) fn read_single(&mut self, tag: u32) -> Option<ClearToSend> {
+        let number = self.protocol.next_message();
+        let slot = number as usize & (self.agreed.slots - 1);
+        let at = slot * self.agreed.max_group * CTS_LEN;
+        let endpoint = self.rails[0].endpoint.as_ref()?;
+        // Another way finds what is wrong with it.
+        let wanted = read_one(&endpoint.memory, at, number, 0).ok()??;
+        (wanted.count == 1 && wanted.tag == tag).then_some(wanted)
     }
 
     /// Sends the next message over the only rail into the buffer `wanted`.
-    #[inline]
-    pub(super) fn isend_single(
+    pub(super) fn send_single(
         &mut self,
         memory: &Memory,
         range: Range<usize>,
         wanted: &ClearToSend,
-    ) -> Result<Option<SendRequest>, RequestError> {
+    ) -> Result<Option<Started>, RequestError> {
         let number = self.protocol.next_message();
         let slot = number as usize & (self.agreed.slots - 1);
-        prefetch::for_write(&raw const self.counters.rails[0].bytes);
         if self.messages[slot].untaken > 0 {
             self.progress();
             return Ok(None);
@@ -88,7 +115,7 @@ impl SendCore {
         let to = if is_staged {
             endpoint.peer_staging.at(slot as u64 * u64::from(self.agreed.staging))
         } else {
-            crate::device::RemoteAddr { addr: target.addrs[0], rkey: target.rkeys[0] }
+            RemoteAddr { addr: target.addrs[0], rkey: target.rkeys[0] }
         };
         let mut source = Source { len, ..Source::default() };
         (source.addrs[0], source.lkeys[0], source.domains[0]) = (sge.addr, sge.lkey, sge.pd);
@@ -98,7 +125,7 @@ impl SendCore {
         let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
         let qp = endpoint.take_qp();
         let cells = &self.counters.rails[0];
-        let begin = number.is_multiple_of(SAMPLE).then(crate::device::clock::now);
+        let begin = number.is_multiple_of(SAMPLE).then(clock::now);
         let posted = post(cells, || endpoint.qps[qp].post_or_execute(&wr));
         if is_staged {
             self.counters.staged.add(1);
@@ -108,19 +135,22 @@ impl SendCore {
         {
             cells.bytes.add(len.into());
             cells.direct.add(1);
-            self.messages[slot] =
-                Message { number, count: 1, untaken: 1, is_done: true, mask: 1, ..Message::default() };
-            self.messages[slot].lens[0] = len;
-            // The next message needs these.
-            let next = (slot + 1) & (self.agreed.slots - 1);
-            prefetch::for_write(&raw const self.messages[next]);
             if begin.is_some() || state.outstanding > 0 {
                 self.measure_single(begin, len);
             }
-        } else {
-            self.record_single(number, source, target, posted);
+            return Ok(Some(Started::Done(len as usize)));
         }
-        Ok(Some(SendRequest(number << 3)))
+        self.record_single(number, source, target, posted);
+        Ok(Some(Started::Request(SendRequest(number << 3))))
+    }
+
+    /// Records a message that is done, so that it can be tested. It is the last one.
+    pub(super) fn record_done(&mut self, len: usize) -> SendRequest {
+        let number = self.protocol.next_message().wrapping_sub(1);
+        let message = &mut self.messages[number as usize & (self.agreed.slots - 1)];
+        *message = Message { number, count: 1, untaken: 1, is_done: true, mask: 1, ..Message::default() };
+        message.lens[0] = len as u32;
+        SendRequest(number << 3)
     }
 
     /// Measures a message that was executed at once.
