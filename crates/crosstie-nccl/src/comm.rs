@@ -59,7 +59,16 @@ pub(crate) struct RecvComm {
     pub(crate) recent: RecentMemory,
     pub(crate) rails: Rails,
     pub(crate) device: &'static NetDevice,
-    pub(crate) flusher: Option<Flusher>,
+    /// Boxed: otherwise the table looks there whether its slot is in use.
+    pub(crate) flusher: Option<Box<Flusher>>,
+}
+
+impl RecvComm {
+    /// Lets go of memory that is being deregistered.
+    pub(crate) fn forget_memory(&mut self, key: Key) {
+        self.recent.forget(key);
+        self.connection.release_memory();
+    }
 }
 
 static LISTENS: Table<ListenComm> = table!(ListenComm, MAX_COMMS, Kind::Listen);
@@ -123,7 +132,7 @@ pub(crate) fn accept(listen: Key) -> Result<Option<Key>, Fault> {
     let Some(connection) = comm.listener.accept()? else { return Ok(None) };
     let (rails, device) = (comm.rails.clone(), comm.device);
     drop(comm);
-    let flusher = if device.has_gpu_memory() { Some(Flusher::new(&rails)?) } else { None };
+    let flusher = if device.has_gpu_memory() { Some(Box::new(Flusher::new(&rails)?)) } else { None };
     trace!("connected for receiving: {}", device.name().to_string_lossy());
     let make = |key: Key| {
         let (requests, recent) = (Requests::new(key), RecentMemory::default());

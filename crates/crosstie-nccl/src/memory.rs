@@ -22,13 +22,15 @@ const MAX_MEMORY: usize = 1 << 20;
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
-/// Memory that NCCL has registered.
+/// Memory that NCCL has registered. What each request needs is on one cache line.
+#[repr(C, align(64))]
 pub(crate) struct Registered {
-    start: usize,
-    len: usize,
     memory: Memory,
+    start: usize,
     pub(crate) is_gpu: bool,
 }
+
+const _: () = assert!(core::mem::offset_of!(Registered, is_gpu) <= 64);
 
 /// `None` only while the memory is being deregistered.
 static MEMORY: Table<Option<Arc<Registered>>> = table!(Option<Arc<Registered>>, MAX_MEMORY, Kind::Memory);
@@ -45,8 +47,8 @@ impl Registered {
         if size == 0 {
             return Ok((&self.memory, 0..0));
         }
-        let at = data.wrapping_sub(self.start);
-        if data < self.start || at > self.len || size > self.len - at {
+        let (at, len) = (data.wrapping_sub(self.start), self.memory.len());
+        if data < self.start || at > len || size > len - at {
             return Err(Fault::Argument("the buffer is not inside the memory of its handle"));
         }
         Ok((&self.memory, at..at + size))
@@ -65,19 +67,27 @@ const RECENT: usize = 8;
 
 impl RecentMemory {
     /// The memory with this key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&mut self, key: Key) -> Result<&Registered, Fault> {
         let entry = &mut self.entries[key.index() as usize % RECENT];
         if !matches!(entry, Some((known, _)) if *known == key) {
-            *entry = None;
+            RecentMemory::find(entry, key)?;
         }
         match entry {
             Some((_, registered)) => Ok(registered),
-            None => Ok(&entry.insert((key, Registered::find(key)?)).1),
+            None => Err(Fault::InvalidKey(Kind::Memory)),
         }
     }
 
-    fn forget(&mut self, key: Key) {
+    #[cold]
+    fn find(entry: &mut Option<(Key, Arc<Registered>)>, key: Key) -> Result<(), Fault> {
+        // The old one may be this memory before it was registered again.
+        *entry = None;
+        *entry = Some((key, Registered::find(key)?));
+        Ok(())
+    }
+
+    pub(crate) fn forget(&mut self, key: Key) {
         self.entries[key.index() as usize % RECENT].take_if(|(known, _)| *known == key);
     }
 }
@@ -107,7 +117,7 @@ pub(crate) fn register(comm: Key, data: *mut u8, size: usize, kind: c_int) -> Re
     let regions = unsafe { MultiRegion::register(rails.domains(), data, size, ACCESS)? };
     let memory = rails.adopt(regions)?;
     trace!("registered {size} bytes at {data:p}");
-    MEMORY.insert(Some(Arc::new(Registered { start: data.addr(), len: size, memory, is_gpu: false })))
+    MEMORY.insert(Some(Arc::new(Registered { memory, start: data.addr(), is_gpu: false })))
 }
 
 /// `regMrDmaBuf`: memory of a GPU, or of the host, that a DMA-BUF file descriptor names.
@@ -134,7 +144,7 @@ pub(crate) fn register_dma_buf(
     let memory = rails.adopt(regions)?;
     trace!("registered {size} bytes of GPU memory at {address:#x}");
     let start = address as usize;
-    MEMORY.insert(Some(Arc::new(Registered { start, len: size, memory, is_gpu: kind == PTR_CUDA })))
+    MEMORY.insert(Some(Arc::new(Registered { memory, start, is_gpu: kind == PTR_CUDA })))
 }
 
 /// `deregMr`. If a request of the comm still uses the memory, NCCL is aborting: the connection is aborted, so that nothing
@@ -159,14 +169,14 @@ pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
     if comm.is(Kind::Send) {
         SENDS.lock(comm)?.recent.forget(key);
     } else {
-        RECVS.lock(comm)?.recent.forget(key);
+        RECVS.lock(comm)?.forget_memory(key);
     }
-    let Registered { start, len, memory, is_gpu } = match Arc::try_unwrap(registered) {
+    let Registered { memory, start, is_gpu } = match Arc::try_unwrap(registered) {
         Ok(registered) => registered,
         Err(registered) => {
             // Other comms have used it.
             SENDS.for_each(|comm| comm.recent.forget(key));
-            RECVS.for_each(|comm| comm.recent.forget(key));
+            RECVS.for_each(|comm| comm.forget_memory(key));
             match Arc::try_unwrap(registered) {
                 Ok(registered) => registered,
                 Err(registered) => {
@@ -176,13 +186,21 @@ pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
             }
         }
     };
-    match memory.deregister(DEREGISTER_TIMEOUT) {
+    let deregistered = match memory.deregister(DEREGISTER_TIMEOUT) {
+        Err(DeregisterError::InUse(memory)) => {
+            // Another comm holds it for receives to come.
+            RECVS.for_each(|comm| comm.connection.release_memory());
+            memory.deregister(DEREGISTER_TIMEOUT)
+        }
+        deregistered => deregistered,
+    };
+    match deregistered {
         Ok(()) => MEMORY.remove(key).map(drop),
         Err(error) => {
             // It is not given back: a peer may still write there. NCCL may call again.
             let text = error.to_string();
             if let DeregisterError::InUse(memory) | DeregisterError::PeerBusy { memory, .. } = error {
-                *MEMORY.lock(key)? = Some(Arc::new(Registered { start, len, memory, is_gpu }));
+                *MEMORY.lock(key)? = Some(Arc::new(Registered { memory, start, is_gpu }));
             }
             Err(Fault::Deregister(text))
         }

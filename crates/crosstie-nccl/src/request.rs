@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 use crosstie::device::{Access, ConnectConfig, Cq, CqConfig, Data, Mr, QpConfig, RcQp, SendOp, SendWr};
-use crosstie::rails::{Rails, Received, RecvBuffer, RecvRequest, RequestError, SendRequest};
+use crosstie::rails::{Rails, RecvBuffer, RecvRequest, RequestError, Started, Tested};
 
 use crate::abi::Fault;
 use crate::comm::{RECVS, SENDS};
@@ -22,7 +22,7 @@ pub(crate) struct Buffer {
 
 /// A send that NCCL has not seen done.
 pub(crate) struct SendEntry {
-    request: SendRequest,
+    started: Started,
     pub(crate) memory: Key,
 }
 
@@ -43,62 +43,77 @@ impl RecvEntry {
 /// The requests of a comm. A key of a request is the index of the comm and of the slot, and the slot's generation.
 pub(crate) struct Requests<T> {
     comm: u32,
-    slots: Box<[(u32, Option<T>)]>,
-    free: Vec<u16>,
+    /// The first free slot, which names the next one. `NO_SLOT`: none is free.
+    free: u16,
+    slots: Box<[RequestSlot<T>]>,
+}
+
+/// A place for a request: one cache line.
+#[repr(align(64))]
+struct RequestSlot<T> {
+    generation: u32,
+    next_free: u16,
+    entry: Option<T>,
 }
 
 const SLOT_BITS: u32 = 10;
 /// Twice what NCCL uses.
 const SLOT_COUNT: usize = 2 * MAX_REQUESTS;
 const _: () = assert!(SLOT_COUNT <= 1 << SLOT_BITS);
+const NO_SLOT: u16 = u16::MAX;
 
 impl<T> Requests<T> {
     /// For the comm with this key.
     pub(crate) fn new(comm: Key) -> Requests<T> {
         // Keys of an earlier comm with the same index are most likely not valid for this one.
         let generation = comm.generation().wrapping_mul(0x9e37_79b1);
-        Requests {
-            comm: comm.index(),
-            slots: (0..SLOT_COUNT).map(|_| (generation, None)).collect(),
-            free: (0..SLOT_COUNT as u16).rev().collect(),
-        }
+        let next = |index| if index + 1 < SLOT_COUNT { index as u16 + 1 } else { NO_SLOT };
+        let slot = |index| RequestSlot { generation, next_free: next(index), entry: None };
+        Requests { comm: comm.index(), free: 0, slots: (0..SLOT_COUNT).map(slot).collect() }
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_full(&self) -> bool {
-        self.free.is_empty()
+        self.free == NO_SLOT
     }
 
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, kind: Kind, entry: T) -> Result<Key, Fault> {
-        let Some(index) = self.free.pop() else {
+        let index = self.free;
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return Err(Fault::TooMany { what: kind, limit: SLOT_COUNT });
         };
-        let slot = &mut self.slots[usize::from(index)];
-        slot.0 = slot.0.wrapping_add(1) % Key::GENERATIONS;
-        slot.1 = Some(entry);
-        Ok(Key::new(kind, slot.0, self.comm << SLOT_BITS | u32::from(index)))
+        self.free = slot.next_free;
+        slot.generation = slot.generation.wrapping_add(1) % Key::GENERATIONS;
+        slot.entry = Some(entry);
+        Ok(Key::new(kind, slot.generation, self.comm << SLOT_BITS | u32::from(index)))
     }
 
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, kind: Kind, key: Key) -> Result<&mut Option<T>, Fault> {
         let index = key.index() as usize & ((1 << SLOT_BITS) - 1);
         match self.slots.get_mut(index) {
-            Some((generation, entry)) if *generation == key.generation() && entry.is_some() => Ok(entry),
+            Some(RequestSlot { generation, entry, .. })
+                if *generation == key.generation() && entry.is_some() =>
+            {
+                Ok(entry)
+            }
             _ => Err(Fault::InvalidKey(kind)),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, key: Key) {
         let index = key.index() & ((1 << SLOT_BITS) - 1);
-        self.slots[index as usize].1 = None;
-        self.free.push(index as u16);
+        let slot = &mut self.slots[index as usize];
+        slot.entry = None;
+        slot.next_free = self.free;
+        self.free = index as u16;
     }
 
     /// Those that are not done.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().filter_map(|(_, entry)| entry.as_ref())
+        self.slots.iter().filter_map(|slot| slot.entry.as_ref())
     }
 }
 
@@ -112,24 +127,42 @@ pub(crate) fn isend(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
         return Ok(None);
     }
     let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
-    let sent = match comm.connection.isend(memory, range.clone(), buffer.tag as u32) {
+    let started = match comm.connection.start_send(memory, range.clone(), buffer.tag as u32) {
         // NCCL sends at most what the receiver takes.
         Err(RequestError::TooLong { room, .. }) => {
-            comm.connection.isend(memory, range.start..range.start + room, buffer.tag as u32)?
+            comm.connection.start_send(memory, range.start..range.start + room, buffer.tag as u32)?
         }
-        sent => sent?,
+        started => started?,
     };
-    let Some(request) = sent else { return Ok(None) };
-    comm.requests.insert(Kind::SendRequest, SendEntry { request, memory: buffer.memory }).map(Some)
+    let Some(started) = started else { return Ok(None) };
+    comm.requests.insert(Kind::SendRequest, SendEntry { started, memory: buffer.memory }).map(Some)
 }
 
-#[inline]
 fn recv_buffer<'a>(registered: &'a Registered, buffer: &Buffer) -> Result<RecvBuffer<'a>, Fault> {
     let (memory, range) = registered.range(buffer.data, buffer.size)?;
     Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
 }
 
-/// `irecv`. `None` if too many receives are outstanding.
+/// `irecv` for one buffer. `None` if too many receives are outstanding.
+#[inline(always)]
+pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
+    let mut comm = RECVS.lock(comm)?;
+    let comm = &mut *comm;
+    if comm.requests.is_full() {
+        comm.connection.progress();
+        return Ok(None);
+    }
+    let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
+    let request = comm.connection.irecv_single(memory, range, buffer.tag as u32)?;
+    if request.is_none() {
+        return Ok(None);
+    }
+    comm.requests
+        .insert(Kind::RecvRequest, RecvEntry { request, memory: buffer.memory, others: None })
+        .map(Some)
+}
+
+/// `irecv` for several buffers.
 pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault> {
     let mut comm = RECVS.lock(comm)?;
     let comm = &mut *comm;
@@ -137,74 +170,61 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
         comm.connection.progress();
         return Ok(None);
     }
-    let received = if let [buffer] = buffers {
-        comm.connection.irecv(&[recv_buffer(comm.recent.get(buffer.memory)?, buffer)?])?
-    } else {
-        let memory = buffers.iter().map(|buffer| Registered::find(buffer.memory));
-        let memory = memory.collect::<Result<Vec<_>, _>>()?;
-        let parts = memory.iter().zip(buffers).map(|(registered, buffer)| recv_buffer(registered, buffer));
-        comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?
-    };
+    let memory = buffers.iter().map(|buffer| Registered::find(buffer.memory));
+    let memory = memory.collect::<Result<Vec<_>, _>>()?;
+    let parts = memory.iter().zip(buffers).map(|(registered, buffer)| recv_buffer(registered, buffer));
+    let received = comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?;
     let Some(request) = received else { return Ok(None) };
     let Some((first, others)) = buffers.split_first() else { return Ok(None) };
-    let others = (!others.is_empty()).then(|| others.iter().map(|buffer| buffer.memory).collect());
+    let others = Some(others.iter().map(|buffer| buffer.memory).collect());
     let entry = RecvEntry { request: Some(request), memory: first.memory, others };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
 
-/// What a request that is done did.
-pub(crate) enum Done {
-    Sent(usize),
-    Received(Received),
-    Flushed,
-}
-
-impl Done {
-    /// Bytes per buffer.
-    #[inline]
-    pub(crate) fn sizes(&self) -> &[usize] {
-        match self {
-            Done::Sent(size) => core::slice::from_ref(size),
-            Done::Received(received) => received.sizes(),
-            Done::Flushed => &[],
-        }
-    }
-}
-
-/// `test`: `Some` ends the request.
-#[inline]
-pub(crate) fn test(key: Key) -> Result<Option<Done>, Fault> {
+/// `test`: true ends the request. `take_sizes` gets the bytes of each buffer.
+#[inline(always)]
+pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Fault> {
     let index = key.index() >> SLOT_BITS;
     if key.is(Kind::SendRequest) {
         let mut comm = SENDS.lock_index(index)?;
         let comm = &mut *comm;
-        let Some(entry) = comm.requests.get(Kind::SendRequest, key)? else { return Ok(None) };
-        let Some(len) = comm.connection.test(entry.request)? else { return Ok(None) };
+        let Some(entry) = comm.requests.get(Kind::SendRequest, key)? else { return Ok(false) };
+        let len = match entry.started {
+            Started::Done(len) => len,
+            Started::Request(request) => match comm.connection.test(request)? {
+                Some(len) => len,
+                None => return Ok(false),
+            },
+        };
         comm.requests.remove(key);
-        return Ok(Some(Done::Sent(len)));
+        take_sizes(&[len]);
+        return Ok(true);
     }
     if !key.is(Kind::RecvRequest) {
         return Err(Fault::InvalidKey(Kind::RecvRequest));
     }
     let mut comm = RECVS.lock_index(index)?;
     let comm = &mut *comm;
-    let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(None) };
-    let done = match entry.request {
-        Some(request) => match comm.connection.test(request)? {
-            Some(received) => Done::Received(received),
-            None => return Ok(None),
+    let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(false) };
+    match entry.request {
+        Some(request) => match comm.connection.test_single(request) {
+            Tested::Done(len) => take_sizes(&[len]),
+            Tested::Pending => return Ok(false),
+            Tested::Other => match comm.connection.test(request)? {
+                Some(received) => take_sizes(received.sizes()),
+                None => return Ok(false),
+            },
         },
         None => {
             if let Some(flusher) = &mut comm.flusher
                 && !flusher.is_done()?
             {
-                return Ok(None);
+                return Ok(false);
             }
-            Done::Flushed
         }
-    };
+    }
     comm.requests.remove(key);
-    Ok(Some(done))
+    Ok(true)
 }
 
 /// `iflush`: makes received bytes visible to the GPU. `None` if there is nothing to do: for memory of the host.

@@ -10,16 +10,22 @@ use crate::abi::Fault;
 use crate::key::{Key, Kind};
 use crate::lock::{Lock, LockGuard};
 
-/// Objects of one kind, as many as it has slots.
+/// Objects of one kind, as many as it has slots. It is constant itself, so that a lookup does not load it.
 pub(crate) struct Table<T: 'static> {
     kind: Kind,
     slots: &'static [AtomicPtr<Slot<T>>],
-    free: Mutex<Free>,
+    free: &'static Mutex<Free>,
 }
 
-struct Free {
+pub(crate) struct Free {
     removed: Vec<u32>,
     used: u32,
+}
+
+impl Free {
+    pub(crate) const fn new() -> Free {
+        Free { removed: Vec::new(), used: 0 }
+    }
 }
 
 /// A place for an object: the lock, and what a call looks at first, are on one cache line.
@@ -39,7 +45,9 @@ macro_rules! table {
     ($kind_of:ty, $limit:expr, $kind:expr) => {{
         static SLOTS: [core::sync::atomic::AtomicPtr<$crate::table::Slot<$kind_of>>; $limit] =
             [const { core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()) }; $limit];
-        $crate::table::Table::new($kind, &SLOTS)
+        static FREE: std::sync::Mutex<$crate::table::Free> =
+            std::sync::Mutex::new($crate::table::Free::new());
+        $crate::table::Table::new($kind, &SLOTS, &FREE)
     }};
 }
 pub(crate) use table;
@@ -67,8 +75,12 @@ impl<T> core::ops::DerefMut for Guard<T> {
 }
 
 impl<T> Table<T> {
-    pub(crate) const fn new(kind: Kind, slots: &'static [AtomicPtr<Slot<T>>]) -> Table<T> {
-        Table { kind, slots, free: Mutex::new(Free { removed: Vec::new(), used: 0 }) }
+    pub(crate) const fn new(
+        kind: Kind,
+        slots: &'static [AtomicPtr<Slot<T>>],
+        free: &'static Mutex<Free>,
+    ) -> Table<T> {
+        Table { kind, slots, free }
     }
 
     /// Adds an object.
@@ -100,7 +112,7 @@ impl<T> Table<T> {
     }
 
     /// Exclusive access to the object with this key. Waits while another thread has it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self, key: Key) -> Result<Guard<T>, Fault> {
         let guard = self.guard(self.find(key)?)?;
         if guard.entry.generation != key.generation() {
@@ -110,12 +122,13 @@ impl<T> Table<T> {
     }
 
     /// As [`lock`](Table::lock), for the object that is in a slot now, whatever its generation.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock_index(&self, index: u32) -> Result<Guard<T>, Fault> {
-        self.guard(self.slot(index).ok_or(Fault::InvalidKey(self.kind))?)
+        let Some(slot) = self.slot(index) else { return Err(Fault::InvalidKey(self.kind)) };
+        self.guard(slot)
     }
 
-    #[inline]
+    #[inline(always)]
     fn guard(&self, slot: &'static Slot<T>) -> Result<Guard<T>, Fault> {
         let entry = slot.entry.lock();
         if entry.is_poisoned() {
@@ -166,15 +179,17 @@ impl<T> Table<T> {
         Ok(value)
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, key: Key) -> Result<&'static Slot<T>, Fault> {
         if !key.is(self.kind) {
             return Err(Fault::InvalidKey(self.kind));
         }
-        self.slot(key.index()).ok_or(Fault::InvalidKey(self.kind))
+        // `ok_or` would make the error, and drop it, in every call.
+        let Some(slot) = self.slot(key.index()) else { return Err(Fault::InvalidKey(self.kind)) };
+        Ok(slot)
     }
 
-    #[inline]
+    #[inline(always)]
     fn slot(&self, index: u32) -> Option<&'static Slot<T>> {
         // Acquire, partner: the Release store in `insert_with`.
         let slot = self.slots.get(index as usize)?.load(Acquire);

@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn irecv(
         };
         let comm = Key::from_ptr(comm);
         let received = if count == 1 {
-            request::irecv(comm, &[buffer(0)?])?
+            request::irecv_single(comm, &buffer(0)?)?
         } else {
             request::irecv(comm, &(0..count).map(buffer).collect::<Result<Vec<_>, _>>()?)?
         };
@@ -206,13 +206,15 @@ pub(crate) unsafe extern "C" fn test(request: Handle, done: *mut c_int, sizes: *
     run("test", || {
         let done = output(done, "done")?;
         done.set(0);
-        if let Some(result) = request::test(Key::from_ptr(request))? {
-            for (index, size) in result.sizes().iter().enumerate() {
+        let is_done = request::test(Key::from_ptr(request), |received| {
+            for (index, size) in received.iter().enumerate() {
                 if !sizes.is_null() {
                     // SAFETY: if NCCL wants sizes, it passes an array with one element for each buffer of the request.
                     unsafe { sizes.add(index).write(c_int::try_from(*size).unwrap_or(c_int::MAX)) };
                 }
             }
+        })?;
+        if is_done {
             done.set(1);
         }
         Ok(())

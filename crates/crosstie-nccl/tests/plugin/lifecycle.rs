@@ -10,6 +10,10 @@ pub(crate) const CASES: &[Case] = &[
     ("destroyed_communicators_can_be_created_again", destroyed_communicators_can_be_created_again),
     ("versions_can_be_used_together", versions_can_be_used_together),
     ("deregister_before_close_when_all_is_done", deregister_before_close_when_all_is_done),
+    (
+        "deregister_succeeds_after_receives_of_another_comm",
+        deregister_succeeds_after_receives_of_another_comm,
+    ),
     ("deregister_aborts_outstanding_receives", deregister_aborts_outstanding_receives),
     ("deregister_aborts_sends_of_an_incomplete_group", deregister_aborts_sends_of_an_incomplete_group),
     (
@@ -76,6 +80,30 @@ fn deregister_before_close_when_all_is_done() {
     transfer(&net, &pair, 1, 30_000);
     // The memory is gone; the connection is not.
     transfer(&net, &pair, 2, 30_000);
+    pair.close();
+    net.close();
+}
+
+/// The other comm has used so many memories since that it does not know this one any more; its connection still holds it.
+fn deregister_succeeds_after_receives_of_another_comm() {
+    let net = Net::open(11);
+    let (pair, other) = (Pair::new(&net), Pair::new(&net));
+    let mut from = Buffer::new(&net, pair.send, 64);
+    let mut first = Buffer::new(&net, other.recv, 64);
+    let mut later: Vec<_> = (0..32).map(|_| Buffer::new(&net, pair.recv, 64)).collect();
+    let mut receives = vec![receive(&net, pair.recv, &mut first, &[(0, 64, 0)])];
+    receives.extend(later.iter_mut().take(16).map(|to| receive(&net, pair.recv, to, &[(0, 64, 0)])));
+    for receive in receives {
+        let sent = send(&net, pair.send, &mut from, 0, 64, 0);
+        assert_eq!(finish(&net, receive, 1), [64]);
+        finish(&net, sent, 1);
+    }
+    first.free();
+    for buffer in later {
+        buffer.free();
+    }
+    from.free();
+    other.close();
     pair.close();
     net.close();
 }
