@@ -30,6 +30,16 @@ pub(crate) enum Provider {
     Fault(fault::Cq),
 }
 
+/// The result of [`Cq::take_receive`].
+pub(crate) enum NextReceive {
+    /// One was taken. `is_stream`: its connection had one at the look before, too.
+    Taken { is_stream: bool },
+    /// There is nothing to poll.
+    Nothing,
+    /// Only a poll can say.
+    Unknown,
+}
+
 impl Cq {
     /// Calls `each` with up to `max` completions, and returns how many there were. Never blocks.
     ///
@@ -47,10 +57,10 @@ impl Cq {
 
     /// Takes one completion of a receive into `to`, or says that there is nothing to poll, where the device knows that for less than a poll costs.
     #[inline(always)]
-    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> software::NextReceive {
+    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {
         match &mut self.provider {
             Provider::Software(x) => x.take_receive(to),
-            _ => software::NextReceive::Unknown,
+            _ => NextReceive::Unknown,
         }
     }
 

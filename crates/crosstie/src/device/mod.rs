@@ -166,6 +166,7 @@ pub use config::{
     ConnectConfig, CqConfig, DeviceAttr, DeviceCounters, QpConfig, QpState, SrqConfig, rnr_delay,
 };
 pub use cq::Cq;
+pub(crate) use cq::NextReceive;
 pub use device::Device;
 pub use error::{CqError, DeregisterError, DeviceError, OutOfRegion, PostError};
 pub use mr::Mr;

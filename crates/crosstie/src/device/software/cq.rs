@@ -28,6 +28,7 @@ use super::recv::{SharedRecvQueue, TakenSlot};
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
+use crate::device::cq::NextReceive;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::stalled::{MAX_STALLED, StalledPositions};
@@ -179,16 +180,6 @@ pub struct Cq {
     looks_before_pause: u8,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
-}
-
-/// The result of [`Cq::take_receive`].
-pub(crate) enum NextReceive {
-    /// One was taken. `is_stream`: its lane had one at the look before, too.
-    Taken { is_stream: bool },
-    /// There is nothing to poll.
-    Nothing,
-    /// Only a poll can say.
-    Unknown,
 }
 
 /// Receives that the poller completes because their sender will not.

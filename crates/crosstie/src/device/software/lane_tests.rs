@@ -4,11 +4,10 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::NextReceive;
 use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
 use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::{CqHeader, QpBlock, QpNum, qp_block_at};
-use crate::device::cq::Provider;
+use crate::device::cq::{NextReceive, Provider};
 use crate::device::*;
 use crate::memory::segment::{SharedRef, SharedSlice};
 use crate::ring::stalled::MAX_STALLED;

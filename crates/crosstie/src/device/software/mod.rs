@@ -86,7 +86,7 @@ mod srq;
 mod state;
 
 pub use cq::Cq;
-pub(crate) use cq::{CqParker, NextReceive};
+pub(crate) use cq::CqParker;
 pub use datagram::{Ah, UdQp};
 pub use rc::{FailHandle, RcQp};
 pub use setup::{Config, Device, Mr, Pd};
