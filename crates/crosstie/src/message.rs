@@ -45,9 +45,11 @@ pub(crate) mod sealed {
         fn bytes(&self) -> &[u8];
     }
 
-    /// The last message. A small one stays in the words that it was copied into, and is validated again by whoever asks for it. A value
-    /// made of it would be stored in parts, field by field: a load that is wider than such a part waits until all stores before it have left
-    /// the core, and these wait for the cache lines of earlier messages.
+    /// The last message that arrived.
+    ///
+    /// A small message stays in the words that it was copied into, and each access validates it again. To keep it as a `T` would be slower:
+    /// the compiler stores a `T` field by field, and a later load that spans several fields waits until all of these stores have left the
+    /// core.
     #[derive(Debug)]
     pub struct Typed<T> {
         words: [u64; SMALL / 8],

@@ -176,7 +176,7 @@ pub struct Cq {
     pub(super) seen_version: u32,
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
-    /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it has paused.
+    /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it does not pause.
     looks_before_pause: u8,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
