@@ -78,12 +78,28 @@ fn allocated_memory(_: &mut Random) -> Fallible {
 }
 
 fn memory_in_place(_: &mut Random) -> Fallible {
+    // A peer may map shared memory, after some messages, and then copies by itself; the kernel copies into private memory.
+    for sharing in [libc::MAP_PRIVATE, libc::MAP_SHARED] {
+        stop_inside_memory_in_place(sharing)?;
+    }
+    Ok(())
+}
+
+fn stop_inside_memory_in_place(sharing: i32) -> Fallible {
     let node = Node::new(256 << 20)?;
-    let mut memory = vec![0u8; LARGE];
-    // SAFETY: the vector outlives the region, and is used through raw pointers and the region only until it is deregistered.
-    let region = unsafe { node.pd.register(memory.as_mut_ptr(), LARGE, Access::ALL)? };
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let base =
+        unsafe { libc::mmap(std::ptr::null_mut(), LARGE, access, sharing | libc::MAP_ANONYMOUS, -1, 0) };
+    check(base != libc::MAP_FAILED, "no memory")?;
+    // SAFETY: the memory outlives the region, and is used through raw pointers and the region only until it is deregistered.
+    let region = unsafe { node.pd.register(base.cast(), LARGE, Access::ALL)? };
     let mut peer = Peer::start()?;
     let qp = node.connect(&mut peer, &region)?;
+    for _ in 0..100 {
+        peer.order("small")?;
+        peer.expect("Success")?;
+    }
     peer.stop_inside_write(&region)?;
     drop(qp);
     let Err(first) = region.deregister(Duration::from_millis(20)) else {
@@ -102,9 +118,13 @@ fn memory_in_place(_: &mut Random) -> Fallible {
     check(elsewhere.deregister(Duration::ZERO).is_ok(), "a region of another domain waits")?;
     peer.signal(libc::SIGCONT)?;
     second.region.deregister(TIMEOUT)?;
+    // SAFETY: the memory is ours again.
+    let memory = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), LARGE) };
     memory.fill(OURS);
     peer.wait_for_write()?;
     check(memory.iter().all(|byte| *byte == OURS), "the caller's own memory was overwritten")?;
+    // SAFETY: the mapping is ours, and nothing refers to it.
+    unsafe { libc::munmap(base, LARGE) };
     node.check_works()
 }
 

@@ -27,11 +27,16 @@ pub(super) const MAX_CHUNKS: usize = 1 << 20;
 /// In place of a chunk's number: no chunk can be taken.
 const CLOSED: u32 = u32::MAX;
 
+/// In place of a process id: the memory of the other process is mapped into this one.
+pub(super) const HERE: i32 = 0;
+
 /// A copy between this process and another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Transfer {
+    /// The other process, or [`HERE`].
     pub(super) pid: i32,
     pub(super) write: bool,
+    /// An address in the other process; in this one if `pid` is [`HERE`].
     pub(super) remote: u64,
     pub(super) local: u64,
     pub(super) len: usize,

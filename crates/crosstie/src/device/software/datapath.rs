@@ -9,7 +9,7 @@ use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered
 use super::error::ExecuteError;
 use super::lane::{LANE_DATA, Lane, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
-use super::link::Link;
+use super::link::{Link, copy_into_mapping};
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
 use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp, attach};
 use super::progress::Progress;
@@ -144,9 +144,19 @@ impl RcQp {
         }
         let memory = PeerMemory { link, pd: qp.pd, streaming: false };
         let (local, len) = (pointer(from.addr), from.len as usize);
-        let is_written = match memory.check(to.rkey, to.addr, from.len, Access::REMOTE_WRITE) {
+        let target = memory
+            .check(to.rkey, to.addr, from.len, Access::REMOTE_WRITE)
+            .map(|target| qp.mappings.resolve(link, target, from.len));
+        let is_written = match target {
             // SAFETY: the entry is inside a live region.
-            Ok(RemotePtr::InPlace { addr, .. }) => unsafe { link.try_write_in_place(addr, local, len) },
+            Ok(RemotePtr::InPlace { addr, mapped: None, .. }) => unsafe {
+                link.try_write_in_place(addr, local, len)
+            },
+            Ok(RemotePtr::InPlace { mapped: Some(at), .. }) => {
+                // SAFETY: as above; `resolve` gave `at` for this many bytes, which stay valid while we are inside the operation.
+                unsafe { copy_into_mapping(local, at.as_ptr(), len) };
+                true
+            }
             Ok(RemotePtr::Mapped(at)) => {
                 // SAFETY: as above; `check` gave `at` for this many bytes, which stay valid while we are inside the operation.
                 unsafe { copy_apart(local, at, len) };
@@ -505,12 +515,13 @@ pub(super) fn execute(
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            memory.write(target, data)?;
+            memory.write(attached.mappings.resolve(link, target, len), data)?;
         }
         SendOp::WriteImm(to, imm) => {
             attached.lane.prefetch(attached.recv.taken());
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
+            let target = attached.mappings.resolve(link, target, len);
             // A short message travels in the completion as well: nobody may ever read it at its target.
             let mapped = match target {
                 RemotePtr::Mapped(at) if len as usize > LANE_DATA => Some(at),
@@ -573,7 +584,7 @@ pub(super) fn execute(
                 {
                     Ok(former) | Err(former) => former,
                 },
-                RemotePtr::InPlace { addr, key } => link
+                RemotePtr::InPlace { addr, key, .. } => link
                     .atomic_in_place(Request::COMPARE_SWAP, key, addr, compare, swap)
                     .map_err(ExecuteError::both_ends)?,
             };
@@ -584,7 +595,7 @@ pub(super) fn execute(
             let former = match memory.check_atomic(remote.rkey, remote.addr)? {
                 // SAFETY: as above.
                 RemotePtr::Mapped(at) => unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, SeqCst),
-                RemotePtr::InPlace { addr, key } => link
+                RemotePtr::InPlace { addr, key, .. } => link
                     .atomic_in_place(Request::FETCH_ADD, key, addr, add, 0)
                     .map_err(ExecuteError::both_ends)?,
             };

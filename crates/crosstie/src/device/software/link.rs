@@ -12,7 +12,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
 use super::copy_helpers::{CopyHelpers, MIN_SHARED};
-use super::copy_job::Transfer;
+use super::copy_job::{HERE, Transfer};
 use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
@@ -394,13 +394,42 @@ fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
     }
 }
 
+/// Copies into memory of another process that is mapped into this one.
+///
 /// # Safety
 ///
-/// `local..local + len` is valid for reads, and for writes if `write` is false.
+/// As for [`copy`](crate::memory::copy::copy).
+#[inline(never)]
+pub(super) unsafe fn copy_into_mapping(from: *const u8, to: *mut u8, len: usize) {
+    if len >= MIN_SHARED
+        && let Some(helpers) = CopyHelpers::of_process(copy_between_processes)
+    {
+        let (remote, local) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+        // SAFETY: the caller's promise.
+        let error = unsafe { helpers.copy(&Transfer { pid: HERE, write: true, remote, local, len }) };
+        debug_assert_eq!(error, 0);
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { crate::memory::copy::copy(from, to, len) };
+    }
+}
+
+/// A [`CopyFunction`](super::copy_helpers::CopyFunction).
+///
+/// # Safety
+///
+/// `local..local + len` is valid for reads, and for writes if `write` is false. If `pid` is [`HERE`], the same holds for `remote`, with reads and
+/// writes exchanged.
 unsafe fn copy_between_processes(transfer: &Transfer) -> i32 {
     let Transfer { pid, write, remote, local, len } = *transfer;
-    let Some(pid) = Pid::from_raw(pid) else { return libc::ESRCH };
     let local = core::ptr::with_exposed_provenance_mut(local as usize);
+    let Some(pid) = Pid::from_raw(pid) else {
+        let remote = core::ptr::with_exposed_provenance_mut(remote as usize);
+        let (from, to) = if write { (local, remote) } else { (remote, local) };
+        // SAFETY: the caller's promise: `pid` is `HERE`.
+        unsafe { crate::memory::copy::copy(from, to, len) };
+        return 0;
+    };
     // SAFETY: the caller's promise.
     unsafe { process_vm(pid, write, remote, local, len) }.err().unwrap_or(0)
 }

@@ -2,8 +2,8 @@
 //!
 //! **The poster's thread executes the operation.** A WRITE is a lookup in the peer's table of regions and a copy into its
 //! mapped segment; a completion is a store of one cache line into the peer's completion lane. The peer's CPU takes no part. There are two
-//! exceptions. Memory registered in place is reached with `process_vm_writev`; atomics on it, and all access where the
-//! kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
+//! exceptions. Memory registered in place is reached with `process_vm_writev`, unless it can be mapped (`peer_mapping.rs`); atomics on it, and all
+//! access where the kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
 //! peer not ready) is retried by a progress thread here.
 //!
 //! ```text
@@ -36,7 +36,7 @@
 //! | `layout.rs` | layout of a segment |
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
-//! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
+//! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs` | receive queues |
 //! | `lane.rs`, `cq_ring.rs`, `cq.rs`, `cq_lanes.rs`, `only_lane.rs` | completion lanes, completion rings, completion queues and their lanes |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
@@ -69,6 +69,7 @@ mod layout;
 mod link;
 mod only_lane;
 mod peer_lines;
+mod peer_mapping;
 mod peer_memory;
 mod peer_qp;
 mod progress;

@@ -3,11 +3,12 @@
 //! The caller holds an [`OperationGuard`](super::quiescence::OperationGuard) of that peer, so a region that was found here
 //! cannot be freed before the operation ends.
 
+use core::ptr::NonNull;
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
 use super::error::ExecuteError;
 use super::layout::{IN_PLACE, RegionKey};
-use super::link::Link;
+use super::link::{Link, copy_into_mapping};
 use super::recv::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
 use crate::device::{Access, Data, Status};
@@ -19,7 +20,8 @@ pub(super) enum RemotePtr {
     /// Mapped into this process.
     Mapped(*mut u8),
     /// Registered in place by another process; reached with `process_vm_*` or through the peer's service thread.
-    InPlace { addr: u64, key: u32 },
+    /// `mapped`: where it is mapped into this process, if it is, see `peer_mapping.rs`.
+    InPlace { addr: u64, key: u32, mapped: Option<NonNull<u8>> },
 }
 
 impl RemotePtr {
@@ -27,9 +29,11 @@ impl RemotePtr {
     pub(super) fn at(self, offset: usize) -> RemotePtr {
         match self {
             RemotePtr::Mapped(at) => RemotePtr::Mapped(at.wrapping_add(offset)),
-            RemotePtr::InPlace { addr, key } => {
-                RemotePtr::InPlace { addr: addr.wrapping_add(offset as u64), key }
-            }
+            RemotePtr::InPlace { addr, key, mapped } => RemotePtr::InPlace {
+                addr: addr.wrapping_add(offset as u64),
+                key,
+                mapped: mapped.and_then(|at| NonNull::new(at.as_ptr().wrapping_add(offset))),
+            },
         }
     }
 }
@@ -63,7 +67,7 @@ impl PeerMemory<'_> {
         }
         match entry.offset.load(Relaxed) {
             IN_PLACE if self.link.pid.is_none() => Some(RemotePtr::Mapped(pointer(addr))),
-            IN_PLACE => Some(RemotePtr::InPlace { addr, key }),
+            IN_PLACE => Some(RemotePtr::InPlace { addr, key, mapped: None }),
             start => {
                 let at = self.link.segment.bytes(start.checked_add(offset)?, len.into())?;
                 Some(RemotePtr::Mapped(at.as_ptr()))
@@ -128,8 +132,12 @@ impl PeerMemory<'_> {
         match to {
             // SAFETY: the caller's promise.
             RemotePtr::Mapped(to) => unsafe { self.copy_mapped(from, to, len) },
+            // SAFETY: the caller's promise.
+            RemotePtr::InPlace { mapped: Some(to), .. } => unsafe {
+                copy_into_mapping(from, to.as_ptr(), len);
+            },
             // SAFETY: the caller's promise; the local memory is only read.
-            RemotePtr::InPlace { addr, key } => unsafe {
+            RemotePtr::InPlace { addr, key, mapped: None } => unsafe {
                 self.link.copy_in_place(true, key, addr, from.cast_mut(), len)?;
             },
         }
@@ -168,7 +176,7 @@ impl PeerMemory<'_> {
                 // SAFETY: the entry is inside a live region with local write access; `from` was checked.
                 RemotePtr::Mapped(from) => unsafe { self.copy_mapped(from, to, sge.len as usize) },
                 // SAFETY: as above.
-                RemotePtr::InPlace { addr, key } => unsafe {
+                RemotePtr::InPlace { addr, key, .. } => unsafe {
                     self.link
                         .copy_in_place(false, key, addr, to, sge.len as usize)
                         .map_err(ExecuteError::both_ends)?;

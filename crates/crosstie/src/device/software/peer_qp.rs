@@ -8,6 +8,7 @@ use super::lane::PeerLane;
 use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block_at, taker_of_qp};
 use super::link::Link;
 use super::peer_lines::OpenLine;
+use super::peer_mapping::PeerMappings;
 use super::recv::PeerRecvQueue;
 use crate::device::{Access, ConnectConfig, Status};
 use crate::memory::segment::SharedRef;
@@ -41,6 +42,8 @@ pub(super) struct AttachedQp {
     pub(super) pd: u32,
     pub(super) access: Access,
     pub(super) rnr_timer: u8,
+    /// Memory that the peer registered in place and that is mapped here.
+    pub(super) mappings: PeerMappings,
     /// Address that the last WRITE+IMM wrote to, for prefetching.
     pub(super) last_at: usize,
 }
@@ -95,6 +98,7 @@ pub(super) fn attach(
         pd: block.pd.load(Relaxed),
         access: Access::from_bits_truncate(block.access.load(Relaxed)),
         rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
+        mappings: PeerMappings::new(),
         last_at: 0,
     };
     Ok(AttachedPeer { line, qp })
