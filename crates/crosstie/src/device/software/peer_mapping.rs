@@ -362,6 +362,26 @@ mod tests {
         5000-6000 rw-p 00000000 00:00 0 \xff\xfe\n\
         8000-9000 r--s 00000000 00:01 5 /dev/zero (deleted)\n";
 
+    /// The peer may claim a longer region at any time: what is mapped has the bounds that it had when it was mapped.
+    #[test]
+    fn a_message_outside_of_what_is_mapped_is_not_found() {
+        let mut bytes = [0u8; 100];
+        let target = Target { key: 7, addr: 1 << 48 | 5000, len: 100, at: bytes.as_mut_ptr() };
+        let find = |key, addr, len| target.find(key, addr, len).map(|at| at.addr() - target.at.addr());
+        for (offset, len) in [(0, 100), (99, 1), (40, 60), (0, 0)] {
+            assert_eq!(find(7, target.addr + offset, len), Some(offset as usize), "{len} bytes at {offset}");
+        }
+        for (offset, len) in
+            [(0, 101), (99, 2), (100, 0), (100, 1), (u64::MAX, 1), (u64::MAX, 2), (0, u32::MAX)]
+        {
+            assert_eq!(find(7, target.addr.wrapping_add(offset), len), None, "{len} bytes at {offset}");
+        }
+        assert_eq!(find(8, target.addr, 1), None, "another key");
+        assert_eq!(find(7, 5000, 1), None, "another tag");
+        assert_eq!(Target::NONE.find(7, 0, 1), None);
+        assert_eq!(Target::NONE.find(0, 0, 0), None);
+    }
+
     #[test]
     fn the_area_of_a_region_is_found_in_a_list_of_mappings() {
         let find = |start, end| Area::find(LIST, start, end).unwrap();
