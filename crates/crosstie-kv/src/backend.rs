@@ -25,9 +25,9 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[repr(u8)]
 pub enum Backend {
-    /// The client's daemon forwards the request to the daemon that owns the connection with that node.
+    /// The client's daemon forwards the request to the daemon with the number of the one that owns the key; the two are connected.
     Meta = 1,
-    /// The client writes the request into the ring of daemon 0, which owns the connections with all nodes.
+    /// The client writes the request into the ring of that daemon itself.
     #[default]
     Delegation = 2,
 }
@@ -49,17 +49,13 @@ impl Backend {
         }
     }
 
-    /// The daemon, of `daemons`, that owns the connection with the node `rank`.
-    #[inline]
-    pub fn connection_owner(self, rank: u32, daemons: u32) -> u32 {
-        match self {
-            Backend::Meta => rank % daemons,
-            Backend::Delegation => 0,
-        }
+    /// Whether clients write requests for other nodes into rings of the daemons. A cluster of one node has none.
+    pub(crate) fn uses_rings(self, nodes: u32) -> bool {
+        self == Backend::Delegation && nodes > 1
     }
 
-    /// Whether clients write requests for other nodes into the ring of daemon 0. A cluster of one node has no ring.
-    pub(crate) fn uses_ring(self, nodes: u32) -> bool {
-        self == Backend::Delegation && nodes > 1
+    /// Whether daemons forward requests to each other.
+    pub(crate) fn forwards(self, nodes: u32, daemons: u32) -> bool {
+        self == Backend::Meta && nodes > 1 && daemons > 1
     }
 }

@@ -10,7 +10,7 @@ pub(crate) fn bytes(node: &str, daemon: u32) -> String {
     format!("{node}.l{daemon}")
 }
 
-/// The delegation ring of daemon 0.
-pub(crate) fn ring(node: &str) -> String {
-    format!("{node}.r")
+/// The delegation ring of a daemon.
+pub(crate) fn ring(node: &str, daemon: u32) -> String {
+    format!("{node}.r{daemon}")
 }

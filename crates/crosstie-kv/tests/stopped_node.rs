@@ -72,17 +72,15 @@ impl Cluster {
         self.nodes.into_iter().for_each(|node| node.stop().unwrap());
     }
 
-    /// The daemon threads of the child process.
-    fn daemons(&self) -> Vec<i32> {
+    /// The thread of a daemon of the child process.
+    fn daemon(&self, number: u32) -> i32 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.child.id())).unwrap();
-        let is_daemon = |path: &std::path::Path| {
-            std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("kv-daemon"))
+        let is_daemon = |path: &std::path::PathBuf| {
+            std::fs::read_to_string(path.join("comm"))
+                .is_ok_and(|name| name.trim_end() == format!("kv-daemon-{number}"))
         };
-        tasks
-            .map(|task| task.unwrap().path())
-            .filter(|path| is_daemon(path))
-            .map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap())
-            .collect()
+        let task = tasks.map(|task| task.unwrap().path()).find(is_daemon).expect("the daemons have names");
+        task.file_name().unwrap().to_str().unwrap().parse().unwrap()
     }
 }
 
@@ -147,13 +145,16 @@ fn other_nodes_go_on_while_a_node_is_stopped_at_any_instruction_of_its_daemons()
     let mut random = Random(seed());
     for backend in BACKENDS {
         let cluster = Cluster::start(backend);
-        let daemons = cluster.daemons();
-        assert_eq!(daemons.len(), 2, "the daemons have names");
         let mut client = Client::<u64>::attach_pipelined(cluster.nodes[0].name()).unwrap();
         let (theirs, others) = keys(&client.shard_map());
         let (mut inside, mut refused) = (0, 0);
         for stop in 0..STEPPED_STOPS {
-            let daemon = daemons[stop as usize % 2];
+            // Its keys: the other daemon runs and responds.
+            let number = stop as u32 % 2;
+            let daemon = cluster.daemon(number);
+            let map = client.shard_map();
+            let theirs: Vec<u64> =
+                theirs.iter().copied().filter(|key| map.shard_of_word(*key).daemon == number).collect();
             let steps = stop * STEPS_PER_STOP + random.below(STEPS_PER_STOP);
             trace::attach(daemon).unwrap();
             let mut begun = 0;

@@ -56,13 +56,13 @@ impl<T> Client<T> {
             Ok(parts) => parts,
             Err(cause) => return Err(BeginBytesError::Refused { token, cause: cause.into() }),
         };
-        let (daemon, lane) = match self.lane_to(shard) {
+        let lane = match self.lane_to(shard) {
             Ok(lane) => lane,
             Err(Error::ServerGone) => return Err(BeginBytesError::ServerGone(token)),
             Err(cause) => return Err(BeginBytesError::Refused { token, cause }),
         };
         lane.call_parts(&[&header, key, expected, value], token).map_err(BeginError::from)?;
-        self.busy_bytes |= 1 << daemon;
+        self.busy_bytes |= 1 << shard.daemon;
         Ok(())
     }
 
@@ -95,12 +95,10 @@ impl<T> Client<T> {
         count
     }
 
-    /// Returns the daemon that a request for `shard` goes to, and the lane to it. Connects the lane when it is first used.
-    fn lane_to(&mut self, shard: ShardId) -> Result<(u32, &mut Lane<T>), Error> {
+    /// The lane for requests for `shard`: to the daemon that owns it, or to the one that is connected with it. Connects the lane when it is
+    /// first used.
+    fn lane_to(&mut self, shard: ShardId) -> Result<&mut Lane<T>, Error> {
         let ShardId { rank, daemon } = shard;
-        let is_local = rank == self.info.rank;
-        let daemon =
-            if is_local { daemon } else { self.info.backend.connection_owner(rank, self.info.daemons) };
         if self.bytes.is_empty() {
             return Err(Error::ServerGone);
         }
@@ -122,7 +120,7 @@ impl<T> Client<T> {
                 lane.insert(connected?.with_wait_strategy(self.waiting))
             }
         };
-        Ok((daemon, lane))
+        Ok(lane)
     }
 }
 
@@ -244,7 +242,7 @@ impl<T> Client<T> {
         // The buffer is kept, so that only the first calls allocate.
         let mut request = std::mem::take(&mut self.scratch);
         BytesRequest { rank, daemon: shard.daemon, op }.encode(&mut request)?;
-        let (_, lane) = self.lane_to(shard)?;
+        let lane = self.lane_to(shard)?;
         let response = lane.exchange_within(&request, Some(timeout), |response| {
             BytesResponse::decode(response).map(|response| (rank, response.status, response.value.to_vec()))
         });

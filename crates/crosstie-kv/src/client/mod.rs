@@ -97,13 +97,16 @@ pub struct Client<T = ()> {
     name: String,
     info: NodeInfo,
     shard_map: ShardMap,
-    /// The daemon that takes this client's requests for other nodes, where there is no ring.
+    /// The daemon that takes this client's requests for other nodes, where there are no rings.
     home: usize,
     /// By daemon.
     words: Vec<ipc::Client<WordRequest, WordResponse, T>>,
     /// A bit for each daemon: set while operations are in flight there. It may stay set a little longer.
     busy_words: u64,
-    ring: Option<delegation::Client<WordRequest, WordResponse, T>>,
+    /// The delegation rings, by daemon. Empty without that backend.
+    rings: Vec<delegation::Client<WordRequest, WordResponse, T>>,
+    /// As `busy_words`, for `rings`.
+    busy_rings: u64,
     /// By daemon; connected when first used.
     bytes: Vec<Option<bytes::Lane<T>>>,
     /// As `busy_words`, for `bytes`.
@@ -167,12 +170,11 @@ impl<T> Client<T> {
             connect(name, service_names::words(name, daemon), limit, ipc::Client::connect_within)
         });
         let words = words.collect::<Result<_, _>>()?;
-        let ring = match info.backend.uses_ring(info.nodes) {
-            true => {
-                Some(connect(name, service_names::ring(name), limit, delegation::Client::connect_within)?)
-            }
-            false => None,
-        };
+        let rings = if info.backend.uses_rings(info.nodes) { info.daemons } else { 0 };
+        let rings = (0..rings).map(|daemon| {
+            connect(name, service_names::ring(name, daemon), limit, delegation::Client::connect_within)
+        });
+        let rings = rings.collect::<Result<_, _>>()?;
         Ok(Client {
             name: name.to_owned(),
             info,
@@ -180,7 +182,8 @@ impl<T> Client<T> {
             home: (info.attach_count % info.daemons) as usize,
             words,
             busy_words: 0,
-            ring,
+            rings,
+            busy_rings: 0,
             bytes: (0..info.daemons).map(|_| None).collect(),
             busy_bytes: 0,
             scratch: Vec::new(),
@@ -196,7 +199,8 @@ impl<T> Client<T> {
     pub fn with_wait_strategy(mut self, waiting: WaitStrategy) -> Client<T> {
         let words = self.words.into_iter().map(|lane| lane.with_wait_strategy(waiting));
         self.words = words.collect();
-        self.ring = self.ring.map(|ring| ring.with_wait_strategy(waiting));
+        let rings = self.rings.into_iter().map(|ring| ring.with_wait_strategy(waiting));
+        self.rings = rings.collect();
         self.bytes =
             self.bytes.into_iter().map(|lane| lane.map(|lane| lane.with_wait_strategy(waiting))).collect();
         self.waiting = waiting;
@@ -236,8 +240,9 @@ impl<T> Client<T> {
     pub fn reconnect(&mut self) -> Result<(), AttachError> {
         // Disconnects first: the node may have no slot for one more client.
         self.words.clear();
+        self.rings.clear();
         self.bytes.clear();
-        (self.ring, self.busy_words, self.busy_bytes) = (None, 0, 0);
+        (self.busy_words, self.busy_rings, self.busy_bytes) = (0, 0, 0);
         *self = Client::attach_within(&self.name, self.timeout)?.with_wait_strategy(self.waiting);
         Ok(())
     }
@@ -259,8 +264,10 @@ impl<T> Client<T> {
         let request = WordRequest { rank: place.rank, ..request };
         let daemon = if place.rank == self.info.rank {
             place.daemon as usize
-        } else if let Some(ring) = &mut self.ring {
-            return Ok(ring.call(&request, token)?);
+        } else if let Some(ring) = self.rings.get_mut(place.daemon as usize) {
+            ring.call(&request, token)?;
+            self.busy_rings |= 1 << place.daemon;
+            return Ok(());
         } else {
             self.home
         };
@@ -291,15 +298,17 @@ impl<T> Client<T> {
                 self.busy_words &= !(1 << daemon);
             }
         }
-        if let Some(ring) = &mut self.ring
-            && ring.in_flight() > 0
-        {
+        for daemon in bits(self.busy_rings) {
+            let ring = &mut self.rings[daemon];
             match ring.poll(|token, response| each(token, *response)) {
                 Ok(ended) => count += ended,
                 Err(_) => {
                     count += ring.in_flight();
                     ring.disconnect(|token| each(token, WordResponse::new(Status::NodeGone, 0)));
                 }
+            }
+            if ring.in_flight() == 0 {
+                self.busy_rings &= !(1 << daemon);
             }
         }
         if self.is_yield_due(count) {
@@ -335,22 +344,22 @@ impl<T> Client<T> {
     pub fn in_flight(&self) -> usize {
         let words: usize = self.words.iter().map(ipc::Client::in_flight).sum();
         let bytes: usize = self.bytes.iter().flatten().map(ipc::Client::in_flight).sum();
-        words + bytes + self.ring.as_ref().map_or(0, delegation::Client::in_flight)
+        let rings: usize = self.rings.iter().map(delegation::Client::in_flight).sum();
+        words + rings + bytes
     }
 
     /// Waits until [`poll`](Client::poll) or [`poll_bytes`](Client::poll_bytes) has a response, at most for `timeout`. Returns whether
     /// there is one. Returns at once if nothing is in flight.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let ring = self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
-        let lanes = self.busy_words.count_ones() + self.busy_bytes.count_ones() + u32::from(ring);
-        if lanes <= 1 {
+        let busy = [self.busy_words, self.busy_rings, self.busy_bytes];
+        if busy.into_iter().map(u64::count_ones).sum::<u32>() <= 1 {
             return self.wait_each(timeout);
         }
         let words = self.words.iter().map(|lane| lane as &dyn Waitable);
-        let ring = self.ring.iter().map(|ring| ring as &dyn Waitable);
+        let rings = self.rings.iter().map(|ring| ring as &dyn Waitable);
         let bytes = self.bytes.iter().flatten().map(|lane| lane as &dyn Waitable);
         // Then each lane is checked without waiting, which lets it find its responses.
-        wait_any(words.chain(ring).chain(bytes), self.waiting, timeout)
+        wait_any(words.chain(rings).chain(bytes), self.waiting, timeout)
             && self.wait_each(Some(Duration::ZERO))
     }
 
@@ -361,12 +370,15 @@ impl<T> Client<T> {
             let lane = &mut self.words[daemon];
             has_response |= lane.in_flight() > 0 && lane.wait(timeout).unwrap_or(true);
         }
+        for daemon in bits(self.busy_rings) {
+            let ring = &mut self.rings[daemon];
+            has_response |= ring.in_flight() > 0 && ring.wait(timeout).unwrap_or(true);
+        }
         for daemon in bits(self.busy_bytes) {
             let lane = self.bytes[daemon].as_mut().filter(|lane| lane.in_flight() > 0);
             has_response |= lane.is_some_and(|lane| lane.wait(timeout).unwrap_or(true));
         }
-        let ring = self.ring.as_mut().filter(|ring| ring.in_flight() > 0);
-        has_response | ring.is_some_and(|ring| ring.wait(timeout).unwrap_or(true))
+        has_response
     }
 }
 

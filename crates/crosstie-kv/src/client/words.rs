@@ -89,7 +89,7 @@ impl<T> Client<T> {
         let request = WordRequest { rank: shard.rank, ..request };
         let timeout = Some(self.timeout);
         let is_local = shard.rank == self.info.rank;
-        let response = match &mut self.ring {
+        let response = match self.rings.get_mut(shard.daemon as usize) {
             Some(ring) if !is_local => ring.exchange_within(&request, timeout, |response| *response),
             _ => {
                 let daemon = if is_local { shard.daemon as usize } else { self.home };

@@ -1,18 +1,12 @@
 //! One daemon's service for byte strings and for requests about the node.
 //!
 //! These requests are rarer and longer than those for 8-byte keys, so they have lanes of their own. A client sends a request
-//! to the daemon that owns the key, or, for a key of another node, to the daemon that owns the connection with that node. A
-//! request of another node may arrive at a daemon that does not own the key. That daemon then forwards it through a channel to
-//! the daemon that does, which sends the response back through another channel.
+//! to the daemon that owns the key, or, for a key of another node, to the daemon that is connected with it.
 //!
-//! This file holds the lanes and channels; `serve_bytes` decides what happens with each request.
-
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+//! This file holds the lanes; `serve_bytes` decides what happens with each request.
 
 use crosstie::copyrpc::Payload;
-use crosstie::{WakeFlag, ipc};
+use crosstie::ipc;
 use zerocopy::IntoBytes;
 
 use crate::sharding::{ShardId, ShardMap};
@@ -24,28 +18,17 @@ use crate::wire::{BytesOp, BytesRequest, BytesResponse, MAX_RESPONSE, NodeInfo, 
 /// leaves. A client that makes one request at a time writes to two slots. One that has several in flight writes to all: 68 KiB
 /// with small values, 17 MiB with values of 1 MiB.
 pub const MAX_BYTES_DEPTH: usize = 16;
-/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again; the same for messages of other
-/// daemons. One message may exceed it.
-pub(super) const BYTES_PER_TURN: usize = 64 << 10;
+/// Bytes of clients' requests and responses after which a daemon serves 8-byte requests again. One message may exceed it.
+const BYTES_PER_TURN: usize = 64 << 10;
 /// Turns without a request after which the daemon checks less often. A client that makes one request at a time has sent the
 /// next one by then.
 const BUSY_TURNS: u32 = 64;
-/// Capacity of the channel to one daemon, in requests and responses.
-const CHANNEL_CAPACITY: usize = 64;
 
 /// One daemon's service for byte strings.
 pub(super) struct BytesServer {
     pub(super) server: ipc::Server<[u8], [u8]>,
     /// The description of the node, as the last client received it.
     pub(super) info: NodeInfo,
-    incoming: Receiver<ForwardedBytes>,
-    daemon: u32,
-    /// By daemon.
-    outgoing: Vec<SyncSender<ForwardedBytes>>,
-    /// Wakes the daemon with this number.
-    wake_flags: Arc<[WakeFlag]>,
-    /// Messages that found the channel full. Another node waits for each of them.
-    backlog: VecDeque<(u32, ForwardedBytes)>,
     /// A buffer for responses. It only grows.
     scratch: Vec<u8>,
     pub(super) undelivered: u64,
@@ -62,44 +45,13 @@ pub(super) fn depth(queue_depth: usize) -> usize {
     queue_depth.min(MAX_BYTES_DEPTH)
 }
 
-/// A request for the shard of another daemon, or the response to one.
-pub(super) struct ForwardedBytes {
-    pub(super) is_response: bool,
-    /// The daemon that sent it.
-    pub(super) daemon: u32,
-    /// The number of the request in the requesting daemon's table of [pending requests](super::connections).
-    pub(super) request_id: u32,
-    pub(super) bytes: Vec<u8>,
-}
-
-/// The channels of one daemon: from all other daemons, and to each of them.
-pub(super) type BytesChannels = (Receiver<ForwardedBytes>, Vec<SyncSender<ForwardedBytes>>);
-
-/// Creates the channels of all daemons.
-pub(super) fn create_channels(daemons: u32) -> Vec<BytesChannels> {
-    let (senders, receivers): (Vec<_>, Vec<_>) = (0..daemons).map(|_| sync_channel(CHANNEL_CAPACITY)).unzip();
-    receivers.into_iter().map(|receiver| (receiver, senders.clone())).collect()
-}
-
 impl BytesServer {
-    pub(super) fn new(
-        server: ipc::Server<[u8], [u8]>,
-        mut info: NodeInfo,
-        daemon: u32,
-        (incoming, outgoing): BytesChannels,
-        wake_flags: Arc<[WakeFlag]>,
-    ) -> BytesServer {
+    pub(super) fn new(server: ipc::Server<[u8], [u8]>, mut info: NodeInfo) -> BytesServer {
         info.attach_count = info.attach_count.wrapping_sub(1);
-        let (backlog, scratch) = (VecDeque::new(), Vec::new());
         BytesServer {
             server,
             info,
-            incoming,
-            daemon,
-            outgoing,
-            wake_flags,
-            backlog,
-            scratch,
+            scratch: Vec::new(),
             undelivered: 0,
             has_more: false,
             turn_bytes_left: 0,
@@ -159,32 +111,6 @@ impl BytesServer {
         self.undelivered += u64::from(self.server.reply(ticket, response).is_err());
     }
 
-    /// Forwards a request of another node to the daemon that owns the key.
-    pub(super) fn forward_request(&mut self, daemon: u32, request_id: u32, bytes: Vec<u8>) {
-        self.send(daemon, ForwardedBytes { is_response: false, daemon: self.daemon, request_id, bytes });
-    }
-
-    /// Returns the response to the daemon that forwarded the request.
-    pub(super) fn return_response(&mut self, daemon: u32, request_id: u32, bytes: Vec<u8>) {
-        self.send(daemon, ForwardedBytes { is_response: true, daemon: self.daemon, request_id, bytes });
-    }
-
-    /// Receives the next message of another daemon. Retries the backlog first.
-    pub(super) fn recv_forwarded(&mut self) -> Option<ForwardedBytes> {
-        while let Some((daemon, message)) = self.backlog.pop_front() {
-            if let Some(message) = self.try_send(daemon, message) {
-                self.backlog.push_front((daemon, message));
-                break;
-            }
-        }
-        self.incoming.try_recv().ok()
-    }
-
-    /// Whether messages wait for space in a channel.
-    pub(super) fn has_backlog(&self) -> bool {
-        !self.backlog.is_empty()
-    }
-
     /// Responses that reached nobody.
     pub(super) fn undelivered(&self) -> u64 {
         self.undelivered
@@ -192,30 +118,6 @@ impl BytesServer {
 
     pub(super) fn counters(&self) -> ipc::Counters {
         self.server.counters()
-    }
-
-    fn send(&mut self, daemon: u32, message: ForwardedBytes) {
-        if !self.backlog.is_empty() {
-            self.backlog.push_back((daemon, message));
-        } else if let Some(message) = self.try_send(daemon, message) {
-            self.backlog.push_back((daemon, message));
-        }
-    }
-
-    /// Returns the message if the channel is full.
-    fn try_send(&mut self, daemon: u32, message: ForwardedBytes) -> Option<ForwardedBytes> {
-        match self.outgoing[daemon as usize].try_send(message) {
-            Ok(()) => {
-                self.wake_flags[daemon as usize].set();
-                None
-            }
-            Err(TrySendError::Full(message)) => Some(message),
-            Err(TrySendError::Disconnected(_)) => {
-                // That daemon has ended, and the node is about to.
-                self.undelivered += 1;
-                None
-            }
-        }
     }
 }
 

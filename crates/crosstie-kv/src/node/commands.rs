@@ -1,6 +1,7 @@
 //! What the control plane and the daemons tell each other about connections.
 //!
-//! The control plane thread sends commands to the daemon that owns a connection; the daemon replies with events. The *epoch*
+//! A daemon is connected with the daemon of the same number of each other node. The control plane thread sends commands to the
+//! daemons; a daemon replies with events. The *epoch*
 //! tells one connection with a rank from the next one: messages of an earlier epoch are ignored.
 
 use crosstie::copyrpc::EndpointAddress;
@@ -8,14 +9,14 @@ use crosstie::copyrpc::EndpointAddress;
 /// The most commands in the channel to a daemon: a few for each rank.
 pub(super) const MAX_COMMANDS: usize = 4096;
 
-/// A command of the control plane to the daemon that owns the connection with `rank`.
+/// A command of the control plane to a daemon, about its connection with `rank`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ConnectionCommand {
     /// Create an endpoint. Closes the previous one.
     Open { rank: u32, epoch: u64 },
-    /// Connect the endpoint with that of the other node.
+    /// Connect the endpoint with that of the other node's daemon.
     Connect { rank: u32, epoch: u64, address: EndpointAddress },
-    /// The other node has connected its endpoint, too: requests may be sent.
+    /// The other daemon has connected its endpoint, too: requests may be sent.
     Enable { rank: u32, epoch: u64 },
     /// Close the endpoint.
     Close { rank: u32, epoch: u64 },
@@ -25,11 +26,11 @@ pub(super) enum ConnectionCommand {
 #[derive(Debug)]
 pub(super) enum ConnectionEvent {
     /// The endpoint has been created.
-    Opened { rank: u32, epoch: u64, address: EndpointAddress },
+    Opened { rank: u32, epoch: u64, daemon: u32, address: EndpointAddress },
     /// The endpoint is connected.
-    Connected { rank: u32, epoch: u64 },
+    Connected { rank: u32, epoch: u64, daemon: u32 },
     /// Requests are being sent.
-    Up { rank: u32, epoch: u64 },
+    Up { rank: u32, epoch: u64, daemon: u32 },
     /// The endpoint failed and is closed.
     Failed { rank: u32, epoch: u64, why: String },
 }

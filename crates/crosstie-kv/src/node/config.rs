@@ -59,15 +59,15 @@ pub struct NodeConfig {
 /// longer in backlogs.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSizes {
-    /// Requests that one daemon has forwarded to another, in each direction: for the keys of that daemon, and for other nodes.
+    /// Requests that one daemon has forwarded to another, with [`Backend::Meta`].
     pub forward: usize,
-    /// Requests in the delegation ring of daemon 0, where there is one.
+    /// Requests in the delegation ring of each daemon, with [`Backend::Delegation`].
     pub ring: usize,
-    /// The copyrpc endpoint for each other node.
+    /// The copyrpc endpoint of each daemon for each other node.
     pub endpoint: EndpointConfig,
 }
 
-/// Bulk memory in each direction for each other node: four of the longest requests at a time. More have to wait.
+/// Bulk memory in each direction for each daemon and other node: four of the longest requests at a time. More have to wait.
 const BULK: usize = 4 * (wire::MAX_REQUEST + 1);
 const _: () =
     assert!(BULK >= wire::MAX_REQUEST && BULK >= wire::MAX_RESPONSE, "the longest message must fit");
@@ -127,7 +127,7 @@ impl NodeConfig {
         }
     }
 
-    /// The delegation ring of daemon 0, where there is one.
+    /// The delegation ring of each daemon, where there are rings.
     pub(super) fn ring(&self) -> delegation::Config {
         delegation::Config {
             max_clients: self.max_clients,

@@ -38,10 +38,8 @@ pub struct DaemonActivity {
     pub wakeups: u64,
     /// Requests that its shard executed, from clients and from other daemons and nodes.
     pub served: u64,
-    /// Requests of other nodes that it forwarded to the daemon that owns the key.
-    pub forwarded_in: u64,
-    /// Requests of clients that it forwarded to the daemon that owns the connection.
-    pub forwarded_out: u64,
+    /// Requests of clients that it forwarded to the daemon that is connected with the owner of the key.
+    pub forwarded: u64,
     /// Requests for other nodes that it sent, or failed because the node was not connected.
     pub sent: u64,
     /// Requests that found no space at first and had to wait.

@@ -20,7 +20,7 @@ const RARE_PASSES: u64 = 1024;
 /// Time between two publications of the counters.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A daemon. With `FORWARDS`, there are other daemons and other nodes, so daemons forward requests to each other.
+/// A daemon. With `FORWARDS`, daemons of the node forward requests to each other.
 pub(super) struct Daemon<T, const FORWARDS: bool> {
     server: ShardServer,
     transport: T,
@@ -111,7 +111,7 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         }
         let ShardServer { words, bytes, forwarder, id, .. } = &self.server;
         let wake_flag = &self.shared.wake_flags[id.daemon as usize];
-        let has_backlog = self.transport.has_backlog() || forwarder.has_backlog() || bytes.has_backlog();
+        let has_backlog = self.transport.has_backlog() || forwarder.has_backlog();
         let [network, ring] = self.transport.sources();
         let forwarder: Option<&dyn Waitable> = if FORWARDS { Some(&forwarder.node) } else { None };
         let sources =
@@ -147,7 +147,7 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
         let shared = &self.shared;
         self.transport.check_connections(&mut self.server, |event: ConnectionEvent| shared.send_event(event));
         if FORWARDS {
-            self.server.fail_lost_forwards(&mut self.transport);
+            self.server.fail_lost_forwards();
         }
         if self.last_published.elapsed() >= PUBLISH_INTERVAL {
             self.publish_counters();

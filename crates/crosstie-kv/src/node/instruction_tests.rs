@@ -103,7 +103,7 @@ impl Member {
     fn new(config: &NodeConfig, rank: u32) -> Member {
         let mut server = shard_server(config);
         server.id = ShardId { rank, daemon: 0 };
-        let ring = delegation::Server::create(&service_names::ring(&config.name), &config.ring()).unwrap();
+        let ring = delegation::Server::create(&service_names::ring(&config.name, 0), &config.ring()).unwrap();
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let connections = Connections::new(device, config.nodes, config.queues.endpoint, ring).unwrap();
         Member { server, connections }
@@ -145,7 +145,7 @@ fn two_nodes(backend: Backend) -> Box<dyn FnMut()> {
     };
     match backend {
         Backend::Delegation => {
-            let mut client = RingClient::connect(&service_names::ring(&configs[0].name)).unwrap();
+            let mut client = RingClient::connect(&service_names::ring(&configs[0].name, 0)).unwrap();
             Box::new(move || make_requests!(client, 1, &keys, serve()))
         }
         Backend::Meta => {

@@ -6,11 +6,12 @@
 //! Not counted: fragmentation of the heap in a store whose values change size a lot; and, where nodes share a machine, what a
 //! node maps of the others' memory, which is counted there.
 
+use crosstie::ipc;
+
 use super::buffer_pool::MAX_FREE_BYTES;
 use super::config::NodeConfig;
-use super::connections::{self, MAX_FORWARDED_BYTES};
-use super::origin::ForwardOrigin;
-use super::{bytes_server, forward};
+use super::origin::CallOrigin;
+use super::{bytes_server, connections, forward};
 use crate::wire::{MAX_REQUEST, MAX_RESPONSE, WordRequest, WordResponse};
 
 /// The program itself: its code, the stacks of its threads, and what the system's libraries keep.
@@ -20,7 +21,7 @@ const DAEMON: u64 = 512 << 10;
 /// What a client's lane takes besides its slots: rounding up to pages, and the bookkeeping of both ends.
 const LANE: u64 = 16 << 10;
 /// A request in a backlog, with its origin. The queue may have a capacity of twice its length.
-const BACKLOGGED: u64 = 2 * (size_of::<WordRequest>() + size_of::<ForwardOrigin>()) as u64;
+const BACKLOGGED: u64 = 2 * (size_of::<WordRequest>() + size_of::<CallOrigin>()) as u64;
 
 /// The most memory that a node takes, in bytes, by what it is for. See [`NodeConfig::memory_bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub struct MemoryBound {
     pub daemons: u64,
     /// Lanes of the largest number of clients, and their requests in backlogs.
     pub clients: u64,
-    /// Connections with all other nodes, and unsent responses.
+    /// Connections of all daemons with all other nodes, and unsent responses.
     pub peers: u64,
     /// The program itself.
     pub process: u64,
@@ -60,7 +61,6 @@ impl NodeConfig {
         let others = u64::from(self.nodes.saturating_sub(1));
         let endpoint = self.queues.endpoint;
         let client_requests = clients * self.queue_depth as u64;
-        let peer_requests = others * endpoint.pending_calls as u64;
 
         // The current request and one that was received ahead of it, and a response in a buffer that grows by doubling.
         let byte_strings = (2 * MAX_REQUEST + 2 * MAX_RESPONSE) as u64;
@@ -70,23 +70,22 @@ impl NodeConfig {
             // A request of another node, in such a buffer, and the buffer pool.
             daemon += connections::config(self.nodes).bytes() + (2 * MAX_REQUEST + MAX_FREE_BYTES) as u64;
         }
-        if others > 0 && daemons > 1 {
-            daemon += (MAX_FORWARDED_BYTES + MAX_REQUEST) as u64;
+        if self.backend.forwards(self.nodes, self.daemons) {
             let lanes = forward::config(self.daemons, self.queues.forward);
-            forwarding = lanes.bytes::<WordRequest, WordResponse, ForwardOrigin>(self.daemons as usize)
-                + daemons * daemons * BACKLOGGED * (client_requests + peer_requests);
+            forwarding = lanes.bytes::<WordRequest, WordResponse, ipc::Ticket>(self.daemons as usize)
+                + daemons * daemons * BACKLOGGED * client_requests;
         }
 
         let words = self.words_lanes().bytes_per_client::<WordRequest, WordResponse>();
         let bytes = self.bytes_lanes().bytes_per_client::<[u8], [u8]>();
         let mut client = daemons * (words + bytes + 2 * LANE);
-        let mut ring = 0;
+        let mut rings = 0;
         if others > 0 {
             // Byte-string requests in the backlogs of connections.
             client += daemons * (bytes_server::depth(self.queue_depth) * MAX_REQUEST) as u64;
         }
-        if self.backend.uses_ring(self.nodes) {
-            ring = self.ring().bytes::<WordRequest, WordResponse>() + clients * LANE;
+        if self.backend.uses_rings(self.nodes) {
+            rings = daemons * (self.ring().bytes::<WordRequest, WordResponse>() + clients * LANE);
         }
 
         // Unsent responses belong to calls that have reserved space for them, so they cannot take more than that space.
@@ -95,8 +94,8 @@ impl NodeConfig {
         MemoryBound {
             store: self.memory_limit,
             daemons: (daemons * daemon).saturating_add(forwarding),
-            clients: (clients * client).saturating_add(ring),
-            peers: others.saturating_mul(peer),
+            clients: (clients * client).saturating_add(rings),
+            peers: (daemons * others).saturating_mul(peer),
             process: PROCESS,
         }
     }

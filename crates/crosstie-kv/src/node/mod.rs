@@ -21,14 +21,14 @@
 //!
 //! ```text
 //! client's request for a key of   this node           another node
-//! Meta                            ipc to the owner    ipc to the client's home daemon; flux to the daemon that owns the
-//!                                                     connection; copyrpc to the other node
-//! Delegation                      ipc to the owner    the delegation ring of daemon 0, which owns all connections;
-//!                                                     copyrpc to the other node
-//!
-//! another node's request          copyrpc to the daemon that owns the connection; flux to the owner of the key, if that is
-//!                                 another daemon
+//! Meta                            ipc to the owner    ipc to the client's home daemon; flux to the daemon with the number of
+//!                                                     the owner; copyrpc to the owner
+//! Delegation                      ipc to the owner    the delegation ring of the daemon with the number of the owner; copyrpc to
+//!                                                     the owner
 //! ```
+//!
+//! Each daemon is connected with the daemon of the same number of every other node, so a request that arrives from another node is for the
+//! shard of the daemon that receives it.
 //!
 //! In a cluster of several nodes one more thread, the *control plane*, connects the node with the others over TCP and detects
 //! when one of them fails.
@@ -37,10 +37,8 @@
 //!
 //! - No request is dropped. What finds no space waits in a backlog, in order. Backlogs are bounded: somebody waits for each
 //!   request in them, and may have only so many requests in flight.
-//! - No circular wait. A daemon never blocks and never stops receiving from anybody. A shard responds at once. So requests that
-//!   daemons forward to each other for their shards do not wait (requests for other nodes cannot fill the lanes). So other nodes'
-//!   requests get their responses. So requests for other nodes do. (One exception: a daemon receives no more from other nodes while
-//!   4 MiB of their byte strings are at other daemons, whose shards respond at once.)
+//! - No circular wait. A daemon never blocks and never stops receiving from anybody. A shard responds at once. So other nodes' requests
+//!   get their responses at once. So requests for other nodes do, and with them those that daemons forward to each other.
 //! - Memory has a limit: [`NodeConfig::memory_bound`].
 //! - When a node goes away, all requests for it end as [`NodeGone`](crate::wire::Status::NodeGone): those in flight, and later
 //!   ones until it is back. See [`Node::peers`].
@@ -273,7 +271,7 @@ mod tests {
             for key in 0..60 {
                 begun += usize::from(client.begin(WordRequest::new(Op::Get, 0, key), key).is_ok());
             }
-            let owner = backend.connection_owner(1, 3);
+            let owner = 1;
             // A rank that does not exist makes the daemon panic. The control plane never sends one, but it does not run here.
             commands[owner as usize].send(ConnectionCommand::Open { rank: 77, epoch: 1 }).unwrap();
             while node.is_running() {

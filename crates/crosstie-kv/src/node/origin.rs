@@ -13,11 +13,3 @@ pub(super) enum CallOrigin {
     /// A client of this daemon; the request is for a byte string.
     BytesClient(ipc::Ticket),
 }
-
-/// Who gets the response to a request that was forwarded to another daemon of this node.
-pub(super) enum ForwardOrigin {
-    /// A client of this daemon. The request is for another node, and the daemon with this number owns the connection.
-    Client(ipc::Ticket, u32),
-    /// Another node. Its request is in the table of [pending requests](super::connections) under this number.
-    Peer(u32),
-}

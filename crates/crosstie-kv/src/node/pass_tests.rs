@@ -3,13 +3,12 @@
 use crosstie::device::DeviceSpec;
 use crosstie::{delegation, ipc};
 
-use super::bytes_server::{self, BytesServer};
+use super::bytes_server::BytesServer;
 use super::config::NodeConfig;
 use super::connections::Connections;
 use super::counters::DaemonActivity;
 use super::ring::RingServer;
 use super::shard_server::{MAX_PER_PASS, ShardServer};
-use super::shared::Shared;
 use super::start;
 use super::transport::{NoTransport, Transport};
 use super::{QueueSizes, forward};
@@ -37,20 +36,17 @@ fn config(what: &str, nodes: u32) -> NodeConfig {
 }
 
 pub(super) fn shard_server(config: &NodeConfig) -> ShardServer {
-    let (shared, _events) = Shared::new(config, None).unwrap();
     let words = ipc::Server::create(&config.name, &config.words_lanes()).unwrap();
     let bytes = ipc::Server::create(&format!("{}-bytes", config.name), &config.bytes_lanes()).unwrap();
-    let channels = bytes_server::create_channels(1).remove(0);
     let info = start::node_info(config, 1);
     ShardServer {
         id: ShardId { rank: 0, daemon: 0 },
         shard_map: ShardMap::new(config.nodes, 1).unwrap(),
-        backend: config.backend,
         words,
         has_more_clients: false,
         shard: Shard::new(1 << 20),
         forwarder: forward::create(1, 4).unwrap().remove(0),
-        bytes: BytesServer::new(bytes, info, 0, channels, shared.wake_flags.clone()),
+        bytes: BytesServer::new(bytes, info),
         activity: DaemonActivity::default(),
     }
 }

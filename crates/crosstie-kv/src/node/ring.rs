@@ -1,6 +1,6 @@
-//! The delegation ring, into which clients write requests for other nodes.
+//! A daemon's delegation ring, into which clients write requests for other nodes.
 //!
-//! Only daemon 0 of a cluster with [`Backend::Delegation`](crate::Backend) has one. The code of daemons without a ring is
+//! Daemons of a cluster with [`Backend::Delegation`](crate::Backend) have one. The code of daemons without a ring is
 //! compiled with [`NoRing`], so that it does not even check.
 
 use crosstie::{Waitable, delegation};
@@ -41,7 +41,7 @@ impl DelegationRing for NoRing {
     }
 }
 
-/// The ring of daemon 0.
+/// A ring of a daemon.
 pub(super) type RingServer = delegation::Server<WordRequest, WordResponse>;
 
 impl DelegationRing for RingServer {

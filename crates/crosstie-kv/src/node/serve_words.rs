@@ -1,9 +1,8 @@
 //! Serving requests for 8-byte keys: from clients and from other daemons of the node.
 
 use crosstie::ipc;
-use zerocopy::IntoBytes;
 
-use super::origin::{CallOrigin, ForwardOrigin};
+use super::origin::CallOrigin;
 use super::shard_server::{MAX_PER_PASS, ShardServer};
 use super::transport::Transport;
 use crate::sharding::ShardId;
@@ -65,65 +64,49 @@ impl ShardServer {
         if shard.rank != request.rank || shard.rank == self.id.rank {
             return self.reply_client(ticket, &WordResponse::new(Status::Misrouted, 0));
         }
-        let owner = self.backend.connection_owner(shard.rank, self.shard_map.daemons());
-        if owner == self.id.daemon {
+        if shard.daemon == self.id.daemon {
             return transport.call(shard.rank, request, CallOrigin::Client(ticket), self);
         }
-        self.activity.forwarded_out += 1;
-        let origin = ForwardOrigin::Client(ticket, owner);
-        if let Err(origin) = self.forwarder.forward(owner, *request, origin) {
-            self.fail_forwarded(origin, transport);
+        self.activity.forwarded += 1;
+        if let Err(ticket) = self.forwarder.forward(shard.daemon, *request, ticket) {
+            self.fail_forwarded(ticket);
         }
     }
 
-    /// Handles the responses and serves the requests of other daemons. Returns how many.
+    /// Handles the responses of other daemons, and sends the requests that they have forwarded. Returns how many.
     #[inline]
     pub(super) fn serve_daemons(&mut self, transport: &mut impl Transport) -> usize {
-        let (words, activity) = (&mut self.words, &mut self.activity);
-        let mut count = self.forwarder.poll_responses(|origin, response| match origin {
-            ForwardOrigin::Client(ticket, _) => {
-                activity.undelivered += u64::from(words.reply(ticket, &response).is_err())
-            }
-            ForwardOrigin::Peer(request_id) => transport.reply(request_id, response.as_bytes()),
+        let ShardServer { forwarder, words, activity, .. } = self;
+        let mut count = forwarder.node.poll(|ticket, response| {
+            activity.undelivered += u64::from(words.reply(ticket, &response).is_err());
         });
         if self.forwarder.has_backlog() {
-            self.retry_backlog(transport);
+            self.retry_backlog();
         }
         for _ in 0..MAX_PER_PASS {
             let Some((_, request, ticket)) = self.forwarder.node.try_recv() else { break };
             count += 1;
-            if request.rank == self.id.rank {
-                // The daemon that forwarded the request has checked that this shard owns the key.
-                let response = self.shard.apply(&request);
-                self.activity.served += 1;
-                self.activity.undelivered += u64::from(self.forwarder.node.reply(ticket, response).is_err());
-            } else {
-                transport.call(request.rank, &request, CallOrigin::Daemon(ticket), self);
-            }
+            transport.call(request.rank, &request, CallOrigin::Daemon(ticket), self);
         }
         count
     }
 
     /// Fails forwarded requests whose daemon has ended: no response will come.
-    pub(super) fn fail_lost_forwards(&mut self, transport: &mut impl Transport) {
+    pub(super) fn fail_lost_forwards(&mut self) {
         let mut gone = Vec::new();
-        self.forwarder.take_lost(|origin| gone.push(origin));
-        gone.into_iter().for_each(|origin| self.fail_forwarded(origin, transport));
+        self.forwarder.node.take_lost(|lost| gone.push(lost.token));
+        gone.into_iter().for_each(|ticket| self.fail_forwarded(ticket));
     }
 
     #[cold]
-    fn retry_backlog(&mut self, transport: &mut impl Transport) {
+    fn retry_backlog(&mut self) {
         let mut gone = Vec::new();
-        self.forwarder.retry_backlog(|origin| gone.push(origin));
-        gone.into_iter().for_each(|origin| self.fail_forwarded(origin, transport));
+        self.forwarder.retry_backlog(|ticket| gone.push(ticket));
+        gone.into_iter().for_each(|ticket| self.fail_forwarded(ticket));
     }
 
     #[cold]
-    fn fail_forwarded(&mut self, origin: ForwardOrigin, transport: &mut impl Transport) {
-        let gone = WordResponse::new(Status::NodeGone, 0);
-        match origin {
-            ForwardOrigin::Client(ticket, _) => self.reply_client(ticket, &gone),
-            ForwardOrigin::Peer(request_id) => transport.reply(request_id, gone.as_bytes()),
-        }
+    fn fail_forwarded(&mut self, ticket: ipc::Ticket) {
+        self.reply_client(ticket, &WordResponse::new(Status::NodeGone, 0));
     }
 }

@@ -10,7 +10,6 @@ use super::counters::DaemonActivity;
 use super::forward::Forwarder;
 use super::origin::CallOrigin;
 use super::ring::DelegationRing;
-use crate::Backend;
 use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
 use crate::wire::{WordRequest, WordResponse};
@@ -25,7 +24,6 @@ pub(super) struct ShardServer {
     /// The shard of this daemon.
     pub(super) id: ShardId,
     pub(super) shard_map: ShardMap,
-    pub(super) backend: Backend,
     pub(super) words: ipc::Server<WordRequest, WordResponse>,
     /// The last pass left clients that had sent requests.
     pub(super) has_more_clients: bool,

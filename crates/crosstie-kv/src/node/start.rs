@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crosstie::{delegation, ipc};
 
-use super::bytes_server::{self, BytesServer};
+use super::bytes_server::BytesServer;
 use super::commands::{ConnectionCommand, MAX_COMMANDS};
 use super::config::NodeConfig;
 use super::connections::Connections;
@@ -67,24 +67,25 @@ struct DaemonServices {
 fn create_services(config: &NodeConfig, shared: &Shared) -> Result<Vec<DaemonServices>, StartError> {
     let name = &config.name;
     let info = node_info(config, shared.incarnation);
-    let forwarders = forward::create(config.daemons, config.queues.forward)?;
-    let channels = bytes_server::create_channels(config.daemons);
+    // Lanes that are not used take next to no memory.
+    let forwards = config.backend.forwards(config.nodes, config.daemons);
+    let forwarders = forward::create(config.daemons, if forwards { config.queues.forward } else { 1 })?;
     let mut services = Vec::new();
-    for ((daemon, forwarder), channels) in (0..).zip(forwarders).zip(channels) {
+    for (daemon, forwarder) in (0..).zip(forwarders) {
         let words = create_service(name, service_names::words(name, daemon), |service| {
             ipc::Server::create(service, &config.words_lanes())
         })?;
         let bytes = create_service(name, service_names::bytes(name, daemon), |service| {
             ipc::Server::create(service, &config.bytes_lanes())
         })?;
-        let ring = if daemon == 0 && config.backend.uses_ring(config.nodes) {
-            Some(create_service(name, service_names::ring(name), |service| {
+        let ring = if config.backend.uses_rings(config.nodes) {
+            Some(create_service(name, service_names::ring(name, daemon), |service| {
                 delegation::Server::create(service, &config.ring())
             })?)
         } else {
             None
         };
-        let bytes = BytesServer::new(bytes, info, daemon, channels, shared.wake_flags.clone());
+        let bytes = BytesServer::new(bytes, info);
         services.push(DaemonServices { words, bytes, ring, forwarder });
     }
     Ok(services)
@@ -141,15 +142,12 @@ impl DaemonThread {
         if let Err(error) = self.pin() {
             return self.report(Err(error));
         }
-        let NodeConfig { rank, nodes, daemons, backend, .. } = self.config;
-        let owns_connections =
-            (0..nodes).any(|other| other != rank && backend.connection_owner(other, daemons) == self.daemon);
         match self.services.ring.take() {
             Some(ring) => match self.open_connections(ring) {
                 Ok(connections) => self.serve(connections),
                 Err(error) => self.report(Err(error)),
             },
-            None if owns_connections => match self.open_connections(NoRing) {
+            None if self.config.nodes > 1 => match self.open_connections(NoRing) {
                 Ok(connections) => self.serve(connections),
                 Err(error) => self.report(Err(error)),
             },
@@ -170,7 +168,6 @@ impl DaemonThread {
         let server = ShardServer {
             id: ShardId { rank: config.rank, daemon: self.daemon },
             shard_map: self.shard_map,
-            backend: config.backend,
             words: self.services.words,
             has_more_clients: false,
             shard: Shard::new(shard_limit(&config)),
@@ -179,8 +176,7 @@ impl DaemonThread {
             activity: DaemonActivity::default(),
         };
         let idle = IdleBackoff::new(config.wait_strategy);
-        // In a one-node cluster daemons forward nothing: clients send each request to the daemon that owns the key.
-        if config.daemons > 1 && config.nodes > 1 {
+        if config.backend.forwards(config.nodes, config.daemons) {
             Daemon::<_, true>::new(server, transport, idle, self.commands, self.shared).run();
         } else {
             Daemon::<_, false>::new(server, transport, idle, self.commands, self.shared).run();

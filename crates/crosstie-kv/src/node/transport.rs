@@ -28,10 +28,6 @@ pub(super) trait Transport {
         ticket: ipc::Ticket,
         activity: &mut DaemonActivity,
     ) -> Result<(), (ipc::Ticket, Status)>;
-    /// Sends another node the response to its request with this number.
-    fn reply(&mut self, request_id: u32, response: &[u8]);
-    /// The same, with a response in a buffer of the pool. Gives the buffer back.
-    fn reply_buffer(&mut self, request_id: u32, response: Vec<u8>);
     /// Whether messages wait for space.
     fn has_backlog(&self) -> bool;
     /// What wakes a daemon that sleeps: the connections, and the ring.
@@ -71,10 +67,6 @@ impl Transport for NoTransport {
     ) -> Result<(), (ipc::Ticket, Status)> {
         Err((ticket, Status::NodeGone))
     }
-
-    fn reply(&mut self, _: u32, _: &[u8]) {}
-
-    fn reply_buffer(&mut self, _: u32, _: Vec<u8>) {}
 
     fn has_backlog(&self) -> bool {
         false

@@ -38,8 +38,8 @@ const DEMO_NAME: &str = "crosstie-report";
 /// What the demo prints first.
 const DEMO_INTRODUCTION: &str = "\
 Key-value store benchmark: two nodes on this machine, alternating the Meta and Delegation backends. It takes about twenty seconds.
-  Meta:        the client's daemon forwards a request for another node to the daemon that owns the connection to that node.
-  Delegation:  the client writes such a request into the ring of one daemon, which owns the connections to all nodes.
+  Meta:        the client's daemon forwards a request for another node to the daemon that is connected with the owner of the key.
+  Delegation:  the client writes such a request into the ring of that daemon itself.
 
 ";
 /// Steps of the progress bar.

@@ -69,7 +69,6 @@ impl Pair {
             ring: NoRing,
             endpoint_config,
             peers: Box::default(),
-            pending: PendingRequests::default(),
             unsent_responses: VecDeque::new(),
             backlogged: 0,
             scratch: Vec::new(),

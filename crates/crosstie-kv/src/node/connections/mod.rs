@@ -1,4 +1,5 @@
-//! A daemon's connections with other nodes, over copyrpc.
+//! A daemon's connections with other nodes, over copyrpc: one with the daemon of the same number of each node. A request for a key goes to
+//! the daemon that is connected with the owner of the key, so another node's request is always for the shard of the daemon that gets it.
 //!
 //! [`Connections`] executes the commands of the control plane, sends requests to other nodes, serves the requests of other
 //! nodes, and takes requests from the delegation ring where the daemon has one. What finds no space waits in a backlog, in
@@ -7,7 +8,6 @@
 #[cfg(test)]
 mod memory_tests;
 mod peer;
-mod pending;
 
 use std::collections::VecDeque;
 
@@ -20,16 +20,13 @@ use super::buffer_pool::BufferPool;
 use super::bytes_server::{BytesServer, route, status_response};
 use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::counters::DaemonActivity;
-use super::origin::{CallOrigin, ForwardOrigin};
+use super::origin::CallOrigin;
 use super::ring::DelegationRing;
 use super::shard_server::{MAX_PER_PASS, ShardServer};
 use super::transport::Transport;
 use crate::wire::{MAX_REQUEST, Status, WordRequest, WordResponse};
 use peer::Peer;
-use pending::PendingRequests;
 
-/// A daemon takes no more requests of other nodes while this many bytes of their byte strings are at other daemons.
-pub(super) const MAX_FORWARDED_BYTES: usize = 4 << 20;
 /// How long a NIC waits for an acknowledgement, seven times: 268 ms, as 4.096 us times a power of two. The control connection
 /// notices the death of a node sooner. A node that merely waits for a core must not be given up.
 const ACK_TIMEOUT: u8 = 16;
@@ -41,8 +38,6 @@ pub(super) struct Connections<R> {
     endpoint_config: copyrpc::EndpointConfig,
     /// By rank.
     peers: Box<[Peer]>,
-    /// Requests of other nodes that other daemons of this node are working on.
-    pending: PendingRequests,
     /// Responses to other nodes that found no memory to be sent from. Another node waits for each of them.
     unsent_responses: VecDeque<(RecvHandle<CallOrigin>, Vec<u8>)>,
     /// Messages in all backlogs.
@@ -79,7 +74,6 @@ impl<R: DelegationRing> Connections<R> {
             ring,
             endpoint_config,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
-            pending: PendingRequests::default(),
             unsent_responses: VecDeque::new(),
             backlogged: 0,
             scratch: Vec::new(),
@@ -110,7 +104,6 @@ impl<R: DelegationRing> Connections<R> {
     fn serve_peers(&mut self, server: &mut ShardServer) -> usize {
         let mut count = 0;
         while count < MAX_PER_PASS
-            && self.pending.bytes < MAX_FORWARDED_BYTES
             && let Some(received) = self.context.recv()
         {
             count += 1;
@@ -118,21 +111,13 @@ impl<R: DelegationRing> Connections<R> {
                 self.serve_peer_bytes(received, server);
                 continue;
             };
-            let shard = server.shard_map.shard_of_word(request.key);
-            if shard == server.id {
-                let response = server.shard.apply(&request);
+            let response = if server.shard_map.shard_of_word(request.key) == server.id {
                 server.activity.served += 1;
-                server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
-            } else if shard.rank == server.id.rank {
-                let origin = ForwardOrigin::Peer(self.pending.insert(received, 0));
-                server.activity.forwarded_in += 1;
-                if let Err(origin) = server.forwarder.forward(shard.daemon, request, origin) {
-                    self.fail_forwarded(origin);
-                }
+                server.shard.apply(&request)
             } else {
-                let response = WordResponse::new(Status::Misrouted, 0);
-                server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
-            }
+                WordResponse::new(Status::Misrouted, 0)
+            };
+            server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
         }
         count
     }
@@ -157,23 +142,12 @@ impl<R: DelegationRing> Connections<R> {
                 let limit = received.response_limit() as usize;
                 self.send_response(received, server.bytes.execute(&mut server.shard, &op, limit));
             }
-            Ok((shard, _)) if shard.rank == server.id.rank => {
-                let request_id = self.pending.insert(received, len);
-                let bytes = self.buffers.copy_of(&request[..len]);
-                server.bytes.forward_request(shard.daemon, request_id, bytes);
-            }
             other => {
                 let response = status_response(other.err().unwrap_or(Status::Misrouted));
                 server.activity.undelivered += u64::from(received.reply(&response).is_err());
             }
         }
         self.scratch = request;
-    }
-
-    fn fail_forwarded(&mut self, origin: ForwardOrigin) {
-        if let ForwardOrigin::Peer(request_id) = origin {
-            self.reply(request_id, WordResponse::new(Status::NodeGone, 0).as_bytes());
-        }
     }
 
     /// Sends the requests that clients wrote into the ring to the nodes that own the keys.
@@ -185,9 +159,10 @@ impl<R: DelegationRing> Connections<R> {
             && let Some((request, ticket)) = self.ring.recv_request()
         {
             count += 1;
-            let rank = server.shard_map.shard_of_word(request.key).rank;
-            let failed = if rank == request.rank && rank != server.id.rank {
-                let peer = &mut self.peers[rank as usize];
+            let shard = server.shard_map.shard_of_word(request.key);
+            let is_here = shard.daemon == server.id.daemon && shard.rank != server.id.rank;
+            let failed = if is_here && shard.rank == request.rank {
+                let peer = &mut self.peers[shard.rank as usize];
                 let origin = CallOrigin::Ring(ticket);
                 let sent = peer.send(request, origin, &mut self.backlogged, &mut server.activity);
                 sent.err().map(|origin| (origin, Status::NodeGone))
@@ -301,18 +276,6 @@ impl<R: DelegationRing> Transport for Connections<R> {
         peer.send_bytes(bytes, response_limit, ticket, &mut self.backlogged, &mut self.buffers)
     }
 
-    #[inline]
-    fn reply(&mut self, request_id: u32, response: &[u8]) {
-        if let Some(request) = self.pending.remove(request_id) {
-            self.send_response(request, response);
-        }
-    }
-
-    fn reply_buffer(&mut self, request_id: u32, response: Vec<u8>) {
-        self.reply(request_id, &response);
-        self.buffers.release(response);
-    }
-
     fn has_backlog(&self) -> bool {
         self.backlogged > 0
     }
@@ -326,6 +289,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
         command: ConnectionCommand,
         server: &mut ShardServer,
     ) -> Option<ConnectionEvent> {
+        let daemon = server.id.daemon;
         match command {
             ConnectionCommand::Open { rank, epoch } => {
                 self.close(rank, server);
@@ -335,7 +299,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
                     Ok(endpoint) => {
                         let address = endpoint.address();
                         peer.endpoint = Some(endpoint);
-                        Some(ConnectionEvent::Opened { rank, epoch, address })
+                        Some(ConnectionEvent::Opened { rank, epoch, daemon, address })
                     }
                     Err(error) => Some(ConnectionEvent::Failed { rank, epoch, why: error.to_string() }),
                 }
@@ -344,7 +308,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
                 let endpoint = self.peer_in_epoch(rank, epoch)?.endpoint.as_ref()?;
                 let connect = ConnectConfig { timeout: ACK_TIMEOUT, ..ConnectConfig::default() };
                 match endpoint.connect(&address, &connect) {
-                    Ok(()) => Some(ConnectionEvent::Connected { rank, epoch }),
+                    Ok(()) => Some(ConnectionEvent::Connected { rank, epoch, daemon }),
                     Err(error) => {
                         self.close(rank, server);
                         Some(ConnectionEvent::Failed { rank, epoch, why: error.to_string() })
@@ -354,7 +318,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
             ConnectionCommand::Enable { rank, epoch } => {
                 let peer = self.peer_in_epoch(rank, epoch)?;
                 peer.is_up = peer.endpoint.is_some();
-                Some(ConnectionEvent::Up { rank, epoch })
+                Some(ConnectionEvent::Up { rank, epoch, daemon })
             }
             ConnectionCommand::Close { rank, epoch } => {
                 self.peer_in_epoch(rank, epoch)?;

@@ -78,7 +78,7 @@ impl Control {
             accept_paused_until: None,
             addresses: membership.addresses,
             unauthenticated: Unauthenticated::new(),
-            sessions: (0..nodes).map(|other| PeerSession::new(other, rank > other)).collect(),
+            sessions: (0..nodes).map(|other| PeerSession::new(other, rank > other, daemons)).collect(),
             commands,
             events,
             wake,
@@ -134,8 +134,8 @@ impl Control {
     fn handle_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             let (ConnectionEvent::Opened { rank, epoch, .. }
-            | ConnectionEvent::Connected { rank, epoch }
-            | ConnectionEvent::Up { rank, epoch }
+            | ConnectionEvent::Connected { rank, epoch, .. }
+            | ConnectionEvent::Up { rank, epoch, .. }
             | ConnectionEvent::Failed { rank, epoch, .. }) = event;
             let rank = rank as usize;
             let session = &mut self.sessions[rank];
@@ -143,12 +143,12 @@ impl Control {
                 continue;
             }
             let action = match event {
-                ConnectionEvent::Opened { address, .. } => session.endpoint_opened(address),
-                ConnectionEvent::Connected { .. } => session.endpoint_connected(),
-                ConnectionEvent::Up { .. } => {
-                    session.connection_up();
-                    let incarnation = session.incarnation();
-                    self.shared.set_peer_up(rank, incarnation);
+                ConnectionEvent::Opened { daemon, address, .. } => session.endpoint_opened(daemon, address),
+                ConnectionEvent::Connected { daemon, .. } => session.endpoint_connected(daemon),
+                ConnectionEvent::Up { daemon, .. } => {
+                    if session.connection_up(daemon) {
+                        self.shared.set_peer_up(rank, session.incarnation());
+                    }
                     None
                 }
                 ConnectionEvent::Failed { why, .. } => Some(Action::Disconnect(why)),
@@ -162,24 +162,26 @@ impl Control {
         match action {
             None => {}
             Some(Action::Disconnect(why)) => self.disconnect(rank, why),
-            Some(Action::Command(command)) => {
-                if self.send_command(rank, command) {
+            Some(Action::Command(daemons, command)) => {
+                let mut is_sent = true;
+                for daemon in daemons {
+                    is_sent &= self.send_command(daemon as usize, command);
+                }
+                if is_sent {
                     // The session may have received more messages.
                     let action = self.sessions[rank].advance(&self.hello);
                     self.perform(rank, action);
                 } else {
-                    let why = "the daemon of this node that owns the connection does not respond";
-                    self.disconnect(rank, why.to_owned());
+                    self.disconnect(rank, "a daemon of this node does not respond".to_owned());
                 }
             }
         }
     }
 
-    /// Sends a command to the daemon that owns the connection with `rank`. Returns false if its channel is full or closed.
-    fn send_command(&self, rank: usize, command: ConnectionCommand) -> bool {
-        let owner = self.hello.backend.connection_owner(rank as u32, self.hello.daemons);
-        let is_sent = self.commands[owner as usize].try_send(command).is_ok();
-        self.shared.wake_flags[owner as usize].set();
+    /// Sends a command to a daemon. Returns false if its channel is full or closed.
+    fn send_command(&self, daemon: usize, command: ConnectionCommand) -> bool {
+        let is_sent = self.commands[daemon].try_send(command).is_ok();
+        self.shared.wake_flags[daemon].set();
         is_sent
     }
 
@@ -187,8 +189,10 @@ impl Control {
         let epoch = self.sessions[rank].epoch;
         self.sessions[rank].end(self.hello.rank as usize > rank);
         self.shared.set_peer_down(rank, why);
-        // If the daemon does not receive it, it is about to end, and its connections with it.
-        self.send_command(rank, ConnectionCommand::Close { rank: rank as u32, epoch });
+        for daemon in 0..self.commands.len() {
+            // If the daemon does not receive it, it is about to end, and its connections with it.
+            self.send_command(daemon, ConnectionCommand::Close { rank: rank as u32, epoch });
+        }
     }
 
     fn accept_connections(&mut self) {

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! both    1 HELLO      incarnation u64 | rank u32 | nodes u32 | daemons u32 | backend u8 | zero [3]
-//! both    2 ADDRESS    the address of the endpoint that the sender's daemon created for the receiver
-//! both    3 READY      empty: the sender's daemon has connected its endpoint with the receiver's
+//! both    2 ADDRESS    daemon u32 | the address of the endpoint that this daemon of the sender created for the receiver's
+//! both    3 READY      daemon u32: this daemon of the sender has connected its endpoint with the receiver's
 //! both    4 HEARTBEAT  empty
 //! both    5 REJECT     UTF-8: why the two nodes cannot belong to one cluster; follows a HELLO
 //! ```
 //!
-//! Each message is one frame of an authenticated [`Channel`]. Requests flow when both nodes are ready. If anything fails, the
-//! session ends; the next one starts from HELLO, with new endpoints.
+//! Each message is one frame of an authenticated [`Channel`]. There is an ADDRESS and a READY for each daemon. Requests flow between two
+//! daemons when both are ready; the node is up when all are. If anything fails, the session ends; the next one starts from HELLO, with
+//! new endpoints.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
@@ -85,26 +87,34 @@ pub(super) struct PeerSession {
     retry_pause: Duration,
     /// That of the other node. Set by its HELLO.
     incarnation: Option<u64>,
-    /// Of the endpoint that this node's daemon created.
-    local_address: Option<EndpointAddress>,
+    /// By daemon.
+    connections: Box<[ConnectionState]>,
+    silent_heartbeats: u32,
+}
+
+/// How far the connection of a daemon of this node with that of the other node is.
+#[derive(Clone, Copy, Default)]
+struct ConnectionState {
+    /// Whether this node's daemon has created its endpoint.
+    is_open: bool,
     /// Of the endpoint that the other node's daemon created.
     remote_address: Option<EndpointAddress>,
     is_connecting: bool,
     is_connected: bool,
     is_peer_ready: bool,
-    silent_heartbeats: u32,
+    is_up: bool,
 }
 
 /// What the control plane has to do next.
 pub(super) enum Action {
-    /// Send a command to the daemon that owns the connection.
-    Command(ConnectionCommand),
+    /// Send a command to these daemons.
+    Command(Range<u32>, ConnectionCommand),
     /// End the session, for this reason.
     Disconnect(String),
 }
 
 impl PeerSession {
-    pub(super) fn new(rank: u32, connects: bool) -> PeerSession {
+    pub(super) fn new(rank: u32, connects: bool, daemons: u32) -> PeerSession {
         PeerSession {
             rank,
             epoch: 0,
@@ -112,11 +122,7 @@ impl PeerSession {
             connect_at: connects.then(Instant::now),
             retry_pause: FIRST_PAUSE,
             incarnation: None,
-            local_address: None,
-            remote_address: None,
-            is_connecting: false,
-            is_connected: false,
-            is_peer_ready: false,
+            connections: (0..daemons).map(|_| ConnectionState::default()).collect(),
             silent_heartbeats: 0,
         }
     }
@@ -138,8 +144,8 @@ impl PeerSession {
     }
 
     fn reset(&mut self) {
-        (self.incarnation, self.local_address, self.remote_address) = (None, None, None);
-        (self.is_connecting, self.is_connected, self.is_peer_ready) = (false, false, false);
+        self.incarnation = None;
+        self.connections.fill(ConnectionState::default());
         self.silent_heartbeats = 0;
     }
 
@@ -193,40 +199,64 @@ impl PeerSession {
                     return Some(Action::Disconnect(mismatch));
                 }
                 self.incarnation = Some(theirs.incarnation);
-                Some(Action::Command(ConnectionCommand::Open { rank, epoch }))
+                let all = 0..self.connections.len() as u32;
+                Some(Action::Command(all, ConnectionCommand::Open { rank, epoch }))
             }
-            ADDRESS if self.incarnation.is_some() && self.remote_address.is_none() => {
-                let Ok(address) = EndpointAddress::read_from_bytes(payload) else {
+            ADDRESS if self.incarnation.is_some() => {
+                let Some((daemon, connection, address)) = self.addressee(payload) else {
                     return Some(protocol_violation());
                 };
-                self.remote_address = Some(address);
-                self.connect_endpoint()
+                match EndpointAddress::read_from_bytes(address) {
+                    Ok(address) if connection.remote_address.is_none() => {
+                        connection.remote_address = Some(address);
+                        self.connect_endpoint(daemon)
+                    }
+                    _ => Some(protocol_violation()),
+                }
             }
-            READY if self.remote_address.is_some() && !self.is_peer_ready => {
-                self.is_peer_ready = true;
-                self.enable_requests()
-            }
+            READY => match self.addressee(payload) {
+                Some((daemon, connection, []))
+                    if connection.remote_address.is_some() && !connection.is_peer_ready =>
+                {
+                    connection.is_peer_ready = true;
+                    self.enable_requests(daemon)
+                }
+                _ => Some(protocol_violation()),
+            },
             HEARTBEAT => None,
             REJECT => Some(Action::Disconnect(String::from_utf8_lossy(payload).into_owned())),
             _ => Some(protocol_violation()),
         }
     }
 
+    /// The daemon that a message is for, the state of its connection, and the rest of the message.
+    fn addressee<'p>(&mut self, payload: &'p [u8]) -> Option<(u32, &mut ConnectionState, &'p [u8])> {
+        let (daemon, rest) = payload.split_first_chunk()?;
+        let daemon = u32::from_le_bytes(*daemon);
+        Some((daemon, self.connections.get_mut(daemon as usize)?, rest))
+    }
+
     /// The daemon has created its endpoint.
-    pub(super) fn endpoint_opened(&mut self, address: EndpointAddress) -> Option<Action> {
-        self.local_address = Some(address);
-        self.send(ADDRESS, address.as_bytes()).or_else(|| self.connect_endpoint())
+    pub(super) fn endpoint_opened(&mut self, daemon: u32, address: EndpointAddress) -> Option<Action> {
+        self.connections[daemon as usize].is_open = true;
+        let message = [&daemon.to_le_bytes()[..], address.as_bytes()].concat();
+        self.send(ADDRESS, &message).or_else(|| self.connect_endpoint(daemon))
     }
 
     /// The daemon has connected its endpoint.
-    pub(super) fn endpoint_connected(&mut self) -> Option<Action> {
-        self.is_connected = true;
-        self.send(READY, &[]).or_else(|| self.enable_requests())
+    pub(super) fn endpoint_connected(&mut self, daemon: u32) -> Option<Action> {
+        self.connections[daemon as usize].is_connected = true;
+        self.send(READY, &daemon.to_le_bytes()).or_else(|| self.enable_requests(daemon))
     }
 
-    /// The daemon sends requests.
-    pub(super) fn connection_up(&mut self) {
-        self.retry_pause = FIRST_PAUSE;
+    /// The daemon sends requests. Returns whether all daemons do.
+    pub(super) fn connection_up(&mut self, daemon: u32) -> bool {
+        self.connections[daemon as usize].is_up = true;
+        let is_up = self.connections.iter().all(|connection| connection.is_up);
+        if is_up {
+            self.retry_pause = FIRST_PAUSE;
+        }
+        is_up
     }
 
     /// Sends a heartbeat, and counts those since the other node's last message.
@@ -241,21 +271,25 @@ impl PeerSession {
         if channel.is_open() { self.send(HEARTBEAT, &[]) } else { None }
     }
 
-    /// Has the daemon connect its endpoint, once the addresses of both endpoints are known.
-    fn connect_endpoint(&mut self) -> Option<Action> {
-        let (Some(_), Some(address), false) = (self.local_address, self.remote_address, self.is_connecting)
+    /// Has the daemon connect its endpoint, once both daemons have created theirs.
+    fn connect_endpoint(&mut self, daemon: u32) -> Option<Action> {
+        let connection = &mut self.connections[daemon as usize];
+        let (true, Some(address), false) =
+            (connection.is_open, connection.remote_address, connection.is_connecting)
         else {
             return None;
         };
-        self.is_connecting = true;
+        connection.is_connecting = true;
         let (rank, epoch) = (self.rank, self.epoch);
-        Some(Action::Command(ConnectionCommand::Connect { rank, epoch, address }))
+        Some(Action::Command(daemon..daemon + 1, ConnectionCommand::Connect { rank, epoch, address }))
     }
 
     /// Has the daemon send requests, once both endpoints are connected.
-    fn enable_requests(&mut self) -> Option<Action> {
-        let both = self.is_connected && self.is_peer_ready;
-        both.then_some(Action::Command(ConnectionCommand::Enable { rank: self.rank, epoch: self.epoch }))
+    fn enable_requests(&self, daemon: u32) -> Option<Action> {
+        let connection = &self.connections[daemon as usize];
+        let (rank, epoch) = (self.rank, self.epoch);
+        (connection.is_connected && connection.is_peer_ready)
+            .then_some(Action::Command(daemon..daemon + 1, ConnectionCommand::Enable { rank, epoch }))
     }
 
     fn send(&mut self, kind: u8, payload: &[u8]) -> Option<Action> {
@@ -289,24 +323,64 @@ mod tests {
 
     #[test]
     fn messages_out_of_order_end_the_session() {
-        let mut session = PeerSession::new(1, false);
-        for kind in [ADDRESS, READY, 77] {
-            let action = session.handle_message(kind, &[], &hello(0));
+        let mut session = PeerSession::new(1, false, 2);
+        let ready = |daemon: u32| daemon.to_le_bytes();
+        let address = |daemon: u32| [&ready(daemon)[..], &[5; size_of::<EndpointAddress>()]].concat();
+        for (kind, payload) in [(ADDRESS, &address(0)[..]), (READY, &ready(0)), (77, &[])] {
+            let action = session.handle_message(kind, payload, &hello(0));
             assert!(matches!(action, Some(Action::Disconnect(_))), "{kind}");
         }
         let mut receive = |kind, payload: &[u8]| session.handle_message(kind, payload, &hello(0));
         assert!(matches!(receive(HELLO, &[1, 2]), Some(Action::Disconnect(_))));
-        let open = receive(HELLO, hello(1).as_bytes());
-        assert!(matches!(open, Some(Action::Command(ConnectionCommand::Open { rank: 1, .. }))));
+        let Some(Action::Command(daemons, ConnectionCommand::Open { rank: 1, .. })) =
+            receive(HELLO, hello(1).as_bytes())
+        else {
+            panic!("all daemons create an endpoint")
+        };
+        assert_eq!(daemons, 0..2);
         assert!(matches!(receive(HELLO, hello(1).as_bytes()), Some(Action::Disconnect(_))));
-        assert!(matches!(receive(READY, &[]), Some(Action::Disconnect(_))));
+        assert!(matches!(receive(READY, &ready(0)), Some(Action::Disconnect(_))), "there is no address yet");
+        assert!(receive(ADDRESS, &address(1)).is_none());
+        for payload in [&address(1)[..], &address(2), &address(0)[1..], &[]] {
+            assert!(matches!(receive(ADDRESS, payload), Some(Action::Disconnect(_))), "{payload:?}");
+        }
+        assert!(receive(READY, &ready(1)).is_none());
+        for payload in [&ready(1)[..], &ready(0), &ready(2), &address(1), &[]] {
+            assert!(matches!(receive(READY, payload), Some(Action::Disconnect(_))), "{payload:?}");
+        }
+    }
+
+    #[test]
+    fn node_is_up_when_all_daemons_are_connected() {
+        let mut session = PeerSession::new(1, false, 2);
+        session.handle_message(HELLO, hello(1).as_bytes(), &hello(0));
+        let bytes = [5; size_of::<EndpointAddress>()];
+        for daemon in [1u32, 0] {
+            let number = daemon.to_le_bytes();
+            let only = daemon..daemon + 1;
+            assert!(
+                session.endpoint_opened(daemon, EndpointAddress::read_from_bytes(&bytes).unwrap()).is_none()
+            );
+            let connect = session.handle_message(ADDRESS, &[&number[..], &bytes].concat(), &hello(0));
+            let Some(Action::Command(daemons, ConnectionCommand::Connect { .. })) = connect else {
+                panic!("both endpoints of daemon {daemon} are open")
+            };
+            assert_eq!(daemons, only);
+            assert!(session.endpoint_connected(daemon).is_none());
+            let enable = session.handle_message(READY, &number, &hello(0));
+            let Some(Action::Command(daemons, ConnectionCommand::Enable { .. })) = enable else {
+                panic!("both endpoints of daemon {daemon} are connected")
+            };
+            assert_eq!(daemons, only);
+            assert_eq!(session.connection_up(daemon), daemon == 0, "daemon 0 is the second one");
+        }
     }
 
     #[test]
     fn silence_is_counted_in_own_heartbeats() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let secret = crosstie::bootstrap::Secret::random().unwrap();
-        let mut session = PeerSession::new(1, true);
+        let mut session = PeerSession::new(1, true, 1);
         assert!(session.heartbeat().is_none(), "there is no session yet");
         session.begin(Channel::connect(listener.local_addr().unwrap(), 1, 2, &secret, MAX_FRAME).unwrap());
         for _ in 0..MAX_SILENT_HEARTBEATS {
@@ -315,31 +389,34 @@ mod tests {
         assert!(matches!(session.heartbeat(), Some(Action::Disconnect(_))));
     }
 
-    /// Control messages of a node that knows the secret and sends anything, between the steps of this node's daemon. Commands come
-    /// once each and in their order: open, connect, enable.
+    /// Control messages of a node that knows the secret and sends anything, between the steps of this node's daemons. Commands come
+    /// once each and in their order: open, and for each daemon connect, enable.
     ///
-    /// Input: `0, kind, length, payload`: a message; `1`: the daemon has opened its endpoint; `2`: it has connected it.
+    /// Input: `0, kind, length, payload`: a message; `1, daemon`: the daemon has opened its endpoint; `2, daemon`: it has connected it.
     #[test]
     fn fuzz_kv_control() {
         use crate::fuzzing::{Steps, fuzz};
 
         let address = [5; size_of::<EndpointAddress>()];
         let message = |kind: u8, payload: &[u8]| [&[0, kind, payload.len() as u8][..], payload].concat();
-        let examples = [
+        let connects = |daemon: u32| {
+            let number = daemon.to_le_bytes();
             [
-                &message(HELLO, hello(1).as_bytes())[..],
-                &[1],
-                &message(ADDRESS, &address),
-                &[2],
-                &message(READY, &[]),
+                &[1, daemon as u8][..],
+                &message(ADDRESS, &[&number[..], &address].concat()),
+                &[2, daemon as u8],
+                &message(READY, &number),
             ]
-            .concat(),
+            .concat()
+        };
+        let examples = [
+            [message(HELLO, hello(1).as_bytes()), connects(0), connects(1)].concat(),
             message(HEARTBEAT, &[]),
             message(REJECT, b"why"),
         ];
         fuzz(env!("CARGO_MANIFEST_DIR"), "kv_control", examples, |input| {
-            let (mut session, mut steps) = (PeerSession::new(1, false), Steps(input));
-            let (mut open, mut connect, mut enable) = (0, 0, 0);
+            let (mut session, mut steps) = (PeerSession::new(1, false, 2), Steps(input));
+            let (mut open, mut connect, mut enable) = (0, [0; 2], [0; 2]);
             while !steps.is_empty() {
                 let action = match steps.byte() % 3 {
                     0 => {
@@ -347,11 +424,18 @@ mod tests {
                         session.handle_message(kind, steps.take(len), &hello(0))
                     }
                     // A daemon does what it was told, once.
-                    1 if open == 1 && session.local_address.is_none() => {
-                        session.endpoint_opened(EndpointAddress::read_from_bytes(&address).unwrap())
+                    step => {
+                        let daemon = u32::from(steps.byte() % 2);
+                        let state = session.connections[daemon as usize];
+                        if step == 1 && open == 1 && !state.is_open {
+                            session
+                                .endpoint_opened(daemon, EndpointAddress::read_from_bytes(&address).unwrap())
+                        } else if step == 2 && connect[daemon as usize] == 1 && !state.is_connected {
+                            session.endpoint_connected(daemon)
+                        } else {
+                            None
+                        }
                     }
-                    2 if connect == 1 && !session.is_connected => session.endpoint_connected(),
-                    _ => None,
                 };
                 match action {
                     None => {}
@@ -359,18 +443,21 @@ mod tests {
                         assert!(!reason.is_empty() || input.contains(&REJECT));
                         return;
                     }
-                    Some(Action::Command(ConnectionCommand::Open { rank: 1, .. })) => open += 1,
-                    Some(Action::Command(ConnectionCommand::Connect { rank: 1, .. })) => {
-                        assert_eq!(open, 1);
-                        connect += 1;
+                    Some(Action::Command(daemons, ConnectionCommand::Open { rank: 1, .. })) => {
+                        assert_eq!(daemons, 0..2);
+                        open += 1;
                     }
-                    Some(Action::Command(ConnectionCommand::Enable { rank: 1, .. })) => {
-                        assert_eq!(connect, 1);
-                        enable += 1;
+                    Some(Action::Command(daemons, ConnectionCommand::Connect { rank: 1, .. })) => {
+                        assert_eq!((open, daemons.len()), (1, 1));
+                        connect[daemons.start as usize] += 1;
                     }
-                    Some(Action::Command(_)) => panic!("a command for another rank"),
+                    Some(Action::Command(daemons, ConnectionCommand::Enable { rank: 1, .. })) => {
+                        assert_eq!((connect[daemons.start as usize], daemons.len()), (1, 1));
+                        enable[daemons.start as usize] += 1;
+                    }
+                    Some(Action::Command(..)) => panic!("a command for another rank"),
                 }
-                assert!(open <= 1 && connect <= 1 && enable <= 1);
+                assert!(open <= 1 && connect.into_iter().chain(enable).all(|count| count <= 1));
             }
         });
     }
