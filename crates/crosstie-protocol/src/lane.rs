@@ -32,8 +32,8 @@ impl CallNumber {
     #[must_use]
     #[inline]
     pub const fn next(self) -> CallNumber {
-        let next = (self.0 + 1) & (u32::MAX >> 1);
-        CallNumber(next + (next == 0) as u32)
+        // Numbers are 1 to 2^31 - 1.
+        if self.0 < u32::MAX >> 1 { CallNumber(self.0 + 1) } else { CallNumber::FIRST }
     }
 
     /// The number of the call that comes `calls` calls later, for less than 2^31 calls.

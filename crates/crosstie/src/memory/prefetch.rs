@@ -1,4 +1,7 @@
 //! Cache hints: requesting a cache line before it is needed.
+//!
+//! The instructions are declared as reads of memory: so the compiler keeps them behind the stores before them, and need not load again what
+//! it has in registers.
 
 /// Size of a cache line.
 pub(crate) const CACHE_LINE: usize = 64;
@@ -9,7 +12,7 @@ pub(crate) fn for_write<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch has no effect that the program can see, and does not fault on any address.
     unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) target, options(nostack, preserves_flags));
+        core::arch::asm!("prefetchw [{}]", in(reg) target, options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _: *const T = target;
@@ -21,7 +24,7 @@ pub(crate) fn for_read<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {
-        core::arch::asm!("prefetcht0 [{}]", in(reg) target, options(nostack, preserves_flags));
+        core::arch::asm!("prefetcht0 [{}]", in(reg) target, options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _: *const T = target;
@@ -48,6 +51,6 @@ pub(crate) fn demote<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above; processors without this instruction execute it as a no-op.
     unsafe {
-        core::arch::asm!("cldemote [{}]", in(reg) target, options(nostack, preserves_flags));
+        core::arch::asm!("cldemote [{}]", in(reg) target, options(readonly, nostack, preserves_flags));
     }
 }
