@@ -70,7 +70,7 @@ impl<T> Client<T> {
     /// borrowed from the buffer it arrived in: copy what is to be kept. If the node is gone, all operations in flight end as
     /// [`Status::NodeGone`]. An invalid response, which a node of the same release never sends, is [`Status::Malformed`].
     ///
-    /// As with [`poll`](Client::poll), one call ends at most half of the operations in flight at one daemon.
+    /// As with [`poll`](Client::poll), one call ends only a part of the operations in flight at one daemon.
     pub fn poll_bytes(&mut self, mut each: impl FnMut(T, BytesResponse<'_>)) -> usize {
         let mut count = 0;
         for daemon in bits(self.busy_bytes) {

@@ -280,7 +280,7 @@ impl<T> Client<T> {
     /// Passes each response to an operation on an 8-byte key that has arrived to `each`. Returns how many. Never waits. If the node
     /// is gone, all operations in flight end as [`Status::NodeGone`].
     ///
-    /// One call ends at most half of the operations in flight at one daemon, so that the daemon has something to do while the
+    /// One call ends at most half of the operations in flight at one daemon, a quarter of many, so that the daemon has something to do while the
     /// program begins new ones.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(T, WordResponse)) -> usize {

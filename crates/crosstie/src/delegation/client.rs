@@ -8,7 +8,8 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
 
 use super::layout::{
-    AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, SharedRing, Slot, VERSION, commit_word,
+    AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, SharedRing, Slot, Slots, VERSION,
+    commit_word,
 };
 use crate::local::connection::Connection;
 use crate::local_rpc::caller::Caller;
@@ -32,6 +33,8 @@ pub struct RingTransport {
     pub(super) ring: SharedRing,
     connection: Connection,
     pub(super) key: ClientKey,
+    /// The response slots of this client.
+    responses: Slots<RESPONSE_PAYLOAD_AT>,
     claim: SharedRef<AtomicU64>,
     parker: SharedRef<Parker>,
     /// The last value of `tail` that was read. `tail` is read again only when the ring seems full.
@@ -55,10 +58,11 @@ impl Transport for RingTransport {
         let key = ClientKey::from_bits(key);
         let Some(ring) = SharedRing::open(file, layout)? else { return Ok(None) };
         let own = if key.index() < layout.max_clients { ring.client_area(key) } else { None };
-        let Some((claim, parker)) = own else { return Ok(None) };
+        let responses = ring.responses_of(key.index() as usize);
+        let (Some((claim, parker)), Some(responses)) = (own, responses) else { return Ok(None) };
         connection.notify_when_closed(parker.clone());
         let seen_tail = ring.header.tail.load(Acquire);
-        Ok(Some(RingTransport { claim, parker, seen_tail, ring, connection, key }))
+        Ok(Some(RingTransport { responses, claim, parker, seen_tail, ring, connection, key }))
     }
 
     fn limits(&self) -> Limits {
@@ -106,7 +110,7 @@ impl Transport for RingTransport {
     fn publish(&self, position: u64, started: StartedCall, bytes: &[u8]) {
         let slot = self.ring.request(position);
         let response = ResponseKey::new(started.slot, started.call);
-        self.invalidate_equal_response(started.slot, response);
+        self.invalidate_equal_response(started, response);
         slot.second_word().store(response.word(bytes.len()), Relaxed);
         slot.write(bytes);
         // Release, partner: the Acquire load in `Core::committed_at`. The request becomes visible with it.
@@ -120,16 +124,12 @@ impl Transport for RingTransport {
     }
 
     #[inline(always)]
-    fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize> {
+    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))> {
+        let expected = ResponseKey::new(slot, call);
+        let slot = self.response_slot(slot);
         // Acquire, partner: the Release store in `Core::reply`. The response becomes visible with it.
-        let word = self.response_slot(slot).word().load(Acquire);
-        let (key, len) = ResponseKey::parse(word);
-        (key == ResponseKey::new(slot, call)).then_some(len)
-    }
-
-    #[inline(always)]
-    fn read_response(&self, slot: usize, buffer: &mut [u8]) {
-        self.response_slot(slot).read(buffer);
+        let (key, len) = ResponseKey::parse(slot.word().load(Acquire));
+        (key == expected).then_some((len, move |buffer: &mut [u8]| slot.read(buffer)))
     }
 }
 
@@ -142,18 +142,19 @@ impl RingTransport {
     /// Invalidates a response slot that still holds the response to an earlier call with the same key. The key keeps 21 bits of
     /// the call number, so a slot that is used again after a multiple of 2^21 calls gets the same key, and the old response
     /// would be taken for the new one. The slot is ours here: its last call has its response, and the server does not know
-    /// of the next one yet. The cache line is one that we have read.
+    /// of the next one yet.
+    ///
+    /// The slot itself is not read: that would take its cache line from the server.
     #[inline(always)]
-    fn invalidate_equal_response(&self, slot: usize, key: ResponseKey) {
-        let word = self.response_slot(slot).word();
-        if ResponseKey::parse(word.load(Relaxed)).0 == key {
+    fn invalidate_equal_response(&self, started: StartedCall, key: ResponseKey) {
+        if ResponseKey::new(started.slot, started.previous) == key {
             // The commit of the request, a Release store, orders this store before the server's next store to the word.
-            word.store(key.other().word(0), Relaxed);
+            self.response_slot(started.slot).word().store(key.other().word(0), Relaxed);
         }
     }
 
     #[inline(always)]
     fn response_slot(&self, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
-        self.ring.response(self.key.index() as usize, slot)
+        self.responses.masked(slot)
     }
 }

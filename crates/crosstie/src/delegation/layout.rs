@@ -247,10 +247,15 @@ impl SharedRing {
         self.responses.slot(client * self.resp_depth + slot)
     }
 
+    /// All response slots of the client with this index.
+    pub(super) fn responses_of(&self, client: usize) -> Option<Slots<RESPONSE_PAYLOAD_AT>> {
+        self.responses.part(client.checked_mul(self.resp_depth)?, self.resp_depth)
+    }
+
     /// The request slot of a position.
     #[inline(always)]
     pub(super) fn request(&self, position: u64) -> Slot<'_, REQUEST_PAYLOAD_AT> {
-        self.requests.slot(position as usize & (self.requests.count - 1))
+        self.requests.masked(position as usize)
     }
 }
 
@@ -259,9 +264,13 @@ impl SharedRing {
 pub(super) struct Slots<const PAYLOAD_AT: usize> {
     first: NonNull<u8>,
     count: usize,
+    /// Less than `count`. If `count` is a power of two: one less, the mask of an index.
+    mask: usize,
     stride: usize,
+    /// Bytes of payload that fit into a slot.
+    payload_len: usize,
     /// Keeps `first` mapped.
-    _segment: Arc<Segment>,
+    segment: Arc<Segment>,
 }
 
 // SAFETY: `first` points into the segment, which is `Send`. All access is through atomics and copies that tolerate races.
@@ -272,20 +281,51 @@ unsafe impl<const PAYLOAD_AT: usize> Sync for Slots<PAYLOAD_AT> {}
 impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
     fn new(segment: &Arc<Segment>, at: u64, count: usize, stride: usize) -> Option<Self> {
         let first = segment.bytes(at, (count as u64).checked_mul(stride as u64)?)?;
-        (stride > PAYLOAD_AT && first.cast::<[u64; 8]>().is_aligned()).then(|| Slots {
+        (count > 0 && stride > PAYLOAD_AT && first.cast::<[u64; 8]>().is_aligned()).then(|| Slots {
             first,
             count,
+            mask: (1 << count.ilog2()) - 1,
             stride,
-            _segment: segment.clone(),
+            payload_len: stride - PAYLOAD_AT,
+            segment: segment.clone(),
+        })
+    }
+
+    /// `count` slots from `from` on.
+    fn part(&self, from: usize, count: usize) -> Option<Self> {
+        let end = from.checked_add(count)?;
+        (count > 0 && end <= self.count).then(|| Slots {
+            // SAFETY: inside the segment, as `from` is less than the number of these slots.
+            first: unsafe { self.first.add(from * self.stride) },
+            count,
+            mask: (1 << count.ilog2()) - 1,
+            segment: self.segment.clone(),
+            ..*self
         })
     }
 
     #[inline(always)]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
+        // SAFETY: `slot < count`.
+        unsafe { self.slot_below_count(slot) }
+    }
+
+    /// The slot whose index has the lower bits of `index`, as many as `count` has, which is to be a power of two.
+    #[inline(always)]
+    pub(super) fn masked(&self, index: usize) -> Slot<'_, PAYLOAD_AT> {
+        // SAFETY: `index & mask` is at most `mask`, which is less than `count`.
+        unsafe { self.slot_below_count(index & self.mask) }
+    }
+
+    /// # Safety
+    ///
+    /// `slot` is less than `count`.
+    #[inline(always)]
+    unsafe fn slot_below_count(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         // SAFETY: inside the segment, which `self` keeps mapped, as `slot < count`.
         let start = unsafe { self.first.add(slot * self.stride) };
-        Slot { start, payload_len: self.stride - PAYLOAD_AT, slots: PhantomData }
+        Slot { start, payload_len: self.payload_len, slots: PhantomData }
     }
 }
 
@@ -345,7 +385,13 @@ pub(super) fn commit_word(position: u64, client: ClientKey) -> u64 {
 /// The client whose request a word commits, if the word has the stamp of this position.
 #[inline]
 pub(super) fn committed_by(word: u64, position: u64) -> Option<ClientKey> {
-    (word as u32 == stamp(position)).then(|| ClientKey::from_bits((word >> 32) as u32))
+    (word as u32 == stamp(position)).then(|| client_of(word))
+}
+
+/// The client whose request a word commits, at whatever position.
+#[inline]
+pub(super) fn client_of(word: u64) -> ClientKey {
+    ClientKey::from_bits((word >> 32) as u32)
 }
 
 #[inline]

@@ -265,7 +265,7 @@ fn position_of_a_client_that_does_not_move_is_passed_and_its_late_request_is_han
         assert_eq!(server.counters().passed, round + 1, "passed once, and left out afterwards");
         let requests = server.counters().requests;
         let call = CallNumber::FIRST.after(round as u32);
-        let started = crate::ring::call_table::StartedCall { slot: 0, next: 0, call };
+        let started = crate::ring::call_table::StartedCall { slot: 0, next: 0, call, previous: call.next() };
         late.transport.publish(position, started, &77u64.to_le_bytes());
         let mut received = Vec::new();
         until(|| {
@@ -414,7 +414,7 @@ fn invalid_requests_end_the_connection_of_their_client() {
             let position = client.transport.reserve().unwrap();
             client.transport.publish(
                 position,
-                crate::ring::call_table::StartedCall { slot, next: 0, call },
+                crate::ring::call_table::StartedCall { slot, next: 0, call, previous: call.next() },
                 bytes,
             );
         };
@@ -460,7 +460,7 @@ fn requests_with_a_generation_that_no_client_has_are_dropped() {
     let mut publish = |client: &mut TestClient, key, slot| {
         client.transport.key = key;
         let position = client.transport.reserve().unwrap();
-        let started = crate::ring::call_table::StartedCall { slot, next: 0, call };
+        let started = crate::ring::call_table::StartedCall { slot, next: 0, call, previous: call.next() };
         client.transport.publish(position, started, &[0; 8]);
         call = call.next();
     };

@@ -106,8 +106,8 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     /// Passes the responses that have arrived to `each`, with the tokens of their calls. Returns their number.
     ///
     /// Responses of one target arrive in the order of the calls, if the target replies in that order. Responses out of order
-    /// may be found a few polls later. At most half of the calls to one target end in one poll. A caller that makes a new
-    /// call for each response so keeps the target busy with the other half; otherwise both would soon alternate, each
+    /// may be found a few polls later. One poll ends at most a quarter of many calls to one target, and at most half of a few. A caller that
+    /// makes a new call for each response so keeps the target busy with the others; otherwise both would soon alternate, each
     /// waiting for the other to work off a whole queue.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, Resp)) -> usize {
@@ -122,7 +122,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
                 left &= left - 1;
                 let lane = &mut self.outgoing[index * 64 + bit as usize];
                 let in_flight = &mut self.in_flight;
-                let most = lane.in_flight().div_ceil(2);
+                let most = lane.most_per_poll();
                 for taken in 1..=most {
                     let Some((token, response)) = lane.take_expected() else {
                         if lane.note_miss() {

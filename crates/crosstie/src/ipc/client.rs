@@ -81,13 +81,15 @@ impl Transport for LaneTransport {
     }
 
     #[inline(always)]
-    fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize> {
-        lane::response_len(self.lane.slot(slot).word(), call)
+    fn demote_request(&self, slot: usize) {
+        self.lane.demote(slot);
     }
 
     #[inline(always)]
-    fn read_response(&self, slot: usize, buffer: &mut [u8]) {
-        self.lane.slot(slot).read(buffer);
+    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))> {
+        let slot = self.lane.slot(slot);
+        let len = lane::response_len(slot.word(), call)?;
+        Some((len, move |buffer: &mut [u8]| slot.read(buffer)))
     }
 
     #[inline(always)]
@@ -105,6 +107,7 @@ impl<Resp: Message + ?Sized, Token> Client<[u8], Resp, Token> {
         let slot = self.transport.lane.slot(started.slot);
         slot.write_parts(parts);
         self.transport.publish_request(slot, started, len);
+        self.demote_request(started);
         Ok(())
     }
 }

@@ -156,6 +156,12 @@ impl Lane {
         }
     }
 
+    /// Moves the cache line of a slot towards the caches that all cores share. The other side gets it sooner from there than from this core.
+    #[inline]
+    pub(super) fn demote(&self, slot: usize) {
+        prefetch::demote(self.first.as_ptr().wrapping_add(slot * self.stride));
+    }
+
     #[inline]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_> {
         assert!(slot < self.slots);

@@ -437,6 +437,7 @@ impl ConnectedClient {
     #[inline(always)]
     fn publish_response(&mut self, ticket: Ticket, len: usize) {
         lane::publish_response(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
+        self.lane.demote(ticket.slot as usize);
         self.unanswered -= 1;
         self.lane.parker().notify();
     }

@@ -7,6 +7,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use std::time::{Duration, Instant};
 
+use crosstie_protocol::lane::CallNumber;
+
 use super::error::{CallError, ConnectError, Disconnected};
 use super::hello::{self, Hello};
 use super::transport::{Limits, Transport};
@@ -90,7 +92,16 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         let bytes = request.bytes();
         let (reservation, started) = self.start_call(bytes.len(), token)?;
         self.transport.publish(reservation, started, bytes);
+        self.demote_request(started);
         Ok(())
+    }
+
+    /// Called when a request was published.
+    #[inline(always)]
+    pub(crate) fn demote_request(&self, started: StartedCall) {
+        if let Some(slot) = self.calls.slot_to_demote(started.slot) {
+            self.transport.demote_request(slot);
+        }
     }
 
     /// Starts a call with a request of `len` bytes, if that is possible now.
@@ -116,31 +127,27 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
             }
         }
         let Some(reservation) = self.transport.reserve() else { return Err(CallError::RingFull(token)) };
-        let Ok(started) = self.calls.start(token) else { unreachable!("there was room for it") };
-        Ok((reservation, started))
+        Ok((reservation, self.calls.start_with_room(token)))
     }
 
     /// Passes the responses that have arrived to `each`, and returns their number. Never waits. An error is returned only
     /// after all responses that ever arrived have been passed.
     ///
-    /// At most half of the calls in flight end in one poll. A client that makes a new call for each response so keeps the
-    /// server busy with the other half; otherwise client and server would soon alternate, each waiting for the other to
+    /// One poll ends at most a quarter of many calls in flight, and at most half of a few. A client that makes a new call for each response
+    /// so keeps the server busy with the others; otherwise client and server would soon alternate, each waiting for the other to
     /// work off a whole queue.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
-        let most = self.calls.in_flight().div_ceil(2);
+        let most = self.calls.most_per_poll();
         let mut count = 0;
         while let Some((slot, call)) = self.calls.expected() {
-            let Some(len) = self.transport.response_len(slot, call) else {
+            let prefetch = if count == 0 && most > 1 { most } else { 0 };
+            if !self.deliver(slot, call, prefetch, &mut each)? {
                 if self.calls.note_miss() {
                     count += self.scan(&mut each)?;
                 }
                 break;
-            };
-            if count == 0 && most > 1 {
-                self.transport.prefetch_responses(slot, most);
             }
-            self.deliver(slot, len, &mut each)?;
             count += 1;
             if count == most {
                 break;
@@ -159,7 +166,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
             return Err(cause);
         }
         let (calls, transport) = (&self.calls, &self.transport);
-        let has_response = |(slot, call)| transport.response_len(slot, call).is_some();
+        let has_response = |(slot, call)| transport.has_response(slot, call);
         if calls.in_flight() > 0 && timeout != Some(Duration::ZERO) {
             let mut checks = 0u32;
             wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
@@ -208,11 +215,10 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         let Some(started) = self.calls.start_blocking() else { unreachable!("there was room for it") };
         self.transport.publish(reservation, started, bytes);
         let transport = &self.transport;
-        let response_len = || transport.response_len(started.slot, started.call);
         wait::wait_for(transport.parker(), self.wait_strategy, left, || {
-            transport.connection().is_closed() || response_len().is_some()
+            transport.connection().is_closed() || transport.has_response(started.slot, started.call)
         });
-        let Some(len) = response_len() else {
+        let Some((len, copy)) = transport.response(started.slot, started.call) else {
             return Err(match timeout {
                 Some(after) if !self.transport.connection().is_closed() => {
                     CallError::TimedOut { token: (), after }
@@ -220,9 +226,12 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
                 _ => disconnected(Disconnected::ServerGone),
             });
         };
+        let is_valid = Resp::receive(&mut self.inbox, len, copy);
         self.calls.release_blocking(started.slot);
-        let response = self.read_response(started.slot, len).map_err(disconnected)?;
-        Ok(read(response))
+        match Resp::received(&self.inbox, len) {
+            Some(response) if is_valid => Ok(read(response)),
+            _ => Err(disconnected(*self.failed.insert(Disconnected::InvalidResponse))),
+        }
     }
 
     /// Reserves space for a request when there was none at first: exchanges that timed out hold the slots until the server
@@ -242,7 +251,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
             let (calls, transport) = (&self.calls, &self.transport);
             wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
                 transport.connection().is_closed()
-                    || calls.iter_blocking().any(|(slot, call)| transport.response_len(slot, call).is_some())
+                    || calls.iter_blocking().any(|(slot, call)| transport.has_response(slot, call))
             });
             self.release_answered_blocking();
         }
@@ -266,7 +275,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     #[cold]
     fn release_answered_blocking(&mut self) {
         let transport = &self.transport;
-        self.calls.release_answered_blocking(|slot, call| transport.response_len(slot, call).is_some());
+        self.calls.release_answered_blocking(|slot, call| transport.has_response(slot, call));
     }
 
     /// Calls in flight, without [exchanges](Self::exchange).
@@ -302,30 +311,27 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         }
     }
 
-    /// Copies a response out of shared memory and validates it.
-    #[inline(always)]
-    fn read_response(&mut self, slot: usize, len: usize) -> Result<&Resp, Disconnected> {
-        let transport = &self.transport;
-        if Resp::receive(&mut self.inbox, len, |buffer| transport.read_response(slot, buffer))
-            && let Some(response) = Resp::received(&self.inbox, len)
-        {
-            return Ok(response);
-        }
-        Err(*self.failed.insert(Disconnected::InvalidResponse))
-    }
-
+    /// Passes the response to a call to `each`, if it is there: copies it out of shared memory and validates it. Prefetches it and
+    /// those in the slots after it, `prefetch` together. Returns whether it is there.
     #[inline(always)]
     fn deliver(
         &mut self,
         slot: usize,
-        len: usize,
+        call: CallNumber,
+        prefetch: usize,
         each: &mut impl FnMut(Token, &Resp),
-    ) -> Result<(), Disconnected> {
-        self.read_response(slot, len)?;
+    ) -> Result<bool, Disconnected> {
+        let Some((len, copy)) = self.transport.response(slot, call) else { return Ok(false) };
+        if prefetch > 0 {
+            self.transport.prefetch_responses(slot, prefetch);
+        }
+        if !Resp::receive(&mut self.inbox, len, copy) {
+            return Err(*self.failed.insert(Disconnected::InvalidResponse));
+        }
         if let (Some(token), Some(response)) = (self.calls.finish(slot), Resp::received(&self.inbox, len)) {
             each(token, response);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Checks all calls in flight for responses.
@@ -335,10 +341,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         let mut count = 0;
         for slot in 0..CallTable::<Token>::slots_for(self.calls.limit()) {
             let Some(call) = self.calls.call_in(slot) else { continue };
-            if let Some(len) = self.transport.response_len(slot, call) {
-                self.deliver(slot, len, each)?;
-                count += 1;
-            }
+            count += usize::from(self.deliver(slot, call, 0, each)?);
         }
         // Responses arrived, but not the expected one.
         if count > 0 && expected.is_some_and(|(slot, call)| self.calls.call_in(slot) == Some(call)) {
@@ -372,7 +375,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Waitabl
     }
 
     fn is_ready(&self, check_all: bool) -> bool {
-        let has_response = |(slot, call)| self.transport.response_len(slot, call).is_some();
+        let has_response = |(slot, call)| self.transport.has_response(slot, call);
         self.is_expecting()
             && (self.calls.expected().is_some_and(has_response)
                 || (check_all && self.calls.iter().any(has_response))

@@ -32,11 +32,17 @@ pub trait Transport: Sized {
     fn reserve(&mut self) -> Option<Self::Reservation>;
     /// Writes a request and makes it visible to the server.
     fn publish(&self, reservation: Self::Reservation, started: StartedCall, bytes: &[u8]);
-    /// The length of the response to this call, if the response is there. Not validated: any process that maps the memory
-    /// may have written it.
-    fn response_len(&self, slot: usize, call: CallNumber) -> Option<usize>;
-    /// Copies a response out.
-    fn read_response(&self, slot: usize, buffer: &mut [u8]);
+    /// Moves the cache line of a request that was published towards the caches that all cores share, where that helps the server.
+    #[inline(always)]
+    fn demote_request(&self, _slot: usize) {}
+    /// The response to this call, if it is there: its length, and a function that copies it out. The length is not validated:
+    /// any process that maps the memory may have written it.
+    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))>;
+    /// Whether the response to this call is there.
+    #[inline(always)]
+    fn has_response(&self, slot: usize, call: CallNumber) -> bool {
+        self.response(slot, call).is_some()
+    }
     /// Prefetches the response in this slot, which is there, and those in up to `count` slots from it, which the caller is
     /// about to read.
     #[inline(always)]

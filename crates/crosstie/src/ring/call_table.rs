@@ -26,6 +26,13 @@ use crosstie_protocol::lane::CallNumber;
 /// of a slot takes the slot's cache line away from the callee, which is about to write to it.
 const MISSES_BEFORE_SCAN: u32 = 64;
 
+/// Stands for the last call of a slot that was never used. Its lower 30 bits are zero, as those of a word that was never written.
+const UNUSED: CallNumber = CallNumber::FIRST.after((1 << 30) - 1);
+
+/// With more calls in flight the caller demotes the cache line of a request only [`DEMOTE_AFTER`] requests later.
+const FEW_CALLS: usize = 16;
+const DEMOTE_AFTER: usize = 4;
+
 /// A call that was started: what the caller writes with its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartedCall {
@@ -35,6 +42,8 @@ pub struct StartedCall {
     pub(crate) next: usize,
     /// The call's number.
     pub(crate) call: CallNumber,
+    /// The number of the last call that used the slot; [`UNUSED`] if there was none.
+    pub(crate) previous: CallNumber,
 }
 
 #[derive(Debug)]
@@ -64,12 +73,12 @@ pub(crate) struct CallTable<T> {
     last: usize,
     /// The number of the next call.
     call: CallNumber,
-    /// The slot where the next response is expected.
+    /// The slot where the next response is expected; `next` if no call is in flight.
     expected: usize,
     /// Calls with a token.
     in_flight: usize,
-    /// Blocking calls.
-    blocking: usize,
+    /// Calls that may still start: `limit` less the calls with a token and the blocking ones.
+    room: usize,
     limit: usize,
     /// Checks of the expected slot without success, since a call finished.
     misses: u32,
@@ -90,7 +99,7 @@ impl<T> CallTable<T> {
     /// Creates a table for at most `limit` calls in flight.
     pub(crate) fn new(limit: usize) -> CallTable<T> {
         assert!(limit > 0);
-        let entry = || Entry { token: None, blocking: false, call: CallNumber::FIRST, next: 0 };
+        let entry = || Entry { token: None, blocking: false, call: UNUSED, next: 0 };
         CallTable {
             entries: core::iter::repeat_with(entry).take(Self::slots_for(limit)).collect(),
             next: 0,
@@ -98,7 +107,7 @@ impl<T> CallTable<T> {
             call: CallNumber::FIRST,
             expected: 0,
             in_flight: 0,
-            blocking: 0,
+            room: limit,
             limit,
             misses: 0,
         }
@@ -108,6 +117,15 @@ impl<T> CallTable<T> {
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Most calls that one poll ends: a quarter of those in flight, or up to 4 if these are at most half.
+    ///
+    /// Responses that are left for the next poll keep the callee busy while the caller makes new calls. Otherwise both would soon alternate,
+    /// each waiting for the other to work off a whole queue.
+    #[inline]
+    pub(crate) fn most_per_poll(&self) -> usize {
+        (self.in_flight / 4).max(4).min(self.in_flight.div_ceil(2))
     }
 
     /// Most calls that may be in flight, blocking ones included.
@@ -124,13 +142,13 @@ impl<T> CallTable<T> {
     /// Whether no further call can start.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.in_flight + self.blocking == self.limit
+        self.room == 0
     }
 
     /// Whether blocking calls use slots.
     #[inline]
     pub(crate) fn has_blocking(&self) -> bool {
-        self.blocking > 0
+        self.in_flight + self.room < self.limit
     }
 
     /// Starts a call. Hands the token back if the table is full.
@@ -139,13 +157,18 @@ impl<T> CallTable<T> {
         if self.is_full() {
             return Err(token);
         }
-        if self.in_flight == 0 {
-            self.expected = self.next;
-            self.misses = 0;
-        }
-        let started = self.take_slot(Some(token));
+        Ok(self.start_with_room(token))
+    }
+
+    /// Starts a call in a table that is not full.
+    // Inlined: the result is never stored.
+    #[inline(always)]
+    pub(crate) fn start_with_room(&mut self, token: T) -> StartedCall {
+        debug_assert!(!self.is_full());
+        let started = self.take_slot();
+        self.entries[started.slot].token = Some(token);
         self.in_flight += 1;
-        Ok(started)
+        started
     }
 
     /// Starts a blocking call, unless the table is full.
@@ -154,28 +177,53 @@ impl<T> CallTable<T> {
         if self.is_full() {
             return None;
         }
-        let started = self.take_slot(None);
-        self.blocking += 1;
+        let started = self.take_slot();
+        self.entries[started.slot].blocking = true;
+        if self.in_flight == 0 {
+            self.expected = self.next;
+        }
         Some(started)
     }
 
     /// Takes the next slot for a call, and chooses the slot after it.
-    #[inline]
-    fn take_slot(&mut self, token: Option<T>) -> StartedCall {
+    #[inline(always)]
+    fn take_slot(&mut self) -> StartedCall {
         let (slot, call) = (self.next, self.call);
-        let next = if self.in_flight + self.blocking == 0 {
+        let next = if self.room == self.limit {
             // No other call is in flight. Go back to the slot of the previous call: a caller with one call at a time then
             // alternates between two slots, whose cache lines are in its cache. (With `limit` 1, both are the only slot.)
             self.last
         } else {
             self.first_after(slot, Entry::is_free)
         };
-        let blocking = token.is_none();
-        self.entries[slot] = Entry { token, blocking, call, next };
+        let entry = &mut self.entries[slot];
+        let previous = entry.call;
+        (entry.call, entry.next) = (call, next);
         self.call = call.next();
         self.last = slot;
         self.next = next;
-        StartedCall { slot, next, call }
+        self.room -= 1;
+        StartedCall { slot, next, call, previous }
+    }
+
+    /// The slot whose cache line the caller should move towards the caches that all cores share, when it has written the request of a
+    /// call that it has started into `slot`. The callee gets the line sooner from there than from the caller's core.
+    ///
+    /// With few calls in flight: the line of the request itself. The callee is about to read it. With many calls in flight, the line of an
+    /// earlier request: the callee is not as far yet, and the instruction need not wait until the request has left the core. With
+    /// one call in flight none, as the callee polls the line and has it before.
+    #[inline(always)]
+    pub(crate) fn slot_to_demote(&self, slot: usize) -> Option<usize> {
+        if self.in_flight > FEW_CALLS {
+            // A table with so many calls has more slots than that.
+            Some(if slot >= DEMOTE_AFTER {
+                slot - DEMOTE_AFTER
+            } else {
+                slot + self.entries.len() - DEMOTE_AFTER
+            })
+        } else {
+            (self.in_flight > 1).then_some(slot)
+        }
     }
 
     /// The first slot after this one whose entry is `wanted`. There must be one.
@@ -210,15 +258,18 @@ impl<T> CallTable<T> {
     /// Finishes the call in a slot: frees the slot, and returns the token.
     #[inline]
     pub(crate) fn finish(&mut self, slot: usize) -> Option<T> {
-        let token = self.entries[slot].token.take()?;
+        let entry = &mut self.entries[slot];
+        let (token, next) = (entry.token.take()?, entry.next);
         self.in_flight -= 1;
         self.misses = 0;
-        if self.in_flight > 0 {
-            let next = self.entries[slot].next;
-            let in_order = self.entries[next].token.is_some();
-            self.expected =
-                if in_order { next } else { self.search_after(next, |entry| entry.token.is_some()) };
-        }
+        self.room += 1;
+        self.expected = if self.entries[next].token.is_some() {
+            next
+        } else if self.in_flight == 0 {
+            self.next
+        } else {
+            self.search_after(next, |entry| entry.token.is_some())
+        };
         Some(token)
     }
 
@@ -242,7 +293,7 @@ impl<T> CallTable<T> {
     #[inline]
     pub(crate) fn release_blocking(&mut self, slot: usize) {
         if std::mem::take(&mut self.entries[slot].blocking) {
-            self.blocking -= 1;
+            self.room += 1;
         }
     }
 
@@ -367,6 +418,35 @@ mod tests {
             assert_eq!(table.finish(slot), Some(i));
         }
         assert_eq!(table.expected(), None);
+    }
+
+    #[test]
+    fn a_poll_ends_a_quarter_of_many_calls_and_half_of_few() {
+        let mut table = CallTable::new(64);
+        let mut most = Vec::new();
+        for _ in 0..64 {
+            table.start(()).unwrap();
+            most.push(table.most_per_poll());
+        }
+        assert_eq!(
+            [most[0], most[1], most[2], most[7], most[15], most[31], most[63]],
+            [1, 1, 2, 4, 4, 8, 16]
+        );
+    }
+
+    #[test]
+    fn few_requests_are_demoted_at_once_and_many_later() {
+        let mut table = CallTable::new(64);
+        for in_flight in 1..65 {
+            let slot = table.start(()).unwrap().slot;
+            let expected = match in_flight {
+                1 => None,
+                2..17 => Some(slot),
+                _ => Some(slot - 4),
+            };
+            assert_eq!(table.slot_to_demote(slot), expected, "{in_flight} calls in flight");
+        }
+        assert_eq!(table.slot_to_demote(2), Some(63), "of the round before");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crosstie_protocol::lane::{CallNumber, SlotOwner, slot_owner};
 use super::node_state::NodeState;
 use super::slot::{EMPTY, FULL, Slots};
 use super::sync::Arc;
+use crate::memory::prefetch;
 use crate::ring::lane::{self, Cursor};
 use crate::wait::{self, WaitStrategy};
 
@@ -144,6 +145,11 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
         // call, and it is consumed here, so there was no reply yet: the slot holds nothing, and we own it.
         unsafe { entry.put_response(response) };
         lane::publish_response(&entry.word, ticket.call, FULL);
+        // With several calls in flight, the caller gets the line sooner from the caches that all cores share. A caller with one
+        // call at a time polls the line.
+        if lane.slots.len() > 1 {
+            prefetch::demote(&raw const entry.word);
+        }
         caller.parker.notify();
         Ok(())
     }

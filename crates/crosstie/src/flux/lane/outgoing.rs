@@ -48,6 +48,9 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
         // SAFETY: the call table had the slot as free: it was never used, or the response of its last call was taken.
         unsafe { slot.put_request(request) };
         lane::publish_request(&slot.word, started, FULL);
+        if let Some(slot) = self.calls.slot_to_demote(started.slot) {
+            prefetch::demote(self.slots.as_ptr().wrapping_add(slot));
+        }
         target.parker.notify();
         Ok(())
     }
@@ -55,6 +58,12 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     #[inline]
     pub(in super::super) fn in_flight(&self) -> usize {
         self.calls.in_flight()
+    }
+
+    /// Most calls that one poll ends.
+    #[inline]
+    pub(in super::super) fn most_per_poll(&self) -> usize {
+        self.calls.most_per_poll()
     }
 
     /// Takes the response of a call that is in the call table, if the response is there.
@@ -84,7 +93,7 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     pub(in super::super) fn prefetch(&self, count: usize) {
         let Some((mut slot, _)) = self.calls.expected() else { return };
         for _ in 0..count.min(MAX_PREFETCH) {
-            prefetch::for_write(&raw const self.slots[slot]);
+            prefetch::for_write(self.slots.as_ptr().wrapping_add(slot));
             slot = if slot + 1 == self.slots.len() { 0 } else { slot + 1 };
         }
     }

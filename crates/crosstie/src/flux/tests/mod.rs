@@ -100,7 +100,7 @@ fn back_pressure_hands_request_and_token_back() {
     }
     // Calls count until their responses are polled.
     assert!(matches!(caller.call(1, text("f"), 5), Err(CallError::Full { .. })));
-    // One poll ends at most half of the calls.
+    // One poll ends at most half of a few calls.
     assert_eq!(caller.poll(|_, _| {}), 1);
     caller.call(1, text("f"), 5).unwrap();
     assert_eq!(caller.poll(|_, _| {}), 1);
