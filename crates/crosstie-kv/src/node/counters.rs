@@ -36,7 +36,7 @@ pub struct DaemonActivity {
     pub sleeps: u64,
     /// Sleeps that ended because somebody woke the daemon: a client, another daemon, another node, the control plane.
     pub wakeups: u64,
-    /// Requests that its shard executed, from clients and from other daemons and nodes.
+    /// Requests that its shard executed, from clients and from other nodes.
     pub served: u64,
     /// Requests of clients that it forwarded to the daemon that is connected with the owner of the key.
     pub forwarded: u64,

@@ -37,8 +37,8 @@ pub(super) struct Shared {
     pub(super) panicked: OnceLock<String>,
     /// By daemon.
     pub(super) counters: PublishedCounters,
-    /// Wake a daemon that sleeps: there is a command or a message of another daemon for it, or the node stops. By daemon.
-    pub(super) wake_flags: Arc<[WakeFlag]>,
+    /// Wake a daemon that sleeps: there is a command for it, or the node stops. By daemon.
+    pub(super) wake_flags: Box<[WakeFlag]>,
     peers: Mutex<Vec<PeerState>>,
     pub(super) peers_changed: Condvar,
     refused_connections: AtomicU64,
