@@ -26,7 +26,7 @@ const KEYS: usize = 512;
 
 /// Most instructions of a request.
 const LIMITS: [(&str, u64); 3] =
-    [("one node", 466), ("two nodes, Meta", 2120), ("two nodes, Delegation", 2165)];
+    [("one node", 471), ("two nodes, Meta", 2120), ("two nodes, Delegation", 2142)];
 
 #[test]
 fn requests_stay_within_their_instruction_limits() {
@@ -75,10 +75,14 @@ macro_rules! make_requests {
                 begun += 1;
             }
             $serve;
-            let polled = $client.poll(|_, response| {
-                assert!(matches!(response.status, Status::Done | Status::NotFound), "{response:?}");
-            });
-            polled.unwrap();
+            // A poll ends a quarter of the requests. After two of them, batches between nodes have about half of the requests, as those of
+            // several clients have.
+            for _ in 0..2 {
+                let polled = $client.poll(|_, response| {
+                    assert!(matches!(response.status, Status::Done | Status::NotFound), "{response:?}");
+                });
+                polled.unwrap();
+            }
         }
     }};
 }
