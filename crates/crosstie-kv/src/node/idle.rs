@@ -13,9 +13,10 @@ const SPINS: u32 = 64;
 const CROWDED_SPINS: u32 = 2;
 /// A yield that takes longer than this ran another thread.
 pub(crate) const CROWDED: Duration = Duration::from_micros(3);
-/// A yield that takes longer than this ran a thread that does not yield itself.
+/// Two yields in a row that take longer than this ran a thread that does not yield itself. A single one may be a virtual machine that did
+/// not run, or a process that was stopped.
 const CORE_TAKEN: Duration = Duration::from_micros(500);
-/// Idle periods without a yield, after a yield ran such a thread.
+/// Idle periods without a yield, after yields ran such a thread.
 const PERIODS_WITHOUT_YIELD: u32 = 256;
 /// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
@@ -36,6 +37,8 @@ pub(super) struct IdleBackoff {
     passes: u32,
     /// Idle periods, the current one included, in which the daemon does not yield.
     periods_without_yield: u32,
+    /// Whether the last yield took longer than [`CORE_TAKEN`].
+    was_core_taken: bool,
     /// The next sleep with a backlog.
     backlog_sleep: Duration,
 }
@@ -58,6 +61,7 @@ impl IdleBackoff {
             spins: SPINS,
             passes: 0,
             periods_without_yield: 0,
+            was_core_taken: false,
             backlog_sleep: FIRST_BACKLOG_SLEEP,
         }
     }
@@ -85,15 +89,18 @@ impl IdleBackoff {
         sleep
     }
 
-    /// Records how long a yield took. After a yield longer than [`CORE_TAKEN`] the daemon sleeps instead, for the next
+    /// Records how long a yield took. After two yields longer than [`CORE_TAKEN`] the daemon sleeps instead, for the next
     /// [`PERIODS_WITHOUT_YIELD`] times that it is idle: another thread is running without yielding, and each yield would give it the
-    /// core for a whole time slice, some milliseconds. A daemon that sleeps gets the core as soon as somebody wakes it.
+    /// core for a whole time slice, some milliseconds. A daemon that sleeps gets the core as soon as somebody wakes it. Then one more such
+    /// yield is enough.
     #[inline]
     pub(super) fn record_yield(&mut self, took: Duration) {
         self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
-        if took > CORE_TAKEN {
+        let is_core_taken = took > CORE_TAKEN;
+        if is_core_taken && self.was_core_taken {
             self.periods_without_yield = PERIODS_WITHOUT_YIELD;
         }
+        self.was_core_taken = is_core_taken;
     }
 
     /// Records an idle pass. Returns what to do.
@@ -158,11 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_after_a_yield_to_a_thread_that_does_not_yield() {
+    fn sleeps_after_two_yields_to_a_thread_that_does_not_yield() {
         let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
         idle.record_ready();
-        assert_eq!(idle.next_action(), IdleAction::Yield);
-        idle.record_yield(CORE_TAKEN);
+        // One long yield, again and again, says nothing.
+        for took in [CORE_TAKEN, 2 * CORE_TAKEN, CORE_TAKEN, 2 * CORE_TAKEN] {
+            assert_eq!(idle.next_action(), IdleAction::Yield);
+            idle.record_yield(took);
+        }
         assert_eq!(idle.next_action(), IdleAction::Yield);
         idle.record_yield(2 * CORE_TAKEN);
         // Each of the next idle periods spins and then sleeps.
@@ -176,6 +186,8 @@ mod tests {
         let actions: Vec<IdleAction> =
             std::iter::repeat_with(|| idle.next_action()).take(SPINS as usize).collect();
         assert!(actions.contains(&IdleAction::Yield), "after a while it tries a yield again");
+        idle.record_yield(2 * CORE_TAKEN);
+        assert_eq!(idle.next_action(), IdleAction::Sleep, "and one is enough then");
     }
 
     #[test]
