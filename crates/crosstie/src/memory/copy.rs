@@ -156,7 +156,7 @@ mod arch {
     use core::arch::asm;
 
     /// From this length on the string instruction is faster than a loop of moves.
-    const LONG: usize = 4096;
+    const LONG: usize = 1024;
 
     /// Defines a function that copies one piece through a register.
     macro_rules! piece {
@@ -249,23 +249,6 @@ mod arch {
     both_ends!(copy32to48, reg, words!("0"), words!("16"), words!("{l} - 16"));
     both_ends!(copy32to64, reg, words!("0"), words!("16"), words!("{l} - 32"), words!("{l} - 16"));
 
-    /// Copies 64 bytes.
-    ///
-    /// # Safety
-    ///
-    /// As for [`super::copy`].
-    #[inline(always)]
-    unsafe fn move_line(from: *const u8, to: *mut u8) {
-        // SAFETY: reads and writes 64 bytes that the caller guarantees; flags and stack are not touched.
-        unsafe {
-            asm!("movups {a}, [{f}]", "movups {b}, [{f} + 16]", "movups {c}, [{f} + 32]", "movups {d}, [{f} + 48]",
-                 "movups [{t}], {a}", "movups [{t} + 16], {b}", "movups [{t} + 32], {c}", "movups [{t} + 48], {d}",
-                 f = in(reg) from, t = in(reg) to,
-                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                 options(nostack, preserves_flags));
-        }
-    }
-
     /// Copies 16 bytes or more.
     ///
     /// # Safety
@@ -280,10 +263,6 @@ mod arch {
                 return;
             }
             let mut offset = 0;
-            while offset + LINE <= len {
-                move_line(from.add(offset), to.add(offset));
-                offset += LINE;
-            }
             while offset + 16 <= len {
                 move16(from, to, offset);
                 offset += 16;
