@@ -10,13 +10,14 @@
 //!
 //! Otherwise, and with `CROSSTIE_MAP_MEMORY=0`, everything stays as it is, see [`Link::try_write_in_place`] and [`Link::copy_in_place`].
 //!
-//! **No peer can make our stores fault.** A store into a mapping raises SIGBUS if the file was made shorter. Whoever makes a file, such as
-//! a memfd, can do that to it; so such files are not mapped. Nobody has a descriptor of the file of anonymous shared memory, except those
-//! who opened it through `map_files`, with the capability above: they can harm us without this file. The kernel says which file it is, not the
-//! peer: device and name must be the ones that it shows for anonymous shared memory of this process.
+//! **No peer can make our stores fault.** A store into a mapping raises SIGBUS if the file behind it was truncated. A process with a descriptor of
+//! the file can truncate it. So files that a peer created, for example with `memfd_create`, are not mapped. No process has a descriptor of the
+//! file behind anonymous shared memory, except one that opened it through `map_files`. That takes the capability above, with which a process can
+//! harm us in other ways. The check does not rely on the peer: the kernel must show the same device and name for the file as for anonymous
+//! shared memory of this process.
 //!
-//! **The process is the peer.** Its pidfd names it, and the pidfd's entry in `/proc/self/fdinfo` says which directory of `/proc` is its own, now and
-//! after the file was opened.
+//! **The memory is that of the peer.** Process ids are reused. So the directory in `/proc` is taken from the peer's pidfd (its entry in
+//! `/proc/self/fdinfo`), once before the file is looked up and once after.
 //!
 //! **A region that was given back is not written.** An operation looks up the key in the peer's table before it comes here, and the peer waits for it
 //! ([`OperationGuard`](super::quiescence::OperationGuard)). Key and address of a region are never used again (`region_keys.rs`), so a mapping is not taken for that of a
@@ -70,7 +71,7 @@ pub(super) struct PeerMappings {
     attempts_left: u32,
 }
 
-/// A mapped region. With the key 0, which no region has, it is none.
+/// A mapped region, or [`Target::NONE`].
 #[derive(Clone, Copy, Debug)]
 struct Target {
     key: u32,
@@ -81,6 +82,7 @@ struct Target {
 }
 
 impl Target {
+    /// No region: no region has the key 0.
     const NONE: Target = Target { key: 0, addr: 0, len: 0, at: core::ptr::null_mut() };
 
     /// Where `len` bytes at `addr` are mapped, if they are inside the region with this key.
