@@ -35,6 +35,34 @@ impl Srq {
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         dispatch!(Provider, &mut self.provider, x => x.post_recv(wr))
     }
+
+    /// Posts up to `count` receives like this one. Returns how many were posted: fewer if the queue becomes full, or if the device refuses one.
+    /// An error says why there is not even one.
+    ///
+    /// ```
+    /// use crosstie::device::*;
+    ///
+    /// let device = Device::open_software(&software::Config::default())?;
+    /// let mut srq = device.alloc_pd()?.create_srq(&SrqConfig { max_wr: 100, max_sge: 1 })?;
+    /// let wr = RecvWr { wr_id: 0, sges: &[] };
+    /// assert_eq!(srq.post_recvs(&wr, 70), Ok(70));
+    /// assert_eq!(srq.post_recvs(&wr, 70), Ok(30));
+    /// assert_eq!(srq.post_recvs(&wr, 70), Err(PostError::Full));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn post_recvs(&mut self, wr: &RecvWr<'_>, count: u32) -> Result<u32, PostError> {
+        if let Provider::Software(srq) = &mut self.provider {
+            return srq.post_recvs(wr, count);
+        }
+        for posted in 0..count {
+            match self.post_recv(wr) {
+                Ok(()) => {}
+                Err(error) if posted == 0 => return Err(error),
+                Err(_) => return Ok(posted),
+            }
+        }
+        Ok(count)
+    }
 }
 
 pub(super) fn software(srq: &Srq) -> Result<&software::Srq, DeviceError> {

@@ -123,15 +123,16 @@ fn recv_cq_depth(receives: u32) -> u32 {
     3 * receives + BURST as u32
 }
 
-/// Posts receives until as many are posted as are to be kept. Returns why the queue refused one, unless it is full.
+/// Posts receives until as many are posted as are to be kept. `post` posts up to a number of receives and returns how many it has posted.
+/// Returns why the queue refused one, unless it is full.
 fn refill(
     posted: &Cell<u32>,
     receives: u32,
-    mut post: impl FnMut() -> Result<(), PostError>,
+    mut post: impl FnMut(u32) -> Result<u32, PostError>,
 ) -> Option<PostError> {
     while posted.get() < receives {
-        match post() {
-            Ok(()) => posted.set(posted.get() + 1),
+        match post(receives - posted.get()) {
+            Ok(count) => posted.set(posted.get() + count),
             // The queue holds as many as it can.
             Err(PostError::Full) => posted.set(receives),
             Err(error) => return Some(error),
@@ -448,7 +449,8 @@ impl<U> ContextCore<U> {
         }
         let refused = {
             let mut srq = self.queues.srq.borrow_mut();
-            refill(posted, self.config.receives, || srq.post_recv(&RecvWr { wr_id: 0, sges: &[] }))
+            let wr = RecvWr { wr_id: 0, sges: &[] };
+            refill(posted, self.config.receives, |count| srq.post_recvs(&wr, count))
         };
         match refused {
             None => {}
@@ -491,13 +493,10 @@ mod tests {
 
         fn refill(&mut self, receives: u32) {
             let (room, in_srq) = (self.room, &mut self.in_srq);
-            let refused = refill(&self.posted, receives, || {
-                *in_srq += 1;
-                if *in_srq <= room {
-                    return Ok(());
-                }
-                *in_srq = room;
-                Err(PostError::Full)
+            let refused = refill(&self.posted, receives, |count| {
+                let count = count.min(room - *in_srq);
+                *in_srq += count;
+                if count > 0 { Ok(count) } else { Err(PostError::Full) }
             });
             assert_eq!(refused, None);
         }

@@ -132,7 +132,7 @@ impl UdQp {
         if state == QpState::Reset {
             return Err(PostError::WrongState(state));
         }
-        queue.post(&mut self.cursor, wr)?;
+        queue.post(&mut self.cursor, wr, 1)?;
         if state == QpState::Error {
             self.shared.request_flush();
         }

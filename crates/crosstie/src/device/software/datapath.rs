@@ -9,7 +9,7 @@ use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered
 use super::error::ExecuteError;
 use super::lane::{LANE_DATA, Lane, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
-use super::link::{Link, copy_into_mapping};
+use super::link::Link;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
 use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp, attach};
 use super::progress::Progress;
@@ -17,23 +17,18 @@ use super::qp::QpShared;
 use super::quiescence::OperationGuard;
 use super::rc::RcQp;
 use super::recv::TakenRecv;
-use super::region_keys::pointer;
 use super::state::locked;
 use crate::device::{
-    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Sge, Status, rnr_delay,
+    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Status, rnr_delay,
 };
-use crate::memory::copy;
 use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
 
 /// The cache lines of messages up to this size are moved towards the receiver when the message is complete.
-const DEMOTE_MAX: u32 = 256;
+pub(super) const DEMOTE_MAX: u32 = 256;
 
 /// How many messages ahead the cache line of a payload is prefetched if payloads follow each other at a constant distance,
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
 const PREFETCH_AHEAD: usize = 2;
-
-const _: () =
-    assert!(LANE_DATA <= DEMOTE_MAX as usize, "`try_write_imm_region` puts no data into a completion");
 
 /// How often a request looks for a receive before it is deferred.
 const RNR_SPINS: u32 = 64;
@@ -47,33 +42,6 @@ impl RcQp {
             return Ok(());
         }
         self.post_any(wr)
-    }
-
-    /// Posts a short WRITE+IMM, if it can be executed at once; otherwise it does nothing and returns false.
-    fn try_post_short(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
-        let (position, len) = (self.sq_posted, bytes.len());
-        if len > LANE_DATA
-            || len > self.config.max_inline as usize
-            || self.shared.state() != QpState::ReadyToSend
-            || self.is_send_queue_full()
-        {
-            return false;
-        }
-        let Some(peer) = self.peer.as_deref_mut() else { return false };
-        let is_done = peer.try_write_imm(&self.shared, to, imm, len as u32, |[target, entry]| {
-            // SAFETY: the slice is readable; both places have room for its bytes.
-            unsafe {
-                copy::copy(bytes.as_ptr(), target, len);
-                copy::copy(bytes.as_ptr(), entry, len);
-            }
-        });
-        if is_done {
-            self.sq_posted = position + 1;
-            if wr.signaled {
-                self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len as u32, position);
-            }
-        }
-        is_done
     }
 
     /// Posts any request.
@@ -116,115 +84,6 @@ impl RcQp {
             None => self.post(wr)?,
         }
         Ok(false)
-    }
-
-    /// Executes a WRITE+IMM of more than [`DEMOTE_MAX`] bytes from one entry, if nothing is in the way. Otherwise it returns false, and the
-    /// peer does not learn of it; bytes may have been written. What is in the way is for [`post`](RcQp::post) to tell: this is all code that
-    /// such a message needs, on few cache lines.
-    ///
-    /// It needs no place in the send queue, because it is not there when this returns.
-    #[inline(always)]
-    pub(crate) fn try_write_imm_region(&mut self, to: RemoteAddr, imm: u32, from: &Sge<'_>) -> bool {
-        let Some(PeerQp { link, block, attached: Some(attached), .. }) = self.peer.as_deref_mut() else {
-            return false;
-        };
-        let AttachedPeer { line, qp } = attached;
-        let _operation = OperationGuard::begin(line);
-        qp.lane.prefetch(qp.recv.taken());
-        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
-        if ConnectionWord(block.connection.load(Acquire)) != qp.connection
-            || self.shared.state() != QpState::ReadyToSend
-            || !qp.access.contains(Access::REMOTE_WRITE)
-            || self.config.max_send_sge == 0
-            || from.pd != self.shared.pd
-            || from.len <= DEMOTE_MAX
-            || u64::from(from.len) > self.max_message
-        {
-            return false;
-        }
-        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
-        let (local, len) = (pointer(from.addr), from.len as usize);
-        let target = memory
-            .check(to.rkey, to.addr, from.len, Access::REMOTE_WRITE)
-            .map(|target| qp.mappings.resolve(link, target, from.len));
-        let is_written = match target {
-            // SAFETY: the entry is inside a live region.
-            Ok(RemotePtr::InPlace { addr, mapped: None, .. }) => unsafe {
-                link.try_write_in_place(addr, local, len)
-            },
-            Ok(RemotePtr::InPlace { mapped: Some(at), .. }) => {
-                // SAFETY: as above; `resolve` gave `at` for this many bytes, which stay valid while we are inside the operation.
-                unsafe { copy_into_mapping(local, at.as_ptr(), len) };
-                true
-            }
-            Ok(RemotePtr::Mapped(at)) => {
-                // SAFETY: as above; `check` gave `at` for this many bytes, which stay valid while we are inside the operation.
-                unsafe { copy_apart(local, at, len) };
-                true
-            }
-            Err(_) => false,
-        };
-        if !is_written || !qp.lane.has_room(qp.recv.taken()) {
-            return false;
-        }
-        let Some(taken) = qp.recv.take(block, line) else { return false };
-        let completion = NewEntry {
-            opcode: Opcode::RecvWriteImm,
-            status: Status::Success,
-            byte_len: from.len,
-            imm: Some(imm),
-        };
-        // How many entries this side has read decides on a prefetch only. It is on cache lines that nothing else here needs, and messages of
-        // this length do not answer each other.
-        qp.lane.push(taken, &completion, &Data::Inline(&[]), 0);
-        true
-    }
-
-    /// Executes a WRITE of one cache line, if nothing is in the way; otherwise it does nothing and returns false.
-    #[inline(always)]
-    pub(crate) fn try_write_line(&mut self, to: RemoteAddr, line: &[u8; 64]) -> bool {
-        let Some(PeerQp { link, block, attached: Some(attached), .. }) = self.peer.as_deref_mut() else {
-            return false;
-        };
-        let AttachedPeer { line: peer_line, qp } = attached;
-        let _operation = OperationGuard::begin(peer_line);
-        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
-        if self.shared.state() != QpState::ReadyToSend
-            || ConnectionWord(block.connection.load(Acquire)) != qp.connection
-            || !qp.access.contains(Access::REMOTE_WRITE)
-        {
-            return false;
-        }
-        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
-        match memory.check(to.rkey, to.addr, line.len() as u32, Access::REMOTE_WRITE) {
-            Ok(RemotePtr::Mapped(at)) if at.cast::<u64>().is_aligned() => {
-                // SAFETY: `check` gave `at` for this many bytes, which stay valid while we are inside the operation; it is aligned, and
-                // there are no references to a peer's memory.
-                unsafe { copy::store(line, at) };
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Executes a WRITE+IMM of a short message: `head` and the bytes behind it, if nothing is in the way; otherwise it does nothing and
-    /// returns false. It has no completion on this side, and takes no place in the send queue.
-    pub(crate) fn try_write_imm_inline(
-        &mut self,
-        to: RemoteAddr,
-        imm: u32,
-        head: [u64; 2],
-        bytes: &[u8],
-    ) -> bool {
-        let len = size_of_val(&head) + bytes.len();
-        let is_ready = self.shared.state() == QpState::ReadyToSend;
-        let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else {
-            return false;
-        };
-        peer.try_write_imm(&self.shared, to, imm, len as u32, |places| {
-            // SAFETY: both places have room for a message of `len` bytes; there are no references to a peer's memory.
-            unsafe { copy::store_twice(head, bytes, places) };
-        })
     }
 
     pub(crate) fn mapped_hint(&self, of: RemoteAddr) -> Option<MappedHint> {
@@ -300,7 +159,7 @@ impl RcQp {
     }
 
     #[inline(always)]
-    fn is_send_queue_full(&self) -> bool {
+    pub(super) fn is_send_queue_full(&self) -> bool {
         // Acquire, partner: the Release store in `Cq::decode`.
         let done = self.shared.sq_done.load(Acquire).max(self.sq_base);
         is_send_queue_full(self.sq_posted, done, self.config.max_send_wr)
@@ -371,57 +230,6 @@ impl RcQp {
         }
         Progress::add(&self.shared.device, &self.shared);
     }
-}
-
-impl PeerQp {
-    /// Executes a WRITE+IMM of `len` bytes, at most [`LANE_DATA`], if nothing is in the way; otherwise it does nothing and returns false.
-    /// `store` writes the message to its target and into the entry of the lane.
-    #[inline(always)]
-    fn try_write_imm(
-        &mut self,
-        own: &QpShared,
-        to: RemoteAddr,
-        imm: u32,
-        len: u32,
-        store: impl FnOnce([*mut u8; 2]),
-    ) -> bool {
-        let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else {
-            return false;
-        };
-        qp.lane.prefetch(qp.recv.taken());
-        let _operation = OperationGuard::begin(line);
-        // Acquire, partner: the Release store in `RcQp::ready_to_receive`.
-        if ConnectionWord(block.connection.load(Acquire)) != qp.connection
-            || !qp.access.contains(Access::REMOTE_WRITE)
-        {
-            return false;
-        }
-        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
-        let Ok(RemotePtr::Mapped(at)) = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE) else {
-            return false;
-        };
-        if !qp.lane.has_room(qp.recv.taken()) {
-            return false;
-        }
-        let Some(taken) = qp.recv.take(block, line) else { return false };
-        store([at, qp.lane.data_ptr(taken)]);
-        let completion =
-            NewEntry { opcode: Opcode::RecvWriteImm, status: Status::Success, byte_len: len, imm: Some(imm) };
-        let received = own.lane.as_ref().map_or(0, Lane::received);
-        qp.lane.publish(taken, &completion, true, received);
-        true
-    }
-}
-
-/// [`copy::copy`], apart from the code of its caller.
-///
-/// # Safety
-///
-/// As for [`copy::copy`].
-#[inline(never)]
-unsafe fn copy_apart(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { copy::copy(from, to, len) };
 }
 
 /// Completes a request in failure: pushes the completion, moves the queue pair to ERR and, if asked, tells the peer.
@@ -518,7 +326,7 @@ pub(super) fn execute(
             memory.write(attached.mappings.resolve(link, target, len), data)?;
         }
         SendOp::WriteImm(to, imm) => {
-            attached.lane.prefetch(attached.recv.taken());
+            prefetch::for_write(attached.lane.entry(attached.recv.taken()));
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
             let target = attached.mappings.resolve(link, target, len);
@@ -550,7 +358,7 @@ pub(super) fn execute(
             }
         }
         SendOp::Send | SendOp::SendImm(_) => {
-            attached.lane.prefetch(attached.recv.taken());
+            prefetch::for_write(attached.lane.entry(attached.recv.taken()));
             let imm = if let SendOp::SendImm(imm) = *op { Some(imm) } else { None };
             let taken = take_recv(attached, block, line)?;
             let mut completion =

@@ -175,6 +175,40 @@ fn write_between_devices_of_one_process_goes_to_registered_memory_only() {
     assert_eq!(victim.load(Relaxed), 7, "memory that is not registered was written");
 }
 
+/// A sender remembers where it wrote last. That counts only as long as the region is the same.
+#[test]
+fn short_write_goes_to_the_region_that_exists_now() {
+    // How the region goes: its owner gives it back, or it has gone long ago and another region has its key (and another tag).
+    for is_another in [false, true] {
+        let mut pair = Pair::new();
+        let target = pair.far_pd.allocate(4096, Access::ALL).unwrap();
+        let remote = target.remote().at(0);
+        let mut write = |bytes: &[u8]| {
+            pair.far_qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+            let wr = SendWr::new(2, SendOp::WriteImm(remote, 3), Data::Inline(bytes));
+            pair.near_qp.post(&wr.signaled()).unwrap();
+            next(&mut pair.near_cq).status
+        };
+        for _ in 0..3 {
+            assert_eq!(write(b"expected"), Status::Success);
+        }
+        let mut kept = Some(target);
+        if is_another {
+            let key = RegionKey::from_bits(remote.rkey);
+            let entry = &super::invalid_input_tests::shared(&pair.far).regions[key.index() as usize];
+            entry.addr.store(remote.addr | 1 << 48, Relaxed);
+        } else {
+            kept = None;
+        }
+        assert_eq!(write(b"too late"), Status::RemoteAccess, "another region: {is_another}");
+        if let Some(target) = kept {
+            let mut bytes = [0; 8];
+            target.read(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"expected");
+        }
+    }
+}
+
 #[test]
 fn deferred_request_does_not_use_a_region_that_only_the_segment_knows() {
     let mut pair = Pair::new();

@@ -87,7 +87,12 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
                     3 => SendOp::FetchAdd { remote, add: 1 },
                     _ => SendOp::WriteImm(remote, 5),
                 };
-                let posted = a.post(&SendWr::new(round, op, Data::Regions(&local)).signaled());
+                // A short WRITE+IMM with inline data goes its own way.
+                let data = match op {
+                    SendOp::WriteImm(..) if round % 4 != 0 => Data::Inline(b"inline"),
+                    _ => Data::Regions(&local),
+                };
+                let posted = a.post(&SendWr::new(round, op, data).signaled());
                 assert!(
                     matches!(posted, Ok(()) | Err(PostError::Full | PostError::WrongState(_))),
                     "{posted:?}"

@@ -26,6 +26,7 @@
 //! **Trust.** A peer can write anything into its lane (and, as it has mapped the whole segment, into others). The poller copies an
 //! entry once, and decides from the private record of receives what it completes.
 
+use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence as atomic_fence,
 };
@@ -86,7 +87,7 @@ impl LaneEntry {
         // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
         let head = self.head.load(Acquire);
         (head as u32 == position.wrapping_add(1) as u32)
-            .then(|| ((head >> 32) as u16, LaneTag::from_bits((head >> 48) as u16)))
+            .then_some(((head >> 32) as u16, LaneTag((head >> 48) as u16)))
     }
 
     /// The immediate and the length. As uncertain as the slot.
@@ -112,39 +113,59 @@ impl LaneEntry {
     pub(super) fn publish(&self, position: u64, slot: u16, tag: LaneTag, imm: u32, byte_len: u32) {
         self.detail.store(u64::from(imm) << 32 | u64::from(byte_len), Relaxed);
         let sequence = position.wrapping_add(1) as u32;
-        let head = u64::from(tag.to_bits()) << 48 | u64::from(slot) << 32 | u64::from(sequence);
+        let head = u64::from(tag.0) << 48 | u64::from(slot) << 32 | u64::from(sequence);
         // Release, partner: the Acquire load in `published`.
         self.head.store(head, Release);
     }
 }
 
-/// Opcode, status and flags of a [`LaneEntry`], packed into 16 bits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LaneTag {
-    pub(super) opcode: u8,
-    pub(super) status: u8,
-    pub(super) has_imm: bool,
-    /// Whether the entry carries the message.
-    pub(super) has_data: bool,
-}
+/// Opcode, status and flags of a [`LaneEntry`].
+///
+/// ```text
+///  bits 15..8     7..5      4           3          2..0
+///       status    unused    has_data    has_imm    opcode
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaneTag(u16);
 
 impl LaneTag {
+    const HAS_IMM: u16 = 1 << 3;
+    const HAS_DATA: u16 = 1 << 4;
+    /// That of a WRITE+IMM whose message is in the entry.
+    const SHORT_WRITE_IMM: LaneTag = LaneTag(Opcode::RecvWriteImm as u16 | Self::HAS_IMM | Self::HAS_DATA);
+
+    /// `has_data`: the entry carries the message.
     #[inline(always)]
-    fn to_bits(self) -> u16 {
-        u16::from(self.status) << 8
-            | u16::from(self.opcode & 7)
-            | u16::from(self.has_imm) << 3
-            | u16::from(self.has_data) << 4
+    fn new(new: &NewEntry, has_data: bool) -> LaneTag {
+        let flags =
+            if new.imm.is_some() { Self::HAS_IMM } else { 0 } | if has_data { Self::HAS_DATA } else { 0 };
+        LaneTag((new.status as u16) << 8 | new.opcode as u16 | flags)
     }
 
     #[inline(always)]
-    fn from_bits(bits: u16) -> LaneTag {
-        LaneTag {
-            opcode: bits as u8 & 7,
-            status: (bits >> 8) as u8,
-            has_imm: bits & 8 != 0,
-            has_data: bits & 16 != 0,
-        }
+    fn opcode(self) -> Opcode {
+        Opcode::from_code(self.0 as u8 & 7)
+    }
+
+    #[inline(always)]
+    fn status(self) -> Status {
+        if self.is_success() { Status::Success } else { Status::from_code((self.0 >> 8) as u8) }
+    }
+
+    #[inline(always)]
+    fn is_success(self) -> bool {
+        self.0 >> 8 == 0
+    }
+
+    #[inline(always)]
+    fn has_imm(self) -> bool {
+        self.0 & Self::HAS_IMM != 0
+    }
+
+    /// A failed request has no data, whatever the peer says.
+    #[inline(always)]
+    fn has_data(self) -> bool {
+        self.is_success() && self.0 & Self::HAS_DATA != 0
     }
 }
 
@@ -255,13 +276,13 @@ pub(super) struct PeerLane {
     /// The number of the lane in the peer's set of ready lanes.
     number: usize,
     /// The last known value of `consumed`: it is read again only when the lane looks full.
-    seen_consumed: u64,
+    seen_consumed: Cell<u64>,
     /// Whether the peer's receives do not guarantee room.
     is_bounded: bool,
     /// How many entries this side had read from the lane of the other direction when it wrote its last one.
-    last_received: u64,
+    last_received: Cell<u64>,
     /// Entries in a row between which this side has read some.
-    answered: u32,
+    answered: Cell<u32>,
 }
 
 /// A completed receive, without its message.
@@ -292,68 +313,67 @@ impl PeerLane {
         let header: SharedRef<LaneHeader> = SharedRef::new(segment, at)?;
         Some(PeerLane {
             // Acquire, partner: the Release store in `LaneReader::publish_cursor`.
-            seen_consumed: header.consumed.word.load(Acquire),
+            seen_consumed: Cell::new(header.consumed.word.load(Acquire)),
             header,
             entries: SharedSlice::new(segment, at.checked_add(LANE_ENTRIES_AT)?, depth as usize)?,
             cq: SharedRef::new(segment, block.recv_cq.load(Relaxed))?,
             number: QpNum::from_bits(num).index() as usize,
             is_bounded: is_shared,
-            last_received: 0,
-            answered: 0,
+            last_received: Cell::new(0),
+            answered: Cell::new(0),
         })
     }
 
-    /// Prefetches the entry at `position`, so that it arrives while the request is still being checked.
+    /// The entry at `position`.
     #[inline(always)]
-    pub(super) fn prefetch(&self, position: u64) {
-        prefetch::for_write(self.entries.ring(position));
+    pub(super) fn entry(&self, position: u64) -> &LaneEntry {
+        self.entries.ring(position)
     }
 
     /// Whether the entry at `position` can be written.
     #[inline(always)]
-    pub(super) fn has_room(&mut self, position: u64) -> bool {
+    pub(super) fn has_room(&self, position: u64) -> bool {
         let depth = self.entries.len() as u64;
-        !self.is_bounded || position.wrapping_sub(self.seen_consumed) < depth || {
+        !self.is_bounded || position.wrapping_sub(self.seen_consumed.get()) < depth || {
             // Acquire, partner: the Release store in `LaneReader::publish_cursor`. The entry has been read.
-            self.seen_consumed = self.header.consumed.word.load(Acquire);
-            position.wrapping_sub(self.seen_consumed) < depth
+            self.seen_consumed.set(self.header.consumed.word.load(Acquire));
+            position.wrapping_sub(self.seen_consumed.get()) < depth
         }
     }
 
     /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry. `received`: how many entries this
     /// side has read from the lane of the other direction.
     #[inline(always)]
-    pub(super) fn push(&mut self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>, received: u64) {
+    pub(super) fn push(&self, taken: TakenRecv, new: &NewEntry, data: &Data<'_>, received: u64) {
         let has_data = new.byte_len as usize <= LANE_DATA && new.status == Status::Success;
+        let entry = self.entry(taken.position);
         if has_data {
-            store_data(self.entries.ring(taken.position), data);
+            store_data(entry, data);
         }
-        self.publish(taken, new, has_data, received);
+        self.publish(entry, taken, new, has_data, received);
     }
 
-    /// Where a message of at most [`LANE_DATA`] bytes goes that travels in the completion of a taken receive.
+    /// The second half of [`push`](PeerLane::push), with the entry of the taken receive. `has_data`: the message is in the entry.
     #[inline(always)]
-    pub(super) fn data_ptr(&self, taken: TakenRecv) -> *mut u8 {
-        self.entries.ring(taken.position).data_ptr()
-    }
-
-    /// The second half of [`push`](PeerLane::push). `has_data`: the message is in the entry.
-    #[inline(always)]
-    pub(super) fn publish(&mut self, taken: TakenRecv, new: &NewEntry, has_data: bool, received: u64) {
-        let entry = self.entries.ring(taken.position);
-        let tag = LaneTag {
-            opcode: new.opcode as u8,
-            status: new.status as u8,
-            has_imm: new.imm.is_some(),
-            has_data,
-        };
+    pub(super) fn publish(
+        &self,
+        entry: &LaneEntry,
+        taken: TakenRecv,
+        new: &NewEntry,
+        has_data: bool,
+        received: u64,
+    ) {
+        let tag = LaneTag::new(new, has_data);
         entry.publish(taken.position, taken.slot as u16, tag, new.imm.unwrap_or(0), new.byte_len);
-        self.answered = if received == self.last_received { 0 } else { self.answered.saturating_add(1) };
-        self.last_received = received;
-        if self.answered < MIN_ANSWERED {
+        let answered = match received == self.last_received.replace(received) {
+            true => 0,
+            false => self.answered.get().saturating_add(1),
+        };
+        self.answered.set(answered);
+        if answered < MIN_ANSWERED {
             // The next entry arrives while the next request is prepared. If the peer answers each entry before the next one, it would find
-            // its next entry in our cache, and wait for it before it can answer.
-            prefetch::for_write(self.entries.ring(taken.position.wrapping_add(1)));
+            // its next entry in our cache, and wait for it before it can answer. Behind the last entry this is a useless prefetch.
+            prefetch::for_write(core::ptr::from_ref(entry).wrapping_add(1));
         }
         if !ready_set::is_polled(&self.header.polled.word) {
             self.cq.ready.add(self.number);
@@ -435,7 +455,7 @@ impl LaneReader {
         max: usize,
         mut each: impl FnMut(&Completion),
     ) -> usize {
-        if !self.has_news(qp) || self.epoch != qp.epoch() && !self.follow_connection(qp) {
+        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
             return 0;
         }
         let begin = self.cursor;
@@ -480,9 +500,8 @@ impl LaneReader {
         let entry = self.entries.ring(self.cursor);
         let (slot, tag) = entry.published(self.cursor)?;
         let (imm, byte_len) = entry.detail();
-        // A failed request has no data, whatever the peer says.
-        let has_data = tag.has_data && tag.status == 0;
-        to.data = match has_data {
+        let is_short_write = tag == LaneTag::SHORT_WRITE_IMM;
+        to.data = match is_short_write || tag.has_data() {
             true => InlineData::Bytes { words: entry.data(), len: byte_len },
             false => InlineData::None,
         };
@@ -504,12 +523,14 @@ impl LaneReader {
         };
         let Some(recv) = recv else { return Some(false) };
         to.wr_id = recv.wr_id;
-        to.status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
-        to.opcode = Opcode::from_code(tag.opcode);
         to.byte_len = byte_len;
-        to.imm = tag.has_imm.then_some(imm);
         to.qp_num = qp.num;
-        if !recv.fits(to.opcode, byte_len) && tag.status == 0 {
+        if is_short_write {
+            (to.status, to.opcode, to.imm) = (Status::Success, Opcode::RecvWriteImm, Some(imm));
+            return Some(true);
+        }
+        (to.status, to.opcode, to.imm) = (tag.status(), tag.opcode(), tag.has_imm().then_some(imm));
+        if tag.is_success() && !recv.fits(to.opcode, byte_len) {
             *to = qp.reject_completion(recv.wr_id);
         }
         Some(true)

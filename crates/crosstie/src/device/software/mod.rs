@@ -36,7 +36,7 @@
 //! | `layout.rs` | layout of a segment |
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
-//! | `datapath.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
+//! | `datapath.rs`, `write_at_once.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs` | receive queues |
 //! | `lane.rs`, `cq_ring.rs`, `cq.rs`, `cq_lanes.rs`, `only_lane.rs` | completion lanes, completion rings, completion queues and their lanes |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
@@ -85,6 +85,7 @@ mod service_tests;
 mod setup;
 mod srq;
 mod state;
+mod write_at_once;
 
 pub use cq::Cq;
 pub(crate) use cq::CqParker;

@@ -11,7 +11,7 @@ use super::layout::{IN_PLACE, RegionKey};
 use super::link::{Link, copy_into_mapping};
 use super::recv::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
-use crate::device::{Access, Data, Status};
+use crate::device::{Access, Data, RemoteAddr, Status};
 use crate::memory::copy::{copy, copy_streaming};
 
 /// A location in a peer's memory that was checked for key, bounds and access.
@@ -222,6 +222,67 @@ impl PeerMemory<'_> {
             Data::Inline(bytes) => write(bytes.as_ptr(), bytes.len()),
             Data::Regions(sges) => sges.iter().try_for_each(|sge| write(pointer(sge.addr), sge.len as usize)),
         }
+    }
+}
+
+/// The memory that a sender wrote to last, as it was found in the peer's table: the next message often goes there as well.
+#[derive(Debug)]
+pub(super) struct LastTarget {
+    /// Zero: none.
+    key: u32,
+    /// What the region's owner calls its first byte.
+    addr: u64,
+    len: u64,
+    /// Where that byte is mapped.
+    at: *mut u8,
+}
+
+// SAFETY: an address, which is not bound to a thread. `find` says when it may be used.
+unsafe impl Send for LastTarget {}
+
+impl LastTarget {
+    pub(super) const NONE: LastTarget = LastTarget { key: 0, addr: 0, len: 0, at: core::ptr::null_mut() };
+
+    /// Where `to..to + len` is mapped, if it is inside of this region. Valid while the caller is inside the operation.
+    #[inline(always)]
+    pub(super) fn find(&self, link: &Link, to: RemoteAddr, len: u32) -> Option<*mut u8> {
+        let offset = to.addr.wrapping_sub(self.addr);
+        let is_inside = offset <= self.len && u64::from(len) <= self.len - offset;
+        let entry = link.regions.ring(RegionKey::from_bits(to.rkey).index().into());
+        // No two regions have the same key and the same address (`region_keys.rs`), and a region has its key as long as it exists. The rest
+        // of the entry was checked when it was found.
+        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        let is_same = self.key == to.rkey
+            && entry.key.load(Acquire) == to.rkey
+            && entry.addr.load(Relaxed) == self.addr;
+        (is_same && is_inside && len > 0).then(|| self.at.wrapping_add(offset as usize))
+    }
+
+    /// Looks up `to..to + len` for a WRITE of at least one byte through a queue pair with this access, and remembers its region. `None` if
+    /// that is not allowed, or not possible at once.
+    #[cold]
+    pub(super) fn look_up(
+        &mut self,
+        memory: &PeerMemory<'_>,
+        qp_access: Access,
+        to: RemoteAddr,
+        len: u32,
+    ) -> Option<*mut u8> {
+        if len == 0 || !qp_access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        let Some(RemotePtr::Mapped(at)) = memory.look_up(to.rkey, to.addr, len, Access::REMOTE_WRITE) else {
+            return None;
+        };
+        let entry = &memory.link.regions[RegionKey::from_bits(to.rkey).index() as usize];
+        let (addr, size) = (entry.addr.load(Relaxed), entry.len.load(Relaxed));
+        // Only if all of it is what it was a moment ago, when `look_up` checked a part of it.
+        if let Some(size) = u32::try_from(size).ok()
+            && let Some(RemotePtr::Mapped(first)) = memory.look_up(to.rkey, addr, size, Access::REMOTE_WRITE)
+        {
+            *self = LastTarget { key: to.rkey, addr, len: size.into(), at: first };
+        }
+        Some(at)
     }
 }
 

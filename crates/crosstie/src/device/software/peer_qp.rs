@@ -9,6 +9,7 @@ use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block
 use super::link::Link;
 use super::peer_lines::OpenLine;
 use super::peer_mapping::PeerMappings;
+use super::peer_memory::LastTarget;
 use super::recv::PeerRecvQueue;
 use crate::device::{Access, ConnectConfig, Status};
 use crate::memory::segment::SharedRef;
@@ -44,6 +45,7 @@ pub(super) struct AttachedQp {
     pub(super) rnr_timer: u8,
     /// Memory that the peer registered in place and that is mapped here.
     pub(super) mappings: PeerMappings,
+    pub(super) last_target: LastTarget,
     /// Address that the last WRITE+IMM wrote to, for prefetching.
     pub(super) last_at: usize,
 }
@@ -99,6 +101,7 @@ pub(super) fn attach(
         access: Access::from_bits_truncate(block.access.load(Relaxed)),
         rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
         mappings: PeerMappings::new(),
+        last_target: LastTarget::NONE,
         last_at: 0,
     };
     Ok(AttachedPeer { line, qp })

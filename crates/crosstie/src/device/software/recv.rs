@@ -117,9 +117,7 @@ impl CompletedRecv {
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     pub(super) slots: RecvSlots,
-    wr_ids: Box<[AtomicU64]>,
-    /// Per slot: bytes that its receive has room for.
-    rooms: Box<[AtomicU32]>,
+    records: Box<[OwnRecord]>,
     capacity: u64,
     /// Receives posted so far. Writer: the poster.
     pub(super) posted: AtomicU64,
@@ -128,6 +126,14 @@ pub(super) struct RecvQueue {
     /// Receives before this position were dropped by a reset. Writer: the poster.
     base: AtomicU64,
     pub(super) memory: Allocation,
+}
+
+/// The owner's record of the receive in one slot.
+#[derive(Debug, Default)]
+struct OwnRecord {
+    wr_id: AtomicU64,
+    /// Bytes that it has room for.
+    room: AtomicU32,
 }
 
 impl RecvQueue {
@@ -142,8 +148,7 @@ impl RecvQueue {
             .ok_or(DeviceError::Exhausted { what: "device memory" })?;
         Ok(RecvQueue {
             slots,
-            wr_ids: (0..depth).map(|_| AtomicU64::new(0)).collect(),
-            rooms: (0..depth).map(|_| AtomicU32::new(0)).collect(),
+            records: (0..depth).map(|_| OwnRecord::default()).collect(),
             capacity: max_wr.into(),
             posted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -153,7 +158,7 @@ impl RecvQueue {
     }
 
     pub(super) fn depth(&self) -> u32 {
-        self.wr_ids.len() as u32
+        self.records.len() as u32
     }
 
     pub(super) fn max_sge(&self) -> u32 {
@@ -169,9 +174,10 @@ impl RecvQueue {
         if posted - completed >= self.capacity {
             return Err(PostError::Full);
         }
-        let slot = posted as usize & (self.wr_ids.len() - 1);
-        self.wr_ids[slot].store(wr.wr_id, Relaxed);
-        self.rooms[slot].store(room(wr), Relaxed);
+        let slot = posted as usize & (self.records.len() - 1);
+        let record = &self.records[slot];
+        record.wr_id.store(wr.wr_id, Relaxed);
+        record.room.store(room(wr), Relaxed);
         self.slots.write(slot, wr.sges);
         // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
@@ -189,9 +195,8 @@ impl RecvQueue {
         if completed >= self.posted.load(Acquire) {
             return None;
         }
-        let slot = completed as usize & (self.wr_ids.len() - 1);
-        let recv =
-            CompletedRecv { wr_id: self.wr_ids[slot].load(Relaxed), room: self.rooms[slot].load(Relaxed) };
+        let record = &self.records[completed as usize & (self.records.len() - 1)];
+        let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
         // Release, partner: the Acquire load in `post`.
         self.completed.store(completed + 1, Release);
         Some(recv)
@@ -274,23 +279,38 @@ impl SharedRecvQueue {
         })
     }
 
+    /// Posts up to `count` receives, see [`Srq::post_recvs`](crate::device::Srq::post_recvs).
     #[inline]
-    pub(super) fn post(&self, cursor: &mut PostCursor, wr: &RecvWr<'_>) -> Result<(), PostError> {
+    pub(super) fn post(
+        &self,
+        cursor: &mut PostCursor,
+        wr: &RecvWr<'_>,
+        count: u32,
+    ) -> Result<u32, PostError> {
         check(wr, self.slots.max_sge)?;
-        let position = self.free_position(cursor).ok_or(PostError::Full)?;
-        let (slot, record) = self.free_slot(cursor).ok_or(PostError::Full)?;
-        record.wr_id.store(wr.wr_id, Relaxed);
-        record.room.store(room(wr), Relaxed);
-        record.position.store(position, Relaxed);
-        self.slots.write(slot, wr.sges);
-        // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
-        record.is_outstanding.store(true, Release);
-        self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
-        cursor.posted = position + 1;
-        // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes word and slot visible to the
+        let room = room(wr);
+        let mut posted = 0;
+        while posted < count
+            && let Some(position) = self.free_position(cursor)
+            && let Some((slot, record)) = self.free_slot(cursor)
+        {
+            record.wr_id.store(wr.wr_id, Relaxed);
+            record.room.store(room, Relaxed);
+            record.position.store(position, Relaxed);
+            self.slots.write(slot, wr.sges);
+            // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
+            record.is_outstanding.store(true, Release);
+            self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
+            cursor.posted = position + 1;
+            posted += 1;
+        }
+        if posted == 0 && count > 0 {
+            return Err(PostError::Full);
+        }
+        // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes words and slots visible to the
         // taker and, through the taker's completion, the private fields to the poller.
-        self.header.posted.word.store(position + 1, Release);
-        Ok(())
+        self.header.posted.word.store(cursor.posted, Release);
+        Ok(posted)
     }
 
     /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
@@ -632,7 +652,7 @@ mod tests {
         let mut wr_ids = 0..;
         let mut post = |cursor: &mut PostCursor| {
             let wr_id = wr_ids.next().unwrap();
-            queue.post(cursor, &RecvWr { wr_id, sges: &[] }).map(|()| wr_id)
+            queue.post(cursor, &RecvWr { wr_id, sges: &[] }, 1).map(|_| wr_id)
         };
         let mut posted: std::collections::VecDeque<u64> =
             (0..CAPACITY).map(|_| post(&mut cursor).unwrap()).collect();
@@ -671,18 +691,18 @@ mod tests {
             let mut cursor = PostCursor::default();
             let wr = |wr_id| RecvWr { wr_id, sges: &[] };
             for wr_id in 0..capacity {
-                queue.post(&mut cursor, &wr(wr_id.into())).unwrap();
+                queue.post(&mut cursor, &wr(wr_id.into()), 1).unwrap();
             }
             assert_eq!(cursor.checks, capacity as usize, "each slot was free when it was checked");
             for _ in 0..100 {
-                assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
+                assert!(matches!(queue.post(&mut cursor, &wr(9), 1), Err(PostError::Full)));
             }
             assert_eq!(cursor.checks, 2 * capacity as usize, "only the first search found the queue full");
             // Each completion makes room for exactly one receive, in any order.
             for slot in (0..capacity).rev().step_by(2) {
                 assert_eq!(queue.complete(slot), Some(CompletedRecv { wr_id: slot.into(), room: 0 }));
-                queue.post(&mut cursor, &wr(slot.into())).unwrap();
-                assert!(matches!(queue.post(&mut cursor, &wr(9)), Err(PostError::Full)));
+                queue.post(&mut cursor, &wr(slot.into()), 1).unwrap();
+                assert!(matches!(queue.post(&mut cursor, &wr(9), 1), Err(PostError::Full)));
             }
         }
     }

@@ -19,7 +19,11 @@ pub struct Srq {
 impl Srq {
     #[inline]
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.shared.post(&mut self.cursor, wr)
+        self.shared.post(&mut self.cursor, wr, 1).map(|_| ())
+    }
+
+    pub(crate) fn post_recvs(&mut self, wr: &RecvWr<'_>, count: u32) -> Result<u32, PostError> {
+        self.shared.post(&mut self.cursor, wr, count)
     }
 }
 
