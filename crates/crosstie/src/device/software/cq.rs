@@ -28,17 +28,13 @@ use super::recv::{SharedRecvQueue, TakenSlot};
 use super::setup::{Device, DeviceHandle};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
-use crate::device::cq::NextReceive;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::stalled::{MAX_STALLED, StalledPositions};
 use crate::wait::{self, WaitStrategy};
 
-/// Pause instructions after the poll that reached the end of a stream of entries.
-const CATCH_UP_PAUSES: u32 = 4;
-
 /// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
-const POLLS_PER_HOLE_CHECK: u32 = 64;
+pub(super) const POLLS_PER_HOLE_CHECK: u32 = 64;
 /// Empty polls between two looks whether entries are reserved at all: this takes the cache line of `head` from the producers.
 const POLLS_PER_HEAD_CHECK: u32 = 1024;
 /// The longest wait without such a look.
@@ -156,11 +152,11 @@ impl Device {
 pub struct Cq {
     pub(super) shared: Arc<CqShared>,
     /// The next position to read.
-    cursor: u64,
+    pub(super) cursor: u64,
     /// Entries of producers that do not move; they are read when they are published.
-    stalled: StalledPositions,
+    pub(super) stalled: StalledPositions,
     pub(super) polls: u32,
-    empty_polls: u32,
+    pub(super) empty_polls: u32,
     /// Queue pairs by index.
     pub(super) qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll. At most [`MAX_HOT`].
@@ -170,14 +166,14 @@ pub struct Cq {
     /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
     next_source: usize,
     /// The hot lane at which the next [`Cq::take_receive`] looks first.
-    next_hot: usize,
+    pub(super) next_hot: usize,
     /// Queue pairs that are gone but may still have entries in the ring.
     pub(super) removed: VecDeque<RemovedQp>,
     pub(super) seen_version: u32,
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
     /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it does not pause.
-    looks_before_pause: u8,
+    pub(super) looks_before_pause: u8,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
 }
@@ -207,75 +203,6 @@ impl Cq {
             self.looks_before_pause = 1;
         }
         Ok(count)
-    }
-
-    /// Takes the next receive of a hot lane, or says that there is nothing to poll, if that is certain at a glance.
-    #[inline(always)]
-    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {
-        self.polls = self.polls.wrapping_add(1);
-        // Each lane has its turn.
-        for _ in 0..self.hot.len() {
-            let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
-            self.next_hot = at + 1;
-            let hot = &mut self.hot[at];
-            if hot.lane.has_news(&hot.qp) {
-                return self.take_hot(at, to);
-            }
-            hot.is_stream = false;
-        }
-        if !self.is_quiet() {
-            return NextReceive::Unknown;
-        }
-        self.pause_behind_stream();
-        NextReceive::Nothing
-    }
-
-    #[inline(never)]
-    fn take_hot(&mut self, at: usize, to: &mut Completion) -> NextReceive {
-        let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
-        let was_stream = core::mem::replace(is_stream, true);
-        *last_used = self.polls;
-        // Behind a stream, one look says that this poll has reached the end, and the next one that nothing has come meanwhile.
-        self.looks_before_pause = if was_stream { 2 } else { 0 };
-        match lane.take(qp, was_stream, to) {
-            true => NextReceive::Taken { is_stream: was_stream },
-            false => NextReceive::Unknown,
-        }
-    }
-
-    /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
-    #[inline(always)]
-    fn is_quiet(&mut self) -> bool {
-        let CqShared { ring, version, .. } = &*self.shared;
-        let polls = self.empty_polls.wrapping_add(1);
-        let is_quiet = self.flushes.is_empty()
-            && self.stalled.is_empty()
-            && self.removed.is_empty()
-            && !ring.is_published(self.cursor)
-            && !self.has_listed_lanes()
-            && ring.header.overrun.load(Relaxed) == 0
-            // Acquire, partner: the Release add in `CqShared::record_change`.
-            && version.load(Acquire) == self.seen_version
-            && !polls.is_multiple_of(POLLS_PER_HOLE_CHECK);
-        if is_quiet {
-            self.empty_polls = polls;
-        }
-        is_quiet
-    }
-
-    /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the
-    /// cache line from the producer while it writes its next entry. A response to something sent just now takes longer than the pause
-    /// anyway.
-    #[inline(always)]
-    fn pause_behind_stream(&mut self) {
-        if self.looks_before_pause > 0 {
-            self.looks_before_pause -= 1;
-            if self.looks_before_pause == 0 {
-                for _ in 0..CATCH_UP_PAUSES {
-                    core::hint::spin_loop();
-                }
-            }
-        }
     }
 
     /// Polls every source once, beginning with the hot lanes: usually they have all there is.
@@ -332,7 +259,7 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn has_listed_lanes(&self) -> bool {
+    pub(super) fn has_listed_lanes(&self) -> bool {
         !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 

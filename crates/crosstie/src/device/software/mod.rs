@@ -38,7 +38,8 @@
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
 //! | `datapath.rs`, `write_at_once.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs` | receive queues |
-//! | `lane.rs`, `cq_ring.rs`, `cq.rs`, `cq_lanes.rs`, `only_lane.rs` | completion lanes, completion rings, completion queues and their lanes |
+//! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
+//! | `cq.rs`, `cq_lanes.rs`, `quick_poll.rs` | completion queues: polling them, their lanes, and short ways |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
@@ -67,13 +68,13 @@ mod lane;
 mod lane_tests;
 mod layout;
 mod link;
-mod only_lane;
 mod peer_lines;
 mod peer_mapping;
 mod peer_memory;
 mod peer_qp;
 mod progress;
 mod qp;
+mod quick_poll;
 mod quiescence;
 mod rc;
 mod recv;
