@@ -37,6 +37,8 @@ pub struct Endpoint<U> {
     /// The longest payloads, computed once.
     max_request_len: u32,
     max_response_len: u32,
+    /// Shorter calls can be compact batches.
+    alone_end: usize,
 }
 
 impl<U> Endpoint<U> {
@@ -49,8 +51,10 @@ impl<U> Endpoint<U> {
             params.compact,
         );
         let peer_limit = agreed_credit(params.peer_credit_limit, params.ring);
+        let max_request_len = (sender.max_request_size() - HEADER_SIZE as u64) as u32;
         Ok(Endpoint {
-            max_request_len: (sender.max_request_size() - HEADER_SIZE as u64) as u32,
+            max_request_len,
+            alone_end: MAX_COMPACT_PAYLOAD.min(max_request_len) as usize + 1,
             max_response_len: wire::max_response_len(peer_limit) as u32,
             sender,
             receiver: Receiver::new(params.ring),
@@ -154,8 +158,38 @@ impl<U> Endpoint<U> {
         Ok(placement)
     }
 
-    /// A reply as a compact batch, if the reply can go out alone and at once: it is short, no other request waits for a reply, and nothing
-    /// waits to be posted. Then the ring space of its request is released first, so that the batch can say so. The reply itself is
+    /// A call as a compact batch, if it can go out alone and at once: it is short, no other call is pending, there is credit and room for it,
+    /// and nothing waits to be posted. Nothing changes before [`Endpoint::call_posted`].
+    #[inline(always)]
+    pub fn call_alone(&mut self, len: usize, response_len: usize) -> Option<CompactWrite> {
+        if len >= self.alone_end || response_len > self.max_response_len as usize || !self.pending.is_empty()
+        {
+            return None;
+        }
+        let allowance = wire::internal_allowance(response_len as u32);
+        if allowance > self.balance {
+            return None;
+        }
+        let (call_id, piggyback) = (self.pending.next_id().bits(), (allowance / ALIGNMENT) as u32);
+        let header = Header { call_id, piggyback, payload_len: len as u32 };
+        let Endpoint { sender, receiver, .. } = self;
+        sender.request_alone(&header, || receiver.consumer())
+    }
+
+    /// Notes that the result of [`Endpoint::call_alone`] was posted.
+    #[inline(always)]
+    pub fn call_posted(&mut self, write: &CompactWrite, user: U) -> CallId {
+        let allowance = u64::from(write.head.piggyback) * ALIGNMENT;
+        self.balance -= allowance;
+        self.spent += allowance;
+        self.sender.compact_posted(write);
+        let call = self.pending.insert(write.head.piggyback, user);
+        debug_assert_eq!(call.bits(), write.head.call_id);
+        call
+    }
+
+    /// A reply as a compact batch, if the reply can go out alone and at once: it is short, and there is room before the end of the ring. Only
+    /// if [`Endpoint::is_last_reply`]. Then the ring space of its request is released first, so that the batch can say so. The reply itself is
     /// neither placed nor counted before [`Endpoint::reply_posted`].
     #[inline(always)]
     pub fn reply_alone(
@@ -164,7 +198,8 @@ impl<U> Endpoint<U> {
         len: usize,
         space: &mut Option<HeldSpace>,
     ) -> Option<CompactWrite> {
-        if len > MAX_COMPACT_PAYLOAD as usize || len as u64 > token.max_len() {
+        // As `len > token.max_len()`: the credit of a call covers at least an empty response.
+        if len > MAX_COMPACT_PAYLOAD as usize || wire::response_size(len as u32) > token.allowance() {
             return None;
         }
         let (call_id, piggyback) = (token.call_id | RESPONSE_FLAG, token.blocks.get());
@@ -199,10 +234,10 @@ impl<U> Endpoint<U> {
         self.sender.open_compact(consumer)
     }
 
-    /// Whether one call of this side is pending and no other.
+    /// Whether no call of this side is pending.
     #[inline(always)]
-    pub fn has_one_call(&self) -> bool {
-        self.pending.len() == 1
+    pub fn has_no_calls(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// Notes that the result of [`Endpoint::open_compact`] was posted.
@@ -287,7 +322,7 @@ impl<U> Endpoint<U> {
 
     /// Accepts a compact batch whose bytes the caller has copied: the same as [`Endpoint::accept_batch`], [`Endpoint::next_message`]
     /// and [`Endpoint::release`], in one step. `payload_len` comes from the immediate.
-    #[inline(always)]
+    #[inline]
     pub fn accept_compact(
         &mut self,
         payload_len: u32,
@@ -302,6 +337,61 @@ impl<U> Endpoint<U> {
         } else {
             CompactMessage::Request { reply_token: self.take_request(&header)? }
         })
+    }
+
+    /// As [`Endpoint::accept_compact`] for a request, if the receive ring is free and everything is as it should be. `None`: nothing has
+    /// changed, and `accept_compact` says why.
+    #[inline(always)]
+    pub fn try_accept_request(&mut self, payload_len: u32, head: &CompactHead) -> Option<ReplyToken> {
+        let allowance = u64::from(head.piggyback) * ALIGNMENT;
+        let end = self.receiver.compact_end(payload_len)?;
+        let position = self.sender.compact_position(head.consumer_blocks)?;
+        let balance = self.balance + u64::from(head.grant_blocks) * ALIGNMENT;
+        let blocks = NonZeroU32::new(head.piggyback)?;
+        if head.call_id & RESPONSE_FLAG != 0
+            || allowance < MIN_CREDIT
+            || allowance > self.sender.spendable()
+            || balance + self.spent > self.peer_limit
+        {
+            return None;
+        }
+        self.receiver.pass_to(end);
+        self.sender.learn_compact(position);
+        self.set_balance(balance);
+        self.sender.take_credit(allowance);
+        Some(ReplyToken { call_id: head.call_id, blocks })
+    }
+
+    /// As [`Endpoint::accept_compact`] for a response, if the receive ring is free and everything is as it should be. Returns what the caller
+    /// attached. `None`: nothing has changed, and `accept_compact` says why.
+    #[inline(always)]
+    pub fn try_accept_response(&mut self, payload_len: u32, head: &CompactHead) -> Option<Option<U>> {
+        let allowance = u64::from(head.piggyback) * ALIGNMENT;
+        let end = self.receiver.compact_end(payload_len)?;
+        let position = self.sender.compact_position(head.consumer_blocks)?;
+        let balance = self.balance + u64::from(head.grant_blocks) * ALIGNMENT;
+        let call = head.call_id ^ RESPONSE_FLAG;
+        // A call id has 31 bits, so a request finds no call.
+        if self.pending.blocks(call)? != head.piggyback
+            || wire::response_size(payload_len) > allowance
+            || balance + self.spent - allowance > self.peer_limit
+        {
+            return None;
+        }
+        self.receiver.pass_to(end);
+        self.sender.learn_compact(position);
+        self.set_balance(balance);
+        self.spent -= allowance;
+        Some(self.pending.remove(call))
+    }
+
+    /// Adds a grant to the balance.
+    #[inline(always)]
+    fn set_balance(&mut self, balance: u64) {
+        if self.credit_starved {
+            self.credit_starved = balance == self.balance;
+        }
+        self.balance = balance;
     }
 
     /// Ends the call that a response belongs to. Returns its id and what the caller attached.
@@ -510,6 +600,15 @@ impl<U> Endpoint<U> {
 
     pub(super) fn remote_consumer(&self) -> u64 {
         self.sender.remote_consumer()
+    }
+
+    /// The end of what has arrived, and whether the consumer position that was computed last is there.
+    pub(super) fn received_position(&self) -> u64 {
+        self.receiver.received_position()
+    }
+
+    pub(super) fn is_consumer_known(&self) -> bool {
+        self.receiver.is_consumer_known()
     }
 
     /// The offset of the next batch in the receive ring.

@@ -10,6 +10,13 @@ use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 pub trait RingBytes {
     /// Loads `N` bytes from `offset`. The endpoint stays inside the ring whose size its parameters name.
     fn load<const N: usize>(&self, offset: usize) -> [u8; N];
+
+    /// Loads 16 bytes from `offset`, as two numbers.
+    #[inline]
+    fn load_words(&self, offset: usize) -> [u64; 2] {
+        let bytes = u128::from_le_bytes(self.load(offset));
+        [bytes as u64, (bytes >> 64) as u64]
+    }
 }
 
 impl RingBytes for [u8] {

@@ -69,10 +69,22 @@ impl<U> PendingCalls<U> {
         self.free == 0
     }
 
+    /// Whether no call waits for a response.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.free as usize == self.entries.len()
+    }
+
     /// Calls that wait for a response, including abandoned ones.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free as usize
+    }
+
+    /// The id of the next call that is added. The table is not full.
+    #[inline(always)]
+    pub(super) fn next_id(&self) -> CallId {
+        CallId(self.entries[self.first_free as usize].key)
     }
 
     /// Adds a call. The table is not full.

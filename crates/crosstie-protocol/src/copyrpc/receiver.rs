@@ -160,9 +160,13 @@ impl Receiver {
             return Err(Violation::CompactTooLong { payload_len });
         }
         let delta = wire::compact_size(payload_len);
-        self.check_place(delta)?;
-        let end = self.received + delta;
-        if self.consumer == self.received {
+        let (start, end) = (self.received, self.received + delta);
+        if self.consumer != start {
+            self.check_free(delta)?;
+        }
+        self.check_end(delta)?;
+        if self.consumer == start {
+            // The ring was free, and is free again.
             self.consumer = end;
         }
         self.received = end;
@@ -171,9 +175,33 @@ impl Receiver {
         Ok(())
     }
 
+    /// Where a compact batch ends that comes next, if the ring is free and there is room before its end.
+    #[inline(always)]
+    pub(super) fn compact_end(&self, payload_len: u32) -> Option<u64> {
+        let (start, delta) = (self.received, wire::compact_size(payload_len));
+        let is_free = self.cursor == start && self.consumer == start && payload_len <= MAX_COMPACT_PAYLOAD;
+        (is_free && self.offset(start) + delta <= self.capacity).then_some(start + delta)
+    }
+
+    /// Passes a compact batch and releases its space, see [`compact_end`](Receiver::compact_end).
+    #[inline(always)]
+    pub(super) fn pass_to(&mut self, end: u64) {
+        self.consumer = end;
+        self.received = end;
+        self.cursor = end;
+        self.messages_left = 0;
+    }
+
     /// Checks that the next `delta` bytes are free and do not cross the end of the ring. Returns their offset.
     #[inline(always)]
     fn check_place(&mut self, delta: u64) -> Result<u64, Violation> {
+        self.check_free(delta)?;
+        self.check_end(delta)
+    }
+
+    /// Checks that the next `delta` bytes are free.
+    #[inline(always)]
+    fn check_free(&mut self, delta: u64) -> Result<(), Violation> {
         // The consumer position is brought up to date only if the last one leaves no room.
         if delta > self.capacity - (self.received - self.consumer) {
             let free = self.capacity - (self.received - self.consumer());
@@ -181,6 +209,12 @@ impl Receiver {
                 return Err(Violation::Overrun { delta, free });
             }
         }
+        Ok(())
+    }
+
+    /// Checks that the next `delta` bytes do not cross the end of the ring. Returns their offset.
+    #[inline(always)]
+    fn check_end(&self, delta: u64) -> Result<u64, Violation> {
         let offset = self.offset(self.received);
         if offset + delta > self.capacity {
             return Err(Violation::AcrossEnd { offset, delta });
@@ -211,7 +245,7 @@ impl Receiver {
             self.hold(position);
             return Ok(Some((header, offset + COMPACT_HEAD_SIZE, HeldSpace::new(position))));
         }
-        let header = Header::decode(&ring.load(offset));
+        let header = Header::from_words(ring.load_words(offset));
         let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
             // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here, and do
@@ -248,8 +282,17 @@ impl Receiver {
     }
 
     /// The consumer position: everything before it was released.
-    #[inline]
+    #[inline(always)]
     pub(super) fn consumer(&mut self) -> u64 {
+        if self.consumer != self.cursor {
+            self.advance_consumer();
+        }
+        self.consumer
+    }
+
+    /// Moves the consumer position to the first message that is held, or to the end of what was parsed.
+    #[inline(never)]
+    fn advance_consumer(&mut self) {
         let blocks = self.capacity / ALIGNMENT;
         let mut position = self.consumer;
         while position < self.cursor {
@@ -262,7 +305,6 @@ impl Receiver {
             position += (64 - block % 64).min(blocks - block) * ALIGNMENT;
         }
         self.consumer = position.min(self.cursor);
-        self.consumer
     }
 
     #[inline]
@@ -287,6 +329,14 @@ fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
 
 #[cfg(test)]
 impl Receiver {
+    pub(super) fn received_position(&self) -> u64 {
+        self.received
+    }
+
+    pub(super) fn is_consumer_known(&self) -> bool {
+        self.consumer == self.received
+    }
+
     pub(super) fn next_offset(&self) -> usize {
         self.offset(self.received) as usize
     }

@@ -222,9 +222,21 @@ impl Sender {
         if allowance > self.spendable {
             return Err(Violation::CreditOverrun { allowance, credit: self.spendable });
         }
+        self.take_credit(allowance);
+        Ok(())
+    }
+
+    /// The credit that requests of the peer can use.
+    #[inline(always)]
+    pub(super) fn spendable(&self) -> u64 {
+        self.spendable
+    }
+
+    /// Takes credit. There is as much.
+    #[inline(always)]
+    pub(super) fn take_credit(&mut self, allowance: u64) {
         self.spendable -= allowance;
         self.owed += allowance;
-        Ok(())
     }
 
     /// The next WRITE to post: the oldest sealed one, else the open batch, else a batch of metadata alone if one is due.
@@ -298,8 +310,24 @@ impl Sender {
         self.owed == allowance && self.open.is_none() && self.sealed_len == 0
     }
 
-    /// A response that is not placed yet, as a compact batch, if no other request waits for its response, and nothing is open or
-    /// sealed. Nothing changes before [`unreserve`](Sender::unreserve) and [`compact_posted`](Sender::compact_posted). `consumer` is called
+    /// A request that is not placed yet, as a compact batch, if there is room for it, and nothing is open or sealed. Nothing changes before
+    /// [`compact_posted`](Sender::compact_posted). `consumer` is called only then. The payload is short.
+    #[inline(always)]
+    pub(super) fn request_alone(
+        &self,
+        header: &Header,
+        consumer: impl FnOnce() -> u64,
+    ) -> Option<CompactWrite> {
+        let size = METADATA + wire::padded_size(header.payload_len);
+        let is_alone = self.open.is_none()
+            && self.sealed_len == 0
+            && self.compact
+            && self.offset(self.producer) + size <= self.capacity
+            && self.in_flight() + size + 2 * self.limit <= self.capacity;
+        is_alone.then(|| self.compact_at(self.producer, header, self.reserved, consumer()))
+    }
+
+    /// A response that is not placed yet, as a compact batch. Only if [`is_last_response`](Sender::is_last_response). Nothing changes before [`unreserve`](Sender::unreserve) and [`compact_posted`](Sender::compact_posted). `consumer` is called
     /// only then. The payload is short.
     #[inline(always)]
     pub(super) fn last_response_alone(
@@ -308,9 +336,8 @@ impl Sender {
         allowance: u64,
         consumer: impl FnOnce() -> u64,
     ) -> Option<CompactWrite> {
-        let is_alone = self.is_last_response(allowance)
-            && self.compact
-            && self.fits_before_end(wire::padded_size(header.payload_len));
+        debug_assert!(self.is_last_response(allowance), "another request waits for its response");
+        let is_alone = self.compact && self.fits_before_end(wire::padded_size(header.payload_len));
         is_alone.then(|| self.compact_at(self.producer, header, self.reserved - allowance, consumer()))
     }
 
@@ -378,6 +405,21 @@ impl Sender {
         Ok(is_news)
     }
 
+    /// The peer's consumer position with these low bits, in blocks, if it is neither beyond what was sent nor behind that of the batch before.
+    #[inline(always)]
+    pub(super) fn compact_position(&self, blocks: u32) -> Option<u64> {
+        let behind = u64::from(((self.posted / ALIGNMENT) as u32).wrapping_sub(blocks)) * ALIGNMENT;
+        let is_valid = behind <= self.posted - self.last_batch_position && !rule_broken!(self, DeltaPosition);
+        is_valid.then(|| self.posted - behind)
+    }
+
+    /// Takes the peer's consumer position that [`compact_position`](Sender::compact_position) has returned.
+    #[inline(always)]
+    pub(super) fn learn_compact(&mut self, position: u64) {
+        self.last_batch_position = position;
+        self.learn_release(position);
+    }
+
     /// The peer's consumer position with these low bits, in blocks: the highest one that is not beyond what was sent.
     #[inline]
     pub(super) fn full_position(&self, blocks: u32) -> Result<u64, Violation> {
@@ -426,11 +468,16 @@ impl Sender {
         if position > self.posted {
             return Err(Violation::ConsumerBeyondSent { position, sent: self.posted });
         }
+        self.learn_release(position);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn learn_release(&mut self, position: u64) {
         if position > self.remote_consumer {
             self.remote_consumer = position;
             self.ring_starved = false;
         }
-        Ok(())
     }
 
     /// Whether `size` bytes can follow without crossing the end of the ring. A batch that ends exactly there is complete.
@@ -508,8 +555,16 @@ impl Sender {
     }
 
     /// The credit that may be granted with so many bytes in flight and reserved: limited by the invariant and by `limit`.
-    #[inline]
+    #[inline(always)]
     fn grantable(&self, in_flight: u64, reserved: u64) -> u64 {
+        // The usual case: the invariant holds with as much as the policy allows.
+        if in_flight + 2 * self.limit <= self.capacity {
+            return self.limit - reserved;
+        }
+        self.grantable_by_invariant(in_flight, reserved)
+    }
+
+    fn grantable_by_invariant(&self, in_flight: u64, reserved: u64) -> u64 {
         let by_invariant = (self.capacity.saturating_sub(in_flight) / 2).saturating_sub(reserved);
         let by_policy = self.limit - reserved;
         by_invariant.min(by_policy) & !(ALIGNMENT - 1)

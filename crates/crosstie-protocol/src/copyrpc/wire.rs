@@ -119,6 +119,12 @@ impl Header {
         }
     }
 
+    /// Decodes a header from the first 16 bytes of a message, as two little-endian numbers. Its fields are not checked yet.
+    #[inline]
+    pub const fn from_words([first, second]: [u64; 2]) -> Self {
+        Header { call_id: first as u32, piggyback: (first >> 32) as u32, payload_len: second as u32 }
+    }
+
     /// Whether the message is a response.
     #[inline]
     pub const fn is_response(&self) -> bool {
@@ -204,6 +210,12 @@ impl CompactHead {
             grant_blocks: (metadata.credit_grant / ALIGNMENT) as u32,
             consumer_blocks: (metadata.consumer_pos / ALIGNMENT) as u32,
         }
+    }
+
+    /// Whether the message is a response.
+    #[inline]
+    pub const fn is_response(&self) -> bool {
+        self.call_id & RESPONSE_FLAG != 0
     }
 
     /// Encodes the head.
@@ -332,6 +344,10 @@ mod tests {
         let header = Header { call_id: 0x8001_0002, piggyback: 3, payload_len: 0x0405 };
         assert_eq!(header.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 5, 4, 0, 0]);
         assert_eq!(Header::decode(&header.encode()), header);
+        let mut front = [0xaa; 16];
+        front[..HEADER_SIZE].copy_from_slice(&header.encode());
+        let words = [0, 8].map(|at| u64::from_le_bytes(bytes_at(&front, at)));
+        assert_eq!(Header::from_words(words), header);
         assert!(header.is_response());
 
         let metadata = FlowMetadata { consumer_pos: 0x20, credit_grant: 0x40, message_count: 7 };

@@ -1,5 +1,7 @@
 //! What a context counts.
 
+use std::cell::{Cell, RefCell, RefMut};
+
 /// Number of size classes of batches, see [`Counters::batch_sizes`].
 pub const BATCH_CLASSES: usize = 16;
 
@@ -75,6 +77,56 @@ impl Counters {
         self.work_requests += 1;
         self.bytes += bytes as u64;
         self.count_batch(1);
+    }
+}
+
+/// The counters of a context while it runs.
+#[derive(Debug, Default)]
+pub(super) struct RunningCounters {
+    pub(super) calls: Cell<u64>,
+    pub(super) replies: Cell<u64>,
+    /// Completions of the receive CQ.
+    receives: Cell<u64>,
+    /// WRITEs of one message that were executed at once, and their bytes.
+    singles: Cell<u64>,
+    single_bytes: Cell<u64>,
+    /// All that not every message needs.
+    others: RefCell<Counters>,
+}
+
+impl RunningCounters {
+    /// All but those that every message needs.
+    #[inline]
+    pub(super) fn borrow_mut(&self) -> RefMut<'_, Counters> {
+        self.others.borrow_mut()
+    }
+
+    /// Counts completions of the receive CQ.
+    #[inline(always)]
+    pub(super) fn count_receives(&self, count: usize) {
+        self.receives.set(self.receives.get() + count as u64);
+    }
+
+    /// Counts a WRITE of so many bytes, with a batch of one message, that was executed at once.
+    #[inline(always)]
+    pub(super) fn count_single(&self, bytes: usize) {
+        self.singles.set(self.singles.get() + 1);
+        self.single_bytes.set(self.single_bytes.get() + bytes as u64);
+    }
+
+    /// All counters.
+    pub(super) fn get(&self) -> Counters {
+        let mut counters = *self.others.borrow();
+        let singles = self.singles.get();
+        counters.calls = self.calls.get();
+        counters.replies = self.replies.get();
+        counters.completions += self.receives.get();
+        counters.work_requests += singles;
+        counters.bytes += self.single_bytes.get();
+        counters.batches += singles;
+        counters.batched += singles;
+        counters.batch_sizes[size_class(1)] += singles;
+        counters
     }
 }
 

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The most polls between two readings.
 const MAX_POLLS: u32 = 64;
+/// One poll in this many, and each at which the clock is due, is a [step](PollClock::is_step).
+const STEP: u32 = 16;
 /// Polls that took longer than this since the last reading are slow.
 const SLOW: Duration = Duration::from_micros(250);
 
@@ -43,6 +45,24 @@ impl PollClock {
         }
         self.polls_left.set(left - 1);
         false
+    }
+
+    /// Counts a poll. Returns whether it should do what need not be done by every poll, one in [`STEP`], and what goes by time. After a step,
+    /// [`is_due_at_step`](PollClock::is_due_at_step) must be called.
+    #[inline(always)]
+    pub(crate) fn is_step(&self) -> bool {
+        let left = self.polls_left.get().wrapping_sub(1);
+        self.polls_left.set(left);
+        left.is_multiple_of(STEP)
+    }
+
+    /// Whether the clock should be [read](PollClock::read) at this step. Otherwise it stays due.
+    pub(crate) fn is_due_at_step(&self) -> bool {
+        let is_due = self.polls_left.get() == 0;
+        if is_due {
+            self.polls_left.set(1);
+        }
+        is_due
     }
 
     /// Reads the clock, and decides when it is read again.
@@ -90,6 +110,28 @@ mod tests {
         assert_eq!(std::array::from_fn(|_| polls(fast)), [1, 2, 4, 8, 16, 32, 64, 64, 64]);
         assert_eq!(std::array::from_fn(|_| polls(slow)), [64, 1, 1, 1]);
         assert_eq!(std::array::from_fn(|_| polls(fast)), [1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn steps_come_every_16_polls_and_when_the_clock_is_due() {
+        let (clock, start) = (PollClock::new(), Instant::now());
+        let (mut now, mut polls, mut steps) = (start, 0, Vec::new());
+        while polls < 200 {
+            polls += 1;
+            now += Duration::from_nanos(50);
+            if clock.is_step() {
+                let is_due = clock.is_due_at_step();
+                steps.push((polls, is_due));
+                if is_due {
+                    assert!(clock.is_step() && clock.is_due_at_step(), "due until it is read");
+                    clock.advance(now);
+                }
+            }
+        }
+        let due: Vec<u32> = steps.iter().filter(|(_, is_due)| *is_due).map(|(poll, _)| *poll).collect();
+        assert_eq!(due, [1, 3, 7, 15, 31, 63, 127, 191]);
+        assert!(steps.windows(2).all(|pair| pair[1].0 - pair[0].0 <= STEP));
+        assert_eq!(steps.len(), 8 + 1 + 3 + 3);
     }
 
     #[test]

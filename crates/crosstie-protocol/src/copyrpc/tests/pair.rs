@@ -102,6 +102,9 @@ impl Pair {
         let number = self.next_call;
         let side = &mut self.sides[me];
         let before = side.endpoint.flow_state();
+        if self.broken_rule.is_none() {
+            check_call_alone(&side.endpoint, len, response_len, number);
+        }
         let direct = number.is_multiple_of(3) && side.endpoint.can_send_payload_directly();
         match side.endpoint.call(len, response_len, number) {
             Ok((_, placement)) => {
@@ -374,11 +377,32 @@ impl Pair {
     }
 }
 
+/// A call that can go out alone has the same effect whether or not it is placed first, and is refused for the same reasons.
+fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user: u64) {
+    let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
+    let is_idle = endpoint.has_no_calls()
+        && endpoint.open_batch_messages() == 0
+        && endpoint.can_send_payload_directly();
+    let write = alone.call_alone(len as usize, response_len as usize);
+    assert_same_flow(&alone, endpoint);
+    let Ok((call, placement)) = placed.call(len, response_len, user) else { return assert_eq!(write, None) };
+    let next = placed.next_write().unwrap();
+    let Some(write) = write else { return assert!(!is_idle || next.compact.is_none()) };
+    assert!(is_idle);
+    assert_eq!(alone.call_posted(&write, user), call);
+    assert_eq!(placement.payload_offset(), write.payload_offset());
+    assert_same_write(&write, &next);
+    placed.write_posted();
+    assert_same_flow(&alone, &placed);
+}
+
 /// A reply that can go out alone has the same effect whether or not it is placed first.
 fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
     let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
+    if !alone.is_last_reply(token) {
+        return;
+    }
     let Some(write) = alone.reply_alone(token, len as usize, &mut None) else { return };
-    assert!(alone.is_last_reply(token));
     alone.reply_posted(token.duplicate(), &write);
     let placement = placed.reply(token.duplicate(), len).unwrap();
     assert_eq!(placement.payload_offset(), write.payload_offset());
@@ -400,7 +424,9 @@ pub(super) fn check_accept_compact<U: Clone + Debug + PartialEq>(
     let (mut at_once, mut in_steps) = (endpoint.clone(), endpoint.clone());
     let accepted = in_steps.accept_batch(imm, ring).and_then(|()| in_steps.next_message(ring));
     let head = CompactHead::decode(&ring.load(endpoint.next_offset()));
-    let message = at_once.accept_compact(imm & !wire::COMPACT_FLAG, &head);
+    let payload_len = imm & !wire::COMPACT_FLAG;
+    let message = at_once.accept_compact(payload_len, &head);
+    check_try_accept(endpoint, payload_len, &head, &message, &at_once);
     let (space, expected) = match accepted {
         Ok(Some(ReceivedMessage::Request(ReceivedRequest { space, reply_token, .. }))) => {
             (space, CompactMessage::Request { reply_token })
@@ -414,6 +440,37 @@ pub(super) fn check_accept_compact<U: Clone + Debug + PartialEq>(
     assert_eq!(message, Ok(expected));
     in_steps.release(space);
     assert_same_flow(&at_once, &in_steps);
+}
+
+/// The short ways to accept a compact batch do the same as the long one, or nothing.
+fn check_try_accept<U: Clone + Debug + PartialEq>(
+    before: &Endpoint<U>,
+    payload_len: u32,
+    head: &CompactHead,
+    expected: &Result<CompactMessage<U>, Violation>,
+    after: &Endpoint<U>,
+) {
+    let mut tried = before.clone();
+    let request = tried.try_accept_request(payload_len, head);
+    let message = match request {
+        Some(reply_token) => Some(CompactMessage::Request { reply_token }),
+        None => {
+            assert_eq!(&tried, before);
+            let user = tried.try_accept_response(payload_len, head);
+            user.map(|user| CompactMessage::Response { user })
+        }
+    };
+    match message {
+        Some(message) => {
+            assert_eq!(Ok(message), *expected);
+            assert_same_flow(&tried, after);
+        }
+        None => {
+            assert_eq!(&tried, before);
+            let is_free = before.clone().consumer_position() == before.received_position();
+            assert!(expected.is_err() || !is_free || !before.is_consumer_known(), "{expected:?}");
+        }
+    }
 }
 
 fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {

@@ -31,7 +31,7 @@ use crosstie_protocol::copyrpc::{
 use super::address::{EndpointAddress, EndpointId};
 use super::bulk_state::{BulkState, agreed_bulk_limit, bulk_limit};
 use super::config::EndpointConfig;
-use super::counters::Counters;
+use super::counters::RunningCounters;
 use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
@@ -61,9 +61,8 @@ pub(super) struct Connection<U> {
 
 struct ConnectionState<U> {
     qp: RcQp,
-    /// The consumer position of this side, for the peer to READ, and the value that was stored there last.
+    /// The consumer position of this side, for the peer to READ.
     own_position: Mr,
-    published_position: u64,
     /// Where a READ of the peer's consumer position goes.
     peer_position: Mr,
     config: EndpointConfig,
@@ -100,6 +99,8 @@ struct ConnectedState<U> {
     peer_ring: RemoteAddr,
     /// The word with the peer's consumer position.
     peer_word: RemoteAddr,
+    /// The consumer position of this side that was stored last for the peer to READ.
+    published_position: u64,
     /// Where the last batches ended.
     batch_ends: [u64; BATCHES_AHEAD],
     /// For hints: where the peer's ring is in this process, once the device has said so.
@@ -114,6 +115,11 @@ impl RingBytes for ReceiveRing<'_> {
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
         // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
         self.0.load(offset).unwrap_or([0; N])
+    }
+
+    #[inline(always)]
+    fn load_words(&self, offset: usize) -> [u64; 2] {
+        [0, 8].map(|at| u64::from_le_bytes(self.load(offset + at)))
     }
 }
 
@@ -142,7 +148,6 @@ impl<U> Connection<U> {
         let peer_position = pd.allocate(8, Access::LOCAL_WRITE)?;
         let state = ConnectionState {
             own_position,
-            published_position: 0,
             peer_position,
             config,
             connected: None,
@@ -225,6 +230,7 @@ impl<U> Connection<U> {
             staging,
             peer_ring,
             peer_word,
+            published_position: 0,
             batch_ends,
             mapped_ring: None,
         });
@@ -239,12 +245,22 @@ impl<U> Connection<U> {
         user: U,
         deadline: Option<Instant>,
         has_sent_alone: &Cell<bool>,
-        counters: &RefCell<Counters>,
+        counters: &RunningCounters,
     ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Some(failure) = state.failure {
             return Err((failure.into(), user));
+        }
+        let mut user = user;
+        if !has_sent_alone.get() && state.has_no_calls() {
+            user = match state.post_call_alone(self.key, payload, allowance, user, deadline, counters) {
+                None => {
+                    has_sent_alone.set(true);
+                    return Ok(SendTiming::Sent);
+                }
+                Some(user) => user,
+            };
         }
         let direct = state.can_post_directly(payload.len());
         let Some(connected) = &mut state.connected else { return Err((NotCalled::NotConnected, user)) };
@@ -262,13 +278,6 @@ impl<U> Connection<U> {
             }
         };
         state.deadlines.record(call, deadline, state.config.pending_calls);
-        if connected.protocol.has_one_call()
-            && !has_sent_alone.get()
-            && state.post_call_alone(self.key, payload, counters)
-        {
-            has_sent_alone.set(true);
-            return Ok(SendTiming::Sent);
-        }
         let is_posted = direct && state.post_payload_directly(self.key, &placement, payload, counters);
         let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
         if !is_posted {
@@ -284,7 +293,7 @@ impl<U> Connection<U> {
         mut token: ReplyToken,
         space: &mut Option<HeldSpace>,
         payload: &[u8],
-        counters: &RefCell<Counters>,
+        counters: &RunningCounters,
     ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
@@ -346,10 +355,45 @@ impl<U> Connection<U> {
         connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
     }
 
+    /// As [`accept_compact`](Connection::accept_compact), for a request, in the usual case: the receive ring is free, and everything is as it
+    /// should be. `None`: nothing was accepted.
+    #[inline(always)]
+    pub(super) fn accept_compact_request(
+        &self,
+        payload_len: u32,
+        head: &CompactHead,
+    ) -> Option<(ReplyToken, bool)> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return None };
+        let reply_token = connected.protocol.try_accept_request(payload_len, head)?;
+        connected.publish_position(&state.own_position);
+        let may_have_news = connected.protocol.may_have_news();
+        state.received_since_probe = true;
+        Some((reply_token, may_have_news))
+    }
+
+    /// As [`accept_compact_request`](Connection::accept_compact_request), for a response. Returns what was attached to its call, if it was not
+    /// abandoned.
+    #[inline(always)]
+    pub(super) fn accept_compact_response(
+        &self,
+        payload_len: u32,
+        head: &CompactHead,
+    ) -> Option<(Option<U>, bool)> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return None };
+        let user = connected.protocol.try_accept_response(payload_len, head)?;
+        connected.publish_position(&state.own_position);
+        let may_have_news = connected.protocol.may_have_news();
+        state.received_since_probe = true;
+        Some((user, may_have_news))
+    }
+
     /// Accepts a compact batch whose bytes came with the completion. Returns its message, and whether a flush may have something to
     /// do because of it. `None`: nothing was accepted, because of bulk messages that this one may have to wait for; the batch is in
     /// the ring, too.
-    #[inline(always)]
     pub(super) fn accept_compact(
         &self,
         payload_len: u32,
@@ -361,7 +405,7 @@ impl<U> Connection<U> {
         state.received_since_probe = true;
         let message = connected.protocol.accept_compact(payload_len, head).map_err(Failure::Violation)?;
         let may_have_news = connected.protocol.may_have_news();
-        state.publish_position();
+        connected.publish_position(&state.own_position);
         Ok(Some((message, may_have_news)))
     }
 
@@ -503,6 +547,12 @@ impl<U> Connection<U> {
 }
 
 impl<U> ConnectionState<U> {
+    /// Whether the connection is established and no call is pending.
+    #[inline(always)]
+    fn has_no_calls(&self) -> bool {
+        self.connected.as_ref().is_some_and(|connected| connected.protocol.has_no_calls())
+    }
+
     #[inline]
     fn bulk(&mut self) -> &mut BulkState {
         self.bulk.get_or_insert_with(|| Box::new(BulkState::new(&self.config)))

@@ -10,20 +10,19 @@ use crosstie_protocol::copyrpc::{
     CompactWrite, HeldSpace, Placement, Progress, ReplyToken, RingWrite, RingWriteKind,
 };
 
-use std::cell::RefCell;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use super::position_reads::ReadTime;
 use super::{ConnectedState, Connection, ConnectionState};
 use crate::copyrpc::address::EndpointId;
-use crate::copyrpc::counters::Counters;
+use crate::copyrpc::counters::{Counters, RunningCounters};
 use crate::copyrpc::error::Failure;
 use crate::copyrpc::flush_policy::{
     self, BATCHES_AHEAD, MAX_COMPACT_BATCH, MAX_INLINE_BATCH, SEND_DEPTH, SIGNAL_INTERVAL, SendTiming,
 };
 use crate::copyrpc::wr_id::{SendKind, encode_wr_id};
-use crate::device::{Data, PostError, RcQp, RemoteAddr, SendOp, SendWr};
+use crate::device::{Data, Mr, PostError, RcQp, RemoteAddr, SendOp, SendWr};
 
 /// What a flush has left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +72,8 @@ impl<U> Connection<U> {
             Some(write) => state.post_open_compact(self.key, &write, counters)?,
             None => state.post_writes(self.key, counters)?,
         };
-        state.publish_position();
-        let Some(connected) = &state.connected else { return Ok(outcome) };
+        let Some(connected) = &mut state.connected else { return Ok(outcome) };
+        connected.publish_position(&state.own_position);
         if connected.protocol.needs_position_read() {
             let is_posted = match state.position_reads.time(connected.protocol.progress().released) {
                 ReadTime::Now => state.read_peer_position(self.key, counters)?,
@@ -193,9 +192,9 @@ impl<U> ConnectionState<U> {
         Ok(FlushOutcome::Done)
     }
 
-    /// Posts the reply to the last request that waits for one, at once, if nothing else waits to be posted and no poll would hold it back. It
-    /// is not written to the staging ring then. `Err`: it was not posted. Then the ring space of the request may be released all the
-    /// same, if the reply is not too long.
+    /// Posts the reply to the last request that waits for one, at once, if no poll would hold it back. It is not written to the staging
+    /// ring then. Only if [`is_last_reply`](crosstie_protocol::copyrpc::Endpoint::is_last_reply). `Err`: it was not posted. Then the ring space
+    /// of the request may be released all the same, if the reply is not too long.
     #[inline(never)]
     pub(super) fn post_reply_alone(
         &mut self,
@@ -203,71 +202,105 @@ impl<U> ConnectionState<U> {
         token: ReplyToken,
         space: &mut Option<HeldSpace>,
         payload: &[u8],
-        counters: &RefCell<Counters>,
+        counters: &RunningCounters,
     ) -> Result<(), ReplyToken> {
-        let Some(connected) = &mut self.connected else { return Err(token) };
+        let ConnectionState { qp, connected: Some(connected), own_position, .. } = self else {
+            return Err(token);
+        };
+        let is_in_ring = space.is_some();
         let Some(write) = connected.protocol.reply_alone(&token, payload.len(), space) else {
             return Err(token);
         };
         if connected.is_alone_held_back(&write) {
             return Err(token);
         }
-        if !self.post_compact_payload(key, &write, payload, counters) {
-            // The next flush tries again, and finds out what is wrong.
+        let to = connected.peer_ring_at(write.offset);
+        if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
+            return self.stage_reply(key, token, write, payload, counters);
+        }
+        counters.count_single(COMPACT_HEAD_SIZE + payload.len());
+        connected.protocol.reply_posted(token, &write);
+        connected.note_batch_end();
+        if is_in_ring {
+            connected.publish_position(own_position);
+        }
+        Ok(())
+    }
+
+    /// As above, on devices that do not execute it at once. The next flush tries again if it fails, and finds out what is wrong.
+    #[cold]
+    fn stage_reply(
+        &mut self,
+        key: u32,
+        token: ReplyToken,
+        write: CompactWrite,
+        payload: &[u8],
+        counters: &RunningCounters,
+    ) -> Result<(), ReplyToken> {
+        if !self.stage_compact_payload(key, &write, payload, counters) {
             return Err(token);
         }
         if let Some(connected) = &mut self.connected {
             connected.protocol.reply_posted(token, &write);
             connected.note_batch_end();
+            connected.publish_position(&self.own_position);
         }
-        self.publish_position();
         Ok(())
     }
 
-    /// Posts the call that was placed last, if it is the only one that is pending, short, and alone in its batch. Then it is not written to
-    /// the staging ring. `false`: it was not posted.
+    /// Makes and posts a call, if no other one is pending, and it is short and can be alone in its batch. Then it is not written to the
+    /// staging ring. Returns `user` if the call was not made.
     #[inline(never)]
-    pub(super) fn post_call_alone(&mut self, key: u32, payload: &[u8], counters: &RefCell<Counters>) -> bool {
-        let Some(connected) = &mut self.connected else { return false };
-        let Some(write) = connected.protocol.open_compact() else { return false };
-        if !self.post_compact_payload(key, &write, payload, counters) {
-            // The next flush tries again, and finds out what is wrong.
-            return false;
-        }
-        if let Some(connected) = &mut self.connected {
-            connected.protocol.compact_posted(&write);
-            connected.note_batch_end();
-        }
-        self.publish_position();
-        true
-    }
-
-    /// Posts a compact batch with this payload. Returns whether it was posted.
-    #[inline(always)]
-    fn post_compact_payload(
+    pub(super) fn post_call_alone(
         &mut self,
         key: u32,
-        write: &CompactWrite,
         payload: &[u8],
-        counters: &RefCell<Counters>,
-    ) -> bool {
-        let Some(connected) = &self.connected else { return false };
+        response: usize,
+        user: U,
+        deadline: Option<Instant>,
+        counters: &RunningCounters,
+    ) -> Option<U> {
+        let ConnectionState { qp, connected: Some(connected), .. } = self else { return Some(user) };
+        let Some(write) = connected.protocol.call_alone(payload.len(), response) else { return Some(user) };
         let to = connected.peer_ring_at(write.offset);
-        if self.qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
-            counters.borrow_mut().count_single(COMPACT_HEAD_SIZE + payload.len());
-            return true;
+        if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
+            return self.stage_call(key, write, payload, user, deadline, counters);
         }
-        self.stage_compact_payload(key, write, payload, counters)
+        counters.count_single(COMPACT_HEAD_SIZE + payload.len());
+        let call = connected.protocol.call_posted(&write, user);
+        connected.note_batch_end();
+        self.deadlines.record(call, deadline, self.config.pending_calls);
+        None
     }
 
     /// As above, on devices that do not execute it at once.
     #[cold]
+    fn stage_call(
+        &mut self,
+        key: u32,
+        write: CompactWrite,
+        payload: &[u8],
+        user: U,
+        deadline: Option<Instant>,
+        counters: &RunningCounters,
+    ) -> Option<U> {
+        if !self.stage_compact_payload(key, &write, payload, counters) {
+            return Some(user);
+        }
+        let Some(connected) = &mut self.connected else { return Some(user) };
+        let call = connected.protocol.call_posted(&write, user);
+        connected.note_batch_end();
+        self.deadlines.record(call, deadline, self.config.pending_calls);
+        None
+    }
+
+    /// Posts a compact batch with this payload. Returns whether it was posted.
     fn stage_compact_payload(
         &mut self,
         key: u32,
         write: &CompactWrite,
         payload: &[u8],
-        counters: &RefCell<Counters>,
+        counters: &RunningCounters,
     ) -> bool {
         let mut bytes = [0; MAX_COMPACT_BATCH];
         let Some(part) = payload_part(&mut bytes, payload.len()) else { return false };
@@ -299,22 +332,6 @@ impl<U> ConnectionState<U> {
         Ok(())
     }
 
-    /// Stores the consumer position for the peer to READ, if it has moved.
-    #[inline(always)]
-    pub(super) fn publish_position(&mut self) {
-        let Some(connected) = &mut self.connected else { return };
-        let consumer = connected.protocol.consumer_position();
-        if consumer == self.published_position {
-            return;
-        }
-        self.published_position = consumer;
-        // Release: the loads of the released messages come before this store. Pairs with the Acquire fence of the peer in
-        // `complete_send`, after which it writes over them. (The metadata of a batch is ordered by the post.)
-        fence(Ordering::Release);
-        let stored = self.own_position.store(0, &consumer.to_le_bytes());
-        debug_assert!(stored.is_ok());
-    }
-
     /// Whether a payload of `len` bytes can be posted directly now.
     #[inline]
     pub(super) fn can_post_directly(&self, len: usize) -> bool {
@@ -331,7 +348,7 @@ impl<U> ConnectionState<U> {
         key: u32,
         placement: &Placement,
         payload: &[u8],
-        counters: &RefCell<Counters>,
+        counters: &RunningCounters,
     ) -> bool {
         let Some(connected) = &mut self.connected else { return false };
         let addr = connected.peer_ring.addr + placement.payload_offset() as u64;
@@ -471,6 +488,21 @@ impl<U> ConnectedState<U> {
         self.write(placement, first);
         let written = self.staging.write(placement.payload_offset() + first.len(), second);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
+    }
+
+    /// Stores the consumer position for the peer to READ, if it has moved.
+    #[inline(always)]
+    pub(super) fn publish_position(&mut self, word: &Mr) {
+        let consumer = self.protocol.consumer_position();
+        if consumer == self.published_position {
+            return;
+        }
+        self.published_position = consumer;
+        // Release: the loads of the released messages come before this store. Pairs with the Acquire fence of the peer in
+        // `complete_send`, after which it writes over them. (The metadata of a batch is ordered by the post.)
+        fence(Ordering::Release);
+        let stored = word.store(0, &consumer.to_le_bytes());
+        debug_assert!(stored.is_ok());
     }
 
     /// When the open batch should go out.

@@ -15,10 +15,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crosstie_protocol::copyrpc::CompactMessage;
 use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
+use crosstie_protocol::copyrpc::{CompactMessage, HeldSpace};
 
-use super::{ContextCore, RecvHandle, RingRequest};
+use super::{ContextCore, PollState, RecvHandle, RingRequest};
 use crate::copyrpc::connection::{Connection, NextMessage};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
@@ -37,8 +37,6 @@ const BURST: usize = 64;
 const MIN_ENDED: usize = 4;
 /// The key of no connection.
 const NO_CONNECTION: u32 = 0;
-/// Polls of the context between two polls of the send CQ.
-pub(super) const SEND_CQ_INTERVAL: u32 = 16;
 
 type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
 
@@ -50,8 +48,13 @@ pub(super) struct CompletionQueues {
     /// A buffer for the completions of one poll.
     send_completions: RefCell<Vec<Completion>>,
     srq: RefCell<Srq>,
-    /// Receives that are posted and not used, as far as is known.
+    /// Work requests that have asked for a completion and got it, with success.
+    signaled_completed: Cell<u64>,
+    /// Work requests that were posted before the last poll of the send CQ.
+    posted_before_poll: Cell<u64>,
+    /// Receives that are posted and not used, as far as is known, and the number at which they are posted again.
     posted_receives: Cell<u32>,
+    refill_at: u32,
     /// Whether the last poll of the receive CQ left nothing there.
     is_recv_cq_drained: Cell<bool>,
     recv_cq: RefCell<Cq>,
@@ -77,7 +80,10 @@ impl CompletionQueues {
             paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
+            signaled_completed: Cell::new(0),
+            posted_before_poll: Cell::new(0),
             posted_receives: Cell::new(0),
+            refill_at: (u64::from(receives) * 2 / 3) as u32,
             is_recv_cq_drained: Cell::new(true),
             recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
@@ -158,40 +164,98 @@ fn short_payload(words: &[u64; size_of::<ShortPayload>() / 8]) -> &ShortPayload 
 }
 
 impl<U> ContextCore<U> {
-    /// Receives what the last poll has left, or what has arrived. Returns whether anything arrived, and the number of responses.
-    #[inline]
+    /// Receives what the last poll has left, or what has arrived. Returns the number of responses.
+    #[inline(always)]
     pub(super) fn poll_recv_cq(
         &self,
+        state: &mut PollState<U>,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> (bool, usize) {
-        let (queues, mut responses) = (&self.queues, 0);
+    ) -> usize {
+        let queues = &self.queues;
         if queues.is_paused() {
-            self.receive_rest(&mut responses, on_response);
-            return (true, responses);
+            return self.receive_rest(on_response);
         }
-        let (mut taken, mut completion) = (0, Completion::EMPTY);
-        let end = loop {
-            let next = queues.recv_cq.borrow_mut().take_receive(&mut completion);
-            let NextReceive::Taken { is_stream } = next else { break next };
+        let next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
+        match next {
+            NextReceive::Nothing => {
+                queues.is_recv_cq_drained.set(true);
+                0
+            }
+            NextReceive::Taken { is_stream: false } => self.receive_one(state, on_response),
+            next => self.receive_all(next, state, on_response),
+        }
+    }
+
+    /// Receives what a completion announces that came alone: another one is not looked for before the application has seen this one.
+    // Never inline: the poll that finds nothing is short, and this has the registers for itself.
+    #[inline(never)]
+    fn receive_one(
+        &self,
+        state: &mut PollState<U>,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        let (queues, mut responses) = (&self.queues, 0);
+        queues.is_recv_cq_drained.set(false);
+        let is_only = || !queues.recv_cq.borrow().may_have_receives();
+        self.receive_recent(state, is_only, &mut responses, on_response);
+        self.count_receives(1);
+        if queues.posted_receives.get() <= queues.refill_at {
+            self.refill_receives();
+        }
+        responses
+    }
+
+    /// Receives all that has arrived, beginning with the completion that was taken, if any.
+    #[inline(never)]
+    fn receive_all(
+        &self,
+        mut next: NextReceive,
+        state: &mut PollState<U>,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        let (queues, mut taken, mut responses) = (&self.queues, 0, 0);
+        while let NextReceive::Taken { is_stream } = next {
             taken += 1;
-            let key = self.qp_table.borrow().get(completion.qp_num);
-            if let Some(key) = key {
-                let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
-                self.receive(key, &completion, is_only, &mut responses, on_response);
-            }
-            // Behind a receive that came alone, another one is not looked for before the application has seen the first.
+            let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
+            self.receive_recent(state, is_only, &mut responses, on_response);
             if !is_stream || queues.is_paused() || taken == BURST {
-                break next;
+                break;
             }
-        };
-        queues.is_recv_cq_drained.set(matches!(end, NextReceive::Nothing));
-        if taken > 0 {
-            self.count_receives(taken);
+            next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
         }
-        if (matches!(end, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
+        queues.is_recv_cq_drained.set(matches!(next, NextReceive::Nothing));
+        self.count_receives(taken);
+        if (matches!(next, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
             taken += self.poll_arrivals(&mut responses, on_response);
         }
-        (taken > 0, responses)
+        if taken > 0 && queues.posted_receives.get() <= queues.refill_at {
+            self.refill_receives();
+        }
+        responses
+    }
+
+    /// Receives the batch that the completion announces.
+    #[inline(always)]
+    fn receive_recent(
+        &self,
+        state: &mut PollState<U>,
+        is_only: impl FnOnce() -> bool,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) {
+        let PollState { completion, recent } = state;
+        let is_recent = |connection: &Rc<Connection<U>>| {
+            connection.qp_num == completion.qp_num && !connection.has_stopped_receiving()
+        };
+        if !recent.as_ref().is_some_and(is_recent) {
+            *recent = self.connection_by_qp(completion.qp_num);
+        }
+        let Some(connection) = recent else { return };
+        self.receive(connection, completion, is_only, responses, on_response);
+        // A connection that was closed meanwhile is let go.
+        if connection.has_stopped_receiving() {
+            *recent = None;
+        }
     }
 
     /// Polls the receive CQ once. Returns the number of completions; 1 for an error.
@@ -222,7 +286,9 @@ impl<U> ContextCore<U> {
         queues.is_recv_cq_drained.set(polled < BURST);
         self.count_receives(polled);
         for (key, completion) in arrivals.iter() {
-            self.receive(*key, completion, || polled == 1, responses, on_response);
+            if let Some(connection) = self.connection_by_key(*key) {
+                self.receive(&connection, completion, || polled == 1, responses, on_response);
+            }
         }
         polled
     }
@@ -231,57 +297,58 @@ impl<U> ContextCore<U> {
     fn count_receives(&self, count: usize) {
         let posted = &self.queues.posted_receives;
         posted.set(posted.get().saturating_sub(count as u32));
-        self.counters.borrow_mut().completions += count as u64;
+        self.counters.count_receives(count);
     }
 
     /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found.
     #[inline(always)]
     fn receive(
         &self,
-        key: u32,
+        connection: &Rc<Connection<U>>,
         completion: &Completion,
         is_only: impl FnOnce() -> bool,
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) {
-        let Some(connection) = self.connection_by_key(key) else { return };
         if connection.has_stopped_receiving() {
             return;
         }
         if !completion.status.is_success() {
-            return self.mark_broken(connection, Failure::Broken(completion.status));
+            return self.mark_broken(connection.clone(), Failure::Broken(completion.status));
         }
         let Some(imm) = completion.imm else { return };
         let received = match compact_words(imm, completion) {
-            Some(words) => self.receive_compact(&connection, imm, words, responses, on_response),
-            None => self.receive_batch(&connection, Some(imm), is_only(), responses, on_response),
+            Some(words) => {
+                if self.receive_usual_compact(connection, imm, words, responses, on_response) {
+                    return;
+                }
+                self.receive_compact(connection, imm, words, responses, on_response)
+            }
+            None => self.receive_batch(connection, Some(imm), is_only(), responses, on_response),
         };
         match received {
             Ok(true) => {}
-            Ok(false) => self.queues.paused.set(key),
-            Err(failure) => self.mark_broken(connection, failure),
+            Ok(false) => self.queues.paused.set(connection.key),
+            Err(failure) => self.mark_broken(connection.clone(), failure),
         }
     }
 
     /// Receives the rest of the batch in which the last poll has paused.
     #[cold]
-    fn receive_rest(
-        &self,
-        responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) {
-        let key = self.queues.paused.replace(NO_CONNECTION);
-        let Some(connection) = self.connection_by_key(key) else { return };
-        if connection.has_stopped_receiving() {
-            return;
-        }
-        if let Err(failure) = self.receive_batch(&connection, None, false, responses, on_response) {
+    fn receive_rest(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
+        if let Some(connection) = self.connection_by_key(key)
+            && !connection.has_stopped_receiving()
+            && let Err(failure) = self.receive_batch(&connection, None, false, &mut responses, on_response)
+        {
             self.mark_broken(connection, failure);
         }
+        responses
     }
 
     /// Receives a compact batch whose bytes came with the completion.
-    #[inline(always)]
+    #[cold]
+    #[inline(never)]
     fn receive_compact(
         &self,
         connection: &Rc<Connection<U>>,
@@ -306,13 +373,48 @@ impl<U> ContextCore<U> {
             }
             CompactMessage::Response { user: None } => {}
             CompactMessage::Request { reply_token } => {
-                self.copies.borrow_mut().push_back(*payload);
-                let connection = connection.clone();
-                let request = RingRequest { connection, offset: 0, len, space: None, reply_token };
-                self.requests.borrow_mut().push_back(Some(request));
+                self.requests.borrow_mut().push_copied(connection, len, reply_token, payload);
             }
         }
         Ok(true)
+    }
+
+    /// As [`receive_compact`](ContextCore::receive_compact), in the usual case: the receive ring is free, and everything is as it should be.
+    /// False if nothing was received.
+    #[inline(always)]
+    fn receive_usual_compact(
+        &self,
+        connection: &Rc<Connection<U>>,
+        imm: u32,
+        words: &CompactWords,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> bool {
+        let [first, second, payload @ ..] = words;
+        let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
+        let len = imm ^ COMPACT_FLAG;
+        if head.is_response() {
+            let Some((user, may_have_news)) = connection.accept_compact_response(len, &head) else {
+                return false;
+            };
+            if may_have_news {
+                self.schedule_flush(connection);
+            }
+            if let Some(user) = user {
+                *responses += 1;
+                on_response(user, Ok(Payload::from_copy(payload, len as usize)));
+            }
+        } else {
+            let Some((reply_token, may_have_news)) = connection.accept_compact_request(len, &head) else {
+                return false;
+            };
+            if may_have_news {
+                self.schedule_flush(connection);
+            }
+            let mut requests = self.requests.borrow_mut();
+            requests.push_copied(connection, len, reply_token, payload);
+        }
+        true
     }
 
     /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: if `may_pause`, it
@@ -336,12 +438,15 @@ impl<U> ContextCore<U> {
         let (mut done, mut has_released, mut is_at_end) = (None, false, true);
         loop {
             let next = {
-                let mut requests = self.requests.borrow_mut();
+                let mut requests = None;
                 connection.next_message(done.take(), |offset, len, space, reply_token| {
                     // Rings are shorter than 4 GiB.
                     let (offset, len, space) = (offset as u32, len as u32, Some(space));
+                    let requests = requests.get_or_insert_with(|| self.requests.borrow_mut());
+                    // First the slot: the request then goes there without a detour.
+                    let slot = requests.next_slot();
                     let connection = connection.clone();
-                    requests.push_back(Some(RingRequest { connection, offset, len, space, reply_token }));
+                    slot.fill(RingRequest { connection, offset, len, space, reply_token });
                 })?
             };
             match next {
@@ -353,22 +458,7 @@ impl<U> ContextCore<U> {
                     }
                     done = Some(space);
                 }
-                Some(NextMessage::BulkResponse { user, region, len, space }) => {
-                    if let Some(user) = user {
-                        *responses += 1;
-                        on_response(user, Ok(Payload::new(region.mr(), 0, len)));
-                    }
-                    connection.put_back_response(region);
-                    done = Some(space);
-                }
-                Some(NextMessage::Refused { user, space }) => {
-                    if let Some(user) = user {
-                        *responses += 1;
-                        on_response(user, Err(CallFailed::NoMemory));
-                    }
-                    done = Some(space);
-                }
-                Some(NextMessage::RequestQueued) => self.collect_ready(connection),
+                Some(next) => done = self.receive_other(connection, next, responses, on_response),
             }
             has_released = true;
             if *responses >= most {
@@ -386,10 +476,37 @@ impl<U> ContextCore<U> {
         Ok(is_at_end)
     }
 
-    /// Takes the payload that was queued first.
-    #[inline(never)]
-    pub(super) fn take_copy(&self) -> ShortPayload {
-        self.copies.borrow_mut().pop_front().unwrap_or_default()
+    /// Receives a message that is not in the ring. Returns its space there.
+    #[cold]
+    fn receive_other(
+        &self,
+        connection: &Rc<Connection<U>>,
+        message: NextMessage<U>,
+        responses: &mut usize,
+        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> Option<HeldSpace> {
+        match message {
+            NextMessage::Response { space, .. } => Some(space),
+            NextMessage::BulkResponse { user, region, len, space } => {
+                if let Some(user) = user {
+                    *responses += 1;
+                    on_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                }
+                connection.put_back_response(region);
+                Some(space)
+            }
+            NextMessage::Refused { user, space } => {
+                if let Some(user) = user {
+                    *responses += 1;
+                    on_response(user, Err(CallFailed::NoMemory));
+                }
+                Some(space)
+            }
+            NextMessage::RequestQueued => {
+                self.collect_ready(connection);
+                None
+            }
+        }
     }
 
     /// Collects queued requests that are complete now, and operations that have completed.
@@ -402,9 +519,16 @@ impl<U> ContextCore<U> {
         let Some(core) = self.weak_self.upgrade() else { return };
         while let Some(request) = connection.take_ready_request() {
             let handle = RecvHandle::from_queued(connection.clone(), core.clone(), request);
-            self.other_requests.borrow_mut().push_back(handle);
-            self.requests.borrow_mut().push_back(None);
+            self.requests.borrow_mut().push_other(handle);
         }
+    }
+
+    /// Whether a work request that asked for a completion may still have to complete, or, if `any`, an error of another one that was posted
+    /// since the last poll of the send CQ. (The check of the peers finds errors that come later.)
+    pub(super) fn expects_send_completion(&self, any: bool) -> bool {
+        let (queues, counters) = (&self.queues, self.counters.borrow_mut());
+        counters.signaled != queues.signaled_completed.get()
+            || any && counters.work_requests != queues.posted_before_poll.get()
     }
 
     /// Polls the send CQ once. Returns whether it had completions, and whether the application should hear of any of them.
@@ -417,7 +541,12 @@ impl<U> ContextCore<U> {
             return (false, true);
         }
         let mut has_news = false;
-        self.counters.borrow_mut().completions += completions.len() as u64;
+        let mut counters = self.counters.borrow_mut();
+        counters.completions += completions.len() as u64;
+        self.queues.posted_before_poll.set(counters.work_requests);
+        drop(counters);
+        let succeeded = completions.iter().filter(|completion| completion.status.is_success()).count() as u64;
+        self.queues.signaled_completed.set(self.queues.signaled_completed.get() + succeeded);
         for completion in completions.iter() {
             let (key, kind) = decode_wr_id(completion.wr_id);
             let Some(connection) = self.connection_by_key(key) else { continue };
@@ -440,13 +569,10 @@ impl<U> ContextCore<U> {
         (!completions.is_empty(), has_news)
     }
 
-    /// Posts receives again when a third of them is used.
-    #[inline]
+    /// Posts receives again: when a third of them is used.
+    #[inline(never)]
     pub(super) fn refill_receives(&self) {
         let posted = &self.queues.posted_receives;
-        if 3 * posted.get() > 2 * self.config.receives {
-            return;
-        }
         let refused = {
             let mut srq = self.queues.srq.borrow_mut();
             let wr = RecvWr { wr_id: 0, sges: &[] };

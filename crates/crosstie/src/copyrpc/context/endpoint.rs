@@ -74,7 +74,7 @@ impl<U> Endpoint<U> {
         let (has_sent_alone, counters) = (&self.core.has_sent_alone, &self.core.counters);
         match self.connection.call(payload, response, user, deadline, has_sent_alone, counters) {
             Ok(timing) => {
-                self.core.calls.set(self.core.calls.get() + 1);
+                self.core.counters.calls.set(self.core.counters.calls.get() + 1);
                 self.core.flush_after_write(&self.connection, timing);
                 Ok(())
             }

@@ -59,15 +59,15 @@ impl<U> Liveness<U> {
         }
     }
 
-    /// Counts a poll. Returns whether it should [check](ContextCore::check_liveness) anything.
-    #[inline(always)]
-    pub(super) fn is_due(&self) -> bool {
-        self.clock.is_due() || self.has_failures.get()
-    }
-
     /// Whether connections or calls have failed that the next poll will report.
     pub(super) fn has_failures(&self) -> bool {
         self.has_failures.get()
+    }
+
+    /// Lets the next poll, or the one that is under way, end what has failed.
+    fn note_failure(&self) {
+        self.has_failures.set(true);
+        self.clock.read_soon();
     }
 
     /// No pending call has an earlier deadline.
@@ -88,7 +88,7 @@ impl<U> ContextCore<U> {
     pub(super) fn mark_broken(&self, connection: Rc<Connection<U>>, failure: Failure) {
         connection.stop_receiving();
         self.liveness.broken.borrow_mut().push((connection, failure));
-        self.liveness.has_failures.set(true);
+        self.liveness.note_failure();
     }
 
     pub(super) fn mark_all_broken(&self, failure: Failure) {
@@ -114,6 +114,7 @@ impl<U> ContextCore<U> {
             count += 1;
             on_response(user, Err(cause));
         }
+        // A callback may have found another failure. The next poll ends that connection.
         self.liveness.has_failures.set(!self.liveness.broken.borrow().is_empty());
         count
     }
@@ -125,6 +126,7 @@ impl<U> ContextCore<U> {
         }
         if now >= self.liveness.next_check.get() {
             self.liveness.next_check.set(now + CHECK_INTERVAL);
+            self.poll_send_cq();
             let is_full_check = now >= self.liveness.next_full_check.get();
             if is_full_check {
                 self.liveness.next_full_check.set(now + FULL_CHECK_INTERVAL);
@@ -143,7 +145,7 @@ impl<U> ContextCore<U> {
         let next = connections.filter_map(|connection| connection.expire_deadlines(now, &mut ended)).min();
         self.liveness.next_deadline.set(next);
         if !ended.is_empty() {
-            self.liveness.has_failures.set(true);
+            self.liveness.note_failure();
         }
     }
 

@@ -13,7 +13,7 @@
 //! 1. flush the connections that have something to post (a small batch may be held back)
 //! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, queue requests
 //! 3. refill the shared receive queue if anything arrived
-//! 4. poll the send CQ: every 16th time, or every time while a flush waits for completions
+//! 4. poll the send CQ: every 16th time if a completion is expected, every time while a flush waits for completions
 //! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
 //! ```
 
@@ -34,21 +34,21 @@ use crosstie_protocol::key::Key;
 
 use super::config::{Config, EndpointConfig};
 use super::connection::Connection;
-use super::counters::Counters;
+use super::counters::{Counters, RunningCounters};
 use super::error::{CallFailed, Failure};
 use super::flush_policy::{SEND_DEPTH, inline_limit};
 use super::operation::RawCompletion;
-use super::payload::{Payload, ShortPayload};
+use super::payload::Payload;
 use super::qp_table::QpTable;
-use crate::device::{Device, DeviceError, DeviceSpec, Pd, QpConfig};
+use crate::device::{Completion, Device, DeviceError, DeviceSpec, Pd, QpConfig};
 
-use completions::{CompletionQueues, SEND_CQ_INTERVAL};
+use completions::CompletionQueues;
 use flush::FlushList;
 use liveness::Liveness;
 
 pub use endpoint::Endpoint;
 pub use recv_handle::RecvHandle;
-use recv_handle::RingRequest;
+use recv_handle::{RequestQueue, RingRequest};
 
 /// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
 /// operation is under way, and otherwise.
@@ -67,27 +67,18 @@ struct ContextCore<U> {
     // The connections come first: queue pairs are dropped before the queues that they use.
     connections: RefCell<Vec<Slot<U>>>,
     qp_table: RefCell<QpTable>,
-    /// Requests that wait for [`Context::recv`]. `None` stands for the first of `other_requests`.
-    requests: RefCell<VecDeque<Option<RingRequest<U>>>>,
-    /// The payloads of requests that came with their completion, see [`RingRequest::space`].
-    copies: RefCell<VecDeque<ShortPayload>>,
-    /// Requests that may have bulk memory.
-    other_requests: RefCell<VecDeque<RecvHandle<U>>>,
+    /// Borrowed while a poll is under way.
+    poll_state: RefCell<PollState<U>>,
+    requests: RefCell<RequestQueue<U>>,
     raw_completions: RefCell<VecDeque<RawCompletion>>,
     flush_list: FlushList<U>,
     liveness: Liveness<U>,
     queues: CompletionQueues,
     pd: Rc<Pd>,
     config: Config,
-    /// All but the two counters that every message needs.
-    counters: RefCell<Counters>,
-    calls: Cell<u64>,
-    replies: Cell<u64>,
-    is_polling: Cell<bool>,
+    counters: RunningCounters,
     /// Whether a call was posted alone since the last poll.
     has_sent_alone: Cell<bool>,
-    /// Polls so far.
-    polls: Cell<u32>,
     weak_self: Weak<ContextCore<U>>,
     device: Device,
 }
@@ -97,17 +88,24 @@ struct Slot<U> {
     connection: Option<Rc<Connection<U>>>,
 }
 
-/// Exists while a poll is under way.
+/// What one poll needs, and leaves to the next one.
+struct PollState<U> {
+    /// The completion that is received.
+    completion: Completion,
+    /// The connection of the last completion. Usually the next one is of the same.
+    recent: Option<Rc<Connection<U>>>,
+}
+
+/// Exists while a poll is under way. It is dropped only if a callback panics.
 struct PollGuard<'c, U>(&'c ContextCore<U>);
 
 impl<U> Drop for PollGuard<'_, U> {
+    /// A callback panicked in the middle of the completions. The rest of them is lost, and it is not known which connections they belong to.
+    #[cold]
     fn drop(&mut self) {
-        self.0.is_polling.set(false);
-        if std::thread::panicking() {
-            // A callback panicked in the middle of the completions. The rest of them is lost, and it is not known which
-            // connections they belong to.
-            self.0.mark_all_broken(Failure::Closed);
-        }
+        self.0.mark_all_broken(Failure::Closed);
+        // The next poll continues with calls that ended.
+        self.0.liveness.clock.read_soon();
     }
 }
 
@@ -128,21 +126,16 @@ impl<U> Context<U> {
         let core = Rc::new_cyclic(|weak_self| ContextCore {
             connections: RefCell::default(),
             qp_table: RefCell::default(),
-            requests: RefCell::new(VecDeque::with_capacity(1024)),
-            copies: RefCell::new(VecDeque::with_capacity(64)),
-            other_requests: RefCell::new(VecDeque::with_capacity(64)),
+            poll_state: RefCell::new(PollState { completion: Completion::EMPTY, recent: None }),
+            requests: RefCell::new(RequestQueue::new()),
             raw_completions: RefCell::default(),
             flush_list: FlushList::new(),
             liveness: Liveness::new(),
             queues,
             pd: Rc::new(pd),
             config: Config { max_endpoints, ..*config },
-            counters: RefCell::default(),
-            calls: Cell::new(0),
-            replies: Cell::new(0),
-            is_polling: Cell::new(false),
+            counters: RunningCounters::default(),
             has_sent_alone: Cell::new(false),
-            polls: Cell::new(0),
             weak_self: weak_self.clone(),
             device,
         });
@@ -183,18 +176,19 @@ impl<U> Context<U> {
         on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
         on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
     ) -> Option<R> {
-        let next = self.core.requests.borrow_mut().pop_front()?;
-        match next {
-            Some(request) if request.space.is_none() => {
-                let copy = self.core.take_copy();
-                Some(on_other(receiver, RecvHandle::with_copy(request, &self.core, &copy)))
-            }
-            Some(request) => Some(on_ring_request(receiver, RecvHandle::new(request, &self.core))),
-            None => {
-                let request = self.core.other_requests.borrow_mut().pop_front();
-                request.map(|request| on_other(receiver, request))
-            }
-        }
+        let mut requests = self.core.requests.borrow_mut();
+        let other = match requests.take_first() {
+            Some(request) => RecvHandle::with_copy(request, &self.core),
+            None => match requests.take_in_ring()? {
+                Ok(request) => {
+                    drop(requests);
+                    return Some(on_ring_request(receiver, RecvHandle::new(request, &self.core)));
+                }
+                Err(request) => requests.take_behind(request, &self.core)?,
+            },
+        };
+        drop(requests);
+        Some(on_other(receiver, other))
     }
 
     /// Sends everything now. No batch is held back.
@@ -226,8 +220,7 @@ impl<U> Context<U> {
 
     /// What the context has done so far.
     pub fn counters(&self) -> Counters {
-        let (calls, replies) = (self.core.calls.get(), self.core.replies.get());
-        Counters { calls, replies, ..*self.core.counters.borrow() }
+        self.core.counters.get()
     }
 }
 
@@ -243,27 +236,32 @@ impl<U> Drop for Context<U> {
 impl<U> ContextCore<U> {
     #[inline]
     fn poll(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
-        if self.is_polling.replace(true) {
-            return 0;
-        }
-        let _guard = PollGuard(self);
-        self.polls.set(self.polls.get().wrapping_add(1));
+        let Ok(mut state) = self.poll_state.try_borrow_mut() else { return 0 };
+        let guard = PollGuard(self);
         self.has_sent_alone.set(false);
         if self.flush_list.has_connections() {
             self.flush_connections(true);
         }
-        let (has_arrived, mut ended) = self.poll_recv_cq(on_response);
-        if has_arrived {
-            self.refill_receives();
+        let mut ended = self.poll_recv_cq(&mut state, on_response);
+        if self.liveness.clock.is_step() || self.flush_list.awaits_completions() {
+            ended += self.poll_rarely(on_response);
         }
-        if self.polls.get().is_multiple_of(SEND_CQ_INTERVAL) || self.flush_list.awaits_completions() {
+        std::mem::forget(guard);
+        ended
+    }
+
+    /// What need not be done by every poll, and what is due.
+    #[cold]
+    fn poll_rarely(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        let is_due = self.liveness.clock.is_due_at_step();
+        if self.flush_list.awaits_completions() || self.expects_send_completion(is_due) {
             self.poll_send_cq();
         }
         // Responses that have arrived are reported before the end of their connection.
-        if self.liveness.is_due() && !self.queues.is_paused() {
-            ended += self.check_liveness(on_response);
+        if (is_due || self.liveness.has_failures()) && !self.queues.is_paused() {
+            return self.check_liveness(on_response);
         }
-        ended
+        0
     }
 
     fn wait(&self, timeout: Duration) -> bool {
@@ -350,6 +348,10 @@ impl<U> ContextCore<U> {
     fn remove_connection(&self, connection: &Rc<Connection<U>>) -> Vec<U> {
         let ended = connection.fail(Failure::Closed);
         self.collect_ready(connection);
+        // If a poll is under way, it lets go of the connection itself.
+        if let Ok(mut state) = self.poll_state.try_borrow_mut() {
+            state.recent = None;
+        }
         self.qp_table.borrow_mut().remove(connection.qp_num);
         let index = ConnectionKey::from_bits(connection.key).index() as usize;
         if let Some(slot) = self.connections.borrow_mut().get_mut(index)
@@ -358,6 +360,12 @@ impl<U> ContextCore<U> {
             slot.connection = None;
         }
         ended
+    }
+
+    #[cold]
+    fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
+        let key = self.qp_table.borrow().get(qp_num)?;
+        self.connection_by_key(key)
     }
 
     #[inline]

@@ -20,7 +20,7 @@ impl<U> Context<U> {
     /// READs and WRITEs that were posted and have not completed. Those that have completed are
     /// [taken](Context::take_raw_completion) or can be.
     pub fn raw_operations_in_flight(&self) -> u64 {
-        let counters = self.core.counters.borrow();
+        let counters = self.core.counters.borrow_mut();
         counters.raw_reads + counters.raw_writes - counters.raw_completed
     }
 

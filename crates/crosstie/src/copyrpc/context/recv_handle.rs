@@ -1,5 +1,6 @@
 //! A received request, as the application holds it.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use crosstie_protocol::copyrpc::{BulkMemory, HeldSpace, ReplyToken};
@@ -42,6 +43,114 @@ pub(super) struct RingRequest<U> {
 
 const _: () = assert!(size_of::<Option<RingRequest<u64>>>() <= 32);
 
+/// A short request whose payload came with its completion.
+pub(super) struct CopiedRequest<U> {
+    pub(super) connection: Rc<Connection<U>>,
+    pub(super) len: u32,
+    pub(super) reply_token: ReplyToken,
+    pub(super) copy: ShortPayload,
+}
+
+/// Requests that wait for [`Context::recv`](super::Context::recv).
+pub(super) struct RequestQueue<U> {
+    /// The oldest one, if its payload came with its completion and no other was waiting then.
+    first: Option<CopiedRequest<U>>,
+    /// All others. `None` stands for the first of `others`.
+    in_ring: RequestRing<U>,
+    /// The payloads of requests that came with their completion, see [`RingRequest::space`].
+    copies: VecDeque<ShortPayload>,
+    /// Requests that may have bulk memory.
+    others: VecDeque<RecvHandle<U>>,
+}
+
+impl<U> RequestQueue<U> {
+    pub(super) fn new() -> RequestQueue<U> {
+        RequestQueue {
+            first: None,
+            in_ring: RequestRing::new(),
+            copies: VecDeque::with_capacity(64),
+            others: VecDeque::with_capacity(64),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.in_ring.is_empty()
+    }
+
+    /// Where the next request goes.
+    #[inline(always)]
+    pub(super) fn next_slot(&mut self) -> RequestSlot<'_, U> {
+        self.in_ring.push_slot()
+    }
+
+    /// Adds a request whose payload came with its completion.
+    #[inline(always)]
+    pub(super) fn push_copied(
+        &mut self,
+        connection: &Rc<Connection<U>>,
+        len: u32,
+        reply_token: ReplyToken,
+        copy: &ShortPayload,
+    ) {
+        if self.is_empty() {
+            let (connection, copy) = (connection.clone(), *copy);
+            // There is nothing to drop. The compiler does not know.
+            std::mem::forget(self.first.replace(CopiedRequest { connection, len, reply_token, copy }));
+        } else {
+            self.push_copied_behind(connection, len, reply_token, copy);
+        }
+    }
+
+    #[inline(never)]
+    fn push_copied_behind(
+        &mut self,
+        connection: &Rc<Connection<U>>,
+        len: u32,
+        reply_token: ReplyToken,
+        copy: &ShortPayload,
+    ) {
+        self.copies.push_back(*copy);
+        let connection = connection.clone();
+        self.next_slot().fill(RingRequest { connection, offset: 0, len, space: None, reply_token });
+    }
+
+    pub(super) fn push_other(&mut self, request: RecvHandle<U>) {
+        self.others.push_back(request);
+        self.in_ring.push_slot();
+    }
+
+    /// Takes the oldest request, if it is [`first`](RequestQueue::first).
+    #[inline(always)]
+    pub(super) fn take_first(&mut self) -> Option<CopiedRequest<U>> {
+        self.first.take()
+    }
+
+    /// Takes the next request behind the first: `Err` if it is not a short request in the ring. Such a one comes from
+    /// [`take_behind`](RequestQueue::take_behind).
+    #[inline(always)]
+    pub(super) fn take_in_ring(&mut self) -> Option<Result<RingRequest<U>, Option<RingRequest<U>>>> {
+        Some(match self.in_ring.pop()? {
+            Some(request) if request.space.is_some() => Ok(request),
+            other => Err(other),
+        })
+    }
+
+    /// Completes a request that is not in the ring.
+    #[inline(never)]
+    pub(super) fn take_behind(
+        &mut self,
+        request: Option<RingRequest<U>>,
+        core: &Rc<ContextCore<U>>,
+    ) -> Option<RecvHandle<U>> {
+        let Some(RingRequest { connection, len, reply_token, .. }) = request else {
+            return self.others.pop_front();
+        };
+        let copy = self.copies.pop_front().unwrap_or_default();
+        Some(RecvHandle::with_copy(CopiedRequest { connection, len, reply_token, copy }, core))
+    }
+}
+
 /// Where the payload of a request is.
 // A word says which it is: a move copies it, and then the rest, which for a request in the ring was not stored a moment before. With a byte
 // instead, the copy of the rest would span bytes that were, and wait for them.
@@ -57,6 +166,77 @@ enum RequestBody {
     },
 }
 
+/// A queue of requests: less work per request than `VecDeque`. `None` stands for a request that waits elsewhere.
+struct RequestRing<U> {
+    /// A power of two.
+    slots: Vec<Option<RingRequest<U>>>,
+    /// The first request, and the end of the last one. They are never reduced.
+    first: usize,
+    end: usize,
+}
+
+impl<U> RequestRing<U> {
+    fn new() -> RequestRing<U> {
+        RequestRing { slots: empty_slots(1024), first: 0, end: 0 }
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    /// Adds an empty slot.
+    #[inline(always)]
+    fn push_slot(&mut self) -> RequestSlot<'_, U> {
+        if self.end.wrapping_sub(self.first) >= self.slots.len() {
+            self.grow();
+        }
+        let at = self.end & (self.slots.len() - 1);
+        self.end = self.end.wrapping_add(1);
+        RequestSlot(&mut self.slots[at])
+    }
+
+    /// Takes the first slot.
+    #[inline(always)]
+    fn pop(&mut self) -> Option<Option<RingRequest<U>>> {
+        if self.is_empty() {
+            return None;
+        }
+        let at = self.first & (self.slots.len() - 1);
+        self.first = self.first.wrapping_add(1);
+        Some(self.slots[at].take())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let mut slots = empty_slots(2 * self.slots.len());
+        let mut end = 0;
+        while let Some(slot) = self.pop() {
+            slots[end] = slot;
+            end += 1;
+        }
+        *self = RequestRing { slots, first: 0, end };
+    }
+}
+
+fn empty_slots<U>(count: usize) -> Vec<Option<RingRequest<U>>> {
+    std::iter::repeat_with(|| None).take(count).collect()
+}
+
+/// An empty slot of a [`RequestRing`].
+pub(super) struct RequestSlot<'q, U>(&'q mut Option<RingRequest<U>>);
+
+impl<U> RequestSlot<'_, U> {
+    #[inline(always)]
+    pub(super) fn fill(self, request: RingRequest<U>) {
+        let former = self.0.replace(request);
+        debug_assert!(former.is_none());
+        // There is nothing to drop. The compiler does not know.
+        std::mem::forget(former);
+    }
+}
+
 impl<U> RecvHandle<U> {
     /// A short request.
     #[inline(always)]
@@ -68,14 +248,11 @@ impl<U> RecvHandle<U> {
 
     /// A short request, with a copy of its payload.
     #[inline(always)]
-    pub(super) fn with_copy(
-        request: RingRequest<U>,
-        core: &Rc<ContextCore<U>>,
-        copy: &ShortPayload,
-    ) -> RecvHandle<U> {
-        let RingRequest { connection, len, space, reply_token, .. } = request;
+    pub(super) fn with_copy(request: CopiedRequest<U>, core: &Rc<ContextCore<U>>) -> RecvHandle<U> {
+        let CopiedRequest { connection, len, reply_token, copy } = request;
         let (core, reply_token) = (core.clone(), Some(reply_token));
-        RecvHandle { connection, core, offset: 0, len, space, reply_token, body: RequestBody::Copy(*copy) }
+        let body = RequestBody::Copy(copy);
+        RecvHandle { connection, core, offset: 0, len, space: None, reply_token, body }
     }
 
     /// A request that was queued: a bulk request, or one behind a bulk request.
@@ -174,7 +351,8 @@ impl<U> RecvHandle<U> {
 
     #[inline(always)]
     fn note_reply(&self, timing: SendTiming) {
-        self.core.replies.set(self.core.replies.get() + 1);
+        let replies = &self.core.counters.replies;
+        replies.set(replies.get() + 1);
         self.core.flush_after_write(&self.connection, timing);
     }
 
