@@ -120,6 +120,34 @@ impl<U> Endpoint<U> {
         Ok((call, self.place(len, header, fits_before_end)))
     }
 
+    /// As [`Endpoint::call`], if the call can join the open batch. Otherwise returns `user`, and nothing has changed: `call` places it, or says why
+    /// not.
+    #[inline(always)]
+    pub fn append_call(
+        &mut self,
+        len: usize,
+        response_len: usize,
+        user: U,
+    ) -> Result<(CallId, Placement), U> {
+        let allowance = wire::internal_allowance(response_len as u32);
+        let size = padded_size(len as u32);
+        if len > self.max_request_len as usize
+            || response_len > self.max_response_len as usize
+            || self.pending.is_full()
+            || allowance > self.balance
+            || !self.sender.can_append_request(size)
+        {
+            return Err(user);
+        }
+        let Some(position) = self.sender.append_response(size) else { return Err(user) };
+        let blocks = (allowance / ALIGNMENT) as u32;
+        self.balance -= allowance;
+        self.spent += allowance;
+        let call = self.pending.insert(blocks, user);
+        let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len as u32 };
+        Ok((call, Placement { offset: self.sender.offset(position) as usize, header }))
+    }
+
     /// Places the reply to a request. The reply can be too long, but there is always room for it. A failure changes nothing and
     /// returns the token.
     #[inline]
@@ -156,6 +184,22 @@ impl<U> Endpoint<U> {
         let placement = self.place(len, header, self.sender.fits_before_end(padded_size(len)));
         self.sender.unreserve(token.allowance());
         Ok(placement)
+    }
+
+    /// As [`Endpoint::reply`], if the reply can join the open batch. Otherwise returns the token, and nothing has changed: `reply` places it, or
+    /// says why not.
+    #[inline(always)]
+    pub fn append_reply(&mut self, token: ReplyToken, len: usize) -> Result<Placement, ReplyToken> {
+        let (allowance, size) = (token.allowance(), padded_size(len as u32));
+        // Allowances that are expected are far below 4 GiB, so `len` is, too.
+        if !self.sender.expects_response(allowance) || wire::response_size_of(len) > allowance {
+            return Err(token);
+        }
+        let Some(position) = self.sender.append_response(size) else { return Err(token) };
+        self.sender.unreserve(allowance);
+        let (call_id, piggyback) = (token.call_id | RESPONSE_FLAG, token.blocks.get());
+        let header = Header { call_id, piggyback, payload_len: len as u32 };
+        Ok(Placement { offset: self.sender.offset(position) as usize, header })
     }
 
     /// A call as a compact batch, if it can go out alone and at once: it is short, no other call is pending, there is credit and room for it,

@@ -40,6 +40,8 @@ pub(super) struct Sender {
     capacity: u64,
     /// The most that `reserved` may be.
     limit: u64,
+    /// The most bytes in flight with which a request may be placed: `capacity - 2 * limit`.
+    request_room: u64,
     /// Whether a short message that is alone in its batch makes the batch compact.
     compact: bool,
     /// Credit granted to the peer, used by requests or not, for responses that have not been placed.
@@ -81,6 +83,8 @@ struct OpenBatch {
     messages: u32,
     /// The header of its first message.
     first: Header,
+    /// The end of the ring, as a position.
+    ring_end: u64,
 }
 
 /// A sealed batch or wrap marker: `len` bytes to write at `start`, `delta` bytes to announce.
@@ -110,6 +114,7 @@ impl Sender {
         Sender {
             capacity,
             limit,
+            request_room: capacity - 2 * limit,
             compact,
             reserved: limit,
             spendable: limit,
@@ -194,12 +199,33 @@ impl Sender {
         let open = self.open.get_or_insert_with(|| {
             let start = self.producer;
             self.producer += METADATA;
-            OpenBatch { start, messages: 0, first: header }
+            let ring_end = (start | (self.capacity - 1)) + 1;
+            OpenBatch { start, messages: 0, first: header, ring_end }
         });
         open.messages += 1;
         let position = self.producer;
         self.producer += size;
         position
+    }
+
+    /// Adds a response of `size` bytes to the open batch, if there is one and `size` bytes fit before the end of the ring. Returns its position. `None`:
+    /// nothing has changed. There is always room for a response that was expected.
+    #[inline(always)]
+    pub(super) fn append_response(&mut self, size: u64) -> Option<u64> {
+        let (open, position) = (self.open.as_mut()?, self.producer);
+        if position + size > open.ring_end {
+            return None;
+        }
+        open.messages += 1;
+        self.producer = position + size;
+        Some(position)
+    }
+
+    /// Whether a request of `size` bytes can be [appended](Sender::append_response): as for a response, and there is room for it.
+    #[inline(always)]
+    pub(super) fn can_append_request(&self, size: u64) -> bool {
+        let end = self.producer + size;
+        self.open.is_some_and(|open| end <= open.ring_end) && end - self.remote_consumer <= self.request_room
     }
 
     /// Whether a response with this allowance is possible: requests of the peer that have no response yet have used at
@@ -298,7 +324,7 @@ impl Sender {
     /// [`compact_posted`](Sender::compact_posted).
     #[inline(always)]
     pub(super) fn open_compact(&self, consumer: u64) -> Option<CompactWrite> {
-        let OpenBatch { start, messages, first } = self.open?;
+        let OpenBatch { start, messages, first, .. } = self.open?;
         let is_compact =
             self.compact && self.sealed_len == 0 && messages == 1 && first.payload_len <= MAX_COMPACT_PAYLOAD;
         is_compact.then(|| self.compact_at(start, &first, self.reserved, consumer))
@@ -483,10 +509,9 @@ impl Sender {
     /// Whether `size` bytes can follow without crossing the end of the ring. A batch that ends exactly there is complete.
     #[inline(always)]
     pub(super) fn fits_before_end(&self, size: u64) -> bool {
-        let offset = self.offset(self.producer);
         match self.open {
-            Some(_) => offset != 0 && offset + size <= self.capacity,
-            None => offset + METADATA + size <= self.capacity,
+            Some(open) => self.producer + size <= open.ring_end,
+            None => self.offset(self.producer) + METADATA + size <= self.capacity,
         }
     }
 
@@ -610,6 +635,7 @@ impl Sender {
         self.announced -= other_back;
         if let Some(open) = &mut self.open {
             open.start -= back;
+            open.ring_end -= back;
         }
         for write in &mut self.sealed[..self.sealed_len] {
             write.start -= back;

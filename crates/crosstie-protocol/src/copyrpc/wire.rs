@@ -66,6 +66,11 @@ pub const fn internal_allowance(response_len: u32) -> u64 {
 /// Bytes of a response of `len` bytes and the metadata of a batch of its own, without padding.
 #[inline]
 pub(crate) const fn response_size(len: u32) -> u64 {
+    response_size_of(len as usize)
+}
+
+#[inline]
+pub(crate) const fn response_size_of(len: usize) -> u64 {
     len as u64 + METADATA + HEADER_SIZE as u64
 }
 

@@ -385,7 +385,21 @@ fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user:
         && endpoint.can_send_payload_directly();
     let write = alone.call_alone(len as usize, response_len as usize);
     assert_same_flow(&alone, endpoint);
-    let Ok((call, placement)) = placed.call(len, response_len, user) else { return assert_eq!(write, None) };
+    let mut appended = endpoint.clone();
+    let joined = appended.append_call(len as usize, response_len as usize, user);
+    let Ok((call, placement)) = placed.call(len, response_len, user) else {
+        assert_eq!(joined, Err(user));
+        assert_same_flow(&appended, endpoint);
+        return assert_eq!(write, None);
+    };
+    if joined.is_ok() {
+        assert_eq!(joined, Ok((call, placement)));
+        assert_same_flow(&appended, &placed);
+    } else {
+        assert_same_flow(&appended, endpoint);
+        let is_sealed = !placed.can_send_payload_directly();
+        assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
+    }
     let next = placed.next_write().unwrap();
     let Some(write) = write else { return assert!(!is_idle || next.compact.is_none()) };
     assert!(is_idle);
@@ -399,6 +413,19 @@ fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user:
 /// A reply that can go out alone has the same effect whether or not it is placed first.
 fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
     let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
+    let (mut appended, mut replied) = (endpoint.clone(), endpoint.clone());
+    let joined = appended.append_reply(token.duplicate(), len as usize);
+    let placement = replied.reply(token.duplicate(), len).unwrap();
+    if joined.is_ok() {
+        assert_eq!(joined, Ok(placement));
+        assert_same_flow(&appended, &replied);
+    } else {
+        assert_same_flow(&appended, endpoint);
+        let is_sealed = !replied.can_send_payload_directly();
+        assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
+    }
+    let too_long = alone.append_reply(token.duplicate(), token.max_len() as usize + 1);
+    assert_eq!(too_long, Err(token.duplicate()));
     if !alone.is_last_reply(token) {
         return;
     }

@@ -119,7 +119,10 @@ impl RingBytes for ReceiveRing<'_> {
 
     #[inline(always)]
     fn load_words(&self, offset: usize) -> [u64; 2] {
-        [0, 8].map(|at| u64::from_le_bytes(self.load(offset + at)))
+        match self.0.load(offset).map(u128::from_le_bytes) {
+            Ok(words) => [words as u64, (words >> 64) as u64],
+            Err(_) => [0; 2],
+        }
     }
 }
 
@@ -262,28 +265,18 @@ impl<U> Connection<U> {
                 Some(user) => user,
             };
         }
-        let direct = state.can_post_directly(payload.len());
         let Some(connected) = &mut state.connected else { return Err((NotCalled::NotConnected, user)) };
-        let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
-            return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
-        };
-        let (call, placement) = match connected.protocol.call(len, response, user) {
-            Ok(called) => called,
-            // The result is matched here, so that the result of a call that is made need not be in memory.
-            Err((refusal, user)) => {
-                return match state.call_after_refusal(refusal, payload, allowance, user, deadline) {
-                    Ok(()) => Ok(SendTiming::WithNextPoll),
-                    Err((cause, user)) => Err((cause, user)),
-                };
-            }
-        };
-        state.deadlines.record(call, deadline, state.config.pending_calls);
-        let is_posted = direct && state.post_payload_directly(self.key, &placement, payload, counters);
-        let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
-        if !is_posted {
-            connected.write(&placement, payload);
+        if !flush_policy::is_direct_payload(payload.len(), state.max_inline) {
+            user = match connected.protocol.append_call(payload.len(), allowance, user) {
+                Ok((call, placement)) => {
+                    state.deadlines.record(call, deadline, state.config.pending_calls);
+                    connected.write(&placement, payload);
+                    return Ok(connected.send_timing());
+                }
+                Err(user) => user,
+            };
         }
-        Ok(connected.send_timing())
+        state.place_call(self.key, payload, allowance, user, deadline, counters)
     }
 
     /// Replies to a request, and releases its ring space.
@@ -300,35 +293,26 @@ impl<U> Connection<U> {
         if let Some(failure) = state.failure {
             return Err((failure.into(), None));
         }
-        let direct = state.can_post_directly(payload.len());
         let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
+        if !flush_policy::is_direct_payload(payload.len(), state.max_inline) {
+            token = match connected.protocol.append_reply(token, payload.len()) {
+                Ok(placement) => {
+                    connected.write(&placement, payload);
+                    if let Some(space) = space.take() {
+                        connected.protocol.release(space);
+                    }
+                    return Ok(connected.send_timing());
+                }
+                Err(token) => token,
+            };
+        }
         if connected.protocol.is_last_reply(&token) {
             token = match state.post_reply_alone(self.key, token, space, payload, counters) {
                 Ok(()) => return Ok(SendTiming::Sent),
                 Err(token) => token,
             };
         }
-        let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
-        let too_long = |token: ReplyToken| {
-            (NotReplied::TooLong { len: payload.len(), max: token.max_len() }, Some(token))
-        };
-        let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(token)) };
-        match connected.protocol.reply(token, len) {
-            Ok(placement) => {
-                let is_posted =
-                    direct && state.post_payload_directly(self.key, &placement, payload, counters);
-                let Some(connected) = &mut state.connected else { return Ok(SendTiming::WithNextPoll) };
-                if !is_posted {
-                    connected.write(&placement, payload);
-                }
-                if let Some(space) = space.take() {
-                    connected.protocol.release(space);
-                }
-                Ok(connected.send_timing())
-            }
-            Err((ReplyError::TooLong { .. }, token)) => Err(too_long(token)),
-            Err((_, _)) => Err((Failure::Closed.into(), None)),
-        }
+        state.place_reply(self.key, token, space, payload, counters)
     }
 
     /// Notes that a failure was found: nothing is parsed from here on.
@@ -547,6 +531,72 @@ impl<U> Connection<U> {
 }
 
 impl<U> ConnectionState<U> {
+    /// Makes a call that cannot join the open batch.
+    #[inline(never)]
+    fn place_call(
+        &mut self,
+        key: u32,
+        payload: &[u8],
+        allowance: usize,
+        user: U,
+        deadline: Option<Instant>,
+        counters: &RunningCounters,
+    ) -> Result<SendTiming, (NotCalled, U)> {
+        let direct = self.can_post_directly(payload.len());
+        let Some(connected) = &mut self.connected else { return Err((NotCalled::NotConnected, user)) };
+        let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
+            return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
+        };
+        let (call, placement) = match connected.protocol.call(len, response, user) {
+            Ok(called) => called,
+            Err((refusal, user)) => {
+                return self
+                    .call_after_refusal(refusal, payload, allowance, user, deadline)
+                    .map(|()| SendTiming::WithNextPoll);
+            }
+        };
+        self.deadlines.record(call, deadline, self.config.pending_calls);
+        let is_posted = direct && self.post_payload_directly(key, &placement, payload, counters);
+        let Some(connected) = &mut self.connected else { return Ok(SendTiming::WithNextPoll) };
+        if !is_posted {
+            connected.write(&placement, payload);
+        }
+        Ok(connected.send_timing())
+    }
+
+    /// Replies to a request, and releases its ring space. The reply cannot join the open batch.
+    #[inline(never)]
+    fn place_reply(
+        &mut self,
+        key: u32,
+        token: ReplyToken,
+        space: &mut Option<HeldSpace>,
+        payload: &[u8],
+        counters: &RunningCounters,
+    ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
+        let direct = self.can_post_directly(payload.len());
+        let Some(connected) = &mut self.connected else { return Err((Failure::Closed.into(), None)) };
+        let too_long = |token: ReplyToken| {
+            (NotReplied::TooLong { len: payload.len(), max: token.max_len() }, Some(token))
+        };
+        let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(token)) };
+        match connected.protocol.reply(token, len) {
+            Ok(placement) => {
+                let is_posted = direct && self.post_payload_directly(key, &placement, payload, counters);
+                let Some(connected) = &mut self.connected else { return Ok(SendTiming::WithNextPoll) };
+                if !is_posted {
+                    connected.write(&placement, payload);
+                }
+                if let Some(space) = space.take() {
+                    connected.protocol.release(space);
+                }
+                Ok(connected.send_timing())
+            }
+            Err((ReplyError::TooLong { .. }, token)) => Err(too_long(token)),
+            Err((_, _)) => Err((Failure::Closed.into(), None)),
+        }
+    }
+
     /// Whether the connection is established and no call is pending.
     #[inline(always)]
     fn has_no_calls(&self) -> bool {
