@@ -192,7 +192,10 @@ impl<U> Endpoint<U> {
     pub fn append_reply(&mut self, token: ReplyToken, len: usize) -> Result<Placement, ReplyToken> {
         let (allowance, size) = (token.allowance(), padded_size(len as u32));
         // Allowances that are expected are far below 4 GiB, so `len` is, too.
-        if !self.sender.expects_response(allowance) || wire::response_size_of(len) > allowance {
+        if !self.sender.has_open_batch()
+            || !self.sender.expects_response(allowance)
+            || wire::response_size_of(len) > allowance
+        {
             return Err(token);
         }
         let Some(position) = self.sender.append_response(size) else { return Err(token) };

@@ -150,6 +150,11 @@ impl Sender {
         self.open.map_or(0, |open| open.messages)
     }
 
+    #[inline(always)]
+    pub(super) fn has_open_batch(&self) -> bool {
+        self.open.is_some()
+    }
+
     #[inline]
     pub(super) fn progress(&self) -> Progress {
         Progress { placed: self.producer, posted: self.posted, released: self.remote_consumer }

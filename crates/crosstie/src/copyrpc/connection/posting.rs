@@ -216,7 +216,7 @@ impl<U> ConnectionState<U> {
         }
         let to = connected.peer_ring_at(write.offset);
         if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
-            return self.stage_reply(key, token, write, payload, counters);
+            return self.stage_reply(key, token, payload, counters);
         }
         counters.count_single(COMPACT_HEAD_SIZE + payload.len());
         connected.protocol.reply_posted(token, &write);
@@ -228,15 +228,20 @@ impl<U> ConnectionState<U> {
     }
 
     /// As above, on devices that do not execute it at once. The next flush tries again if it fails, and finds out what is wrong.
+    // It computes the batch again: a batch that is passed to it would be kept in memory, not in registers.
     #[cold]
     fn stage_reply(
         &mut self,
         key: u32,
         token: ReplyToken,
-        write: CompactWrite,
         payload: &[u8],
         counters: &RunningCounters,
     ) -> Result<(), ReplyToken> {
+        let Some(connected) = &mut self.connected else { return Err(token) };
+        // The ring space of the request was released before.
+        let Some(write) = connected.protocol.reply_alone(&token, payload.len(), &mut None) else {
+            return Err(token);
+        };
         if !self.stage_compact_payload(key, &write, payload, counters) {
             return Err(token);
         }
@@ -264,7 +269,7 @@ impl<U> ConnectionState<U> {
         let Some(write) = connected.protocol.call_alone(payload.len(), response) else { return Some(user) };
         let to = connected.peer_ring_at(write.offset);
         if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
-            return self.stage_call(key, write, payload, user, deadline, counters);
+            return self.stage_call(key, payload, response, user, deadline, counters);
         }
         counters.count_single(COMPACT_HEAD_SIZE + payload.len());
         let call = connected.protocol.call_posted(&write, user);
@@ -278,12 +283,14 @@ impl<U> ConnectionState<U> {
     fn stage_call(
         &mut self,
         key: u32,
-        write: CompactWrite,
         payload: &[u8],
+        response: usize,
         user: U,
         deadline: Option<Instant>,
         counters: &RunningCounters,
     ) -> Option<U> {
+        let Some(connected) = &mut self.connected else { return Some(user) };
+        let Some(write) = connected.protocol.call_alone(payload.len(), response) else { return Some(user) };
         if !self.stage_compact_payload(key, &write, payload, counters) {
             return Some(user);
         }
