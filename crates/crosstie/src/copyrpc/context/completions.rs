@@ -173,7 +173,9 @@ impl<U> ContextCore<U> {
     ) -> usize {
         let queues = &self.queues;
         if queues.is_paused() {
-            return self.receive_rest(on_response);
+            let responses = self.receive_rest(on_response);
+            state.forget_closed();
+            return responses;
         }
         let next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
         match next {
@@ -227,6 +229,7 @@ impl<U> ContextCore<U> {
         self.count_receives(taken);
         if (matches!(next, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
             taken += self.poll_arrivals(&mut responses, on_response);
+            state.forget_closed();
         }
         if taken > 0 && queues.posted_receives.get() <= queues.refill_at {
             self.refill_receives();
@@ -243,7 +246,7 @@ impl<U> ContextCore<U> {
         responses: &mut usize,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) {
-        let PollState { completion, recent } = state;
+        let PollState { completion, recent } = &mut *state;
         let is_recent = |connection: &Rc<Connection<U>>| {
             connection.qp_num == completion.qp_num && !connection.has_stopped_receiving()
         };
@@ -252,10 +255,7 @@ impl<U> ContextCore<U> {
         }
         let Some(connection) = recent else { return };
         self.receive(connection, completion, is_only, responses, on_response);
-        // A connection that was closed meanwhile is let go.
-        if connection.has_stopped_receiving() {
-            *recent = None;
-        }
+        state.forget_closed();
     }
 
     /// Polls the receive CQ once. Returns the number of completions; 1 for an error.

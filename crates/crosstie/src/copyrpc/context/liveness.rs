@@ -104,7 +104,12 @@ impl<U> ContextCore<U> {
         &self,
         on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
     ) -> usize {
-        self.check_time(self.liveness.clock.read(), self.queues.is_recv_cq_drained());
+        let now = self.liveness.clock.read();
+        if now >= self.liveness.next_check.get() {
+            // Errors of work requests that have not asked for a completion.
+            self.poll_send_cq();
+        }
+        self.check_time(now, self.queues.is_recv_cq_drained());
         self.end_broken_connections();
         let mut count = 0;
         loop {
@@ -126,7 +131,6 @@ impl<U> ContextCore<U> {
         }
         if now >= self.liveness.next_check.get() {
             self.liveness.next_check.set(now + CHECK_INTERVAL);
-            self.poll_send_cq();
             let is_full_check = now >= self.liveness.next_full_check.get();
             if is_full_check {
                 self.liveness.next_full_check.set(now + FULL_CHECK_INTERVAL);

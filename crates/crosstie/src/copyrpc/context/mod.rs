@@ -96,6 +96,16 @@ struct PollState<U> {
     recent: Option<Rc<Connection<U>>>,
 }
 
+impl<U> PollState<U> {
+    /// Lets go of a connection that a callback may have closed.
+    #[inline]
+    fn forget_closed(&mut self) {
+        if self.recent.as_ref().is_some_and(|connection| connection.has_stopped_receiving()) {
+            self.recent = None;
+        }
+    }
+}
+
 /// Exists while a poll is under way. It is dropped only if a callback panics.
 struct PollGuard<'c, U>(&'c ContextCore<U>);
 
@@ -245,6 +255,7 @@ impl<U> ContextCore<U> {
         let mut ended = self.poll_recv_cq(&mut state, on_response);
         if self.liveness.clock.is_step() || self.flush_list.awaits_completions() {
             ended += self.poll_rarely(on_response);
+            state.forget_closed();
         }
         std::mem::forget(guard);
         ended
@@ -374,5 +385,63 @@ impl<U> ContextCore<U> {
         let slots = self.connections.borrow();
         let slot = slots.get(key.index() as usize).filter(|slot| slot.key == key)?;
         slot.connection.clone()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::ConnectConfig;
+
+    /// Two connected contexts. The client has answered one call, so that it remembers the connection.
+    fn connected() -> (Context<u32>, Context<u32>, Endpoint<u32>, Endpoint<u32>) {
+        let open = || Context::open(&"software".parse().unwrap(), &Config::default()).unwrap();
+        let (client, server) = (open(), open());
+        let config = EndpointConfig::default();
+        let (here, there) =
+            (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+        here.connect(&there.address(), &ConnectConfig::default()).unwrap();
+        there.connect(&here.address(), &ConnectConfig::default()).unwrap();
+        assert!(here.call(b"first", 16, 0).is_ok());
+        exchange(&client, &server, |_| ());
+        (client, server, here, there)
+    }
+
+    /// Polls until a call has ended.
+    fn exchange(client: &Context<u32>, server: &Context<u32>, mut on_end: impl FnMut(bool)) {
+        while client.poll(|_, response| on_end(response.is_ok())) == 0 {
+            server.poll(|_, _| ());
+            while let Some(request) = server.recv() {
+                assert!(request.reply(b"answer").is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn connection_that_a_callback_closes_is_not_kept() {
+        for is_answered in [true, false] {
+            let (client, server, here, there) = connected();
+            let connection = Rc::downgrade(&here.connection);
+            assert!(here.call(b"second", 16, 1).is_ok());
+            if !is_answered {
+                drop(there);
+            }
+            let mut here = Some(here);
+            exchange(&client, &server, |is_ok| {
+                assert_eq!(is_ok, is_answered);
+                here = None;
+            });
+            assert!(connection.upgrade().is_none(), "answered: {is_answered}");
+        }
+    }
+
+    #[test]
+    fn connection_that_is_closed_between_polls_is_not_kept() {
+        let (client, _server, here, _there) = connected();
+        // A flush is due after a response.
+        client.poll(|_, _| ());
+        let connection = Rc::downgrade(&here.connection);
+        drop(here);
+        assert!(connection.upgrade().is_none());
     }
 }
