@@ -213,7 +213,7 @@ impl Sender {
         position
     }
 
-    /// Adds a response of `size` bytes to the open batch, if there is one and `size` bytes fit before the end of the ring. Returns its position. `None`:
+    /// Adds a response of `size` bytes to the open batch, if there is one and they fit before the end of the ring. Returns its position. `None`:
     /// nothing has changed. There is always room for a response that was expected.
     #[inline(always)]
     pub(super) fn append_response(&mut self, size: u64) -> Option<u64> {
@@ -358,8 +358,8 @@ impl Sender {
         is_alone.then(|| self.compact_at(self.producer, header, self.reserved, consumer()))
     }
 
-    /// A response that is not placed yet, as a compact batch. Only if [`is_last_response`](Sender::is_last_response). Nothing changes before [`unreserve`](Sender::unreserve) and [`compact_posted`](Sender::compact_posted). `consumer` is called
-    /// only then. The payload is short.
+    /// A response that is not placed yet, as a compact batch. Only if [`is_last_response`](Sender::is_last_response). Nothing changes before
+    /// [`unreserve`](Sender::unreserve) and [`compact_posted`](Sender::compact_posted). `consumer` is called only then. The payload is short.
     #[inline(always)]
     pub(super) fn last_response_alone(
         &self,

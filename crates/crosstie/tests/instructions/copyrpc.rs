@@ -13,11 +13,11 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2480;
+const ALONE_LIMIT: u64 = 2280;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 1010;
+const BATCHED_LIMIT: u64 = 1005;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 1310;
+const TYPED_LIMIT: u64 = 1315;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
