@@ -44,7 +44,7 @@ mod wait;
 pub use local_rpc::caller::Caller;
 pub use memory::region;
 pub use message::Message;
-pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any};
+pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any, yield_core};
 
 /// Compiles and runs the Rust code of the README and of the guide with the documentation tests.
 #[cfg(doctest)]

@@ -1,21 +1,21 @@
 //! The client loop: one thread runs several clients.
 //!
 //! One round makes one step of each client, so no client waits longer than the steps of the others take. After a round without a
-//! response the thread spins, yields or sleeps, as the client with the most urgent step requires. If one client gives up, the run ends
+//! response the thread spins, yields or sleeps until a response comes, as the client with the most urgent step requires. If one client gives up, the run ends
 //! for all clients of the thread.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use crosstie::{park_any, yield_core};
+
 use super::Error;
 use super::worker::{MAX_SLEEP, RESPONSE_TIMEOUT, Recording, Step, Worker};
 use crate::history::now;
 
-/// Length of one sleep of a thread that has waited for responses for a while.
+/// Longest sleep for responses of a thread with an open loop, whose next start nobody announces.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
-/// A yield longer than this: another thread is running without yielding, so sleep instead of yielding again.
-const LONG_YIELD_NS: u64 = 500_000;
 /// Rounds without a response in which a thread yields, before it sleeps.
 const YIELDS: u32 = 256;
 /// Rounds between two checks whether a client has timed out.
@@ -42,7 +42,11 @@ pub(super) fn run<R: Recording>(
             break;
         }
         rounds += 1;
-        if backoff.after_round(least) || rounds == ROUNDS_PER_TIMEOUT_CHECK {
+        let must_sleep = backoff.after_round(least);
+        if must_sleep {
+            sleep_until_response(workers);
+        }
+        if must_sleep || rounds == ROUNDS_PER_TIMEOUT_CHECK {
             rounds = 0;
             let time = now();
             workers.iter_mut().for_each(|worker| worker.check_timeout(time));
@@ -54,20 +58,31 @@ pub(super) fn run<R: Recording>(
     while let Some(least) = workers.iter_mut().filter_map(Worker::drain).min()
         && now() < end
     {
-        backoff.after_round(least);
+        if backoff.after_round(least) {
+            sleep_until_response(workers);
+        }
     }
     Ok(())
+}
+
+/// Sleeps until a client has a response, or for a short time.
+#[cold]
+fn sleep_until_response<R: Recording>(workers: &mut [Worker<R>]) {
+    let is_open_loop = workers.iter().any(Worker::is_open_loop);
+    let longest = if is_open_loop { SHORT_SLEEP } else { MAX_SLEEP };
+    park_any(workers.iter().flat_map(Worker::sources), longest);
+    workers.iter_mut().for_each(Worker::find_responses);
 }
 
 /// What a thread does between rounds: spin, yield or sleep.
 struct Backoff {
     spins: u32,
-    /// Rounds without a response; a long yield counts as all remaining yields.
+    /// Rounds without a response; where the thread should not yield, one counts as all remaining yields.
     idle: u32,
 }
 
 impl Backoff {
-    /// Waits after a round whose most urgent step was `least`. Returns whether it slept because no response came.
+    /// Waits after a round whose most urgent step was `least`. Returns whether the thread must sleep until a response comes.
     #[inline]
     fn after_round(&mut self, least: Step) -> bool {
         match least {
@@ -76,7 +91,7 @@ impl Backoff {
                 self.idle += 1;
                 spin_loop();
             }
-            Step::Waiting => return self.yield_or_sleep(),
+            Step::Waiting => return self.yield_core(),
             Step::StartDue if self.spins == 0 => std::thread::yield_now(),
             Step::StartDue => spin_loop(),
             Step::IdleFor(early) => std::thread::sleep(Duration::from_nanos(early).min(MAX_SLEEP)),
@@ -84,19 +99,13 @@ impl Backoff {
         false
     }
 
+    /// Yields. Returns whether the thread must sleep.
     #[cold]
-    fn yield_or_sleep(&mut self) -> bool {
-        let yields = self.idle - self.spins;
-        if yields >= YIELDS {
-            std::thread::sleep(SHORT_SLEEP);
-            return true;
+    fn yield_core(&mut self) -> bool {
+        if self.idle - self.spins < YIELDS {
+            self.idle += if yield_core().is_some() { 1 } else { YIELDS };
         }
-        let before = now();
-        std::thread::yield_now();
-        // The thread that got the core does not yield. A thread that sleeps and wakes up gets the core back sooner.
-        let was_long = now() - before > LONG_YIELD_NS;
-        self.idle += if was_long { YIELDS - yields } else { 1 };
-        false
+        self.idle - self.spins >= YIELDS
     }
 }
 
@@ -317,7 +326,8 @@ mod tests {
         let mut backoff = Backoff { spins: 2, idle: 0 };
         assert!(!backoff.after_round(Step::Waiting) && !backoff.after_round(Step::Waiting));
         assert_eq!(backoff.idle, 2);
-        assert!((0..=YIELDS).any(|_| backoff.after_round(Step::Waiting)), "the thread never slept");
+        assert!((0..YIELDS).any(|_| backoff.after_round(Step::Waiting)), "the thread never slept");
+        assert!(backoff.after_round(Step::Waiting), "without a response it sleeps again");
         backoff.after_round(Step::Completed);
         assert_eq!(backoff.idle, 0);
     }

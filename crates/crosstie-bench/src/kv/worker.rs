@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crosstie::Waitable;
 use crosstie::telemetry::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -307,6 +308,20 @@ impl<R: Recording> Worker<R> {
             self.tally.not_started = ((end - self.due) as f64 / 1e9 * rate) as u64 + 1;
         }
         self.tally.ended = end;
+    }
+
+    pub(super) fn is_open_loop(&self) -> bool {
+        self.starts.is_some()
+    }
+
+    /// Where responses are expected.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &dyn Waitable> + Clone {
+        self.client.sources()
+    }
+
+    /// Lets the next poll find every response that has arrived.
+    pub(super) fn find_responses(&mut self) {
+        self.client.wait(Some(Duration::ZERO));
     }
 
     /// Polls after the end of a run; `None` if nothing is in flight any more.

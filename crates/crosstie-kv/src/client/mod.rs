@@ -66,7 +66,9 @@
 //! - `begin` and `poll` do not allocate, lock or make system calls, except for the first byte-string operations, see
 //!   [`begin_bytes`](Client::begin_bytes), and except for this one: a program that polls in a loop without [`wait`](Client::wait)
 //!   would keep its core from the daemons that it waits for, so a poll lets other threads run (`sched_yield`) after some hundred
-//!   polls in a row without a response, and sooner if other threads were waiting for the core. Not with [`WaitStrategy::Spin`].
+//!   polls in a row without a response, and sooner if other threads were waiting for the core. If another thread computes on this core,
+//!   the poll sleeps until a response comes, for at most 50 µs, because a yield would take some milliseconds. Not with
+//!   [`WaitStrategy::Spin`].
 //! - `wait` spins, yields, then sleeps until a response comes, see [`WaitStrategy`].
 
 mod bytes;
@@ -75,7 +77,7 @@ mod words;
 
 use std::time::{Duration, Instant};
 
-use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
+use crosstie::{WaitStrategy, Waitable, delegation, ipc, park_any, wait_any, yield_core};
 
 pub use error::{AttachError, BeginBytesError, BeginError, Error};
 
@@ -91,6 +93,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 const POLLS_BEFORE_YIELD: u32 = 256;
 /// The same, where other threads were seen to wait for the core.
 const CROWDED_POLLS: u32 = 32;
+/// The longest sleep of a poll, where a yield would take longer.
+const POLL_SLEEP: Duration = Duration::from_micros(50);
 
 /// A client of a node. `T` is the type of the tokens of pipelined operations. See the [module](self).
 pub struct Client<T = ()> {
@@ -328,16 +332,45 @@ impl<T> Client<T> {
         self.waiting != WaitStrategy::Spin
     }
 
-    /// Lets other threads run.
+    /// Lets other threads run: yields, or sleeps where a yield would take too long.
     #[cold]
     fn yield_core(&mut self) {
-        let start = Instant::now();
-        std::thread::yield_now();
-        self.record_yield(start.elapsed());
+        let took = yield_core();
+        if took.is_none() {
+            park_any(self.sources(), POLL_SLEEP);
+        }
+        self.record_yield(took);
     }
 
-    fn record_yield(&mut self, took: Duration) {
-        self.polls_before_yield = if took > CROWDED { CROWDED_POLLS } else { POLLS_BEFORE_YIELD };
+    fn record_yield(&mut self, took: Option<Duration>) {
+        let is_crowded = took.is_none_or(|took| took > CROWDED);
+        self.polls_before_yield = if is_crowded { CROWDED_POLLS } else { POLLS_BEFORE_YIELD };
+    }
+
+    /// The connections on which responses to pipelined operations are expected, for [`crosstie::wait_any`] and [`crosstie::park_any`]: to wait for
+    /// several clients, or for a client and something else. Afterwards call [`wait`](Client::wait) with a timeout of zero, so that the next poll
+    /// finds every response.
+    ///
+    /// ```
+    /// # use crosstie_kv::node::{Node, NodeConfig};
+    /// # use crosstie_kv::client::Client;
+    /// # use crosstie_kv::wire::{Op, WordRequest};
+    /// use std::time::Duration;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::start(&NodeConfig::single("doc-sources"))?;
+    /// let mut clients = [Client::attach("doc-sources")?, Client::attach("doc-sources")?];
+    /// clients[1].begin(WordRequest::new(Op::Get, 0, 78), ())?;
+    /// let sources = clients.iter().flat_map(Client::sources);
+    /// assert!(crosstie::wait_any(sources, crosstie::WaitStrategy::Adaptive, None));
+    /// let ready = clients.each_mut().map(|client| client.wait(Some(Duration::ZERO)));
+    /// assert_eq!(ready, [false, true]);
+    /// # Ok(()) }
+    /// ```
+    pub fn sources(&self) -> impl Iterator<Item = &dyn Waitable> + Clone {
+        let words = bits(self.busy_words).map(|daemon| &self.words[daemon] as &dyn Waitable);
+        let rings = bits(self.busy_rings).map(|daemon| &self.rings[daemon] as &dyn Waitable);
+        let bytes = bits(self.busy_bytes).filter_map(|daemon| self.bytes[daemon].as_ref());
+        words.chain(rings).chain(bytes.map(|lane| lane as &dyn Waitable))
     }
 
     /// Pipelined operations in flight, of both kinds.
@@ -352,15 +385,11 @@ impl<T> Client<T> {
     /// there is one. Returns at once if nothing is in flight.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let busy = [self.busy_words, self.busy_rings, self.busy_bytes];
-        if busy.into_iter().map(u64::count_ones).sum::<u32>() <= 1 {
+        if timeout == Some(Duration::ZERO) || busy.into_iter().map(u64::count_ones).sum::<u32>() <= 1 {
             return self.wait_each(timeout);
         }
-        let words = self.words.iter().map(|lane| lane as &dyn Waitable);
-        let rings = self.rings.iter().map(|ring| ring as &dyn Waitable);
-        let bytes = self.bytes.iter().flatten().map(|lane| lane as &dyn Waitable);
         // Then each lane is checked without waiting, which lets it find its responses.
-        wait_any(words.chain(rings).chain(bytes), self.waiting, timeout)
-            && self.wait_each(Some(Duration::ZERO))
+        wait_any(self.sources(), self.waiting, timeout) && self.wait_each(Some(Duration::ZERO))
     }
 
     /// Waits at each lane with operations in flight. A lane whose server is gone counts as having responses: the failed operations.
@@ -384,7 +413,7 @@ impl<T> Client<T> {
 
 /// The positions of the bits that are set.
 #[inline]
-fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+fn bits(mut set: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
         set &= set - 1;
@@ -493,9 +522,13 @@ mod tests {
         assert_eq!(yields(&mut client, &[almost, &[1], almost, &[7], almost].concat()), 0);
         assert_eq!(yields(&mut client, &[0]), 1);
         // Sooner where other threads wait for the core.
-        client.record_yield(CROWDED * 2);
+        client.record_yield(Some(CROWDED * 2));
         assert_eq!(yields(&mut client, &empty[..10 * CROWDED_POLLS as usize]), 10);
-        client.record_yield(CROWDED / 2);
+        client.record_yield(Some(CROWDED / 2));
+        assert_eq!(yields(&mut client, &empty), 10);
+        client.record_yield(None);
+        assert_eq!(yields(&mut client, &empty[..10 * CROWDED_POLLS as usize]), 10);
+        client.record_yield(Some(CROWDED / 2));
         assert_eq!(yields(&mut client, &empty), 10);
         let mut client = client.with_wait_strategy(WaitStrategy::Spin);
         assert_eq!(yields(&mut client, &empty), 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use crosstie::{Waitable, Wakeup, park_any};
+use crosstie::{Waitable, Wakeup, park_any, yield_core};
 
 use super::commands::{ConnectionCommand, ConnectionEvent, MAX_COMMANDS};
 use super::counters::DaemonCounters;
@@ -77,11 +77,7 @@ impl<T: Transport, const FORWARDS: bool> Daemon<T, FORWARDS> {
             }
             match self.idle.next_action() {
                 IdleAction::Spin => std::hint::spin_loop(),
-                IdleAction::Yield => {
-                    let before = Instant::now();
-                    std::thread::yield_now();
-                    self.idle.record_yield(before.elapsed());
-                }
+                IdleAction::Yield => self.idle.record_yield(yield_core()),
                 IdleAction::Sleep => {
                     self.server.activity.passes = passes;
                     if self.sleep() {

@@ -13,11 +13,6 @@ const SPINS: u32 = 64;
 const CROWDED_SPINS: u32 = 2;
 /// A yield that takes longer than this ran another thread.
 pub(crate) const CROWDED: Duration = Duration::from_micros(3);
-/// Two yields in a row that take longer than this ran a thread that does not yield itself. A single one may be a virtual machine that did
-/// not run, or a process that was stopped.
-const CORE_TAKEN: Duration = Duration::from_micros(500);
-/// Idle periods without a yield, after yields ran such a thread.
-const PERIODS_WITHOUT_YIELD: u32 = 256;
 /// Idle passes before the daemon sleeps.
 const YIELDS: u32 = 256;
 /// Idle passes before the daemon sleeps, with [`WaitStrategy::Park`].
@@ -35,10 +30,6 @@ pub(super) struct IdleBackoff {
     wait_strategy: WaitStrategy,
     spins: u32,
     passes: u32,
-    /// Idle periods, the current one included, in which the daemon does not yield.
-    periods_without_yield: u32,
-    /// Whether the last yield took longer than [`CORE_TAKEN`].
-    was_core_taken: bool,
     /// The next sleep with a backlog.
     backlog_sleep: Duration,
 }
@@ -56,14 +47,7 @@ pub(super) enum IdleAction {
 
 impl IdleBackoff {
     pub(super) fn new(wait_strategy: WaitStrategy) -> IdleBackoff {
-        IdleBackoff {
-            wait_strategy,
-            spins: SPINS,
-            passes: 0,
-            periods_without_yield: 0,
-            was_core_taken: false,
-            backlog_sleep: FIRST_BACKLOG_SLEEP,
-        }
+        IdleBackoff { wait_strategy, spins: SPINS, passes: 0, backlog_sleep: FIRST_BACKLOG_SLEEP }
     }
 
     /// Records a pass with something to do.
@@ -89,34 +73,25 @@ impl IdleBackoff {
         sleep
     }
 
-    /// Records how long a yield took. After two yields longer than [`CORE_TAKEN`] the daemon sleeps instead, for the next
-    /// [`PERIODS_WITHOUT_YIELD`] times that it is idle: another thread is running without yielding, and each yield would give it the
-    /// core for a whole time slice, some milliseconds. A daemon that sleeps gets the core as soon as somebody wakes it. Then one more such
-    /// yield is enough.
+    /// Records how long a yield took. `None`: another thread computes on this core, so that a yield would take a whole time slice, see
+    /// [`crosstie::yield_core`]. Then the daemon sleeps instead: it gets the core when somebody wakes it.
     #[inline]
-    pub(super) fn record_yield(&mut self, took: Duration) {
-        self.spins = if took > CROWDED { CROWDED_SPINS } else { SPINS };
-        let is_core_taken = took > CORE_TAKEN;
-        if is_core_taken && self.was_core_taken {
-            self.periods_without_yield = PERIODS_WITHOUT_YIELD;
+    pub(super) fn record_yield(&mut self, took: Option<Duration>) {
+        self.spins = if took.is_none_or(|took| took > CROWDED) { CROWDED_SPINS } else { SPINS };
+        if took.is_none() {
+            self.passes = YIELDS;
         }
-        self.was_core_taken = is_core_taken;
     }
 
     /// Records an idle pass. Returns what to do.
     #[inline]
     pub(super) fn next_action(&mut self) -> IdleAction {
         self.passes += 1;
-        if self.passes == 1 {
-            self.periods_without_yield = self.periods_without_yield.saturating_sub(1);
-        }
         match self.wait_strategy {
             WaitStrategy::Spin => IdleAction::Spin,
             WaitStrategy::Park if self.passes < PARK_PASSES => IdleAction::Spin,
             WaitStrategy::Adaptive if self.passes < self.spins => IdleAction::Spin,
-            WaitStrategy::Adaptive if self.passes < YIELDS && self.periods_without_yield == 0 => {
-                IdleAction::Yield
-            }
+            WaitStrategy::Adaptive if self.passes < YIELDS => IdleAction::Yield,
             WaitStrategy::Adaptive | WaitStrategy::Park => {
                 self.passes = YIELDS;
                 IdleAction::Sleep
@@ -154,7 +129,7 @@ mod tests {
     fn spins_less_where_others_wait_for_the_core() {
         let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
         let mut spins = |took| {
-            idle.record_yield(took);
+            idle.record_yield(Some(took));
             idle.reset();
             std::iter::repeat_with(|| idle.next_action())
                 .take_while(|action| *action == IdleAction::Spin)
@@ -165,29 +140,21 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_after_two_yields_to_a_thread_that_does_not_yield() {
+    fn sleeps_instead_of_yielding_where_another_thread_computes() {
         let mut idle = IdleBackoff::new(WaitStrategy::Adaptive);
-        idle.record_ready();
-        // One long yield, again and again, says nothing.
-        for took in [CORE_TAKEN, 2 * CORE_TAKEN, CORE_TAKEN, 2 * CORE_TAKEN] {
-            assert_eq!(idle.next_action(), IdleAction::Yield);
-            idle.record_yield(took);
-        }
-        assert_eq!(idle.next_action(), IdleAction::Yield);
-        idle.record_yield(2 * CORE_TAKEN);
-        // Each of the next idle periods spins and then sleeps.
-        for _ in 1..PERIODS_WITHOUT_YIELD {
+        for _ in 0..3 {
+            while idle.next_action() == IdleAction::Spin {}
+            idle.record_yield(None);
             assert_eq!(idle.next_action(), IdleAction::Sleep);
             assert_eq!(idle.next_action(), IdleAction::Sleep);
             idle.reset();
-            while idle.next_action() == IdleAction::Spin {}
+            let passes = (0..10).take_while(|_| idle.next_action() == IdleAction::Spin);
+            assert!(passes.count() < 5, "it spins less");
         }
         idle.reset();
-        let actions: Vec<IdleAction> =
-            std::iter::repeat_with(|| idle.next_action()).take(SPINS as usize).collect();
-        assert!(actions.contains(&IdleAction::Yield), "after a while it tries a yield again");
-        idle.record_yield(2 * CORE_TAKEN);
-        assert_eq!(idle.next_action(), IdleAction::Sleep, "and one is enough then");
+        while idle.next_action() == IdleAction::Spin {}
+        idle.record_yield(Some(2 * CROWDED));
+        assert_eq!(idle.next_action(), IdleAction::Yield, "the core is free again");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Waiting until another thread or process has published something: spin, yield the core, then park in the kernel.
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
-//! park. [`any`] waits for several connections and services at once. [`flag`] ends such a wait from another thread.
+//! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`] ends such a wait from another thread.
 
 pub(crate) mod any;
 mod flag;
 mod parker;
 mod strategy;
+mod yielding;
 
 pub use any::{Waitable, park_any, wait_any};
 pub use flag::WakeFlag;
@@ -14,3 +15,4 @@ pub(crate) use parker::Parker;
 pub use parker::Wakeup;
 pub use strategy::WaitStrategy;
 pub(crate) use strategy::{park_once, wait_for, wait_for_any, wait_until};
+pub use yielding::yield_core;

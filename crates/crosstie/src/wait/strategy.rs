@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::parker::{MAX_PARK, Parker, Wakeup, park, park_at_any};
+use super::yielding::yield_core;
 use crate::ring::fence;
 
 /// Checks of the condition between two readings of the clock.
@@ -18,7 +19,8 @@ pub enum WaitStrategy {
     /// Check the condition in a loop. The fastest for a thread that is pinned to a core of its own; it uses all of that
     /// core.
     Spin,
-    /// Spin for a few microseconds, then yield the core between checks, then [park](WaitStrategy::Park).
+    /// Spin for a few microseconds, then yield the core between checks, then [park](WaitStrategy::Park). Park at once instead of yielding
+    /// where another thread was found to compute on the same core, see [`yield_core`](crate::yield_core).
     #[default]
     Adaptive,
     /// Sleep in the kernel after a very short spin, until the other side wakes us. Each wake-up costs the other side a
@@ -111,8 +113,7 @@ fn wait_with<R: FnMut() -> bool>(
                 }
                 core::hint::spin_loop();
             }
-        } else if strategy == WaitStrategy::Adaptive && waited < YIELD_TIME {
-            std::thread::yield_now();
+        } else if strategy == WaitStrategy::Adaptive && waited < YIELD_TIME && yield_core().is_some() {
             if ready() {
                 return true;
             }
