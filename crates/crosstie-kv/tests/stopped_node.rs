@@ -125,12 +125,15 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
             pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
 
             signal(child, Signal::CONT);
-            let mut value = refused;
-            wait_until("the continued node serves", || {
-                value = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
-                value.status != Status::NodeGone
-            });
-            assert_eq!((value.status, value.value), (Status::Done, round), "it has kept its values");
+            // Each of its daemons has a connection of its own.
+            for key in &theirs {
+                let mut value = refused;
+                wait_until("the continued node serves", || {
+                    value = call(&mut client, WordRequest::new(Op::Get, STOPPED, *key));
+                    value.status != Status::NodeGone
+                });
+                assert_eq!((value.status, value.value), (Status::Done, round), "it has kept its values");
+            }
             load(&mut client, 1000);
         }
         drop(client);
