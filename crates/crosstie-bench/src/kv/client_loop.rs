@@ -30,7 +30,7 @@ pub(super) fn run<R: Recording>(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     workers.iter_mut().try_for_each(|worker| worker.start(measured))?;
-    let mut backoff = Backoff { spins, idle: 0 };
+    let mut backoff = Backoff { spins, idle: 0, is_core_taken: false };
     let mut rounds = 0;
     while !stop.load(Relaxed) {
         let (mut least, mut over) = (Step::IdleFor(u64::MAX), false);
@@ -77,8 +77,10 @@ fn sleep_until_response<R: Recording>(workers: &mut [Worker<R>]) {
 /// What a thread does between rounds: spin, yield or sleep.
 struct Backoff {
     spins: u32,
-    /// Rounds without a response; where the thread should not yield, one counts as all remaining yields.
+    /// Rounds without a response.
     idle: u32,
+    /// Another thread computes on this core: the thread neither spins nor yields, but sleeps.
+    is_core_taken: bool,
 }
 
 impl Backoff {
@@ -87,25 +89,30 @@ impl Backoff {
     fn after_round(&mut self, least: Step) -> bool {
         match least {
             Step::Completed => self.idle = 0,
-            Step::Waiting if self.idle < self.spins => {
+            Step::Waiting if self.idle < self.spins && !self.is_core_taken => {
                 self.idle += 1;
                 spin_loop();
             }
             Step::Waiting => return self.yield_core(),
-            Step::StartDue if self.spins == 0 => std::thread::yield_now(),
+            Step::StartDue if self.spins == 0 => return yield_core().is_none(),
             Step::StartDue => spin_loop(),
             Step::IdleFor(early) => std::thread::sleep(Duration::from_nanos(early).min(MAX_SLEEP)),
         }
         false
     }
 
-    /// Yields. Returns whether the thread must sleep.
+    /// Yields, unless the thread has waited for a while. Returns whether it must sleep.
     #[cold]
     fn yield_core(&mut self) -> bool {
-        if self.idle - self.spins < YIELDS {
-            self.idle += if yield_core().is_some() { 1 } else { YIELDS };
+        if self.idle < self.spins + YIELDS {
+            self.record_yield(yield_core().is_some());
         }
-        self.idle - self.spins >= YIELDS
+        self.is_core_taken || self.idle >= self.spins + YIELDS
+    }
+
+    fn record_yield(&mut self, has_yielded: bool) {
+        self.idle += 1;
+        self.is_core_taken = !has_yielded;
     }
 }
 
@@ -323,12 +330,18 @@ mod tests {
     fn most_urgent_step_decides_how_the_thread_waits() {
         let order = [Step::Completed, Step::StartDue, Step::Waiting, Step::IdleFor(5), Step::IdleFor(9)];
         assert!(order.is_sorted());
-        let mut backoff = Backoff { spins: 2, idle: 0 };
+        let mut backoff = Backoff { spins: 2, idle: 0, is_core_taken: false };
         assert!(!backoff.after_round(Step::Waiting) && !backoff.after_round(Step::Waiting));
         assert_eq!(backoff.idle, 2);
         assert!((0..YIELDS).any(|_| backoff.after_round(Step::Waiting)), "the thread never slept");
         assert!(backoff.after_round(Step::Waiting), "without a response it sleeps again");
         backoff.after_round(Step::Completed);
         assert_eq!(backoff.idle, 0);
+        // It does not spin while another thread computes on its core, and does so again afterwards.
+        backoff.record_yield(false);
+        backoff.after_round(Step::Completed);
+        assert!(backoff.is_core_taken);
+        backoff.record_yield(true);
+        assert!(!backoff.is_core_taken && !backoff.after_round(Step::Waiting));
     }
 }
