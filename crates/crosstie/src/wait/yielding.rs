@@ -20,7 +20,7 @@ const OBSERVED_YIELDS: u32 = 64;
 /// How long a thread does not yield when it has found its core taken.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest such pause. Each is twice as long as the one before, while observations find the core taken.
-const LONGEST_PAUSE: Duration = Duration::from_millis(640);
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
 thread_local! {
     static HISTORY: Cell<YieldHistory> = const { Cell::new(YieldHistory::new()) };
@@ -234,7 +234,7 @@ mod tests {
     fn pauses_grow_while_the_core_is_taken_and_start_short_again_when_it_was_free() {
         let mut model = Model::new(Some(MS));
         assert!(model.yields(4 * MS, 4 * MS));
-        for pause in [20, 40, 80, 160, 320, 640, 640] {
+        for pause in [20, 40, 80, 160, 160, 160, 160] {
             assert!(model.yields(4 * MS, 4 * MS));
             assert_eq!(model.pause(), pause, "one long yield after a pause is enough");
             assert!(model.yields(SHORT, SHORT));
