@@ -20,7 +20,7 @@ pub enum WaitStrategy {
     /// core.
     Spin,
     /// Spin for a few microseconds, then yield the core between checks, then [park](WaitStrategy::Park). Park at once instead of yielding
-    /// where another thread was found to compute on the same core, see [`yield_core`](crate::yield_core).
+    /// where another thread was found to compute on the same core, see [`yield_core`].
     #[default]
     Adaptive,
     /// Sleep in the kernel after a very short spin, until the other side wakes us. Each wake-up costs the other side a
