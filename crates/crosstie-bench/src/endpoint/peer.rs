@@ -307,7 +307,8 @@ impl EndpointPeer {
         slot: usize,
         number: u64,
     ) -> Result<OperationFuture<Buffer>, Error> {
-        let remote = self.remote.ok_or(Error::Protocol)?;
+        // No `ok_or`: it would make and drop an error for each operation.
+        let Some(remote) = self.remote else { return Err(Error::Protocol) };
         self.tally.messages += 1;
         let (endpoint, bytes, slot) = (&self.endpoint, ..self.plan.payload, slot as u64);
         let started = match self.plan.op {
