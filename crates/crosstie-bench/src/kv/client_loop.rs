@@ -1,8 +1,8 @@
 //! The client loop: one thread runs several clients.
 //!
 //! One round makes one step of each client, so no client waits longer than the steps of the others take. After a round without a
-//! response the thread spins, yields or sleeps until a response comes, as the client with the most urgent step requires. If one client gives up, the run ends
-//! for all clients of the thread.
+//! response the thread spins, yields or sleeps until a response comes, as the client with the most urgent step requires. If one client
+//! gives up, the run ends for all clients of the thread.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,7 +1,8 @@
 //! Waiting until another thread or process has published something: spin, yield the core, then park in the kernel.
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
-//! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`] ends such a wait from another thread.
+//! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`]
+//! ends such a wait from another thread.
 
 pub(crate) mod any;
 mod flag;

@@ -30,6 +30,19 @@ thread_local! {
 /// to compute on this core: the caller should sleep until it is woken, because after a yield it would wait for a whole time slice.
 ///
 /// For event loops that decide themselves how to wait; [`wait_any`](crate::wait_any) does the same by itself.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # let mut polls = 0;
+/// # let mut poll = || { polls += 1; polls == 3 };
+/// while !poll() {
+///     if crosstie::yield_core().is_none() {
+///         // Or `crosstie::park_any`, which ends as soon as there is something to poll.
+///         std::thread::sleep(Duration::from_micros(50));
+///     }
+/// }
+/// ```
 pub fn yield_core() -> Option<Duration> {
     let mut history = HISTORY.get();
     let start = Instant::now();
