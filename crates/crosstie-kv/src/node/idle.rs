@@ -9,8 +9,11 @@ use crosstie::WaitStrategy;
 
 /// Idle passes before the daemon yields.
 const SPINS: u32 = 64;
-/// The same, where other threads were seen to wait for the core.
+/// The same, where other threads were seen to wait for the core. They soon give it back.
 const CROWDED_SPINS: u32 = 2;
+/// The same, where another thread was seen to compute on the core. It keeps the core for a whole time slice, so the daemon gives it up less
+/// readily; but what it waits for may need this core, too.
+const TAKEN_SPINS: u32 = 32;
 /// A yield that takes longer than this ran another thread.
 pub(crate) const CROWDED: Duration = Duration::from_micros(3);
 /// Idle passes before the daemon sleeps.
@@ -77,7 +80,11 @@ impl IdleBackoff {
     /// [`crosstie::yield_core`]. Then the daemon sleeps instead: it gets the core when somebody wakes it.
     #[inline]
     pub(super) fn record_yield(&mut self, took: Option<Duration>) {
-        self.spins = if took.is_none_or(|took| took > CROWDED) { CROWDED_SPINS } else { SPINS };
+        self.spins = match took {
+            None => TAKEN_SPINS,
+            Some(took) if took > CROWDED => CROWDED_SPINS,
+            Some(_) => SPINS,
+        };
         if took.is_none() {
             self.passes = YIELDS;
         }
@@ -148,8 +155,8 @@ mod tests {
             assert_eq!(idle.next_action(), IdleAction::Sleep);
             assert_eq!(idle.next_action(), IdleAction::Sleep);
             idle.reset();
-            let passes = (0..10).take_while(|_| idle.next_action() == IdleAction::Spin);
-            assert!(passes.count() < 5, "it spins less");
+            let spins = (0..SPINS).take_while(|_| idle.next_action() == IdleAction::Spin).count() as u32;
+            assert!(spins > CROWDED_SPINS && spins < SPINS, "{spins}");
         }
         idle.reset();
         while idle.next_action() == IdleAction::Spin {}

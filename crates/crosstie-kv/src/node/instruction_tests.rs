@@ -21,12 +21,12 @@ use crate::wire::{Op, Status, WordRequest};
 const NAME: &str = "node::instruction_tests::requests_stay_within_their_instruction_limits";
 const REQUESTS: u64 = 3200;
 const DEPTH: usize = 16;
-/// The keys that requests use, half of them gets and half puts.
+/// The keys that requests use: each is put, and then read.
 const KEYS: usize = 512;
 
 /// Most instructions of a request.
 const LIMITS: [(&str, u64); 3] =
-    [("one node", 471), ("two nodes, Meta", 2120), ("two nodes, Delegation", 2142)];
+    [("one node", 489), ("two nodes, Meta", 2236), ("two nodes, Delegation", 2236)];
 
 #[test]
 fn requests_stay_within_their_instruction_limits() {
@@ -58,10 +58,10 @@ fn keys(server: &ShardServer, rank: u32) -> Vec<u64> {
 }
 
 fn request(rank: u32, keys: &[u64], number: u64) -> WordRequest {
-    let key = keys[number as usize % KEYS];
+    let key = keys[number as usize / 2 % KEYS];
     match number % 2 {
-        0 => WordRequest::new(Op::Get, rank, key),
-        _ => WordRequest { value: number, ..WordRequest::new(Op::Put, rank, key) },
+        0 => WordRequest { value: number, ..WordRequest::new(Op::Put, rank, key) },
+        _ => WordRequest::new(Op::Get, rank, key),
     }
 }
 
@@ -79,7 +79,7 @@ macro_rules! make_requests {
             // several clients have.
             for _ in 0..2 {
                 let polled = $client.poll(|_, response| {
-                    assert!(matches!(response.status, Status::Done | Status::NotFound), "{response:?}");
+                    assert!(response.status == Status::Done, "{response:?}");
                 });
                 polled.unwrap();
             }

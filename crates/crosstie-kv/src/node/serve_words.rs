@@ -22,7 +22,7 @@ impl ShardServer {
             true if self.has_more_clients => 1,
             true if self.words.clients() > MANY_CLIENTS => self.words.poll_with_skip(),
             true => self.words.poll(),
-            false => self.words.poll_with_prefetch(|request| shard.home_slot(request.key)),
+            false => self.words.poll_with_prefetch(|request| shard.home_group(request.key)),
         };
         if found == 0 {
             return 0;

@@ -26,6 +26,9 @@ struct Record(Box<[u8]>);
 
 impl Slot for Entry {
     const VACANT: Entry = Entry { hash: 0, record: None };
+    // A comparison may read a record, so slots are compared one by one.
+    type Group = [Entry; 1];
+    const VACANT_GROUP: [Entry; 1] = [Entry::VACANT];
     #[inline]
     fn is_vacant(&self) -> bool {
         self.record.is_none()

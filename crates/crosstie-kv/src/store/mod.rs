@@ -17,6 +17,8 @@ mod bytes_map;
 mod hash;
 mod table;
 
+use core::hint::select_unpredictable;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::wire::{self, Op, Status, WordRequest, WordResponse};
@@ -36,13 +38,17 @@ use table::{Slot, Table};
 /// ```
 pub struct Shard {
     seed: Seed,
-    words: Table<WordEntry, WORD_SLOTS>,
+    words: Table<WordEntry, WORD_GROUPS>,
     /// The value of key zero, which is not in the table: there, key zero marks a vacant slot.
     zero_value: Option<u64>,
     bytes: BytesMap,
     /// The newest fencing token of each byte-string key that has seen one.
     fences: BytesMap,
+    /// Without what [`Shard::stats`] computes.
     stats: ShardStats,
+    missed_gets: u64,
+    /// Never read. A get stores here what a put stores in its entry, so that the two differ in an address only, see [`Shard::execute`].
+    discarded: u64,
 }
 
 /// Statistics of a shard: the value of the response to [`wire::BytesOp::Stats`].
@@ -77,14 +83,34 @@ pub struct ShardStats {
 
 /// In a table larger than this, nearly every lookup misses the cache: a few times the size of a core's private cache.
 const MAX_CACHED_BYTES: usize = 8 << 20;
-/// Slots of a segment: 64 KiB.
-const WORD_SLOTS: usize = 4096;
+/// Groups of a segment: 64 KiB.
+const WORD_GROUPS: usize = 1024;
 
 /// A key that is not zero, and its value.
 type WordEntry = [u64; 2];
 
+/// Slots that fill a cache line.
+#[repr(align(64))]
+pub(crate) struct WordGroup([WordEntry; 4]);
+
+impl AsRef<[WordEntry]> for WordGroup {
+    #[inline]
+    fn as_ref(&self) -> &[WordEntry] {
+        &self.0
+    }
+}
+
+impl AsMut<[WordEntry]> for WordGroup {
+    #[inline]
+    fn as_mut(&mut self) -> &mut [WordEntry] {
+        &mut self.0
+    }
+}
+
 impl Slot for WordEntry {
     const VACANT: WordEntry = [0; 2];
+    type Group = WordGroup;
+    const VACANT_GROUP: WordGroup = WordGroup([WordEntry::VACANT; 4]);
     #[inline]
     fn is_vacant(&self) -> bool {
         self[0] == 0
@@ -101,6 +127,8 @@ impl Shard {
             bytes: BytesMap::new(),
             fences: BytesMap::new(),
             stats: ShardStats { limit: limit as u64, ..ShardStats::default() },
+            missed_gets: 0,
+            discarded: 0,
         }
     }
 
@@ -115,22 +143,20 @@ impl Shard {
         WordResponse::new(status, value)
     }
 
+    #[inline(never)]
     fn execute(&mut self, request: &WordRequest) -> (Status, u64) {
         let WordRequest { op, key, value, .. } = *request;
-        // Gets and puts, which are nearly all requests, are handled by branches: with a random mix of them a jump table costs
-        // more.
-        if op == Op::Get {
-            self.stats.gets += 1;
-            let found = self.get_word(key);
-            self.stats.hits += u64::from(found.is_some());
-            return found.map_or((Status::NotFound, 0), |value| (Status::Done, value));
-        }
-        if op == Op::Put {
-            self.stats.puts += 1;
-            if let Some(current) = self.get_word_mut(key) {
-                *current = value;
-                return (Status::Done, 0);
-            }
+        // Nearly all requests are gets and puts of existing keys, in no order that could be predicted. They differ without a branch.
+        if matches!(op, Op::Get | Op::Put)
+            && key != 0
+            && let hash = self.seed.hash_word(key)
+            && let Some([_, current]) = self.words.get_mut_at_home(hash, |slot| slot[0] == key)
+        {
+            let (is_put, found) = (op == Op::Put, *current);
+            *select_unpredictable(is_put, current, &mut self.discarded) = value;
+            self.stats.puts += u64::from(is_put);
+            self.stats.gets += u64::from(!is_put);
+            return (Status::Done, select_unpredictable(is_put, 0, found));
         }
         self.execute_rare(request)
     }
@@ -141,20 +167,27 @@ impl Shard {
         self.words.allocated() <= MAX_CACHED_BYTES
     }
 
-    /// The slot at which the search for an 8-byte key starts: memory that [`Shard::apply`] will read, for prefetching.
+    /// The slots with which the search for an 8-byte key starts: memory that [`Shard::apply`] will read, for prefetching.
     #[inline]
-    pub(crate) fn home_slot(&self, key: u64) -> Option<&[u64; 2]> {
+    pub(crate) fn home_group(&self, key: u64) -> Option<&WordGroup> {
         self.words.home(self.seed.hash_word(key))
     }
 
-    /// Executes all requests but gets and puts of existing keys.
+    /// Executes any request: those that `execute` does not execute itself.
     #[inline(never)]
     fn execute_rare(&mut self, request: &WordRequest) -> (Status, u64) {
         let WordRequest { op, key, value, expected, .. } = *request;
         let (status, value) = match op {
-            // Not reached: `execute` has handled gets.
-            Op::Get => (Status::NotFound, 0),
-            Op::Put => (self.add_word(key, value), 0),
+            Op::Get => {
+                self.stats.gets += 1;
+                let found = self.get_word(key);
+                self.missed_gets += u64::from(found.is_none());
+                found.map_or((Status::NotFound, 0), |value| (Status::Done, value))
+            }
+            Op::Put => {
+                self.stats.puts += 1;
+                (self.put_word(key, value), 0)
+            }
             Op::Delete => {
                 self.stats.deletes += 1;
                 (if self.remove_word(key) { Status::Done } else { Status::NotFound }, 0)
@@ -245,9 +278,7 @@ impl Shard {
             BytesOp::Fence { token, .. } => (Op::Put, self.raise_fence(hash, key, token.number())),
             BytesOp::Info | BytesOp::Stats => unreachable!("requests without a key were handled above"),
         };
-        if kind == Op::Get && status == Status::Done {
-            self.stats.hits += 1;
-        }
+        self.missed_gets += u64::from(kind == Op::Get && status != Status::Done);
         self.count_failure(kind, status);
         match (kind, status) {
             (_, Status::Fenced) => {
@@ -266,6 +297,7 @@ impl Shard {
             words: (self.words.len() + usize::from(self.zero_value.is_some())) as u64,
             strings: self.bytes.len() as u64,
             bytes: self.allocated() as u64,
+            hits: self.stats.gets - self.missed_gets,
             ..self.stats
         }
     }
@@ -288,7 +320,6 @@ impl Shard {
         }
     }
 
-    #[inline]
     fn get_word(&self, key: u64) -> Option<u64> {
         if key == 0 {
             return self.zero_value;
@@ -296,7 +327,6 @@ impl Shard {
         self.words.get(self.seed.hash_word(key), |slot| slot[0] == key).map(|slot| slot[1])
     }
 
-    #[inline]
     fn get_word_mut(&mut self, key: u64) -> Option<&mut u64> {
         if key == 0 {
             return self.zero_value.as_mut();
@@ -304,6 +334,17 @@ impl Shard {
         self.words.get_mut(self.seed.hash_word(key), |slot| slot[0] == key).map(|slot| &mut slot[1])
     }
 
+    fn put_word(&mut self, key: u64, value: u64) -> Status {
+        match self.get_word_mut(key) {
+            Some(current) => {
+                *current = value;
+                Status::Done
+            }
+            None => self.add_word(key, value),
+        }
+    }
+
+    /// Adds a key that the shard does not have.
     fn add_word(&mut self, key: u64, value: u64) -> Status {
         if key == 0 {
             self.zero_value = Some(value);

@@ -4,7 +4,7 @@
 //! directory   | 0 | 0 | 1 | 2 |          2^depth entries, chosen by the highest bits of the hash
 //!               |   |   |   `----> segment 2
 //! segment 0  <--'---'   `--------> segment 1
-//! | slot | slot | ...            |       SLOTS each, linear probing from the lowest bits of the hash
+//! | group | group | ...          |       GROUPS each, chosen by the lowest bits of the hash; linear probing of their slots
 //! ```
 //!
 //! A full segment is split into two; the rest of the table stays where it is (extendible hashing). So growing never stops the
@@ -20,20 +20,25 @@
 pub(super) trait Slot: Sized {
     /// A vacant slot.
     const VACANT: Self;
+    /// Slots that [`Table::get_mut_at_home`] compares: an array of them, which may be aligned.
+    type Group: AsRef<[Self]> + AsMut<[Self]>;
+    /// A group of vacant slots.
+    const VACANT_GROUP: Self::Group;
     fn is_vacant(&self) -> bool;
 }
 
 /// The table. Its users choose the hashes and compare the keys.
-pub(super) struct Table<S, const SLOTS: usize> {
+pub(super) struct Table<S: Slot, const GROUPS: usize> {
     /// Indices of segments. Empty at first, then 2^depth entries.
     directory: Vec<u32>,
     depth: u32,
-    segments: Vec<Segment<S, SLOTS>>,
+    segments: Vec<Segment<S, GROUPS>>,
     len: usize,
 }
 
-struct Segment<S, const SLOTS: usize> {
-    slots: Box<[S; SLOTS]>,
+struct Segment<S: Slot, const GROUPS: usize> {
+    /// Numbered across groups, the slots form a ring.
+    groups: Box<[S::Group; GROUPS]>,
     len: u32,
     /// The number of highest bits that all hashes in this segment have in common.
     depth: u32,
@@ -44,12 +49,17 @@ const MAX_DEPTH: u32 = 28;
 /// The most entries of the directory for each segment. With random hashes there are two to four.
 const MAX_ENTRIES_PER_SEGMENT: usize = 64;
 
-impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
+impl<S: Slot, const GROUPS: usize> Table<S, GROUPS> {
+    /// Slots of a segment.
+    const SLOTS: usize = Segment::<S, GROUPS>::SLOTS;
     /// The most occupied slots of a segment. One in five stays vacant, which keeps probing short.
-    const FULL: usize = SLOTS - SLOTS.div_ceil(5);
+    const FULL: usize = Self::SLOTS - Self::SLOTS.div_ceil(5);
 
     pub(super) fn new() -> Self {
-        const { assert!(SLOTS.is_power_of_two() && SLOTS >= 8 && SLOTS <= 1 << 16) };
+        const {
+            assert!(GROUPS.is_power_of_two() && Self::SLOTS.is_power_of_two());
+            assert!(Self::SLOTS >= 8 && Self::SLOTS <= 1 << 16);
+        }
         Table { directory: Vec::new(), depth: 0, segments: Vec::new(), len: 0 }
     }
 
@@ -61,27 +71,38 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
     /// Bytes that it has allocated.
     pub(super) fn allocated(&self) -> usize {
         self.directory.capacity() * size_of::<u32>()
-            + self.segments.capacity() * size_of::<Segment<S, SLOTS>>()
-            + self.segments.len() * size_of::<[S; SLOTS]>()
+            + self.segments.capacity() * size_of::<Segment<S, GROUPS>>()
+            + self.segments.len() * size_of::<[S::Group; GROUPS]>()
     }
 
-    #[inline]
     pub(super) fn get(&self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<&S> {
         let segment = &self.segments[self.segment_of(hash)?];
-        segment.find(hash, matches).map(|at| &segment.slots[at])
+        segment.find(hash, matches).map(|at| segment.slot(at))
     }
 
-    /// The slot at which the search for `hash` starts.
-    #[inline]
-    pub(super) fn home(&self, hash: u64) -> Option<&S> {
-        Some(&self.segments[self.segment_of(hash)?].slots[Segment::<S, SLOTS>::home(hash)])
-    }
-
-    #[inline]
     pub(super) fn get_mut(&mut self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<&mut S> {
         let segment = self.segment_of(hash)?;
         let segment = &mut self.segments[segment];
-        segment.find(hash, matches).map(|at| &mut segment.slots[at])
+        segment.find(hash, matches).map(|at| segment.slot_mut(at))
+    }
+
+    /// The group with which the search for `hash` starts.
+    #[inline]
+    pub(super) fn home(&self, hash: u64) -> Option<&S::Group> {
+        let segment = &self.segments[self.segment_of(hash)?];
+        Some(&segment.groups[Segment::<S, GROUPS>::home_group(hash)])
+    }
+
+    /// An entry, if it is in the group with which its search starts, as nearly all are. Otherwise [`get_mut`](Table::get_mut) may find it.
+    ///
+    /// Compares the slots without branches: how far an entry is from its home slot cannot be predicted.
+    #[inline]
+    pub(super) fn get_mut_at_home(&mut self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<&mut S> {
+        let segment = self.segment_of(hash)?;
+        let slots = self.segments[segment].groups[Segment::<S, GROUPS>::home_group(hash)].as_mut();
+        let last = slots.len() - 1;
+        let at = (0..last).fold(last, |at, i| if matches(&slots[i]) { i } else { at });
+        matches(&slots[at]).then(|| &mut slots[at])
     }
 
     /// Makes space for one more entry with `hash`. Allocates at most `spare` bytes, and returns `false` if they are not enough, or
@@ -103,10 +124,10 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
                 && (self.depth == MAX_DEPTH || directory > max_directory)
             {
                 // The segment cannot be split. It may take a few more entries; one slot stays vacant, so that probing ends.
-                return (self.segments[full].len as usize) < SLOTS - 1;
+                return (self.segments[full].len as usize) < Self::SLOTS - 1;
             }
-            let bytes = size_of::<[S; SLOTS]>()
-                + segments * size_of::<Segment<S, SLOTS>>()
+            let bytes = size_of::<[S::Group; GROUPS]>()
+                + segments * size_of::<Segment<S, GROUPS>>()
                 + directory * size_of::<u32>();
             let Some(left) = spare.checked_sub(bytes) else { return false };
             spare = left;
@@ -132,7 +153,7 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
     /// Inserts an entry whose key is not in the table. [`reserve`](Table::reserve) must have made space for it.
     pub(super) fn insert(&mut self, hash: u64, slot: S) {
         let Some(segment) = self.segment_of(hash) else { unreachable!("an insert follows a reserve") };
-        debug_assert!((self.segments[segment].len as usize) < SLOTS - 1);
+        debug_assert!((self.segments[segment].len as usize) < Self::SLOTS - 1);
         self.segments[segment].insert(hash, slot);
         self.len += 1;
     }
@@ -172,29 +193,47 @@ impl<S: Slot, const SLOTS: usize> Table<S, SLOTS> {
     }
 }
 
-impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
+impl<S: Slot, const GROUPS: usize> Segment<S, GROUPS> {
+    const PER_GROUP: usize = size_of::<S::Group>() / size_of::<S>();
+    const SLOTS: usize = GROUPS * Self::PER_GROUP;
+
     fn new(depth: u32) -> Self {
-        let slots: Box<[S]> = (0..SLOTS).map(|_| S::VACANT).collect();
-        let Ok(slots) = slots.try_into() else { unreachable!("it has SLOTS slots") };
-        Segment { slots, len: 0, depth }
+        let groups: Box<[S::Group]> = (0..GROUPS).map(|_| S::VACANT_GROUP).collect();
+        let Ok(groups) = groups.try_into() else { unreachable!("it has GROUPS groups") };
+        Segment { groups, len: 0, depth }
     }
 
     #[inline]
+    fn slot(&self, at: usize) -> &S {
+        &self.groups[at / Self::PER_GROUP].as_ref()[at % Self::PER_GROUP]
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, at: usize) -> &mut S {
+        &mut self.groups[at / Self::PER_GROUP].as_mut()[at % Self::PER_GROUP]
+    }
+
+    #[inline]
+    fn home_group(hash: u64) -> usize {
+        hash as usize & (GROUPS - 1)
+    }
+
+    /// The first slot of a probe sequence.
+    #[inline]
     fn home(hash: u64) -> usize {
-        hash as usize & (SLOTS - 1)
+        Self::home_group(hash) * Self::PER_GROUP
     }
 
     #[inline]
     fn after(at: usize) -> usize {
-        (at + 1) & (SLOTS - 1)
+        (at + 1) & (Self::SLOTS - 1)
     }
 
     // Probing ends: some slots are always vacant.
-    #[inline]
     fn find(&self, hash: u64, matches: impl Fn(&S) -> bool) -> Option<usize> {
         let mut at = Self::home(hash);
         loop {
-            let slot = &self.slots[at];
+            let slot = self.slot(at);
             if matches(slot) {
                 return Some(at);
             }
@@ -207,27 +246,27 @@ impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
 
     fn insert(&mut self, hash: u64, slot: S) {
         let mut at = Self::home(hash);
-        while !self.slots[at].is_vacant() {
+        while !self.slot(at).is_vacant() {
             at = Self::after(at);
         }
-        self.slots[at] = slot;
+        *self.slot_mut(at) = slot;
         self.len += 1;
     }
 
     fn take(&mut self, at: usize) -> S {
         self.len -= 1;
-        std::mem::replace(&mut self.slots[at], S::VACANT)
+        std::mem::replace(self.slot_mut(at), S::VACANT)
     }
 
     /// Removes an entry. Moves later entries of the probe sequence closer to their home slots.
     fn remove(&mut self, at: usize, hash_of: impl Fn(&S) -> u64) -> S {
         let removed = self.take(at);
         let (mut hole, mut at) = (at, Self::after(at));
-        while !self.slots[at].is_vacant() {
-            let home = Self::home(hash_of(&self.slots[at]));
+        while !self.slot(at).is_vacant() {
+            let home = Self::home(hash_of(self.slot(at)));
             // The entry may move into the hole unless its home slot lies after the hole.
-            if (at.wrapping_sub(home) & (SLOTS - 1)) >= (at.wrapping_sub(hole) & (SLOTS - 1)) {
-                self.slots.swap(hole, at);
+            if (at.wrapping_sub(home) & (Self::SLOTS - 1)) >= (at.wrapping_sub(hole) & (Self::SLOTS - 1)) {
+                *self.slot_mut(hole) = std::mem::replace(self.slot_mut(at), S::VACANT);
                 hole = at;
             }
             at = Self::after(at);
@@ -238,10 +277,10 @@ impl<S: Slot, const SLOTS: usize> Segment<S, SLOTS> {
     /// Moves the entries for which `moves` is true into `new`, and the others to where they would be without those.
     fn partition(&mut self, hash_of: &impl Fn(&S) -> u64, moves: impl Fn(u64) -> bool, new: &mut Self) {
         // Starts after a vacant slot. Then the entries that displaced an entry come before it and have already been moved.
-        let vacant = self.slots.iter().position(S::is_vacant).unwrap_or(0);
-        for at in (vacant + 1..SLOTS).chain(0..vacant) {
-            if !self.slots[at].is_vacant() {
-                let hash = hash_of(&self.slots[at]);
+        let vacant = (0..Self::SLOTS).find(|at| self.slot(*at).is_vacant()).unwrap_or(0);
+        for at in (vacant + 1..Self::SLOTS).chain(0..vacant) {
+            if !self.slot(at).is_vacant() {
+                let hash = hash_of(self.slot(at));
                 let slot = self.take(at);
                 if moves(hash) { new.insert(hash, slot) } else { self.insert(hash, slot) }
             }
@@ -262,12 +301,14 @@ mod tests {
 
     impl Slot for Entry {
         const VACANT: Entry = (0, 0);
+        type Group = [Entry; 2];
+        const VACANT_GROUP: [Entry; 2] = [Entry::VACANT; 2];
         fn is_vacant(&self) -> bool {
             self.0 == 0
         }
     }
 
-    type Small = Table<Entry, 8>;
+    type Small = Table<Entry, 4>;
 
     fn reserve(table: &mut Small, key: u64, spare: usize) -> bool {
         table.reserve(key, spare, |slot| slot.0)
@@ -297,6 +338,9 @@ mod tests {
                 prop_assert_eq!(table.len(), oracle.len());
                 for (key, value) in &oracle {
                     prop_assert_eq!(table.get(*key, |slot| slot.0 == *key), Some(&(*key, *value)));
+                    let home = table.home(*key).is_some_and(|group| group.contains(&(*key, *value)));
+                    let at_home = table.get_mut_at_home(*key, |slot| slot.0 == *key).copied();
+                    prop_assert_eq!(at_home, home.then_some((*key, *value)));
                 }
                 prop_assert_eq!(table.segments.iter().map(|segment| segment.len as usize).sum::<usize>(), table.len());
             }
@@ -351,7 +395,7 @@ mod tests {
     /// With hashes as the store has them, random ones, the limit of the directory is far away.
     #[test]
     fn random_hashes_stay_far_below_the_limit_of_the_directory() {
-        let mut table = Table::<Entry, 1024>::new();
+        let mut table = Table::<Entry, 512>::new();
         let (mut key, mut most) = (1u64, 0.0f64);
         for _ in 0..200_000 {
             key = key.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -199,8 +199,27 @@ fn apply_bytes_checks_lengths_and_rejects_info() {
     assert_eq!(shard.apply_bytes(&put(&value)).status, Status::Malformed);
     assert_eq!(shard.apply_bytes(&put(&value[1..])).status, Status::Done);
     assert_eq!(shard.apply_bytes(&BytesOp::Get { key: b"key" }).value, &value[1..]);
+    assert_eq!(shard.apply_bytes(&BytesOp::Get { key: b"other" }).status, Status::NotFound);
     assert_eq!(shard.apply_bytes(&BytesOp::Info).status, Status::Misrouted);
     let stats = shard.stats();
     assert_eq!(ShardStats::read_from_bytes(shard.apply_bytes(&BytesOp::Stats).value).unwrap(), stats);
-    assert_eq!((stats.strings, stats.puts, stats.hits), (1, 2, 1));
+    assert_eq!((stats.strings, stats.puts, stats.gets, stats.hits), (1, 2, 2, 1));
+}
+
+/// The quick way of a get or put works for nearly all keys, also shortly before segments are split.
+#[test]
+fn nearly_all_keys_are_in_the_first_group_of_their_search() {
+    let mut shard = Shard::new(64 << 20);
+    for keys in (10_000..=100_000).step_by(10_000) {
+        for key in 1..=keys {
+            let put = WordRequest { value: key, ..WordRequest::new(Op::Put, 0, key) };
+            assert_eq!(shard.apply(&put).status, Status::Done);
+        }
+        let is_at_home = |shard: &mut Shard, key: u64| {
+            let hash = shard.seed.hash_word(key);
+            shard.words.get_mut_at_home(hash, |slot| slot[0] == key).is_some()
+        };
+        let at_home = (1..=keys).filter(|key| is_at_home(&mut shard, *key)).count() as u64;
+        assert!(at_home * 100 > keys * 85, "{at_home} of {keys}");
+    }
 }
