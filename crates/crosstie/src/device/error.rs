@@ -1,6 +1,7 @@
 //! Errors of calls. How a *request* ended is in its completion, see [`Status`](super::Status).
 
 use super::QpState;
+use super::fault::InvalidOdds;
 
 /// Setting up a device, or an object on it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,14 @@ pub enum DeviceError {
         "'{0}' is not a valid device name: use software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE"
     )]
     InvalidSpec(String),
+    /// The text names a fault device with faults that do not exist.
+    #[error("'{spec}': {cause}")]
+    InvalidOdds {
+        /// The text.
+        spec: String,
+        /// What is allowed.
+        cause: InvalidOdds,
+    },
     /// This build does not contain the verbs provider.
     #[error("this build does not support verbs devices: build with `--features verbs`")]
     VerbsNotBuilt,

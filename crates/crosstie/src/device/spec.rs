@@ -59,7 +59,10 @@ impl FromStr for DeviceSpec {
         }
         if let Some((seed, inner)) = text.strip_prefix("fault:").and_then(|rest| rest.split_once(':')) {
             let (seed, odds) = match seed.split_once('/') {
-                Some((seed, odds)) => (seed, odds.parse().map_err(|_| invalid())?),
+                Some((seed, odds)) => {
+                    let odds = odds.parse();
+                    (seed, odds.map_err(|cause| DeviceError::InvalidOdds { spec: text.to_owned(), cause })?)
+                }
                 None => (seed, Odds::default()),
             };
             let seed = seed.parse().map_err(|_| invalid())?;
@@ -125,5 +128,7 @@ mod tests {
         ] {
             assert!(text.parse::<DeviceSpec>().is_err(), "{text}");
         }
+        let unknown = "fault:1/explode=2:software".parse::<DeviceSpec>().unwrap_err().to_string();
+        assert!(unknown.contains("explode") && unknown.contains("lose, drop, fail"), "{unknown}");
     }
 }

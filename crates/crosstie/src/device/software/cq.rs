@@ -24,8 +24,8 @@ use super::layout::{
     short_epoch, taker_of_datagram_sender, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
-use super::recv::{SharedRecvQueue, TakenSlot};
 use super::setup::{Device, DeviceHandle};
+use super::shared_recv::{SharedRecvQueue, TakenSlot};
 use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};

@@ -16,8 +16,9 @@ use super::peer_lines::OpenLine;
 use super::peer_memory::PeerMemory;
 use super::qp::{self, QpShared, RecvSource};
 use super::quiescence::OperationGuard;
-use super::recv::{PeerRecvQueue, PostCursor};
+use super::recv::PeerRecvQueue;
 use super::setup::{DeviceHandle, Pd};
+use super::shared_recv::PostCursor;
 use super::{Cq, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{

@@ -380,7 +380,9 @@ fn request_lines(socket: &OwnedFd) -> io::Result<Arc<Segment>> {
     let (_, mut files) = socket::receive(socket, reply.as_mut_bytes(), &mut [])?;
     match (reply.status, files.pop()) {
         (Reply::OK, Some(file)) => Ok(Arc::new(Segment::open(file, PEER_LINES_LEN)?)),
-        _ => Err(io::Error::other("it did not hand over the table of peer lines")),
+        _ => Err(io::Error::other(
+            "it did not hand over the table of peer lines: raise its limits on open files and memory (`ulimit -n`, `ulimit -v`)",
+        )),
     }
 }
 

@@ -37,7 +37,7 @@
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
 //! | `datapath.rs`, `write_at_once.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
-//! | `recv.rs` | receive queues |
+//! | `recv.rs`, `shared_recv.rs` | receive queues: of one queue pair, and shared ones |
 //! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
 //! | `cq.rs`, `cq_lanes.rs`, `quick_poll.rs` | completion queues: polling them, their lanes, and short ways |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
@@ -84,6 +84,7 @@ mod service;
 #[cfg(test)]
 mod service_tests;
 mod setup;
+mod shared_recv;
 mod srq;
 mod state;
 mod write_at_once;

@@ -16,9 +16,10 @@ use super::layout::{
 };
 use super::peer_lines::AssignedLine;
 use super::quiescence::DROP_TIMEOUT;
-use super::recv::{RecvQueue, SharedRecvQueue};
+use super::recv::RecvQueue;
 use super::removal::QpRemoval;
 use super::setup::Pd;
+use super::shared_recv::SharedRecvQueue;
 use super::state::{DeviceShared, check_limit, locked};
 use super::{Cq, Srq};
 use crate::device::InlineData;

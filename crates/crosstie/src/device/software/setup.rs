@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::layout::{IN_PLACE, RegionKey};
 use super::quiescence::Quiescence;
 use super::region_keys;
@@ -19,12 +21,12 @@ use crate::ring::fence;
 pub struct Config {
     /// Address space for the device's memory: the queues, and the regions that
     /// [`Pd::allocate`](crate::device::Pd::allocate) returns. Every peer maps the same amount. Physical memory is used only
-    /// for pages that are touched.
+    /// for pages that are touched. If the process has a limit on address space (`ulimit -v`), at most a sixteenth of it is used.
     pub space: u64,
 }
 
 impl Default for Config {
-    /// 64 GiB of address space, or as much of it as the process may have.
+    /// 64 GiB of address space.
     fn default() -> Self {
         Config { space: 64 << 30 }
     }
@@ -32,6 +34,9 @@ impl Default for Config {
 
 /// Smallest address space with which a device is opened.
 const MIN_SPACE: u64 = 64 << 20;
+/// The share of the process's address space, if that is limited (`ulimit -v`), that one device takes. The devices of peers take as much, and
+/// threads need some.
+const SHARE_OF_LIMIT: u64 = 16;
 
 /// An open device.
 #[derive(Clone, Debug)]
@@ -53,7 +58,8 @@ impl Device {
         rustix::rand::getrandom(&mut gid, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| os("drawing the device's random name")(e.into()))?;
 
-        let mut space = config.space.max(MIN_SPACE).next_multiple_of(4096);
+        let limit = getrlimit(Resource::As).current.map_or(u64::MAX, |bytes| bytes / SHARE_OF_LIMIT);
+        let mut space = config.space.min(limit).max(MIN_SPACE).next_multiple_of(4096);
         let segment = loop {
             match Segment::create(space) {
                 Ok(segment) => break Arc::new(segment),

@@ -1,9 +1,9 @@
-//! Shared receive queues, as the program posts to them. The queue itself is in `recv.rs`.
+//! Shared receive queues, as the program posts to them. The queue itself is in `shared_recv.rs`.
 
 use std::sync::Arc;
 
-use super::recv::{PostCursor, SharedRecvQueue};
 use super::setup::{DeviceHandle, Pd};
+use super::shared_recv::{PostCursor, SharedRecvQueue};
 use super::state::check_limit;
 use crate::device::{DeviceError, PostError, RecvWr, SrqConfig};
 

@@ -1,0 +1,443 @@
+//! Shared receive queues, from which many peers take.
+//!
+//! As with the other receive queues (`recv.rs`) the owner keeps its records in private memory ([`SharedRecvQueue`]), and the segment holds only
+//! what a sender must see, which uses it through [`SharedTaker`].
+//!
+//! ```text
+//!  owner:   free slot = SGEs, words[posted % 2 depth] = slot, posted += 1
+//!  takers:  compare-and-swap their number into the first word that is not taken
+//! ```
+//!
+//! A taker records itself in the same compare-and-swap with which it takes. If it dies before it completes the receive, the
+//! owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
+
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+use std::sync::Arc;
+
+use super::layout::{SrqHeader, SrqWord};
+use super::recv::{CompletedRecv, RecvSlots, check, room};
+use super::state::{Allocation, DeviceShared};
+use crate::device::{DeviceError, PostError, RecvWr};
+use crate::memory::segment::{Segment, SharedRef, SharedSlice};
+
+/// A shared receive queue, as its owner uses it. Datagram queue pairs without an SRQ have one of their own.
+#[derive(Debug)]
+pub(super) struct SharedRecvQueue {
+    pub(super) device: Arc<DeviceShared>,
+    pub(super) header: SharedRef<SrqHeader>,
+    words: SharedSlice<AtomicU64>,
+    slots: RecvSlots,
+    records: Box<[RecvRecord]>,
+    /// Slots that may be in use: the first ones.
+    capacity: usize,
+    /// Set when a receive completes, for a poster that found all slots in use.
+    completed: AtomicBool,
+    pub(super) memory: Allocation,
+}
+
+/// The owner's record of the receive in one slot of a shared receive queue.
+#[derive(Debug, Default)]
+struct RecvRecord {
+    wr_id: AtomicU64,
+    /// The position at which it was posted.
+    position: AtomicU64,
+    /// Bytes that it has room for.
+    room: AtomicU32,
+    /// The poster sets it, pollers clear it.
+    is_outstanding: AtomicBool,
+}
+
+/// How often a taker that finds no others publishes how far it is, in receives.
+const TAKEN_INTERVAL: u64 = 16;
+
+const SRQ_WORDS_AT: u64 = size_of::<SrqHeader>() as u64;
+
+fn srq_slots_at(offset: u64, depth: u32) -> Option<u64> {
+    offset.checked_add(SRQ_WORDS_AT + (16 * u64::from(depth)).next_multiple_of(64))
+}
+
+impl SharedRecvQueue {
+    pub(super) fn new(
+        device: &Arc<DeviceShared>,
+        pd: u32,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SharedRecvQueue, DeviceError> {
+        let depth = max_wr.max(4).next_power_of_two();
+        let bytes = srq_slots_at(0, depth).map(|at| at + RecvSlots::bytes(depth, max_sge));
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
+        let memory = device.allocate(bytes.ok_or_else(no_memory)?)?;
+        let header: SharedRef<SrqHeader> =
+            SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
+        header.depth.store(depth, Relaxed);
+        header.sges.store(max_sge, Relaxed);
+        header.pd.store(pd, Relaxed);
+        let (words, slots) =
+            words_and_slots(&device.segment, memory.at, depth, max_sge).ok_or_else(no_memory)?;
+        Ok(SharedRecvQueue {
+            device: device.clone(),
+            header,
+            words,
+            slots,
+            records: (0..depth).map(|_| RecvRecord::default()).collect(),
+            capacity: max_wr as usize,
+            completed: AtomicBool::new(false),
+            memory,
+        })
+    }
+
+    /// Posts up to `count` receives, see [`Srq::post_recvs`](crate::device::Srq::post_recvs).
+    #[inline]
+    pub(super) fn post(
+        &self,
+        cursor: &mut PostCursor,
+        wr: &RecvWr<'_>,
+        count: u32,
+    ) -> Result<u32, PostError> {
+        check(wr, self.slots.max_sge)?;
+        let room = room(wr);
+        let mut posted = 0;
+        while posted < count
+            && let Some(position) = self.free_position(cursor)
+            && let Some((slot, record)) = self.free_slot(cursor)
+        {
+            record.wr_id.store(wr.wr_id, Relaxed);
+            record.room.store(room, Relaxed);
+            record.position.store(position, Relaxed);
+            self.slots.write(slot, wr.sges);
+            // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
+            record.is_outstanding.store(true, Release);
+            self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
+            cursor.posted = position + 1;
+            posted += 1;
+        }
+        if posted == 0 && count > 0 {
+            return Err(PostError::Full);
+        }
+        // Release, partner: the taker's Acquire load in `SharedTaker::take`. It makes words and slots visible to the
+        // taker and, through the taker's completion, the private fields to the poller.
+        self.header.posted.word.store(cursor.posted, Release);
+        Ok(posted)
+    }
+
+    /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
+    /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
+    /// there are of other positions. `None` only if a peer has written invalid words: there are twice as many words as receives.
+    #[inline(always)]
+    fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
+        if self.is_free_position(cursor.posted) {
+            return Some(cursor.posted);
+        }
+        self.search_position(cursor.posted + 1)
+    }
+
+    #[cold]
+    fn search_position(&self, first: u64) -> Option<u64> {
+        (first..first + self.words.len() as u64 - 1).find(|position| self.is_free_position(*position))
+    }
+
+    #[inline(always)]
+    fn is_free_position(&self, position: u64) -> bool {
+        let old = SrqWord(self.words.ring(position).load(Relaxed));
+        let record = &self.records[usize::from(old.slot()) & (self.records.len() - 1)];
+        let posted_at = record.position.load(Relaxed);
+        let is_record = old.is_at(posted_at) && (posted_at ^ position) & (self.words.len() as u64 - 1) == 0;
+        // Acquire, partner: the Release store in `complete`.
+        !is_record || !record.is_outstanding.load(Acquire)
+    }
+
+    /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
+    /// checked is free. A full queue is searched again only after a receive completed.
+    #[inline(always)]
+    fn free_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        if !cursor.full
+            && let Some(record) = self.check_slot(cursor)
+        {
+            return Some(record);
+        }
+        self.search_slot(cursor)
+    }
+
+    /// Checks the slot where to look first, and moves on to the next one.
+    #[inline(always)]
+    fn check_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        let slot = if cursor.next < self.capacity { cursor.next } else { 0 };
+        cursor.next = slot + 1;
+        cursor.count_check();
+        let record = self.records.get(slot)?;
+        // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
+        (!record.is_outstanding.load(Acquire)).then_some((slot, record))
+    }
+
+    /// Checks all other slots.
+    #[cold]
+    fn search_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
+        let is_first_search = !cursor.full;
+        // Acquire, partner: the Release store in `complete`: the slot is free, too.
+        if !is_first_search && !self.completed.swap(false, Acquire) {
+            return None;
+        }
+        let unchecked = self.capacity - usize::from(is_first_search);
+        let found = (0..unchecked).find_map(|_| self.check_slot(cursor));
+        cursor.full = found.is_none();
+        found
+    }
+
+    /// Completes the receive in `slot`. `None` if no such receive is outstanding: the slot number comes from a peer.
+    #[inline]
+    pub(super) fn complete(&self, slot: u32) -> Option<CompletedRecv> {
+        let record = self.records.get(slot as usize)?;
+        if !record.is_outstanding.load(Acquire) {
+            return None;
+        }
+        let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
+        // Release, partner: the Acquire loads in `check_slot` and `is_free_position`.
+        record.is_outstanding.store(false, Release);
+        // Release, partner: the Acquire swap in `search_slot`.
+        self.completed.store(true, Release);
+        Some(recv)
+    }
+
+    /// The receives that `taker` took and that are outstanding, in the order of posting. Those that it has completed are among them until
+    /// the completion has been polled.
+    pub(super) fn taken_by(&self, taker: u16) -> Vec<TakenSlot> {
+        let mut taken: Vec<TakenSlot> = (0..self.words.len())
+            .map(|i| SrqWord(self.words[i].load(Acquire)))
+            .filter(|word| word.is_taken() && word.taker() == taker)
+            .filter_map(|word| {
+                let slot = word.slot().into();
+                let position = self.records.get(slot as usize)?.position.load(Relaxed);
+                let taken = TakenSlot { position, slot };
+                (word.is_at(position) && self.is_outstanding(taken)).then_some(taken)
+            })
+            .collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// Every outstanding receive, in the order of posting.
+    pub(super) fn all_outstanding(&self) -> Vec<TakenSlot> {
+        let mut outstanding: Vec<TakenSlot> = (0..)
+            .zip(&self.records)
+            .map(|(slot, record)| TakenSlot { position: record.position.load(Relaxed), slot })
+            .filter(|taken| self.is_outstanding(*taken))
+            .collect();
+        outstanding.sort_unstable();
+        outstanding
+    }
+
+    /// Makes room for another receive, without a completion, unless this one has completed meanwhile.
+    pub(super) fn free_taken(&self, taken: TakenSlot) {
+        if self.is_outstanding(taken) {
+            self.complete(taken.slot);
+        }
+    }
+
+    fn is_outstanding(&self, taken: TakenSlot) -> bool {
+        let record = &self.records[taken.slot as usize];
+        // Acquire, partner: the Release stores in `complete` and `post`.
+        record.is_outstanding.load(Acquire) && record.position.load(Relaxed) == taken.position
+    }
+}
+
+/// A receive of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TakenSlot {
+    /// Where it was posted: no two receives of a queue have the same position.
+    position: u64,
+    pub(super) slot: u32,
+}
+
+impl Drop for SharedRecvQueue {
+    fn drop(&mut self) {
+        self.device.free(&self.memory);
+    }
+}
+
+/// The state of the one thread that posts to a [`SharedRecvQueue`].
+#[derive(Debug, Default)]
+pub(super) struct PostCursor {
+    posted: u64,
+    /// Where to look for a free slot first.
+    next: usize,
+    /// The last search found no free slot.
+    full: bool,
+    /// Slots that searches checked.
+    #[cfg(test)]
+    checks: usize,
+}
+
+impl PostCursor {
+    #[inline(always)]
+    fn count_check(&mut self) {
+        #[cfg(test)]
+        {
+            self.checks += 1;
+        }
+    }
+}
+
+fn words_and_slots(
+    segment: &Arc<Segment>,
+    offset: u64,
+    depth: u32,
+    max_sge: u32,
+) -> Option<(SharedSlice<AtomicU64>, RecvSlots)> {
+    let words = SharedSlice::new(segment, offset.checked_add(SRQ_WORDS_AT)?, 2 * depth as usize)?;
+    Some((words, RecvSlots::new(segment, srq_slots_at(offset, depth)?, depth, max_sge)?))
+}
+
+/// What a sender needs to take from a shared queue: other senders take from it too, and each records its `taker` number in what it
+/// takes.
+#[derive(Debug)]
+pub(super) struct SharedTaker {
+    header: SharedRef<SrqHeader>,
+    words: SharedSlice<AtomicU64>,
+    taker: u16,
+    /// The receives before this position are taken.
+    next: u64,
+}
+
+impl SharedTaker {
+    /// The queue at `at`, and its slots. `None` if they are not inside of the segment.
+    pub(super) fn new(
+        segment: &Arc<Segment>,
+        at: u64,
+        depth: u32,
+        max_sge: u32,
+        taker: u16,
+    ) -> Option<(SharedTaker, RecvSlots)> {
+        let header = SharedRef::new(segment, at)?;
+        let (words, slots) = words_and_slots(segment, at, depth, max_sge)?;
+        Some((SharedTaker { header, words, taker, next: 0 }, slots))
+    }
+
+    /// Takes the first receive that nobody has taken. Returns its slot.
+    ///
+    /// Everyone takes the first one, so all receives before one that is taken are taken as well: a sender need not look at what
+    /// comes before its own last one, nor before [`SrqHeader::taken`].
+    #[inline]
+    pub(super) fn take(&mut self, seen_posted: &mut u64) -> Option<u16> {
+        let count = self.words.len() as u64;
+        // Whether others take as well.
+        let mut has_searched = false;
+        // The bound ends the loop if the queue holds invalid words.
+        for _ in 0..2 * count + 64 {
+            if self.next >= *seen_posted {
+                // Acquire, partner: the Release store in `SharedRecvQueue::post`.
+                *seen_posted = self.header.posted.word.load(Acquire);
+                if self.next >= *seen_posted {
+                    return None;
+                }
+                // The words before have been used again.
+                self.next = self.next.max(seen_posted.saturating_sub(count));
+            }
+            let position = self.next;
+            let at = self.words.ring(position);
+            let word = SrqWord(at.load(Acquire));
+            // One compare-and-swap takes the receive and records the taker: if this process dies now, the owner knows who had the
+            // receive.
+            if word.is_at(position)
+                && !word.is_taken()
+                && at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_ok()
+            {
+                self.next = position + 1;
+                if has_searched || self.next.is_multiple_of(TAKEN_INTERVAL) {
+                    self.header.taken.word.store(self.next, Relaxed);
+                }
+                return Some(word.slot());
+            }
+            // Others have taken it, and perhaps many more.
+            has_searched = true;
+            let others = self.header.taken.word.load(Relaxed);
+            if others > *seen_posted {
+                // Acquire, partner: as above.
+                *seen_posted = self.header.posted.word.load(Acquire);
+            }
+            let is_ahead = others > position && others <= *seen_posted;
+            self.next = if is_ahead { others } else { position + 1 };
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, software};
+
+    /// One receive completes very late. Meanwhile the queue is used many times over: it has room for all other receives, they are taken
+    /// in order, and it is known who took the late one.
+    #[test]
+    fn receive_that_completes_late_does_not_hold_up_the_others() {
+        const CAPACITY: u32 = 4;
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let shared = super::super::invalid_input_tests::shared_arc(&device);
+        let queue = SharedRecvQueue::new(shared, 1, CAPACITY, 1).unwrap();
+        let (words, _) = words_and_slots(&shared.segment, queue.memory.at, CAPACITY, 1).unwrap();
+        let taker =
+            |taker| SharedTaker { header: queue.header.clone(), words: words.clone(), taker, next: 0 };
+        let completed = |slot: u16| queue.complete(slot.into()).map(|recv| recv.wr_id);
+        let (mut late, mut others, mut newcomer) = (taker(1), taker(2), taker(3));
+        let mut cursor = PostCursor::default();
+        let mut wr_ids = 0..;
+        let mut post = |cursor: &mut PostCursor| {
+            let wr_id = wr_ids.next().unwrap();
+            queue.post(cursor, &RecvWr { wr_id, sges: &[] }, 1).map(|_| wr_id)
+        };
+        let mut posted: std::collections::VecDeque<u64> =
+            (0..CAPACITY).map(|_| post(&mut cursor).unwrap()).collect();
+        let (mut seen, mut seen_by_newcomer) = (0, 0);
+        let kept = late.take(&mut seen).unwrap();
+        let kept_wr_id = posted.pop_front().unwrap();
+        for round in 0..100 {
+            assert!(matches!(post(&mut cursor), Err(PostError::Full)), "round {round}");
+            let slot = match round % 7 {
+                3 => newcomer.take(&mut seen_by_newcomer),
+                _ => others.take(&mut seen),
+            };
+            let slot = slot.expect("a receive is there");
+            assert_eq!(completed(slot), posted.pop_front(), "round {round}");
+            posted.push_back(post(&mut cursor).unwrap());
+            let taken: Vec<u32> = queue.taken_by(1).iter().map(|taken| taken.slot).collect();
+            assert_eq!(taken, [u32::from(kept)], "round {round}");
+        }
+        assert_eq!(completed(kept), Some(kept_wr_id));
+        assert!(queue.taken_by(1).is_empty());
+        posted.push_back(post(&mut cursor).unwrap());
+        while let Some(wr_id) = posted.pop_front() {
+            let slot = late.take(&mut seen).unwrap();
+            assert_eq!(completed(slot), Some(wr_id));
+        }
+        assert_eq!((late.take(&mut seen), others.take(&mut seen)), (None, None));
+    }
+
+    #[test]
+    fn posting_to_a_full_shared_queue_does_not_search_it_again() {
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let shared = super::super::invalid_input_tests::shared_arc(&device);
+        // Not a power of two: there are more slots than receives.
+        for capacity in [1, 3, 1000] {
+            let queue = SharedRecvQueue::new(shared, 1, capacity, 1).unwrap();
+            let mut cursor = PostCursor::default();
+            let wr = |wr_id| RecvWr { wr_id, sges: &[] };
+            for wr_id in 0..capacity {
+                queue.post(&mut cursor, &wr(wr_id.into()), 1).unwrap();
+            }
+            assert_eq!(cursor.checks, capacity as usize, "each slot was free when it was checked");
+            for _ in 0..100 {
+                assert!(matches!(queue.post(&mut cursor, &wr(9), 1), Err(PostError::Full)));
+            }
+            assert_eq!(cursor.checks, 2 * capacity as usize, "only the first search found the queue full");
+            // Each completion makes room for exactly one receive, in any order.
+            for slot in (0..capacity).rev().step_by(2) {
+                assert_eq!(queue.complete(slot), Some(CompletedRecv { wr_id: slot.into(), room: 0 }));
+                queue.post(&mut cursor, &wr(slot.into()), 1).unwrap();
+                assert!(matches!(queue.post(&mut cursor, &wr(9), 1), Err(PostError::Full)));
+            }
+        }
+    }
+}
