@@ -12,8 +12,8 @@
 //! | [`Group::push`], [`Group::pull`], [`Group::put`] | one-sided access to the memory of members | 1 WRITE or READ |
 //!
 //! Promises:
-//! - Everything ends. When a member dies, locks that it held pass on, barriers end with an error that names it, and sends to it fail.
-//! - Nobody but the members named in a packet can send it: queue pairs are connected by the members themselves, through the job.
+//! - Every call ends. When a member dies, locks that it held pass on, barriers end with an error that names it, and sends to it fail.
+//! - A packet comes from the member that it names as its sender: the members connect their queue pairs themselves, through the job.
 //! - Packets are served while the application does something else: by a thread of the group, which parks when nothing comes.
 //! - A message costs no allocation and no system call in the steady state.
 //!

@@ -5,6 +5,7 @@ mod locks;
 mod membership;
 mod messages;
 mod one_sided;
+mod pulls;
 mod tagged;
 
 use std::sync::Mutex;

@@ -13,6 +13,8 @@
 mod pull;
 mod receive;
 mod request;
+#[cfg(all(test, not(loom)))]
+mod room_tests;
 mod send;
 mod state;
 

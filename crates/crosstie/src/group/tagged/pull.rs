@@ -1,7 +1,7 @@
 //! PULLs: reading a long message out of its sender's buffer, and telling the sender.
 
-use crosstie_protocol::group::message::{Pulled, Rendezvous};
-use crosstie_protocol::group::{MemberId, flags};
+use crosstie_protocol::group::message::Rendezvous;
+use crosstie_protocol::group::{MemberId, MemberSet, flags};
 
 use super::MessageInfo;
 use super::state::Pull;
@@ -12,13 +12,23 @@ use crate::group::error::GroupError;
 use crate::group::message::LongSend;
 
 impl Engine {
-    pub(super) fn start_pull(&mut self, id: u16, recv: u64, from: MemberId, rendezvous: &Rendezvous) {
+    /// Starts the PULL of a message that has matched a receive, or ends the receive. If there is no room, the PULL waits.
+    pub(super) fn pull(&mut self, id: u16, recv: u64, from: MemberId, rendezvous: &Rendezvous) {
+        if !self.start_pull(id, recv, from, rendezvous)
+            && let Some(tagged) = self.tagged(id)
+        {
+            tagged.waiting_pulls.push_back((recv, from, Box::new(*rendezvous)));
+        }
+    }
+
+    /// As [`Engine::pull`]. `false`: there is no room.
+    fn start_pull(&mut self, id: u16, recv: u64, from: MemberId, rendezvous: &Rendezvous) -> bool {
         let one_sided = self.one_sided.clone();
         let is_dead = self.machine.dead().contains(from);
-        let Some(tagged) = self.tagged(id) else { return };
+        let Some(tagged) = self.tagged(id) else { return true };
         let len = rendezvous.region.region.len();
         let info = MessageInfo { from, tag: rendezvous.tag, len };
-        let Some(buffer) = tagged.recvs.get(recv).and_then(|slot| slot.buffer.take()) else { return };
+        let Some(buffer) = tagged.recvs.get(recv).and_then(|slot| slot.buffer.take()) else { return true };
         let send_key = rendezvous.key;
         if len > buffer.len() as u64 {
             let room = buffer.len() as u64;
@@ -27,8 +37,8 @@ impl Engine {
                 Some(buffer),
                 Err(GroupError::Truncated { from, tag: info.tag, len, room }),
             );
-            tagged.answers.push_back((from, Pulled { key: send_key, succeeded: true }));
-            return;
+            tagged.answer(from, send_key, true);
+            return true;
         }
         let memory = match &one_sided {
             Some(one_sided) => one_sided.import(&rendezvous.region),
@@ -43,22 +53,20 @@ impl Engine {
                     _ => GroupError::PeerDead(from),
                 };
                 tagged.end_recv(recv, Some(buffer), Err(error));
-                tagged.answers.push_back((from, Pulled { key: send_key, succeeded: false }));
-                return;
+                tagged.answer(from, send_key, false);
+                return true;
             }
         };
-        tagged.counters.pulls += 1;
         match endpoint.read(buffer, ..len as usize, &memory.remote(), 0) {
             Ok(operation) => {
+                tagged.counters.pulls += 1;
                 tagged.pulls.push(Pull { operation, recv, info, send_key });
-                self.poll_pulls(id);
             }
             Err(refused) if refused.cause.is_back_pressure() => {
-                tagged.counters.pulls -= 1;
                 if let Some(slot) = tagged.recvs.get(recv) {
                     slot.buffer = Some(refused.buffer);
                 }
-                tagged.waiting_pulls.push_back((recv, from, Box::new(*rendezvous)));
+                return false;
             }
             Err(refused) => {
                 let error = match refused.cause {
@@ -66,13 +74,45 @@ impl Engine {
                     cause => GroupError::NotStarted(cause),
                 };
                 tagged.end_recv(recv, Some(refused.buffer), Err(error));
-                tagged.answers.push_back((from, Pulled { key: send_key, succeeded: false }));
+                tagged.answer(from, send_key, false);
             }
         }
+        true
     }
 
+    /// Ends the receives of PULLs that have ended, starts PULLs that waited for room, and sends answers.
     pub(super) fn poll_pulls(&mut self, id: u16) {
-        let Some(tagged) = self.tagged(id) else { return };
+        let mut changed = self.end_pulls(id);
+        // Each is tried once, in order, and none after another one from the same member found no room.
+        let mut full = MemberSet::EMPTY;
+        let waiting = self.tagged(id).map_or(0, |tagged| tagged.waiting_pulls.len());
+        for _ in 0..waiting {
+            let next = self.tagged(id).and_then(|tagged| tagged.waiting_pulls.pop_front());
+            let Some((recv, from, rendezvous)) = next else { break };
+            if !full.contains(from) && self.start_pull(id, recv, from, &rendezvous) {
+                changed = true;
+                continue;
+            }
+            full.insert(from);
+            if let Some(tagged) = self.tagged(id) {
+                tagged.waiting_pulls.push_back((recv, from, rendezvous));
+            }
+        }
+        if waiting > 0 {
+            self.end_pulls(id);
+        }
+        if !changed {
+            return;
+        }
+        if let Some(channel) = &mut self.channels[usize::from(id)] {
+            channel.changed = true;
+        }
+        self.send_answers(id);
+    }
+
+    /// Ends the receives of PULLs that have ended. Returns whether there were any.
+    fn end_pulls(&mut self, id: u16) -> bool {
+        let Some(tagged) = self.tagged(id) else { return false };
         let mut index = 0;
         let mut changed = false;
         while index < tagged.pulls.len() {
@@ -89,34 +129,31 @@ impl Engine {
                     tagged.end_recv(recv, failed.buffer.try_take(), Err(error));
                 }
             }
-            tagged.answers.push_back((info.from, Pulled { key: send_key, succeeded }));
+            tagged.answer(info.from, send_key, succeeded);
             changed = true;
         }
-        // A PULL has ended, so that others which waited can start. Without one in flight, it is operations of the application that
-        // take the room, and nobody tells when they end.
-        if (changed || tagged.pulls.is_empty())
-            && let Some((recv, from, rendezvous)) = tagged.waiting_pulls.pop_front()
-        {
-            self.start_pull(id, recv, from, &rendezvous);
-        }
-        if !changed {
-            return;
-        }
-        if let Some(channel) = &mut self.channels[usize::from(id)] {
-            channel.changed = true;
-        }
-        self.send_answers(id);
+        changed
     }
 
+    /// Sends answers, to each member as many as there is room for.
     pub(super) fn send_answers(&mut self, id: u16) {
-        while let Some((to, pulled)) = self.tagged(id).and_then(|tagged| tagged.answers.front().copied()) {
-            let parts = Parts { flags: flags::PULLED, prefix: &[], body: Source::Bytes(&pulled.encode()) };
-            let mut progress = LongSend { channel: id, to, offset: 0, owner: None };
-            if self.step_send(&mut progress, &parts).is_none() {
-                return;
-            }
-            if let Some(tagged) = self.tagged(id) {
-                tagged.answers.pop_front();
+        if self.tagged(id).is_none_or(|tagged| tagged.unanswered == 0) {
+            return;
+        }
+        for to in (0..self.members).map(MemberId::new) {
+            while let Some(pulled) =
+                self.tagged(id).and_then(|tagged| tagged.answers[to.index()].front().copied())
+            {
+                let parts =
+                    Parts { flags: flags::PULLED, prefix: &[], body: Source::Bytes(&pulled.encode()) };
+                let mut progress = LongSend { channel: id, to, offset: 0, owner: None };
+                if self.step_send(&mut progress, &parts).is_none() {
+                    break;
+                }
+                if let Some(tagged) = self.tagged(id) {
+                    tagged.answers[to.index()].pop_front();
+                    tagged.unanswered -= 1;
+                }
             }
         }
     }

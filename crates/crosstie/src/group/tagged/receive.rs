@@ -1,7 +1,7 @@
 //! Receives: posting, and matching of what has arrived.
 
 use crosstie_protocol::group::message::{Matched, Pulled, Rendezvous, TAG_SIZE, decode_tag};
-use crosstie_protocol::group::{MemberId, flags};
+use crosstie_protocol::group::{Limits, MemberId, flags};
 
 use super::state::{Arrived, RecvSlot, SPARE_VECTORS, Unexpected};
 use crate::endpoint::Buffer;
@@ -65,7 +65,10 @@ impl Engine {
                     // There may be room for messages that waited in the receive buffer.
                     self.serve_tagged(id);
                 }
-                Unexpected::Rendezvous(rendezvous) => self.start_pull(id, key, source, &rendezvous),
+                Unexpected::Rendezvous(rendezvous) => {
+                    self.pull(id, key, source, &rendezvous);
+                    self.poll_pulls(id);
+                }
             },
             // There are as many places as slots.
             Err(_) => unreachable!("the matcher is as large as the table of receives"),
@@ -109,8 +112,11 @@ impl Engine {
                 }
             } else if kind == flags::TAGGED | flags::RENDEZVOUS {
                 match Rendezvous::decode(bytes) {
-                    // A member describes its own memory.
-                    Ok(rendezvous) if rendezvous.region.member == from => {
+                    // A member describes its own memory, and has no more sends than fit into a table.
+                    Ok(rendezvous)
+                        if rendezvous.region.member == from
+                            && tagged.answers[from.index()].len() < Limits::MAX_TABLE =>
+                    {
                         let region = &rendezvous.region;
                         if self.gate.check_region(&region.encode(), &dead).is_ok() {
                             match tagged.matcher.take_receive(from, rendezvous.tag) {
@@ -147,7 +153,7 @@ impl Engine {
                 self.gate.count_invalid();
             }
             if let Some((recv, rendezvous)) = pull {
-                self.start_pull(id, recv, from, &rendezvous);
+                self.pull(id, recv, from, &rendezvous);
             }
         }
     }

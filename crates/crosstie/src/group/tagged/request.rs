@@ -119,26 +119,30 @@ impl RecvRequest {
         self.wait_until(None)
     }
 
-    /// As [`RecvRequest::wait`], for at most `timeout`. Afterwards the receive is stopped.
+    /// As [`RecvRequest::wait`], for at most `timeout`. Afterwards the receive is stopped. If a message has matched it by then, the
+    /// message is gone, and the error has no buffer: [`RecvRequest::cancel`] does not lose it.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Received, TaggedFailed> {
         self.wait_until(Some(timeout))
     }
 
     fn wait_until(mut self, timeout: Option<Duration>) -> Result<Received, TaggedFailed> {
-        let Some(key) = self.key else {
+        let Some(key) = self.key.take() else {
             return Err(TaggedFailed { error: GroupError::Busy, buffer: None });
         };
-        match self.tagged.wait_for(timeout, |tagged| tagged.take_recv(key)) {
-            Ok(end) => {
-                self.key = None;
-                recv_result(end)
-            }
-            Err(error) => {
-                self.key = None;
-                let buffer = self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten();
-                Err(TaggedFailed { error, buffer })
-            }
-        }
+        let waited = self.tagged.wait_for(timeout, |tagged| tagged.take_recv(key));
+        waited.map_or_else(
+            |error| {
+                // It may have ended since.
+                let ended = self
+                    .tagged
+                    .with_state(|tagged| tagged.take_recv(key).ok_or_else(|| tagged.detach_recv(key)));
+                match ended.unwrap_or(Err(None)) {
+                    Ok(end) => recv_result(end),
+                    Err(buffer) => Err(TaggedFailed { error, buffer }),
+                }
+            },
+            recv_result,
+        )
     }
 
     /// Takes the message if it is there. `None`: it is not.
@@ -149,10 +153,16 @@ impl RecvRequest {
         Some(recv_result(end))
     }
 
-    /// Stops the receive. Returns the buffer if no message has matched it.
-    pub fn cancel(mut self) -> Option<Buffer> {
-        let key = self.key.take()?;
-        self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten()
+    /// Stops the receive and returns its buffer. If a message has matched it, or it has failed, hands it back instead: it ends soon.
+    pub fn cancel(mut self) -> Result<Buffer, RecvRequest> {
+        let cancel = |key| self.tagged.with_state(|tagged| tagged.cancel_recv(key)).flatten();
+        match self.key.and_then(cancel) {
+            Some(buffer) => {
+                self.key = None;
+                Ok(buffer)
+            }
+            None => Err(self),
+        }
     }
 }
 
@@ -178,7 +188,7 @@ impl Future for RecvRequest {
 impl Drop for RecvRequest {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            self.tagged.with_state(|tagged| tagged.cancel_recv(key));
+            self.tagged.with_state(|tagged| tagged.detach_recv(key));
         }
     }
 }

@@ -126,8 +126,9 @@ pub(in crate::group) struct TaggedState {
     pub(super) pulls: Vec<Pull>,
     /// Matched messages whose PULL found no room.
     pub(super) waiting_pulls: VecDeque<(u64, MemberId, Box<Rendezvous>)>,
-    /// Answers that found no room.
-    pub(super) answers: VecDeque<(MemberId, Pulled)>,
+    /// Answers to each member that are not in the send buffer yet, and how many there are in all.
+    pub(super) answers: Box<[VecDeque<Pulled>]>,
+    pub(super) unanswered: usize,
     pub(super) unexpected_bytes: usize,
     pub(super) spare: Vec<Vec<u8>>,
     pub(in crate::group) counters: TaggedCounters,
@@ -151,7 +152,8 @@ impl TaggedState {
             queued: 0,
             pulls: Vec::new(),
             waiting_pulls: VecDeque::new(),
-            answers: VecDeque::new(),
+            answers: (0..members).map(|_| VecDeque::new()).collect(),
+            unanswered: 0,
             unexpected_bytes: 0,
             spare: Vec::new(),
             counters: TaggedCounters::default(),
@@ -160,10 +162,7 @@ impl TaggedState {
 
     /// Whether a pass has something to do although no packet has come.
     pub(in crate::group) fn is_busy(&self) -> bool {
-        !self.pulls.is_empty()
-            || !self.answers.is_empty()
-            || !self.waiting_pulls.is_empty()
-            || self.queued > 0
+        !self.pulls.is_empty() || self.unanswered > 0 || !self.waiting_pulls.is_empty() || self.queued > 0
     }
 
     pub(in crate::group) fn unexpected(&self) -> usize {
@@ -237,27 +236,37 @@ impl TaggedState {
         }
     }
 
-    /// Stops a receive. Returns its buffer if no message has matched it.
+    /// Stops a receive that no message has matched, and returns its buffer.
     pub(in crate::group) fn cancel_recv(&mut self, key: u64) -> Option<Buffer> {
-        let slot = self.recvs.get(key)?;
-        if slot.ended.is_some() {
-            return self.recvs.remove(key)?.buffer;
+        let posted = self.recvs.get(key)?.posted?;
+        self.matcher.cancel(posted)?;
+        self.recvs.remove(key)?.buffer
+    }
+
+    /// Nobody waits for the receive any more. It is stopped, unless a message has matched it: then that is received, and is gone.
+    pub(in crate::group) fn detach_recv(&mut self, key: u64) -> Option<Buffer> {
+        let buffer = self.cancel_recv(key);
+        if let Some(slot) = self.recvs.get(key) {
+            slot.detached = true;
+            if slot.ended.is_some() {
+                self.recvs.remove(key);
+            }
         }
-        if let Some(posted) = slot.posted
-            && self.matcher.cancel(posted).is_some()
-        {
-            return self.recvs.remove(key)?.buffer;
-        }
-        // A PULL writes into the buffer.
-        slot.detached = true;
-        None
+        buffer
+    }
+
+    /// Tells the sender of a long message what became of it.
+    pub(super) fn answer(&mut self, to: MemberId, key: u64, succeeded: bool) {
+        self.answers[to.index()].push_back(Pulled { key, succeeded });
+        self.unanswered += 1;
     }
 
     /// A member is dead: what only it could end, ends.
     pub(in crate::group) fn drop_peer(&mut self, member: MemberId, nobody_left: bool) {
         self.queued -= self.outbox[member.index()].len();
         self.outbox[member.index()].clear();
-        self.answers.retain(|(to, _)| *to != member);
+        self.unanswered -= self.answers[member.index()].len();
+        self.answers[member.index()].clear();
         let sends: Vec<u64> = self.sends.keys().collect();
         for key in sends {
             if self.sends.get(key).is_some_and(|slot| slot.to == member) {
