@@ -41,7 +41,7 @@ pub enum AttachError {
         /// The name.
         name: String,
     },
-    /// The node's description is invalid or of another version.
+    /// The node's description is invalid or of another version, or its services are.
     #[error("the node {name:?} runs another release than this client: use the same release for both")]
     OtherVersion {
         /// The name.

@@ -488,6 +488,10 @@ fn connect<C>(
 ) -> Result<C, AttachError> {
     connect(&service, limit.remaining()).map_err(|cause| match cause {
         ipc::ConnectError::NoServer { .. } => AttachError::NoNode { name: node.to_owned() },
+        // All nodes of a release have the same messages.
+        ipc::ConnectError::OtherVersion { .. } | ipc::ConnectError::Mismatch { .. } => {
+            AttachError::OtherVersion { name: node.to_owned() }
+        }
         ipc::ConnectError::TimedOut { .. } => {
             AttachError::TimedOut { name: node.to_owned(), after: limit.timeout }
         }

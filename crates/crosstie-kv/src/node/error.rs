@@ -80,7 +80,9 @@ pub enum StartError {
         daemon: u32,
     },
     /// A daemon cannot be pinned to its core.
-    #[error("cannot pin daemon {daemon} to core {core}: {cause}")]
+    #[error(
+        "cannot pin daemon {daemon} to core {core}: {cause}: name cores that this process may use; `taskset -cp $$` lists them"
+    )]
     Core {
         /// The daemon.
         daemon: u32,

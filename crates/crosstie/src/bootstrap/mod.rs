@@ -16,6 +16,24 @@
 //!
 //! A service that must keep running when one rank dies uses a [`channel`] for each pair of ranks instead.
 //!
+//! ```
+//! use crosstie::bootstrap::{Bootstrap, Limits, local};
+//!
+//! // Two ranks as threads. `from_env_or_local(2)` returns the same trait for two processes.
+//! let ranks = local::in_process(2, Limits::default())?;
+//! std::thread::scope(|scope| {
+//!     for mut job in ranks {
+//!         scope.spawn(move || {
+//!             let address = format!("address of rank {}", job.rank());
+//!             let all = job.all_gather(address.as_bytes()).expect("both ranks are there");
+//!             assert_eq!(all[1 - job.rank() as usize], format!("address of rank {}", 1 - job.rank()).as_bytes());
+//!             job.barrier().expect("both ranks are there");
+//!         });
+//!     }
+//! });
+//! # Ok::<(), crosstie::bootstrap::Error>(())
+//! ```
+//!
 //! All implementations promise the following; the module `mpi` lists its exceptions:
 //!
 //! - Every call ends with a result or with the cause of its failure, within [`Limits`]. [`tcp`] states the exact times.

@@ -49,10 +49,12 @@ pub struct Config {
 /// Joins the job: rank 0 listens, the others connect. Returns when all ranks have joined.
 pub fn join(config: &Config) -> Result<Member> {
     check_rank(config.rank, config.size)?;
+    check_address(&config.rendezvous)?;
     if config.rank > 0 {
         return connect_with_retry(config);
     }
     let address = config.listen.as_ref().unwrap_or(&config.rendezvous);
+    check_address(address)?;
     let listener = TcpListener::bind(address).map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => ": another program, or another rank 0, uses it",
@@ -64,6 +66,14 @@ pub fn join(config: &Config) -> Result<Member> {
         Error::io(format!("rank 0 cannot listen on {address}{hint}"), &error)
     })?;
     join_as_rank_zero(listener, config.size, &config.secret, config.limits)
+}
+
+/// Refuses a text that can never be an address, so that nobody waits for it.
+fn check_address(text: &str) -> Result<()> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(()),
+        _ => Err(Error::Configuration(format!("{text:?} is not an address of rank 0: give HOST:PORT"))),
+    }
 }
 
 /// Joins as rank 0 with a listener that the caller has bound, for instance to port 0.
@@ -97,7 +107,9 @@ fn connect_with_retry(config: &Config) -> Result<Member> {
             Err(ConnectError::Retryable(error)) => error,
         };
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        std::thread::sleep(pause.min(left));
+        if left <= pause {
+            // Another attempt would have no time, and would hide why this one failed.
             return Err(Error::RankMissing {
                 ranks: vec![0],
                 during: Operation::Join,
@@ -105,7 +117,6 @@ fn connect_with_retry(config: &Config) -> Result<Member> {
                 note: format!("last attempt to connect to {}: {error}", config.rendezvous),
             });
         }
-        std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(Duration::from_millis(250));
     }
 }
@@ -154,6 +165,27 @@ fn connect_to(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn config_of_rank_1(rendezvous: &str) -> Config {
+        let limits = Limits { join_timeout: Duration::from_millis(50), ..Limits::default() };
+        let secret = Secret::random().expect("secret");
+        Config { rank: 1, size: 2, rendezvous: rendezvous.to_owned(), listen: None, secret, limits }
+    }
+
+    #[test]
+    fn text_that_is_not_an_address_is_refused_at_once() {
+        for wrong in ["", "localhost", ":7000", "localhost:", "localhost:70000", "localhost:port"] {
+            let refused = join(&config_of_rank_1(wrong)).map(drop);
+            assert!(matches!(refused, Err(Error::Configuration(_))), "{wrong}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn error_says_why_the_last_attempt_to_connect_failed() {
+        let free = TcpListener::bind("127.0.0.1:0").expect("listener").local_addr().expect("address");
+        let missing = join(&config_of_rank_1(&free.to_string())).map(drop).expect_err("nobody listens");
+        assert!(missing.to_string().contains("refused"), "{missing}");
+    }
 
     #[test]
     fn remote_peer_cannot_join_as_rank_zero_or_as_a_rank_that_does_not_exist() {

@@ -34,7 +34,7 @@ impl Variables {
     pub(super) fn optional_number<N: FromStr>(&self, name: &str) -> Result<Option<N>> {
         let parse = |text: &str| {
             text.parse().map_err(|_| {
-                Error::Configuration(format!("{name} is {text:?}, which is not a number in range"))
+                Error::Configuration(format!("{name} is {text:?}: set it to a whole number from 0"))
             })
         };
         self.text(name)?.map(parse).transpose()

@@ -67,6 +67,21 @@ fn exchange(server: &mut TestServer, client: &mut TestClient, value: u64) {
     assert_eq!(responses, [(value, !value)]);
 }
 
+#[test]
+fn client_of_another_version_gets_an_error_that_says_so_and_others_go_on() {
+    use crate::local_rpc::hello::{self, Hello};
+
+    let name = fresh_name();
+    let mut server = TestServer::create(&name, &small()).unwrap();
+    let mut client = TestClient::connect(&name).unwrap();
+    for version in [layout::VERSION - 1, layout::VERSION + 1, u32::MAX] {
+        let hello = Hello::new::<u64, u64>(layout::MAGIC, version);
+        let refused = hello::connect(KIND, &name, &hello, TIMEOUT).map(|_| ());
+        assert!(matches!(refused, Err(ConnectError::OtherVersion { .. })), "{refused:?}");
+        exchange(&mut server, &mut client, version.into());
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Connect,

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::local::connection::{Connection, HandshakeError};
 use crate::local::socket::Name;
-use crate::local_rpc::hello::Hello;
+use crate::local_rpc::hello::{self, Hello};
 use crate::rng::{Random, seed};
 
 /// A test that waits longer than this has failed.
@@ -399,6 +399,20 @@ fn invalid_hello_is_refused() {
         }
         let connected = Connection::connect(KIND, &name, &hello, TIMEOUT);
         assert!(matches!(connected, Err(HandshakeError::Refused(_))), "{hello:x?}");
+    }
+    let counters = fixture.finish(&mut random);
+    assert_eq!(counters.violations, 0);
+}
+
+#[test]
+fn client_of_another_version_gets_an_error_that_says_so_and_others_go_on() {
+    let mut random = Random(seed());
+    let mut fixture = Fixture::new("ipc-version");
+    for version in [lane::VERSION - 1, lane::VERSION + 1, u32::MAX] {
+        let hello = Hello::new::<[u8], [u8]>(lane::MAGIC, version);
+        let refused = hello::connect(KIND, &fixture.name, &hello, TIMEOUT).map(|_| ());
+        assert!(matches!(refused, Err(ConnectError::OtherVersion { .. })), "{refused:?}");
+        fixture.run_round(&mut random);
     }
     let counters = fixture.finish(&mut random);
     assert_eq!(counters.violations, 0);

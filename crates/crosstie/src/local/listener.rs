@@ -256,7 +256,12 @@ impl EventHandler for Inner {
                 Stage::AwaitingHello if source == EventSource::Socket => {
                     match read_hello(&fds.socket) {
                         Some(hello) => *stage = Stage::AwaitingAdmission { hello },
-                        None => return self.drop_unadmitted(&mut state, id),
+                        None => {
+                            // A client of another version reads ours in the header. If this fails, the client has closed the
+                            // connection.
+                            socket::send(&fds.socket, Header::new(Header::REFUSED).as_bytes(), &[], &[]).ok();
+                            return self.drop_unadmitted(&mut state, id);
+                        }
                     }
                     state.awaiting_hello.remove(id);
                     false

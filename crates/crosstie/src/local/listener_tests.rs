@@ -134,6 +134,59 @@ fn connect_without_listener_fails_at_once() {
 }
 
 #[test]
+fn client_of_another_version_is_told_the_version_and_others_go_on() {
+    let name = name("older");
+    let _listener = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
+    let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+    let address = Address::of_service(KIND, &name).unwrap();
+    let header = |version: u32, kind| Header { version, kind }.as_bytes().to_vec();
+    for first in [
+        header(Header::VERSION - (1 << 24), Header::HELLO),
+        header(Header::VERSION + (1 << 24), Header::HELLO),
+        header(Header::VERSION, Header::HELLO + 100),
+        b"short".to_vec(),
+        vec![7; 8 + MAX_HELLO + 1],
+    ] {
+        let socket = socket::connect(&address, TIMEOUT).unwrap();
+        socket::send(&socket, &first, &[], &[]).unwrap();
+        let (mut header, mut reply) = (Header::new_zeroed(), [0; 16]);
+        let (len, files) = socket::receive(&socket, header.as_mut_bytes(), &mut reply).unwrap();
+        assert_eq!((header, len, files.len()), (Header::new(Header::REFUSED), 0, 0));
+        let end = socket::receive(&socket, header.as_mut_bytes(), &mut reply);
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+    assert!(!connection.is_closed());
+    assert_eq!(Connection::connect(KIND, &name, b"hello", TIMEOUT).unwrap().1, b"hello");
+}
+
+#[test]
+fn connect_to_a_listener_of_another_version_says_so() {
+    let name = name("newer");
+    let listener = socket::listen(&Address::of_service(KIND, &name).unwrap()).unwrap();
+    let header = |version: u32, kind| Header { version, kind }.as_bytes().to_vec();
+    for reply in [
+        header(Header::VERSION - (1 << 24), Header::ACCEPTED),
+        header(Header::VERSION + (1 << 24), Header::REFUSED),
+        header(Header::VERSION, 100),
+        b"short".to_vec(),
+    ] {
+        let connected = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut ready = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut ready, None).unwrap();
+                let client = rustix::net::accept(&listener).unwrap();
+                socket::send(&client, &reply, &[], &[]).unwrap();
+                // Until the client has closed it.
+                let (mut header, mut hello) = (Header::new_zeroed(), [0; MAX_HELLO]);
+                while socket::receive(&client, header.as_mut_bytes(), &mut hello).is_ok() {}
+            });
+            Connection::connect(KIND, &name, b"", TIMEOUT).map(|_| ())
+        });
+        assert!(matches!(connected, Err(HandshakeError::OtherVersion { .. })), "{connected:?}");
+    }
+}
+
+#[test]
 fn parked_client_is_woken_when_listener_is_dropped() {
     let name = name("parked");
     let listener = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();

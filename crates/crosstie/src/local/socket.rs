@@ -179,8 +179,8 @@ pub(crate) fn send(
 }
 
 /// Receives one message into `header` and `payload`. Returns the number of payload bytes, and the files. The error is
-/// `UnexpectedEof` when the peer has closed the socket, and `InvalidData` for a message that is shorter than the header or
-/// longer than both buffers.
+/// `UnexpectedEof` when the peer has closed the socket, `InvalidData` for a message that is shorter than the header or
+/// longer than both buffers, and `EMFILE` if this process may not have as many files.
 pub(crate) fn receive(
     socket: impl AsFd,
     header: &mut [u8],
@@ -206,6 +206,10 @@ pub(crate) fn receive(
     files.truncate(MAX_FILES);
     match got.bytes {
         0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        // There was room for more files, but this process may not have more.
+        _ if got.flags.contains(ReturnFlags::CTRUNC) && files.len() < MAX_FILES => {
+            Err(rustix::io::Errno::MFILE.into())
+        }
         bytes if bytes < header_len || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
             Err(io::Error::from(io::ErrorKind::InvalidData))
         }

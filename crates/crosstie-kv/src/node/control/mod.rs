@@ -70,9 +70,9 @@ impl Control {
         membership.listener.set_nonblocking(true)?;
         wake.set_nonblocking(true)?;
         let &NodeConfig { rank, nodes, daemons, backend, .. } = config;
-        let incarnation = shared.incarnation;
+        let (version, incarnation) = (Hello::VERSION, shared.incarnation);
         Ok(Control {
-            hello: Hello { incarnation, rank, nodes, daemons, backend, reserved: [0; 3] },
+            hello: Hello { version, rank, incarnation, nodes, daemons, backend, reserved: [0; 7] },
             secret: membership.secret.derive(PURPOSE),
             listener: membership.listener,
             accept_paused_until: None,

@@ -1,7 +1,7 @@
 //! The messages between this node and one other about their connection.
 //!
 //! ```text
-//! both    1 HELLO      incarnation u64 | rank u32 | nodes u32 | daemons u32 | backend u8 | zero [3]
+//! both    1 HELLO      version u32 | rank u32 | incarnation u64 | nodes u32 | daemons u32 | backend u8 | zero [7]
 //! both    2 ADDRESS    daemon u32 | the address of the endpoint that this daemon of the sender created for the receiver's
 //! both    3 READY      daemon u32: this daemon of the sender has connected its endpoint with the receiver's
 //! both    4 HEARTBEAT  empty
@@ -41,15 +41,36 @@ const REJECT: u8 = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Hello {
-    pub(super) incarnation: u64,
+    /// [`Hello::VERSION`]. First in all versions; the rest may differ.
+    pub(super) version: u32,
     pub(super) rank: u32,
+    pub(super) incarnation: u64,
     pub(super) nodes: u32,
     pub(super) daemons: u32,
     pub(super) backend: Backend,
-    pub(super) reserved: [u8; 3],
+    pub(super) reserved: [u8; 7],
 }
 
 impl Hello {
+    /// Changes whenever a node of the version before could no longer talk to a node of this one: with these messages, or with the
+    /// requests that nodes forward to each other.
+    pub(super) const VERSION: u32 = 1;
+
+    /// Decodes the hello of the node at the address of `rank`, and compares it with that of this node. The error says why the two
+    /// cannot belong to one cluster. `None`: it is invalid.
+    fn decode(&self, payload: &[u8], rank: u32) -> Option<Result<Hello, String>> {
+        let version = u32::from_le_bytes(*payload.first_chunk()?);
+        if version != self.version {
+            return Some(Err(format!(
+                "rank {rank} has version {version} of the protocol between nodes, rank {} has version {}: \
+                 run the same release on all nodes",
+                self.rank, self.version
+            )));
+        }
+        let theirs = Hello::try_read_from_bytes(payload).ok()?;
+        Some(self.find_mismatch(&theirs, rank).map_or(Ok(theirs), Err))
+    }
+
     /// Compares the configurations of this node and of the node at the address of `rank`. Returns why the two cannot belong to one
     /// cluster.
     fn find_mismatch(&self, theirs: &Hello, rank: u32) -> Option<String> {
@@ -190,14 +211,15 @@ impl PeerSession {
         let (rank, epoch) = (self.rank, self.epoch);
         match kind {
             HELLO if self.incarnation.is_none() => {
-                let Ok(theirs) = Hello::try_read_from_bytes(payload) else {
-                    return Some(protocol_violation());
+                let theirs = match hello.decode(payload, rank) {
+                    Some(Ok(theirs)) => theirs,
+                    Some(Err(mismatch)) => {
+                        // The session ends whether or not the other node receives the reason.
+                        drop(self.send(REJECT, mismatch.as_bytes()));
+                        return Some(Action::Disconnect(mismatch));
+                    }
+                    None => return Some(protocol_violation()),
                 };
-                if let Some(mismatch) = hello.find_mismatch(&theirs, rank) {
-                    // The session ends whether or not the other node receives the reason.
-                    drop(self.send(REJECT, mismatch.as_bytes()));
-                    return Some(Action::Disconnect(mismatch));
-                }
                 self.incarnation = Some(theirs.incarnation);
                 let all = 0..self.connections.len() as u32;
                 Some(Action::Command(all, ConnectionCommand::Open { rank, epoch }))
@@ -308,7 +330,8 @@ mod tests {
     use super::*;
 
     fn hello(rank: u32) -> Hello {
-        Hello { incarnation: 7, rank, nodes: 3, daemons: 2, backend: Backend::Meta, reserved: [0; 3] }
+        let (version, backend) = (Hello::VERSION, Backend::Meta);
+        Hello { version, rank, incarnation: 7, nodes: 3, daemons: 2, backend, reserved: [0; 7] }
     }
 
     #[test]
