@@ -144,9 +144,9 @@ pub(super) const STEPS: &[Step] = &[
         name: "loom",
         shows: "the lock-free code is correct under every interleaving that loom explores",
         packages: &[],
-        timeout: 1200,
+        timeout: 1800,
         work: &[Cargo {
-            arguments: &["test", "--release", "-p", "crosstie", "--lib", "loom_"],
+            arguments: &["test", "--release", "-p", "crosstie", "-p", "crosstie-nccl", "--lib", "loom_"],
             variables: &[("RUSTFLAGS", "--cfg loom")],
             target: Some("loom"),
             tests: true,

@@ -172,7 +172,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
             // The store above and the loads below must not change places; the partner is the heavy fence in `is_any_inside`.
             fence::light();
             if self.owner.load(Relaxed) == owner && self.state.load(Relaxed) == 0 {
-                return Some(Guard { lock: self, owner });
+                return Some(Guard { lock: self, owner, not_send: PhantomData });
             }
             inside.store(false, O::LEAVE);
             // As above; the partner is the heavy fence in `lock_as_any`.
@@ -209,7 +209,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
             }
             if !self.is_any_inside() {
                 self.note_holder(me);
-                return Some(Guard { lock: self, owner: 0 });
+                return Some(Guard { lock: self, owner: 0, not_send: PhantomData });
             }
             // Threads that came meanwhile have called this one. Their calls, and its own, are left to the owner.
             let before = match calls {
@@ -265,7 +265,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
     fn take_called(&self) -> Option<Guard<'_, T, O>> {
         // Acquire, partner: `Orders::CALL`, of all calls so far: each one continues the release sequence of the one before.
         self.state.compare_exchange(CALLED, LOCKED, Acquire, Relaxed).ok()?;
-        Some(Guard { lock: self, owner: 0 })
+        Some(Guard { lock: self, owner: 0, not_send: PhantomData })
     }
 }
 
@@ -275,6 +275,8 @@ pub(crate) struct Guard<'a, T, O: Orders = Real> {
     lock: &'a CombiningLock<T, O>,
     /// As which owner it was taken; zero: as any thread.
     owner: u64,
+    /// Neither sent to nor shared with another thread: only the owner writes its `inside`, and the value need not be `Sync`.
+    not_send: PhantomData<*const T>,
 }
 
 impl<T, O: Orders> Guard<'_, T, O> {
