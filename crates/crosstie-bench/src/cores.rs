@@ -1,6 +1,7 @@
 //! Which cores a benchmark uses, and pinning threads to them.
 
 use std::fs;
+use std::thread::{Scope, ScopedJoinHandle};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -57,9 +58,20 @@ pub(crate) fn pin_thread(cpu: usize) -> Result<(), Error> {
     sched_setaffinity(None, &set).map_err(Error::os("sched_setaffinity"))
 }
 
-/// Runs `work` on a new thread, so that its pinning ends with it.
-pub(crate) fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
-    std::thread::scope(|scope| join(scope.spawn(work)))
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// Runs `work` on a new thread, so that its pinning ends with it. Drops `work` if there can be no such thread.
+pub(crate) fn on_own_thread<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    std::thread::scope(|scope| {
+        let thread = spawn(scope, work)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Starts a thread of a scope. A limit on threads or memory is an error, not a panic.
+pub(crate) fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, Error> {
+    std::thread::Builder::new()
+        .spawn_scoped(scope, work)
+        .map_err(|source| Error::Os { what: "starting a thread (raise `ulimit -u` or `ulimit -v`)", source })
 }

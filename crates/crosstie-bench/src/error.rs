@@ -52,7 +52,9 @@ pub enum Error {
     #[error("the other side failed: {0}")]
     Peer(String),
     /// The other side sent something that is not in the protocol.
-    #[error("the other side sent an invalid message: run the same build of crosstie on both sides")]
+    #[error(
+        "the other side sent an invalid message: run the same command and the same build of crosstie on both sides"
+    )]
     Protocol,
     /// A system call failed.
     #[error("{what}: {source}")]

@@ -32,6 +32,7 @@ pub mod rails;
 pub mod report;
 #[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
 mod shared_region;
+mod slots;
 mod spin_wait;
 pub mod summary;
 pub mod table;

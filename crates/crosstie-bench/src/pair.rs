@@ -61,6 +61,9 @@ impl Pair<'_> {
             1 => self.in_threads(&SharedRegion::create(self.region)?, run_member),
             2 => {
                 let region = SharedRegion::inherited(self.region)?;
+                if region.is_none() {
+                    self.check_same_options(job.as_mut())?;
+                }
                 let summary = run_member(self.member(job.as_mut(), region.as_ref(), None, true)?)?;
                 job.finish()?;
                 Ok(summary)
@@ -70,6 +73,19 @@ impl Pair<'_> {
                 self.bench
             ))),
         }
+    }
+
+    /// Two sides that a launcher has started must measure the same. Their devices may have different names.
+    fn check_same_options(&self, job: &mut dyn Bootstrap) -> Result<(), Error> {
+        let devices = self.devices.to_args();
+        let options =
+            self.command_line.iter().filter(|word| !devices.contains(word) && *word != "--processes");
+        let own = options.map(|word| word.as_encoded_bytes()).collect::<Vec<_>>().join(&b' ');
+        let all = Collective::new(job).gather(Ok(own.clone()))?;
+        if all.iter().all(|options| *options == own) {
+            return Ok(());
+        }
+        Err(Error::Usage("the two ranks have different options: give all ranks the same options".to_owned()))
     }
 
     /// Runs both sides in this process. They share one device if both name the same.
@@ -87,9 +103,11 @@ impl Pair<'_> {
         };
         let run_member = &run_member;
         std::thread::scope(|scope| {
-            let follower = scope
-                .spawn(move || run_member(self.member(&mut follower, Some(region), Some(second), false)?));
-            let summary = cores::on_own_thread(|| {
+            let follower = cores::spawn(scope, move || {
+                run_member(self.member(&mut follower, Some(region), Some(second), false)?)
+            })?;
+            // The closure owns its member: if it cannot run, the follower sees that the leader is gone.
+            let summary = cores::on_own_thread(move || {
                 run_member(self.member(&mut leader, Some(region), Some(first), false)?)
             });
             let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -6,7 +6,7 @@ use crosstie::telemetry::Histogram;
 use serde::Serialize;
 
 use crate::table;
-use crate::units::scaled;
+use crate::units::{scaled, time};
 
 /// From this payload in bytes on, the result includes bytes per second.
 pub(crate) const LARGE: usize = 4096;
@@ -241,10 +241,12 @@ impl Summary {
             let limit = self.limit_bytes_per_s.map_or_else(|| "-".into(), scaled);
             rows.push(["bytes/s".into(), scaled(bytes), limit, ratio(self.bytes_to_limit)]);
         }
-        let round_trip = self.limit_ns.map_or_else(|| "-".into(), |ns| format!("{ns:.0} ns"));
-        rows.push(["p50".into(), format!("{} ns", self.p50_ns), round_trip, ratio(self.latency_to_limit)]);
+        let round_trip = self.limit_ns.map_or_else(|| "-".into(), |ns| time(ns.round() as u64));
+        // One cache line says nothing about a batch of many blocks.
+        let latency_to_limit = self.latency_to_limit.filter(|_| self.issue_p50_ns.is_none());
+        rows.push(["p50".into(), time(self.p50_ns), round_trip, ratio(latency_to_limit)]);
         for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
-            rows.push([name.into(), format!("{ns} ns"), "-".into(), "-".into()]);
+            rows.push([name.into(), time(ns), "-".into(), "-".into()]);
         }
         for (name, limit) in [
             ("plain code, in place", self.limit_in_place_ops_per_s),
@@ -260,16 +262,11 @@ impl Summary {
             rows.push(["batching gain".into(), format!("{gain:.1} x"), "-".into(), "-".into()]);
         }
         if let Some(ns) = self.issue_p50_ns {
-            rows.push(["starting a batch, p50".into(), format!("{ns} ns"), "-".into(), "-".into()]);
+            rows.push(["starting a batch, p50".into(), time(ns), "-".into(), "-".into()]);
         }
         if let (Some(device), Some(ns)) = (self.device_ops_per_s, self.device_p50_ns) {
             rows.push(["device alone".into(), "-".into(), scaled(device), ratio(self.ratio_to_device)]);
-            rows.push([
-                "device alone, p50".into(),
-                "-".into(),
-                format!("{ns} ns"),
-                ratio(self.latency_to_device),
-            ]);
+            rows.push(["device alone, p50".into(), "-".into(), time(ns), ratio(self.latency_to_device)]);
         }
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();

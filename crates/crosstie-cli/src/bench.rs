@@ -13,7 +13,6 @@ use crate::signals;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Operations of one connected queue pair: WRITE, READ, SEND, atomics.
     Device(device::Arguments),
     /// RPC through shared memory, with a separate lane for each client.
     Ipc(node::Arguments),
@@ -21,23 +20,27 @@ pub(crate) enum Command {
     Delegation(node::Arguments),
     /// RPC between the threads of one process.
     Flux(node::Arguments),
-    /// RPC between two nodes that batches many calls into one RDMA WRITE with immediate.
     Copyrpc(copyrpc::Arguments),
-    /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
     Rails(rails::Arguments),
-    /// Locks of a process group: a distributed queue with fencing tokens.
+    /// Locks of a process group: a distributed queue with fencing tokens. Every member is a process.
     Lock(group::Arguments),
-    /// Barriers of a process group.
+    /// Barriers of a process group. Every member is a process.
     Barrier(group::Arguments),
     /// Messages of a process group: SEND/RECEIVE over RC or UD queue pairs.
+    ///
+    /// Every member is a process. All members send to member 0, and slices of round trips between members 0 and 1 give the
+    /// latencies; minimal code that streams the same messages between the same two processes gives the limit.
     Message(group::Arguments),
-    /// Operations of an endpoint, whose buffers and completions have one owner.
     Endpoint(endpoint::Arguments),
-    /// The key-value store on a cluster of nodes and their clients.
     Kv(kv::Arguments),
     /// For `bench kv --processes`: run one client as a process.
-    #[command(hide = true)]
+    #[command(hide = true, name = Command::CLIENT_PROCESS)]
     KvClient,
+}
+
+impl Command {
+    /// The subcommand that is not for users.
+    pub(crate) const CLIENT_PROCESS: &'static str = "kv-client";
 }
 
 /// `crosstie` without a command: the demo.

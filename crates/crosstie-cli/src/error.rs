@@ -1,5 +1,6 @@
 //! Why a command failed, and its exit status.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,7 +51,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Panicked(#[from] node::Panicked),
     /// A node of the store cannot listen at its address.
-    #[error("cannot listen at {address}, this rank's entry of --nodes: {source}")]
+    #[error("cannot listen at {address}, this rank's entry of --nodes: {source}: {}", listen_advice(source))]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -71,11 +72,37 @@ pub(crate) enum Error {
     /// The store has no such key.
     #[error("no such key: create it with `crosstie kv put`")]
     NoSuchKey,
+    /// The store has no such key to delete.
+    #[error("no such key, so nothing was deleted: with --word a key is a number, without it a byte string")]
+    NothingDeleted,
     /// The key has another value than the compare-and-swap expected.
     #[error(
         "the key does not have the expected value, so it was not changed: read it with `crosstie kv get`"
     )]
     OtherValue,
+}
+
+fn listen_advice(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::AddrInUse => "stop the program that uses this port, or give another port on all nodes",
+        ErrorKind::AddrNotAvailable => "this machine does not have the address; check --rank and --nodes",
+        ErrorKind::PermissionDenied => "give a port from 1024 on",
+        _ => "check --rank and --nodes",
+    }
+}
+
+/// What to do if the text of an error ends with an error of the system that many operations can have.
+pub(crate) fn advice(text: &str) -> &'static str {
+    // Errors of other processes arrive as text.
+    match text.rsplit_once("(os error ").map(|(_, number)| number.trim_end_matches(')')) {
+        Some("12") => {
+            ": raise the limit on memory (`ulimit -v unlimited`, or that of the container), or ask for less"
+        }
+        Some("13" | "30") => ": check the permissions, or use another directory",
+        Some("23" | "24") => ": raise the limit on open files (`ulimit -n`)",
+        Some("28") => ": free some space, or use another directory",
+        _ => "",
+    }
 }
 
 impl From<client::AttachError> for Error {
@@ -96,5 +123,21 @@ impl Error {
             _ => false,
         };
         ExitCode::from(if is_usage { 2 } else { 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_follows_an_error_of_the_system_at_the_end_of_the_text() {
+        assert!(advice("creating the server: Too many open files (os error 24)").contains("ulimit -n"));
+        assert!(advice("x.json: Permission denied (os error 13)").contains("another directory"));
+        for text in
+            ["", "no such key", "x: No such file or directory (os error 2)", "a (os error 24): stop it"]
+        {
+            assert_eq!(advice(text), "", "{text}");
+        }
     }
 }

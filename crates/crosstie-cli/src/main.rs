@@ -12,7 +12,8 @@ mod sim;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crosstie_bench::output;
 
 use error::Error;
@@ -47,12 +48,12 @@ enum Command {
     Kv(kv::Command),
     /// Draw results of `bench kv --json` as one HTML page with plots; it needs no network.
     Report(report::Arguments),
-    /// Simulate groups and copyrpc with many members under virtual time, and check every run.
     Sim(sim::Arguments),
 }
 
 fn main() -> ExitCode {
-    let command = match CommandLine::try_parse() {
+    let parsed = with_negative_numbers(CommandLine::command()).try_get_matches();
+    let command = match parsed.and_then(|matches| CommandLine::from_arg_matches(&matches)) {
         Ok(line) => line.command,
         Err(error) => return print_usage(&error),
     };
@@ -70,7 +71,8 @@ fn main() -> ExitCode {
         Err(error) => {
             // A child process sends its error to its parent, which prints it.
             if !crosstie_bench::is_child() {
-                eprintln!("crosstie: {error}");
+                let text = error.to_string();
+                eprintln!("crosstie: {text}{}", error::advice(&text));
             }
             error.exit_code()
         }
@@ -87,6 +89,15 @@ fn print(text: &str) -> Result<(), Error> {
     Ok(output::print(text)?)
 }
 
+/// Lets `-1` be the value of an option, so that the error says which values the option takes.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let allow = |argument: clap::Arg| {
+        let takes_values = argument.get_action().takes_values();
+        argument.allow_negative_numbers(takes_values)
+    };
+    command.mut_args(allow).mut_subcommands(with_negative_numbers)
+}
+
 /// Prints help as it is, and a usage error as one line.
 fn print_usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -95,11 +106,18 @@ fn print_usage(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let lines: Vec<&str> = text
         .lines()
-        .map(|line| line.trim().trim_start_matches("error: "))
+        .map(|line| line.trim().trim_start_matches("error: ").trim_start_matches("tip: "))
         .filter(|line| {
             !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information")
         })
         .collect();
-    eprintln!("crosstie: {} (try --help)", lines.join(" "));
+    // Other errors than these two continue their first line on the next ones.
+    let separator = match error.kind() {
+        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument => "; ",
+        _ => " ",
+    };
+    let hidden = bench::Command::CLIENT_PROCESS;
+    let line = lines.join(separator).replace(&format!("{hidden}, "), "");
+    eprintln!("crosstie: {line} (try --help)");
     ExitCode::from(2)
 }

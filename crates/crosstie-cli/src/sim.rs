@@ -13,13 +13,13 @@ use crate::error::Error;
 enum Which {
     /// Members compete for locks.
     Lock,
-    /// Members meet in a barrier.
+    /// Members wait for each other in barriers.
     Barrier,
     /// Members send messages to each other; receivers are slow.
     Message,
     /// A server and many clients call each other over copyrpc connections with small rings.
     Credits,
-    /// Connections over three rails, which fail and return; with --restless after hours.
+    /// Connections over three rails, which fail and return; with --restless some return only after hours of virtual time.
     Rails,
     /// All of them.
     All,
@@ -35,9 +35,9 @@ enum JitterKind {
     Exponential,
 }
 
-/// Simulate groups, copyrpc and rails under virtual time, and check every run.
+/// Simulate groups, copyrpc's flow control and rails with many members under virtual time, and check every run.
 ///
-/// A run is repeated exactly by its seed. Exit status 1: a check failed; the failures are listed with the seed.
+/// The same seed repeats a run exactly. The exit status is 1 if a check failed; the failures are listed with their seeds.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// What to simulate.
@@ -109,6 +109,13 @@ struct Results {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
+    let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+    if arguments.seeds == 0 {
+        return usage("--seeds must be 1 or more");
+    }
+    let Some(last_seed) = arguments.seed.checked_add(arguments.seeds - 1) else {
+        return usage("--seed plus --seeds must be below 2^64");
+    };
     if let Some(path) = &arguments.plot {
         let svg = crosstie_sim::scaling_plot(&scaling(arguments)?);
         return std::fs::write(path, svg).map_err(|source| Error::File { path: path.clone(), source });
@@ -127,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     let mut results = Results { sim: Vec::new(), failed_runs: 0 };
     for scenario in scenarios {
-        for seed in arguments.seed..arguments.seed.saturating_add(arguments.seeds) {
+        for seed in arguments.seed..=last_seed {
             let outcome = simulate(&Plan { seed, ..plan(arguments, scenario) })?;
             results.failed_runs += usize::from(!outcome.failures.is_empty());
             results.sim.push(outcome);

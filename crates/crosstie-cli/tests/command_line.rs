@@ -385,7 +385,11 @@ fn bench_endpoint_measures_all_operations() {
 
 #[test]
 fn invalid_command_line_is_one_line_and_status_2() {
-    let wrong: [&[&str]; 43] = [
+    let wrong: &[&[&str]] = &[
+        &["bench", "barrier", "--fanout", "0"],
+        &["bench", "barrier", "--fanout", "65"],
+        &["bench", "rails", "--split", "1"],
+        &["bench", "rails", "--split", "1:1:1"],
         &["bench", "lock", "--contention", "2"],
         &["bench", "barrier", "--members", "257"],
         &["bench", "barrier", "--members", "0"],
@@ -430,7 +434,7 @@ fn invalid_command_line_is_one_line_and_status_2() {
         &["bench", "copyrpc", "--duration", "0"],
         &["doctor", "--loudly"],
     ];
-    for arguments in wrong {
+    for &arguments in wrong {
         let output = crosstie(arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
@@ -438,6 +442,105 @@ fn invalid_command_line_is_one_line_and_status_2() {
         // The line must not contain the whole help text.
         assert!(errors.len() < 250, "{arguments:?}: {errors}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+/// What a wrong command line prints to standard error.
+fn usage_error(arguments: &[&str]) -> String {
+    let output = crosstie(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn usage_errors_name_the_option_and_no_internal_command() {
+    for option in ["--payload", "--queue-depth", "--clients", "--duration"] {
+        let error = usage_error(&["bench", "ipc", option, "-1"]);
+        assert!(error.contains(option), "{error}");
+    }
+    let error = usage_error(&["bench"]);
+    assert!(error.contains("endpoint, kv, help]"), "{error}");
+    let error = usage_error(&["bench", "ipx"]);
+    assert!(
+        error.contains("unrecognized subcommand 'ipx'; a similar subcommand exists: 'ipc' (try"),
+        "{error}"
+    );
+}
+
+/// Runs the program with limits of the shell's `ulimit`, such as `-n 8`. The exit code is 124 if it hangs.
+fn crosstie_with_ulimit(limit: &str, arguments: &[&str]) -> Output {
+    let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let script = format!("ulimit {limit}; exec timeout 60 \"$0\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_crosstie")]).args(arguments);
+    command.output().expect("sh runs")
+}
+
+#[test]
+fn error_for_too_few_descriptors_says_how_to_get_more() {
+    let output = crosstie_with_ulimit("-n 8", &["bench", "ipc", "--duration", "0.1"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("ulimit -n"), "{errors}");
+}
+
+#[test]
+fn failed_hand_over_of_descriptors_says_how_to_get_more() {
+    for descriptors in 6..=24 {
+        let output = crosstie_with_ulimit(
+            &format!("-n {descriptors}"),
+            &["bench", "device", "--processes", "--duration", "0.02"],
+        );
+        let errors = String::from_utf8_lossy(&output.stderr);
+        // Or that the other side, which has the same limit, does not answer.
+        assert!(!errors.contains("invalid data"), "{descriptors}: {errors}");
+        assert!(!errors.contains("hand over") || errors.contains("ulimit -n"), "{descriptors}: {errors}");
+    }
+}
+
+#[test]
+fn devices_leave_address_space_to_their_peers() {
+    for gibibytes in [3, 8, 100] {
+        for options in [&[][..], &["--processes"]] {
+            let arguments = [&["bench", "copyrpc", "--duration", "0.1"], options].concat();
+            let output = crosstie_with_ulimit(&format!("-v {}", gibibytes << 20), &arguments);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{gibibytes} GiB {options:?}: {errors}");
+        }
+    }
+}
+
+#[test]
+fn thread_that_cannot_start_is_an_error_and_not_a_hang() {
+    // Somewhere between these limits the first thread starts and the second does not.
+    for kibibytes in (60_000..=140_000).step_by(10_000) {
+        let output =
+            crosstie_with_ulimit(&format!("-v {kibibytes}"), &["bench", "copyrpc", "--duration", "0.1"]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        // Not a panic. Without any memory left the program aborts, which has no exit code.
+        assert!(![Some(101), Some(124)].contains(&output.status.code()), "{errors}");
+        assert!(output.status.code() != Some(1) || errors.lines().count() == 1, "{errors}");
+    }
+}
+
+#[test]
+fn ranks_with_different_options_fail() {
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("address").port();
+    let start = |rank: &str, depth: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_crosstie"));
+        command.args(["bench", "copyrpc", "--duration", "0.1", "--queue-depth", depth]);
+        command.env("CROSSTIE_RENDEZVOUS", format!("127.0.0.1:{port}")).env("CROSSTIE_RANK", rank);
+        command.env("CROSSTIE_SIZE", "2").env("CROSSTIE_SECRET", "a secret of this test");
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("the program starts")
+    };
+    for rank in [start("0", "1"), start("1", "2")] {
+        let output = rank.wait_with_output().expect("it ends");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("give all ranks the same options"), "{errors}");
     }
 }
 

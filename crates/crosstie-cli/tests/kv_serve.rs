@@ -389,6 +389,10 @@ fn invalid_command_lines_exit_with_status_2() {
         &["serve", "--backend", "fastest"],
         &["serve", "--device", "abacus"],
         &["serve", "--name", ""],
+        &["serve", "--name", "a b"],
+        &["get", "--name", "ä", "key"],
+        &["serve", "--cores", "1-0"],
+        &["serve", "--rank", "0", "--nodes", "127.0.0.1:1,127.0.0.1:1"],
         &["serve", "--rank", "0"],
         &["serve", "--nodes", "127.0.0.1:1,127.0.0.1:2"],
         &["serve", "--rank", "2", "--nodes", "127.0.0.1:1,127.0.0.1:2"],
@@ -398,6 +402,11 @@ fn invalid_command_lines_exit_with_status_2() {
         let output = kv(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         failed(&output, 2);
+    }
+    for option in ["--daemons", "--max-clients", "--queue-depth", "--memory", "--name"] {
+        let value = if option == "--name" { "a b" } else { "0" };
+        let error = failed(&kv(&["serve", option, value]), 2);
+        assert!(error.contains(option), "{error}");
     }
 }
 
@@ -409,5 +418,6 @@ fn error_names_an_address_that_is_in_use() {
     let mut command = program();
     command.args(["kv", "serve", "--name", &fresh_name("taken"), "--rank", "0", "--nodes", &addresses]);
     let output = command.env("CROSSTIE_SECRET", SECRET).output().unwrap();
-    assert!(failed(&output, 1).contains(first));
+    let error = failed(&output, 1);
+    assert!(error.contains(first) && error.contains("stop the program that uses this port"), "{error}");
 }

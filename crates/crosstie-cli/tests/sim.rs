@@ -38,6 +38,9 @@ fn values_outside_of_their_limits_are_usage_errors() {
     for arguments in [
         &["--members", "1"][..],
         &["--members", "1025"],
+        &["--seeds", "0"],
+        &["--seed", "18446744073709551615", "--seeds", "2"],
+        &["--latency-ns", "0"],
         &["message", "--loss", "0.9"],
         &["credits", "--deaths", "1"],
         &["rails", "--partition"],

@@ -121,7 +121,7 @@ impl Plan {
             ("operations", (1..=1_000_000).contains(&self.operations), "must be from 1 to 1000000"),
             ("locks", (1..=4096).contains(&self.locks), "must be from 1 to 4096"),
             ("fanout", (1..=64).contains(&self.fanout), "must be from 1 to 64"),
-            ("latency", (2..=1_000_000_000).contains(&self.latency_ns), "must be from 2 ns to 1 s"),
+            ("latency-ns", (2..=1_000_000_000).contains(&self.latency_ns), "must be from 2 to 1000000000"),
             ("loss", (0.0..=0.5).contains(&self.loss), "must be from 0 to 0.5"),
             ("duplicates", (0.0..=0.5).contains(&self.duplicates), "must be from 0 to 0.5"),
             ("deaths", self.deaths < self.members, "must be fewer than members"),

@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
-    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
+    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC[,SPEC]", value_delimiter = ',', default_value = "software")]
     pub(crate) device: Vec<DeviceSpec>,
     /// Bytes of a request, and of its response.

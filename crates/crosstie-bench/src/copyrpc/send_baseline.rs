@@ -17,6 +17,7 @@ use super::Plan;
 use super::role::{END, RpcPeer};
 use crate::error::Error;
 use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+use crate::slots::stride;
 use crate::summary::LARGE;
 
 /// SENDs up to this length are inline, if the device supports it.
@@ -310,11 +311,6 @@ fn filled(pd: &Pd, len: usize) -> Result<Mr, Error> {
     let memory = pd.allocate(len, Access::LOCAL_WRITE)?;
     memory.write(0, &vec![1; len])?;
     Ok(memory)
-}
-
-/// Distance between two slots in bytes.
-fn stride(len: usize) -> usize {
-    len.next_multiple_of(64)
 }
 
 fn request_failed(what: &'static str, status: Status) -> Error {

@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::plan::{Op, Plan};
 use super::sender::{Sender, SignalPolicy};
 use crate::error::Error;
+use crate::slots::stride;
 use crate::spin_wait::SpinWait;
 
 /// The value of every byte in the memory that READs read.
@@ -183,10 +184,4 @@ pub(super) fn slot_holds(memory: &Mr, payload: usize, slot: usize, seq: u64) -> 
 #[inline]
 pub(super) fn holds(message: &[u8], seq: u64) -> bool {
     message.first_chunk().is_none_or(|first| u64::from_ne_bytes(*first) == seq)
-}
-
-/// Distance between two slots in bytes.
-#[inline]
-pub(super) fn stride(payload: usize) -> usize {
-    payload.max(1).next_multiple_of(64)
 }

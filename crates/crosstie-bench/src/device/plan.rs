@@ -13,7 +13,10 @@ const MAX_MEMORY: u64 = 1 << 30;
 /// Requests up to this length are inline, if the device can.
 const INLINE: u32 = 220;
 
-/// `crosstie bench device`: operations of one connected queue pair.
+/// Operations of one connected queue pair: WRITE, READ, SEND, atomics.
+///
+/// There are two sides, each a thread or a process, or started on two hosts by a launcher. If both are on one machine, short slices
+/// of the benchmark alternate with slices of minimal code for the same exchange, and the result has both.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Arguments {
     /// Print one JSON object instead of a table.
@@ -22,7 +25,7 @@ pub struct Arguments {
     /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
-    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
+    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC[,SPEC]", value_delimiter = ',', default_value = "software")]
     pub(crate) device: Vec<DeviceSpec>,
     /// Operation.

@@ -3,9 +3,9 @@
 use crosstie::device::{Cq, Data, Mr, PostError, SendOp, SendWr};
 use crosstie::telemetry::Counters;
 
-use super::connection::stride;
 use super::plan::Op;
 use crate::error::Error;
+use crate::slots::stride;
 use crate::spin_wait::SpinWait;
 
 /// Requests per signaled request, at least.

@@ -17,7 +17,7 @@ const MAX_QPS: u8 = 8;
 /// Limit of the memory for payloads of one side.
 const MAX_MEMORY: u64 = 1 << 30;
 
-/// Operations of an endpoint, whose buffers and completions have one owner.
+/// READ, WRITE and SEND as futures that own their buffers: the module `endpoint`.
 ///
 /// There are two sides, each a thread or a process, or started on two hosts by a launcher. With one operation in flight, write-imm
 /// and send make round trips; with more, they stream in one direction. If both sides are on one machine, short slices of the
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Seconds to measure; measuring the limits of the machine in between takes about as long again.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
-    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
+    /// Device of both sides, or of each: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC[,SPEC]", value_delimiter = ',', default_value = "software")]
     pub(crate) device: Vec<DeviceSpec>,
     /// Operation.

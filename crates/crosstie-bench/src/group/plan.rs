@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use crosstie::device::DeviceSpec;
 use crosstie::group::{GroupConfig, Transport};
+use crosstie_protocol::group::Limits;
 
 use crate::error::Error;
 use crate::plan::MeasureTime;
@@ -73,28 +74,28 @@ pub struct Arguments {
     /// Seconds to measure.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub(crate) duration: f64,
-    /// Device of all members: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE.
+    /// Device of all members: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC", default_value = "software")]
     pub(crate) device: DeviceSpec,
     /// Number of members.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) members: u32,
-    /// Bytes of a message.
+    /// bench message: bytes of a message.
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(crate) payload: u64,
-    /// Share of acquisitions that use the one lock that all members want; the others use a lock of their own.
+    /// bench lock: share of acquisitions that use the one lock that all members want; the others use a lock of their own.
     #[arg(long, value_name = "F", default_value_t = 1.0)]
     pub(crate) contention: f64,
-    /// Share of message packets that receivers drop.
+    /// bench message: share of packets that receivers drop.
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub(crate) loss: f64,
-    /// Which queue pairs carry messages.
+    /// bench message: which queue pairs carry messages.
     #[arg(long, value_name = "NAME", default_value = "rc")]
     pub(crate) transport: TransportName,
-    /// How messages are sent: bytes, or with tags, eager or pulled by the receiver.
+    /// bench message: how messages are sent.
     #[arg(long, value_name = "MODE", default_value = "bytes")]
     pub(crate) mode: Mode,
-    /// Most children of a member in the tree of a barrier.
+    /// bench barrier: most children of a member in the tree.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) fanout: usize,
 }
@@ -110,7 +111,7 @@ pub struct Plan {
 impl Plan {
     /// Checks what the command line asks for.
     pub fn new(kind: Kind, arguments: &Arguments) -> Result<Plan, Error> {
-        let Arguments { members, payload, contention, loss, .. } = *arguments;
+        let Arguments { members, payload, contention, loss, fanout, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
         let least = if kind == Kind::Message { 2 } else { 1 };
         if !(least..=MAX_MEMBERS).contains(&members) {
@@ -124,6 +125,9 @@ impl Plan {
         }
         if !(0.0..=0.9).contains(&loss) {
             return usage(format!("--loss {loss}: give a share from 0 to 0.9"));
+        }
+        if !(1..=Limits::MAX_FANOUT).contains(&fanout) {
+            return usage(format!("--fanout {fanout}: give 1 to {}", Limits::MAX_FANOUT));
         }
         Ok(Plan { kind, arguments: arguments.clone(), time: MeasureTime::new(arguments.duration)? })
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::plan::{Kind, Plan, TransportName};
 use crate::table;
-use crate::units::scaled;
+use crate::units::{scaled, time};
 
 /// The JSON object that `--json` prints.
 #[derive(Debug, Serialize)]
@@ -100,19 +100,20 @@ impl GroupSummary {
         ]);
         rows.push([
             "p50".into(),
-            format!("{} ns", self.p50_ns),
-            self.limit_ns.map_or_else(dash, |ns| format!("{ns:.0} ns")),
+            time(self.p50_ns),
+            self.limit_ns.map_or_else(dash, |ns| time(ns.round() as u64)),
         ]);
-        rows.push(["p99".into(), format!("{} ns", self.p99_ns), dash()]);
-        rows.push(["p99.9".into(), format!("{} ns", self.p999_ns), dash()]);
+        rows.push(["p99".into(), time(self.p99_ns), dash()]);
+        rows.push(["p99.9".into(), time(self.p999_ns), dash()]);
         rows.push(["packets for one operation".into(), format!("{:.3}", self.messages_per_op), dash()]);
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
-            "{} with {} members, device {}, messages over {}, loss {}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
+            "{} with {} {}, device {}, messages over {}, loss {}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
              limit: minimal code that streams the same messages; for p50, the round trip of one cache line\n",
             self.bench,
             self.members,
+            if self.members == 1 { "member" } else { "members" },
             self.device,
             self.transport,
             self.loss,

@@ -195,7 +195,9 @@ pub enum Error {
     )]
     NodesGone(u64),
     /// Another rank sent something that is not in the protocol.
-    #[error("another rank sent an invalid message: run the same build of crosstie on all ranks")]
+    #[error(
+        "another rank sent an invalid message: run the same command and the same build of crosstie on all ranks"
+    )]
     Protocol,
     /// This machine has no address that other machines can reach.
     #[error(

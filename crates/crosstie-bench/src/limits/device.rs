@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::{END, RINGS, Throughput, wait_for_number};
 use crate::error::Error;
 use crate::shared_region::SharedRegion;
+use crate::slots::stride;
 use crate::spin_wait::SpinWait;
 
 const CONSUMED: usize = 256;
@@ -243,8 +244,4 @@ impl<'a> PlainDevice<'a> {
             Direction::ToLeader => RINGS + self.depth * (ENTRY + stride(self.payload)),
         }
     }
-}
-
-fn stride(payload: usize) -> usize {
-    payload.max(1).next_multiple_of(64)
 }

@@ -98,10 +98,10 @@ fn in_threads(
     let mut members = local::in_process(plan.ranks() as u32, Limits::default())?.into_iter();
     let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
     std::thread::scope(|scope| {
-        let others: Vec<_> = members
-            .map(|mut member| scope.spawn(move || run_rank(plan, transport, &mut member, region)))
-            .collect();
-        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut leader, region));
+        let spawn = |mut member| cores::spawn(scope, move || run_rank(plan, transport, &mut member, region));
+        // If a thread cannot start, the members that are left are dropped, and the other ranks see that they are gone.
+        let others: Vec<_> = members.map(spawn).collect::<Result<_, _>>()?;
+        let summary = cores::on_own_thread(move || run_rank(plan, transport, &mut leader, region));
         let others = others
             .into_iter()
             .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -31,7 +31,7 @@ macro_rules! shared_memory_rpc {
         impl<M: Payload + ?Sized> Transport for RpcTransport<M> {
             fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
                 let server = Server::create(name, &config(plan));
-                let server = server.map_err(Error::rpc("creating the server"))?;
+                let server = server.map_err(Error::rpc("bench server"))?;
                 let responder = Responder { server, response: M::filled(plan.payload) };
                 Ok(Box::new(rpc_loop::Server::new(responder, idle)))
             }

@@ -21,7 +21,9 @@ use crate::error::Error;
 use crate::{table, units};
 use links::Links;
 
-/// The command line.
+/// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
+///
+/// Sender and receiver are two threads of this process, each with its own devices.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
     /// Print one JSON object instead of a table
@@ -30,7 +32,7 @@ pub struct Arguments {
     /// Seconds to measure, unless --count is given
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub duration: f64,
-    /// The devices, one per rail: software, verbs:NAME[/PORT[/GID]] or fault:SEED:DEVICE. Both ends open them
+    /// The devices, one per rail: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE. Both ends open them
     #[arg(long, value_delimiter = ',', default_value = "software,software", value_name = "SPEC,...")]
     pub device: Vec<DeviceSpec>,
     /// Bytes of a message
@@ -55,27 +57,31 @@ pub struct Arguments {
 
 /// The value of `--split`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SplitOption(Split);
+pub struct SplitOption {
+    split: Split,
+    /// How many weights were given; 0 for `auto`.
+    weights: usize,
+}
 
 impl FromStr for SplitOption {
     type Err = String;
 
     fn from_str(text: &str) -> Result<SplitOption, String> {
         if text == "auto" {
-            return Ok(SplitOption(Split::Adaptive));
+            return Ok(SplitOption { split: Split::Adaptive, weights: 0 });
         }
         let mut weights = [0; MAX_RAILS];
         let parts: Vec<&str> = text.split(':').collect();
         if parts.len() > MAX_RAILS {
             return Err(format!("there are at most {MAX_RAILS} rails"));
         }
-        for (weight, part) in weights.iter_mut().zip(parts) {
+        for (weight, part) in weights.iter_mut().zip(&parts) {
             *weight = part.parse().map_err(|_| "give `auto`, or weights as in 3:1".to_owned())?;
         }
         if weights == [0; MAX_RAILS] {
             return Err("one weight must be above 0".to_owned());
         }
-        Ok(SplitOption(Split::Fixed(weights)))
+        Ok(SplitOption { split: Split::Fixed(weights), weights: parts.len() })
     }
 }
 
@@ -109,10 +115,7 @@ impl Plan {
         if arguments.count == Some(0) {
             return usage("--count: give at least 1".to_owned());
         }
-        if let SplitOption(Split::Fixed(weights)) = arguments.split
-            && (weights[..rails] == [0; MAX_RAILS][..rails]
-                || weights[rails..].iter().any(|weight| *weight > 0))
-        {
+        if ![0, rails].contains(&arguments.split.weights) {
             return usage(format!("--split: give a weight for each of the {rails} rails"));
         }
         if arguments.kill_rail.is_some_and(|rail| rail >= rails) {
@@ -128,7 +131,7 @@ impl Plan {
         Ok(Plan {
             devices: arguments.device.clone(),
             size: arguments.size,
-            split: arguments.split.0,
+            split: arguments.split.split,
             duration: Duration::from_secs_f64(arguments.duration),
             count: arguments.count,
             kill: arguments.kill_rail.map(|rail| (rail, at)),
@@ -278,9 +281,10 @@ mod tests {
     #[test]
     fn splits_are_parsed() {
         let parse = |text: &str| text.parse::<SplitOption>();
-        assert_eq!(parse("auto"), Ok(SplitOption(Split::Adaptive)));
-        assert_eq!(parse("3:1"), Ok(SplitOption(Split::Fixed([3, 1, 0, 0]))));
-        assert_eq!(parse("100:0"), Ok(SplitOption(Split::Fixed([100, 0, 0, 0]))));
+        let fixed = |weights, count| Ok(SplitOption { split: Split::Fixed(weights), weights: count });
+        assert_eq!(parse("auto"), Ok(SplitOption { split: Split::Adaptive, weights: 0 }));
+        assert_eq!(parse("3:1"), fixed([3, 1, 0, 0], 2));
+        assert_eq!(parse("100:0"), fixed([100, 0, 0, 0], 2));
         for wrong in ["", "0:0", "a:b", "1:1:1:1:1", "-1:2"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

@@ -51,7 +51,7 @@ fn nccl() -> Finding {
     match find("libnccl.so.2").or_else(|| find("libnccl.so")) {
         Some(path) => Finding::ok(NAME, path.display().to_string()),
         None => Finding::missing(NAME, "libnccl.so.2 not found")
-            .needed_for("collectives between GPUs")
+            .needed_for("the NCCL plugin, crosstie-nccl")
             .fix("sudo apt-get install libnccl2 (from NVIDIA's package repository)"),
     }
 }

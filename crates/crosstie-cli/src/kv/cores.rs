@@ -76,7 +76,7 @@ fn nic_cores(infiniband: &Path, device: &DeviceSpec) -> Result<Vec<usize>, Error
 
 /// Parses a list of cores as the kernel writes it: `0-3,8`.
 fn parse_list(text: &str) -> Result<Vec<usize>, String> {
-    let wrong = || format!("{text:?} is no list of cores: write 0-3,8 or nic");
+    let wrong = || format!("{text:?} is not a list of cores: write 0-3,8 or nic");
     let mut cores = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

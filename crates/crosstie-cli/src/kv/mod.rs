@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use crosstie_kv::client::Client;
+use crosstie_kv::node::MAX_NAME;
 
 use crate::error::Error;
 
@@ -23,7 +24,7 @@ const MAX_TIMEOUT: f64 = 86_400.0;
 #[derive(Debug, clap::Args)]
 struct Target {
     /// The name of a node on this machine.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_NAME)]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_NAME, value_parser = parse_name)]
     name: String,
     /// Give up when no response has come for this many seconds; the operation may still be done later.
     #[arg(long, value_name = "S", default_value = DEFAULT_TIMEOUT, value_parser = parse_seconds)]
@@ -34,6 +35,15 @@ impl Target {
     fn attach(&self) -> Result<Client, Error> {
         Ok(Client::attach_within(&self.name, self.timeout)?)
     }
+}
+
+/// Parses the argument of `--name`.
+fn parse_name(text: &str) -> Result<String, String> {
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "._-/".contains(letter);
+    if (1..=MAX_NAME).contains(&text.len()) && text.chars().all(is_allowed) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("use 1 to {MAX_NAME} letters, digits, '.', '_', '-' and '/'"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -68,6 +78,17 @@ pub(crate) fn run(command: &Command) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parse_name_accepts_what_the_library_accepts() {
+        let longest = "n".repeat(MAX_NAME);
+        for right in ["kv", "a-B_9.c/d", &longest] {
+            assert_eq!(parse_name(right), Ok(right.to_owned()));
+        }
+        for wrong in ["", "a b", "ä", "a:b", &format!("{longest}n")] {
+            assert!(parse_name(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn parse_seconds_accepts_positive_numbers() {

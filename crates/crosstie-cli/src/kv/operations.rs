@@ -114,7 +114,7 @@ impl Del {
         } else {
             self.common.target.attach()?.delete_bytes(self.key.as_bytes())?
         };
-        if existed { Ok(()) } else { Err(Error::NoSuchKey) }
+        if existed { Ok(()) } else { Err(Error::NothingDeleted) }
     }
 }
 

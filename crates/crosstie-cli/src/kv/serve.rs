@@ -13,8 +13,8 @@ use crosstie::device::DeviceSpec;
 use crosstie_kv::Backend;
 use crosstie_kv::node::{Membership, Node, NodeConfig, PeerState, StartError};
 
-use super::DEFAULT_NAME;
 use super::cores::Cores;
+use super::{DEFAULT_NAME, parse_name};
 use crate::error::Error;
 use crate::signals;
 use crosstie_bench::units::bytes;
@@ -38,7 +38,7 @@ const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
 #[command(verbatim_doc_comment)]
 pub(crate) struct Arguments {
     /// The name that clients on this machine attach to.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_NAME)]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_NAME, value_parser = parse_name)]
     name: String,
     /// The position of this node in the list of --nodes, from 0.
     #[arg(long, value_name = "R", requires = "nodes")]
@@ -52,10 +52,10 @@ pub(crate) struct Arguments {
     /// How requests for other nodes travel; the same on all nodes.
     #[arg(long, value_enum, default_value_t = Backend::Delegation)]
     backend: Backend,
-    /// The device for connections with other nodes: software (nodes on one machine), verbs:NAME[/PORT[/GID]], fault:SEED:SPEC.
+    /// The device for connections with other nodes: software (nodes on one machine), verbs:NAME[/PORT[/GID]], fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC", default_value = "software")]
     device: DeviceSpec,
-    /// Memory limit for keys and values of this node: bytes, or with KiB, MiB, GiB.
+    /// Memory limit for keys and values of this node: bytes, or with KiB, MiB, GiB, TiB.
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_memory)]
     memory: u64,
     /// The most clients at a time.
@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
 enum Wait {
     /// Check in a loop: the lowest latency, and a whole core for each daemon, also when idle. Use it with --cores.
     Spin,
-    /// Check for some 100 us, then sleep until somebody wakes the daemon.
+    /// Check for about 100 us, then sleep until a request wakes the daemon.
     Adaptive,
     /// Sleep almost at once.
     Park,
@@ -109,6 +109,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
 
 fn start(arguments: &Arguments) -> Result<Node, Error> {
     let addresses = arguments.nodes.iter().map(|node| resolve(node)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(at) = (1..addresses.len()).find(|&at| addresses[..at].contains(&addresses[at])) {
+        let node = &arguments.nodes[at];
+        return Err(Error::Usage(format!(
+            "--nodes names {node} twice: give each node an address of its own"
+        )));
+    }
     let count = addresses.len().max(1);
     let rank = match arguments.rank {
         None if count > 1 => {
@@ -142,7 +148,13 @@ fn start(arguments: &Arguments) -> Result<Node, Error> {
         }
     };
     started.map_err(|error| match error {
-        StartError::Limit { .. } | StartError::Rank { .. } => Error::Usage(error.to_string()),
+        StartError::Limit { what: "nodes", value, limit } => {
+            Error::Usage(format!("--nodes has {value} addresses: give at most {limit}"))
+        }
+        StartError::Limit { what, value, limit } => {
+            Error::Usage(format!("--{} {value}: give 1 to {limit}", what.replace('_', "-")))
+        }
+        StartError::Rank { .. } => Error::Usage(error.to_string()),
         error => error.into(),
     })
 }
@@ -167,7 +179,9 @@ fn parse_memory(text: &str) -> Result<u64, String> {
     };
     let number: Option<u64> = digits.parse().ok();
     let product = shift.and_then(|shift| number?.checked_mul(1 << shift));
-    product.filter(|bytes| *bytes > 0).ok_or("give bytes, or a number with KiB, MiB, GiB".to_owned())
+    product
+        .filter(|bytes| *bytes > 0)
+        .ok_or("give a number above 0, of bytes or with KiB, MiB, GiB, TiB".to_owned())
 }
 
 fn ready_line(arguments: &Arguments, config: &NodeConfig) -> String {

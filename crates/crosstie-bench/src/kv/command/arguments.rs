@@ -12,7 +12,7 @@ use crosstie_kv::Backend;
 
 use crate::error::Error;
 
-/// Measure the key-value store on a cluster of nodes.
+/// The key-value store on a cluster of nodes and their clients.
 ///
 /// By default it starts all nodes as processes on this machine. Under mpirun, or with a rendezvous, each rank is one node; for a
 /// rendezvous start the same command on each machine with CROSSTIE_RENDEZVOUS, CROSSTIE_RANK, CROSSTIE_SIZE and
@@ -65,7 +65,7 @@ pub struct Arguments {
     /// Seed of the workload.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Device that connects the nodes: software, verbs:NAME[/PORT[/GID]] or fault:SEED:SPEC.
+    /// Device that connects the nodes: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC", default_value = "software")]
     pub(crate) device: DeviceSpec,
     /// Record all operations, a million at most, and check that the history is linearizable.

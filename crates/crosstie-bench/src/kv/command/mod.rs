@@ -307,10 +307,10 @@ fn cache_line_round_trip() -> Result<Option<f64>, Error> {
     let region = SharedRegion::create(4096)?;
     let mut times = Histogram::new();
     std::thread::scope(|scope| {
-        let follower = scope.spawn(|| {
+        let follower = cores::spawn(scope, || {
             cores::pin_thread(second)?;
             CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
-        });
+        })?;
         let lead = || {
             cores::pin_thread(first)?;
             CacheLinePingPong::new(&region, SpinWait::new(true)).lead(CACHE_LINE_TIME, &mut times)
