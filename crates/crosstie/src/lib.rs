@@ -16,7 +16,33 @@
 //! | [`telemetry`] | counters and histograms |
 //!
 //! `ipc`, `delegation` and `flux` need no device. [`WaitStrategy`] says how they wait, and [`wait_any`] waits for several
-//! connections at once.
+//! connections at once. The other modules take a device by its name ([`device::DeviceSpec`]): `software` reaches processes of this
+//! machine, `verbs:NAME` (cargo feature `verbs`) other machines, and `fault:SEED:DEVICE` makes another device fail, for tests.
+//! Nothing else in a program depends on the device.
+//!
+//! A first example: one endpoint reads the memory of another. Here both are in one process; two processes exchange the addresses and
+//! the description of the memory, which are plain bytes, over [`bootstrap`] or any other channel.
+//!
+//! ```
+//! use crosstie::endpoint::{Endpoint, EndpointConfig};
+//! use crosstie::region::Rights;
+//!
+//! let device = "software".parse()?;
+//! let here = Endpoint::open(&device, &EndpointConfig::default())?;
+//! let there = Endpoint::open(&device, &EndpointConfig::default())?;
+//! here.connect(&there.address())?;
+//! there.connect(&here.address())?;
+//!
+//! let theirs = there.allocate(4096)?;
+//! theirs.write(0, b"remote bytes")?;
+//! let remote = here.import(&there.describe(&theirs), Rights { read: true, ..Rights::default() })?;
+//! let read = here.read(here.allocate(12)?, .., &remote, 0).map_err(|refused| refused.cause)?;
+//! let done = read.wait().map_err(|failed| failed.cause)?; // the operation gives its buffer back
+//! assert_eq!(done.buffer.to_vec(), b"remote bytes");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The repository's guide (`docs/guide/`) has a page for each module, and `examples/` complete programs of two and more processes.
 
 pub mod bootstrap;
 pub mod copyrpc;

@@ -26,7 +26,7 @@ const PORT_POLL: Duration = Duration::from_millis(20);
 /// How long a connection that was closed here stays open for what the peer still sends.
 const LINGER: Duration = Duration::from_secs(1);
 /// How often the stream of a peer that is gone is read for its last frame: more than the kernel keeps.
-const FAREWELL_READS: usize = 4096;
+const LAST_FRAME_READS: usize = 4096;
 /// How long the receiver may take to accept an offered endpoint.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,7 +87,7 @@ impl Control {
     pub(super) fn run(mut self, core: &Core) {
         let end = match self.serve(core) {
             Ok(never) => match never {},
-            Err(End::Cause(Cause::PeerGone)) => self.read_farewell(),
+            Err(End::Cause(Cause::PeerGone)) => self.read_last_frame(),
             Err(end) => end,
         };
         let mail = match end {
@@ -115,13 +115,13 @@ impl Control {
 
     /// The peer is gone: a frame could not be sent, or the stream has ended. Perhaps it said why: a peer may close the connection
     /// and exit while frames to it are under way, and what it sent before that can still be read.
-    fn read_farewell(&mut self) -> End {
+    fn read_last_frame(&mut self) -> End {
         let gone = End::Cause(Cause::PeerGone);
         if self.stream.set_nonblocking(true).is_err() {
             return gone;
         }
         let mut buffer = [0; 4096];
-        for _ in 0..FAREWELL_READS {
+        for _ in 0..LAST_FRAME_READS {
             loop {
                 match self.take_frame() {
                     Ok(Some(Frame::Close { next, open })) => return End::PeerClosed { next, open },
@@ -213,7 +213,7 @@ impl Control {
                 Ok(())
             }
             Order::Close(last) => {
-                // If the peer is gone, it needs no farewell.
+                // If the peer is gone, it needs no last frame.
                 self.send(&last).ok();
                 Err(End::Closed)
             }

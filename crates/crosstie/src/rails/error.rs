@@ -49,7 +49,7 @@ pub enum Cause {
     #[error("the peer closed the connection")]
     PeerClosed,
     /// The peer's process ended, or the network to it is gone.
-    #[error("the peer is gone: its control connection ended without a farewell")]
+    #[error("the peer is gone: its control connection ended without a close frame")]
     PeerGone,
     /// The peer violated the protocol.
     #[error("the peer violated the protocol: {0}")]

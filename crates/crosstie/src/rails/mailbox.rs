@@ -68,7 +68,7 @@ pub(super) struct Mailbox {
 }
 
 /// How long [`Mailbox::wait_until_ended`] waits. It is over at once, unless the peer does not read and the buffers are full.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Mailbox {
     pub(super) fn new() -> std::io::Result<Mailbox> {
@@ -126,7 +126,7 @@ impl Mailbox {
     pub(super) fn wait_until_ended(&self) {
         let guard = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
         // If it takes too long, the peer learns that the connection is gone.
-        drop(self.ended.wait_timeout_while(guard, FAREWELL_TIMEOUT, |has_ended| !*has_ended));
+        drop(self.ended.wait_timeout_while(guard, CLOSE_TIMEOUT, |has_ended| !*has_ended));
     }
 
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {

@@ -2,8 +2,8 @@
 //!
 //! A [`Rails`] context holds the devices. A receiver [listens](Rails::listen); a sender [connects](Rails::connect) with the
 //! listener's [`Handle`]. The receiver posts buffers with [`RecvConnection::irecv`]; the sender sends into them with
-//! [`SendConnection::isend`]. No call blocks: `connect`, `accept`, `isend` and `irecv` return `None` when they are to be called
-//! again, and `test` says whether a request is done. This is the shape of NCCL's network plugins.
+//! [`SendConnection::isend`]. No call blocks: [`Connecting::poll`], `accept`, `isend` and `irecv` return `None` if the program must
+//! call them again, and `test` returns the result of a request when it is done. NCCL's network plugins have the same interface.
 //!
 //! # Promises
 //!
@@ -38,8 +38,12 @@
 //! let mut connecting = here.connect(&listener.handle())?;
 //! let (mut sender, mut receiver) = (None, None);
 //! while sender.is_none() || receiver.is_none() {
-//!     sender = sender.or(connecting.poll().unwrap_or(None));
-//!     receiver = receiver.or(listener.accept()?);
+//!     if sender.is_none() {
+//!         sender = connecting.poll()?;
+//!     }
+//!     if receiver.is_none() {
+//!         receiver = listener.accept()?;
+//!     }
 //! }
 //! let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
 //!
