@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs all checks in order and prints one line with the totals at the end.
+//! `cargo xtask test`: runs all checks in order and prints the failed tests and the totals at the end.
 //!
 //! A step without tests of its own (format, lints) counts as one test. A step that fails without a failed test (it does not
 //! compile, it hangs, it runs no test at all) counts as one failed test. Every test that is ignored or skipped counts as
@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::packages::Packages;
 use crate::process::{self, Outcome};
 use crate::{vm, workspace};
-use counts::Counts;
+use counts::{Counts, Tally};
 use steps::{STEPS, Step};
 
 /// What to run.
@@ -71,10 +71,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let began = Instant::now();
     let mut lines = Vec::new();
     let mut total = Counts::default();
+    let mut failures = Vec::new();
     for step in selected {
         println!("\n== {}: {}", step.name, step.shows);
         let started = Instant::now();
-        let counts = run_step(step);
+        let (counts, failed) = run_step(step);
+        failures.extend(failed.into_iter().map(|failure| format!("failed in {}: {failure}", step.name)));
         let mut line = format!("{:<14} {:>6.1} s  {counts}", step.name, started.elapsed().as_secs_f32());
         if counts.ignored > 0 {
             line += &format!(", {} did not run", counts.ignored);
@@ -88,6 +90,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     if total.ignored > 0 {
         println!("{} tests did not run; they count as failed", total.ignored);
         total.failed += total.ignored;
+    }
+    for failure in failures {
+        println!("{failure}");
     }
     println!("{total}");
     Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -107,26 +112,35 @@ fn required_packages(step: &Step) -> impl Iterator<Item = &'static str> {
     step.packages.iter().chain(guests).copied()
 }
 
-/// Runs all work of a step and counts its tests. A step that cannot do its work counts as failed.
-fn run_step(step: &Step) -> Counts {
+/// Runs all work of a step, counts its tests and names what failed. A step that cannot do its work counts as failed.
+fn run_step(step: &Step) -> (Counts, Vec<String>) {
     let mut counts = Counts::default();
+    let mut failures = Vec::new();
     for work in step.work {
-        let mut own = Counts::default();
-        let problem = match run_work(work, Duration::from_secs(step.timeout), &mut own) {
+        let mut tally = Tally::default();
+        let problem = match run_work(work, Duration::from_secs(step.timeout), &mut tally) {
             Ok(problem) => problem,
             Err(error) => Some(error.to_string()),
         };
+        tally.end();
         if let Some(problem) = problem {
             println!("{}: {problem}", step.name);
-            own.failed = own.failed.max(1);
+            tally.counts.failed = tally.counts.failed.max(1);
+            if tally.failures.is_empty() {
+                tally.failures.append(&mut tally.without_summary);
+            }
+            if tally.failures.is_empty() {
+                tally.failures.push(problem);
+            }
         }
-        counts += own;
+        counts += tally.counts;
+        failures.append(&mut tally.failures);
     }
-    counts
+    (counts, failures)
 }
 
-/// Does the work and adds its tests to the counts. Returns what went wrong, if anything.
-fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Option<String>, Error> {
+/// Does the work and tallies its tests. Returns what went wrong, if anything.
+fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<String>, Error> {
     match *work {
         Work::Cargo { arguments, variables, target, tests } => {
             let mut command = cargo(timeout, arguments);
@@ -135,26 +149,26 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
                 command.env("CARGO_TARGET_DIR", workspace::target().join(directory));
             }
             let outcome = process::run_streaming(&mut command, timeout, |line| {
-                if tests && let Some(more) = Counts::parse_line(line) {
-                    *counts += more;
+                if tests {
+                    tally.read_line(line);
                 }
                 true
             })?;
             if !tests && (outcome == Outcome::Exited { success: true }) {
-                counts.passed += 1;
+                tally.counts.passed += 1;
             }
             Ok(describe_failure(&outcome, timeout)
-                .or_else(|| (counts.total() == 0).then(|| "it ran no tests".into())))
+                .or_else(|| (tally.counts.total() == 0).then(|| "it ran no tests".into())))
         }
         Work::Dependencies => {
             let violations = dependencies::find_violations()?;
-            counts.passed += u64::from(violations.is_empty());
-            counts.failed += violations.len() as u64;
+            tally.counts.passed += u64::from(violations.is_empty());
+            tally.counts.failed += violations.len() as u64;
             Ok((!violations.is_empty()).then(|| violations.join("\n")))
         }
         Work::GuestCheck => {
             let (passed, failed) = vm::check()?;
-            *counts += Counts { passed, failed, ignored: 0 };
+            tally.counts += Counts { passed, failed, ignored: 0 };
             Ok(None)
         }
         Work::Guest { test, examples, hosts, arguments } => {
@@ -169,12 +183,10 @@ fn run_work(work: &Work, timeout: Duration, counts: &mut Counts) -> Result<Optio
             options.files = files;
             options.timeout = timeout.as_secs();
             let status = vm::boot(&options, &mut |line| {
-                if let Some(more) = Counts::parse_line(line) {
-                    *counts += more;
-                }
+                tally.read_line(line);
             })?;
             Ok(match status {
-                0 if counts.total() == 0 => Some("it ran no tests".into()),
+                0 if tally.counts.total() == 0 => Some("it ran no tests".into()),
                 0 => None,
                 status => Some(format!("it ended with status {status} in the guest")),
             })

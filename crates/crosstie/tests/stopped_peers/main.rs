@@ -17,6 +17,8 @@ mod node_service;
 mod rng;
 mod stopping;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rng::Random;
@@ -45,9 +47,12 @@ fn main() {
         ["copyrpc", task, mode] => return copyrpc::run(task, mode == "measure").expect("copyrpc peer"),
         _ => {}
     }
-    std::thread::spawn(|| {
+    let running = Arc::new(Mutex::new(""));
+    let watched = Arc::clone(&running);
+    std::thread::spawn(move || {
         std::thread::sleep(HANG_LIMIT);
-        println!("FAILED: hangs");
+        let name = *watched.lock().unwrap_or_else(PoisonError::into_inner);
+        println!("test {name} ... FAILED: the program did not end within {} s", HANG_LIMIT.as_secs());
         std::process::exit(1);
     });
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
@@ -58,8 +63,10 @@ fn main() {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
             continue;
         }
+        *running.lock().unwrap_or_else(PoisonError::into_inner) = name;
         let begun = Instant::now();
-        match test(&mut random) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| test(&mut random)));
+        match outcome.unwrap_or_else(|_| Err("it panicked; the message is above".into())) {
             Ok(()) => {
                 passed += 1;
                 println!("test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f32());
