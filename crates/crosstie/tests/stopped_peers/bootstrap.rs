@@ -2,7 +2,7 @@
 //! and else an error that names it, at the timeout of the operation. Nobody waits longer.
 
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Error, Limits, Secret, tcp};
 
@@ -17,17 +17,21 @@ pub(crate) const TESTS: &[(&str, crate::Test)] =
 /// are before that.
 const STOPS: u64 = 12;
 const SECRET: &str = "the secret of the stopped rank";
-const LIMITS: Limits = Limits {
-    join_timeout: TIMEOUT,
-    operation_timeout: Duration::from_millis(300),
-    max_blob: 1 << 10,
-    max_message: 1 << 16,
-};
+/// The least time that the other ranks wait for the stopped one. They wait longer where single steps take long.
+const MIN_WAIT: Duration = Duration::from_millis(300);
+
+fn limits(operation_timeout: Duration) -> Limits {
+    Limits { join_timeout: TIMEOUT, operation_timeout, max_blob: 1 << 10, max_message: 1 << 16 }
+}
 
 fn stopped_ranks(random: &mut Random) -> Fallible {
-    let (mut complete, mut named) = (0, 0);
+    let (mut complete, mut named, mut timeout) = (0, 0, TIMEOUT);
     sweep("bootstrap rank, all_gather", STOPS, random, |steps, end| {
-        let (executed, is_complete) = stop_rank(steps, end)?;
+        let (executed, is_complete, took) = stop_rank(steps, end, timeout)?;
+        if steps == u64::MAX {
+            // Several times what it takes until the rank has contributed.
+            timeout = MIN_WAIT.max(took);
+        }
         *(if is_complete { &mut complete } else { &mut named }) += 1;
         Ok(executed)
     })?;
@@ -35,22 +39,22 @@ fn stopped_ranks(random: &mut Random) -> Fallible {
     check(complete > 0 && named > 0, "the rank was always stopped on the same side of its contribution")
 }
 
-/// Returns the instructions that the rank executed, and whether the other ranks got the result.
-fn stop_rank(steps: u64, end: End) -> Fallible<(u64, bool)> {
+/// Returns the instructions that the rank executed, whether the other ranks got the result, and how long the instructions took.
+fn stop_rank(steps: u64, end: End, timeout: Duration) -> Fallible<(u64, bool, Duration)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
     let secret = Secret::new(SECRET)?;
     let measure = if steps == u64::MAX { "measure" } else { "run" };
-    let mut actor = Actor::start(&["rank", &address, measure])?;
+    let mut actor = Actor::start(&["rank", &address, measure, &timeout.as_millis().to_string()])?;
     let (stopped, others) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| -> Fallible<(u64, bool)> {
+    std::thread::scope(|scope| -> Fallible<(u64, bool, Duration)> {
         let config = |rank| tcp::Config {
             rank,
             size: 3,
             rendezvous: address.clone(),
             listen: None,
             secret: secret.clone(),
-            limits: LIMITS,
+            limits: limits(timeout),
         };
         let (go, gates): (Vec<_>, Vec<_>) = (0..2).map(|_| std::sync::mpsc::channel::<()>()).unzip();
         let mut gates = gates.into_iter();
@@ -77,10 +81,12 @@ fn stop_rank(steps: u64, end: End) -> Fallible<(u64, bool)> {
         actor.go()?;
         // With the number of instructions unknown, the operation must be able to end.
         go.iter().try_for_each(|gate| gate.send(()))?;
+        let begun = Instant::now();
         let executed = actor.stop_after(steps)?;
+        let took = begun.elapsed();
         let mut complete = 0;
         for _ in 0..2 {
-            match others.recv_timeout(TIMEOUT)? {
+            match others.recv_timeout(TIMEOUT + timeout)? {
                 Ok(blobs) => {
                     check(blobs == [[0], [1], [2]], &blobs)?;
                     complete += 1;
@@ -93,19 +99,19 @@ fn stop_rank(steps: u64, end: End) -> Fallible<(u64, bool)> {
         // The stopped rank gets the same result, or an error.
         actor.end(end)?;
         drop(go);
-        Ok((executed, complete == 2))
+        Ok((executed, complete == 2, took))
     })
 }
 
 /// The rank that is stopped.
-pub(crate) fn run(address: &str, measure: bool) -> Fallible {
+pub(crate) fn run(address: &str, measure: bool, timeout: Duration) -> Fallible {
     let config = tcp::Config {
         rank: 2,
         size: 3,
         rendezvous: address.to_owned(),
         listen: None,
         secret: Secret::new(SECRET)?,
-        limits: LIMITS,
+        limits: limits(timeout),
     };
     let mut job = tcp::join(&config)?;
     report_ready()?;

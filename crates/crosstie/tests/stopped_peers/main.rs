@@ -29,8 +29,33 @@ pub(crate) type Test = fn(&mut Random) -> Fallible;
 
 /// Limit on anything that should happen, and no measure of how fast it is.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit on the whole program: a test that hangs fails.
+/// Limit on one test: one that hangs fails.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
+
+/// Ends the program if a test hangs, and says which one, and where the processes are.
+struct Watchdog(Arc<Mutex<(&'static str, Instant)>>);
+
+impl Watchdog {
+    fn start() -> Watchdog {
+        let running = Arc::new(Mutex::new(("", Instant::now())));
+        let watched = Arc::clone(&running);
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+                let (name, begun) = *watched.lock().unwrap_or_else(PoisonError::into_inner);
+                if begun.elapsed() > HANG_LIMIT {
+                    println!("test {name} ... FAILED: hangs. {}", stopping::describe_processes());
+                    std::process::exit(1);
+                }
+            }
+        });
+        Watchdog(running)
+    }
+
+    fn begin(&self, name: &'static str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (name, Instant::now());
+    }
+}
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -43,18 +68,14 @@ fn main() {
         ["server", service, name, task, mode] => {
             return node::run_server(service, name, task, mode == "measure").expect("server");
         }
-        ["rank", address, mode] => return bootstrap::run(address, mode == "measure").expect("rank"),
+        ["rank", address, mode, millis] => {
+            let timeout = Duration::from_millis(millis.parse().expect("milliseconds"));
+            return bootstrap::run(address, mode == "measure", timeout).expect("rank");
+        }
         ["copyrpc", task, mode] => return copyrpc::run(task, mode == "measure").expect("copyrpc peer"),
         _ => {}
     }
-    let running = Arc::new(Mutex::new(""));
-    let watched = Arc::clone(&running);
-    std::thread::spawn(move || {
-        std::thread::sleep(HANG_LIMIT);
-        let name = *watched.lock().unwrap_or_else(PoisonError::into_inner);
-        println!("test {name} ... FAILED: the program did not end within {} s", HANG_LIMIT.as_secs());
-        std::process::exit(1);
-    });
+    let watchdog = Watchdog::start();
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);
     let mut random = Random(rng::seed());
@@ -63,7 +84,7 @@ fn main() {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
             continue;
         }
-        *running.lock().unwrap_or_else(PoisonError::into_inner) = name;
+        watchdog.begin(name);
         let begun = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| test(&mut random)));
         match outcome.unwrap_or_else(|_| Err("it panicked; the message is above".into())) {

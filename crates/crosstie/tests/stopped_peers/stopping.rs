@@ -143,11 +143,36 @@ pub(crate) fn check(holds: bool, what: impl Debug) -> Fallible {
 
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Fallible {
     let begun = Instant::now();
-    while !done() {
-        if begun.elapsed() > TIMEOUT {
-            return Err(format!("waited too long for {what}").into());
+    for round in 1u64.. {
+        if done() {
+            break;
         }
-        std::thread::yield_now();
+        // On a busy machine a yield takes milliseconds, and most of what is waited for takes many rounds of this thread alone.
+        if round.is_multiple_of(64) {
+            if begun.elapsed() > TIMEOUT {
+                return Err(format!("waited too long for {what}").into());
+            }
+            std::thread::yield_now();
+        }
     }
     Ok(())
+}
+
+/// Where the threads of this process and of its children are, in one line.
+pub(crate) fn describe_processes() -> String {
+    let own = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/self/task/{own}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    std::iter::once(own).chain(children).map(describe_threads).collect::<Vec<_>>().join("; ")
+}
+
+fn describe_threads(process: u32) -> String {
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let threads = tasks.map(|task| {
+        let stat = read(task.path().join("stat"));
+        let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next().unwrap_or('?');
+        format!("{} {state} {}", read(task.path().join("comm")), read(task.path().join("wchan")))
+    });
+    format!("process {process}: {}", threads.collect::<Vec<_>>().join(", "))
 }
