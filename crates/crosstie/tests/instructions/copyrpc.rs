@@ -13,7 +13,7 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2280;
+const ALONE_LIMIT: u64 = 2370;
 /// [`DEPTH`] calls at a time.
 const BATCHED_LIMIT: u64 = 1005;
 /// [`DEPTH`] typed calls at a time.

@@ -3,7 +3,8 @@
 //! - A completion on the receive CQ announces a batch. Its responses go to the callback of the poll, its requests to the queue
 //!   of [`Context::recv`](super::Context::recv).
 //! - A completion on the send CQ frees room in a send queue, or ends a READ or WRITE.
-//! - Every batch uses one receive of the SRQ. When a third of the receives is used, they are posted again.
+//! - Every batch uses one receive of the SRQ. A poll that finds nothing posts some again; when a third of the receives is used, all are
+//!   posted again.
 //!
 //! The receive CQ cannot overflow. A refill posts at most as many receives as completions were polled since the last one, so receives in the
 //! SRQ and completions in the CQ together do not become more. Only [`ContextCore::refill_all_receives`] can add to them: at most
@@ -33,6 +34,8 @@ use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
 const BURST: usize = 64;
+/// The most receives that a poll posts because it has found nothing. The peer's answer takes longer.
+const IDLE_REFILL: u32 = 8;
 /// A poll that pauses in a batch has ended at least so many calls.
 const MIN_ENDED: usize = 4;
 /// The key of no connection.
@@ -181,6 +184,9 @@ impl<U> ContextCore<U> {
         match next {
             NextReceive::Nothing => {
                 queues.is_recv_cq_drained.set(true);
+                if queues.posted_receives.get() + IDLE_REFILL <= self.config.receives {
+                    self.refill_receives(IDLE_REFILL);
+                }
                 0
             }
             NextReceive::Taken { is_stream: false } => self.receive_one(state, on_response),
@@ -202,7 +208,7 @@ impl<U> ContextCore<U> {
         self.receive_recent(state, is_only, &mut responses, on_response);
         self.count_receives(1);
         if queues.posted_receives.get() <= queues.refill_at {
-            self.refill_receives();
+            self.refill_receives(u32::MAX);
         }
         responses
     }
@@ -232,7 +238,7 @@ impl<U> ContextCore<U> {
             state.forget_closed();
         }
         if taken > 0 && queues.posted_receives.get() <= queues.refill_at {
-            self.refill_receives();
+            self.refill_receives(u32::MAX);
         }
         responses
     }
@@ -569,14 +575,15 @@ impl<U> ContextCore<U> {
         (!completions.is_empty(), has_news)
     }
 
-    /// Posts receives again: when a third of them is used.
+    /// Posts up to `most` receives again.
     #[inline(never)]
-    pub(super) fn refill_receives(&self) {
+    pub(super) fn refill_receives(&self, most: u32) {
         let posted = &self.queues.posted_receives;
         let refused = {
             let mut srq = self.queues.srq.borrow_mut();
             let wr = RecvWr { wr_id: 0, sges: &[] };
-            refill(posted, self.config.receives, |count| srq.post_recvs(&wr, count))
+            let receives = self.config.receives.min(posted.get().saturating_add(most));
+            refill(posted, receives, |count| srq.post_recvs(&wr, count))
         };
         match refused {
             None => {}
@@ -590,7 +597,7 @@ impl<U> ContextCore<U> {
     /// the receive CQ was seen empty.
     pub(super) fn refill_all_receives(&self) {
         self.queues.posted_receives.set(0);
-        self.refill_receives();
+        self.refill_receives(u32::MAX);
     }
 }
 
@@ -635,6 +642,8 @@ mod tests {
             self.posted.set(self.posted.get().saturating_sub(taken));
             if taken > 0 && 3 * self.posted.get() <= 2 * receives {
                 self.refill(receives);
+            } else if taken == 0 {
+                self.refill(receives.min(self.posted.get() + IDLE_REFILL));
             }
         }
     }

@@ -12,7 +12,7 @@
 //! ```text
 //! 1. flush the connections that have something to post (a small batch may be held back)
 //! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, queue requests
-//! 3. refill the shared receive queue if anything arrived
+//! 3. refill the shared receive queue: some if nothing arrived, all if a third is used
 //! 4. poll the send CQ: every 16th time if a completion is expected, every time while a flush waits for completions
 //! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
 //! ```
@@ -149,7 +149,7 @@ impl<U> Context<U> {
             weak_self: weak_self.clone(),
             device,
         });
-        core.refill_receives();
+        core.refill_receives(u32::MAX);
         Ok(Context { core })
     }
 

@@ -12,7 +12,7 @@
 //! owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use super::layout::{SrqHeader, SrqWord};
 use super::recv::{CompletedRecv, RecvSlots, check, room};
 use super::state::{Allocation, DeviceShared};
 use crate::device::{DeviceError, PostError, RecvWr};
+use crate::memory::prefetch::{self, CACHE_LINE};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
 /// A shared receive queue, as its owner uses it. Datagram queue pairs without an SRQ have one of their own.
@@ -31,6 +32,8 @@ pub(super) struct SharedRecvQueue {
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
     records: Box<[RecvRecord]>,
+    /// For each word, the slot that was posted there last: takers have the cache lines of the words.
+    posted_slots: Box<[AtomicU16]>,
     /// Slots that may be in use: the first ones.
     capacity: usize,
     /// Set when a receive completes, for a poster that found all slots in use.
@@ -52,6 +55,8 @@ struct RecvRecord {
 
 /// How often a taker that finds no others publishes how far it is, in receives.
 const TAKEN_INTERVAL: u64 = 16;
+
+const WORDS_PER_LINE: u64 = (CACHE_LINE / size_of::<AtomicU64>()) as u64;
 
 const SRQ_WORDS_AT: u64 = size_of::<SrqHeader>() as u64;
 
@@ -83,6 +88,7 @@ impl SharedRecvQueue {
             words,
             slots,
             records: (0..depth).map(|_| RecvRecord::default()).collect(),
+            posted_slots: (0..2 * depth).map(|_| AtomicU16::new(0)).collect(),
             capacity: max_wr as usize,
             completed: AtomicBool::new(false),
             memory,
@@ -110,6 +116,7 @@ impl SharedRecvQueue {
             self.slots.write(slot, wr.sges);
             // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
             record.is_outstanding.store(true, Release);
+            self.posted_slots[self.word_index(position)].store(slot as u16, Relaxed);
             self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
             cursor.posted = position + 1;
             posted += 1;
@@ -125,7 +132,7 @@ impl SharedRecvQueue {
 
     /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
     /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
-    /// there are of other positions. `None` only if a peer has written invalid words: there are twice as many words as receives.
+    /// there are of other positions. There is always one: there are twice as many words as receives.
     #[inline(always)]
     fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
         if self.is_free_position(cursor.posted) {
@@ -141,12 +148,18 @@ impl SharedRecvQueue {
 
     #[inline(always)]
     fn is_free_position(&self, position: u64) -> bool {
-        let old = SrqWord(self.words.ring(position).load(Relaxed));
-        let record = &self.records[usize::from(old.slot()) & (self.records.len() - 1)];
-        let posted_at = record.position.load(Relaxed);
-        let is_record = old.is_at(posted_at) && (posted_at ^ position) & (self.words.len() as u64 - 1) == 0;
+        let slot = self.posted_slots[self.word_index(position)].load(Relaxed);
+        let Some(record) = self.records.get(usize::from(slot)) else { return false };
+        // Otherwise the slot was posted again since, elsewhere.
+        let is_there = self.word_index(record.position.load(Relaxed)) == self.word_index(position);
         // Acquire, partner: the Release store in `complete`.
-        !is_record || !record.is_outstanding.load(Acquire)
+        !is_there || !record.is_outstanding.load(Acquire)
+    }
+
+    /// Where the word of a position is.
+    #[inline(always)]
+    fn word_index(&self, position: u64) -> usize {
+        position as usize & (self.posted_slots.len() - 1)
     }
 
     /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
@@ -345,6 +358,10 @@ impl SharedTaker {
                 && at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_ok()
             {
                 self.next = position + 1;
+                if position.is_multiple_of(WORDS_PER_LINE) {
+                    // The owner wrote the next line, too. It arrives before it is needed.
+                    prefetch::for_write(self.words.ring(position + WORDS_PER_LINE));
+                }
                 if has_searched || self.next.is_multiple_of(TAKEN_INTERVAL) {
                     self.header.taken.word.store(self.next, Relaxed);
                 }
