@@ -221,9 +221,11 @@ fn copyrpc(options: &[&str], rest: &[&str]) -> Value {
     for name in ["unanswered", "violations", "failures"] {
         assert_eq!(counter(name), 0, "{name} of {context}");
     }
-    // One WRITE in 64 is signaled, on each endpoint of both sides. Each slice may begin or end anywhere in between.
+    // One WRITE in 64 is signaled, on each endpoint of both sides. What goes out between two slices, the request that ends one and its
+    // response, is not counted: fewer than 16 WRITEs for each of the 4 slices.
     let endpoints = found["endpoints"].as_u64().expect(&context);
-    assert!(counter("signaled") <= counter("reads") + posted / 60 + 2 * endpoints, "{context}");
+    let most = counter("reads") + (posted + 4 * 16) / 64 + 2 * endpoints;
+    assert!(counter("signaled") <= most, "more than {most} signaled: {context}");
     found
 }
 
