@@ -44,11 +44,11 @@ pub(super) const MAX_COMPACT_BATCH: usize = COMPACT_HEAD_SIZE + MAX_COMPACT_PAYL
 /// The shortest payload that is posted directly, on a device that accepts inline data of this length. Such a payload gains little
 /// from sharing a batch. Such a device copies all data while posting, so posting small batches inline gains nothing there.
 const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
-/// A batch with this many messages goes out at once.
-const LARGE_BATCH: u32 = 32;
+/// A batch with this many messages goes out at once. If they are short, they fill a packet of 4 KiB.
+const LARGE_BATCH: u32 = 64;
 
-/// The most cache lines of a batch that are prefetched when it arrives: those of a [`LARGE_BATCH`] of short messages.
-pub(super) const MAX_LINES_AHEAD: usize = LARGE_BATCH as usize;
+/// The most cache lines of a batch that are prefetched when it arrives. A processor does not fetch more at once.
+pub(super) const MAX_LINES_AHEAD: usize = 32;
 
 /// When a message that was written should go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

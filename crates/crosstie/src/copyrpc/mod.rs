@@ -86,7 +86,7 @@
 //!
 //! # When batches go out
 //!
-//! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 32
+//! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 64
 //! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
 //! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
 //! message alone. If no earlier batch is outstanding, nothing is held back. A short reply that answers the last open request of its

@@ -15,9 +15,9 @@ const DEPTH: u32 = 64;
 /// One call at a time.
 const ALONE_LIMIT: u64 = 2370;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 1005;
+const BATCHED_LIMIT: u64 = 967;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 1315;
+const TYPED_LIMIT: u64 = 1247;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
