@@ -21,19 +21,24 @@ const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
 const RESPONSE: u32 = 1;
 
 /// The number of a call within its lane, in 31 bits. Never zero, so zeroed memory is not a call.
+///
+/// It is kept as the upper half of a request's word has it: twice the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallNumber(u32);
 
 impl CallNumber {
     /// The number of the first call of a lane.
-    pub const FIRST: CallNumber = CallNumber(1);
+    pub const FIRST: CallNumber = CallNumber(2);
 
     /// The number of the call after this one.
     #[must_use]
     #[inline]
     pub const fn next(self) -> CallNumber {
         // Numbers are 1 to 2^31 - 1.
-        if self.0 < u32::MAX >> 1 { CallNumber(self.0 + 1) } else { CallNumber::FIRST }
+        match self.0.wrapping_add(2) {
+            0 => CallNumber::FIRST,
+            next => CallNumber(next),
+        }
     }
 
     /// The number of the call that comes `calls` calls later, for less than 2^31 calls.
@@ -41,13 +46,14 @@ impl CallNumber {
     pub const fn after(self, calls: u32) -> CallNumber {
         // Numbers are 1 to 2^31 - 1.
         let period = (u32::MAX >> 1) as u64;
-        CallNumber(((self.0 as u64 - 1 + calls as u64) % period) as u32 + 1)
+        let number = (self.get() as u64 - 1 + calls as u64) % period + 1;
+        CallNumber((number as u32) << 1)
     }
 
     /// The number as an integer of 31 bits.
     #[inline]
     pub const fn get(self) -> u32 {
-        self.0
+        self.0 >> 1
     }
 }
 
@@ -73,20 +79,20 @@ pub struct RequestHeader {
 #[inline]
 pub const fn request_word(call: CallNumber, request: RequestHeader) -> u64 {
     debug_assert!(request.len <= MAX_LEN && request.next < MAX_SLOTS);
-    (call.0 as u64) << 33 | (request.next as u64) << LEN_BITS | request.len as u64
+    (call.0 as u64) << 32 | (request.next as u64) << LEN_BITS | request.len as u64
 }
 
 /// The word of a response.
 #[inline]
 pub const fn response_word(call: CallNumber, len: usize) -> u64 {
     debug_assert!(len <= MAX_LEN);
-    ((call.0 << 1 | RESPONSE) as u64) << 32 | len as u64
+    ((call.0 | RESPONSE) as u64) << 32 | len as u64
 }
 
 /// The header of the request, if the word is the request of this call. The length may be any value up to 2^21 - 1.
 #[inline]
 pub const fn parse_request(word: u64, call: CallNumber) -> Option<RequestHeader> {
-    if (word >> 32) as u32 != call.0 << 1 {
+    if (word >> 32) as u32 != call.0 {
         return None;
     }
     let low = word as u32;
@@ -96,7 +102,7 @@ pub const fn parse_request(word: u64, call: CallNumber) -> Option<RequestHeader>
 /// The length of the response, if the word is the response to this call. It may be any value up to 2^21 - 1.
 #[inline]
 pub const fn parse_response(word: u64, call: CallNumber) -> Option<usize> {
-    if (word >> 32) as u32 != call.0 << 1 | RESPONSE {
+    if (word >> 32) as u32 != call.0 | RESPONSE {
         return None;
     }
     Some((word as u32 & LEN_MASK) as usize)
@@ -119,7 +125,7 @@ pub enum SlotOwner {
 /// ```
 #[inline]
 pub const fn slot_owner(word: u64) -> SlotOwner {
-    let call = CallNumber((word >> 33) as u32);
+    let call = CallNumber((word >> 32) as u32 & !RESPONSE);
     if (word >> 32) as u32 & RESPONSE == 0 {
         SlotOwner::Callee(call)
     } else {
@@ -133,7 +139,8 @@ mod tests {
 
     #[test]
     fn words_keep_extreme_values() {
-        let last = CallNumber(u32::MAX >> 1);
+        let last = CallNumber::FIRST.after((u32::MAX >> 1) - 1);
+        assert_eq!(last.get(), u32::MAX >> 1);
         for call in [CallNumber::FIRST, last, last.next()] {
             for len in [0, 1, 56, MAX_LEN] {
                 for next in [0, 1, MAX_SLOTS - 1] {

@@ -106,7 +106,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
     /// Passes the responses that have arrived to `each`, with the tokens of their calls. Returns their number.
     ///
     /// Responses of one target arrive in the order of the calls, if the target replies in that order. Responses out of order
-    /// may be found a few polls later. One poll ends at most a quarter of many calls to one target, and at most half of a few. A caller that
+    /// may be found a few polls later. One poll ends at most half of the calls to one target, and of many fewer, where that is faster. A caller that
     /// makes a new call for each response so keeps the target busy with the others; otherwise both would soon alternate, each
     /// waiting for the other to work off a whole queue.
     #[inline]

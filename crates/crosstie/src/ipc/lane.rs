@@ -149,10 +149,15 @@ impl Lane {
     /// Prefetches the cache lines of `count` slots for writing. For slots with responses, which the client is about to read
     /// and soon after to write: one request to the other core instead of two.
     #[inline]
-    pub(super) fn prefetch(&self, mut slot: usize, count: usize) {
+    pub(super) fn prefetch(&self, slot: usize, count: usize) {
+        let (first, end) = (self.first.as_ptr(), self.first.as_ptr().wrapping_add(self.slots * self.stride));
+        let mut at = first.wrapping_add(slot * self.stride);
         for _ in 0..count {
-            prefetch::for_write(self.first.as_ptr().wrapping_add(slot * self.stride));
-            slot = if slot + 1 == self.slots { 0 } else { slot + 1 };
+            prefetch::for_write(at);
+            at = at.wrapping_add(self.stride);
+            if at == end {
+                at = first;
+            }
         }
     }
 

@@ -244,14 +244,24 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     /// their requests.
     #[inline]
     pub fn poll(&mut self) -> usize {
-        self.core.poll(|_, _| true)
+        self.poll_clients(|_, _| true)
     }
 
     /// As [`poll`](Server::poll), but checks clients that have been idle less often: the longer a client was idle, the
     /// more rounds it is skipped, up to 32. For servers with many clients of which few are busy.
     #[inline]
     pub fn poll_with_skip(&mut self) -> usize {
-        self.core.poll(|client, round| round & (client.skip - 1) == 0)
+        self.poll_clients(|client, round| round & (client.skip - 1) == 0)
+    }
+
+    /// Does not poll while [`recv`](Server::recv) has requests to hand out that an earlier [`poll_with_prefetch`](Server::poll_with_prefetch)
+    /// took: requests of a client keep their order.
+    #[inline(always)]
+    fn poll_clients(&mut self, should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
+        match self.taken_count - self.next_taken {
+            0 => self.core.poll(should_check),
+            taken => taken,
+        }
     }
 
     /// As [`poll`](Server::poll), for servers whose replies need memory that is not in the cache. Takes up to 8 requests of
@@ -311,20 +321,9 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     // Inlined: of a request that is answered in place, most of what this returns is never stored.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        if let Some(next) = self.next_taken() {
-            let TakenRequest { index, client, slot, call, .. } = self.taken[next];
-            let taken = &self.taken[next];
-            return Some(Request {
-                message: Req::received(&taken.inbox, taken.len)?,
-                client: self.core.clients[index as usize].client.as_mut()?,
-                ticket: Ticket { nonce: self.core.nonce, client, slot, call },
-                response_limit: self.core.response_limit,
-                response: PhantomData,
-            });
-        }
         let (index, slot, call, len) = loop {
             let core = &mut self.core;
-            let &index = core.ready.get(core.turn)?;
+            let Some(&index) = core.ready.get(core.turn) else { return self.recv_taken() };
             let taken = match &mut core.clients[index as usize].client {
                 Some(client) => client.take::<Req>(&mut self.inbox, core.queue_depth),
                 None => Ok(None),
@@ -350,6 +349,21 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             client: client.as_mut()?,
             ticket: Ticket { nonce: core.nonce, client: *key, slot, call },
             response_limit: core.response_limit,
+            response: PhantomData,
+        })
+    }
+
+    /// The next request that [`poll_with_prefetch`](Server::poll_with_prefetch) took. That poll leaves no client to be served.
+    #[inline(always)]
+    fn recv_taken(&mut self) -> Option<Request<'_, Req, Resp>> {
+        let next = self.next_taken()?;
+        let TakenRequest { index, client, slot, call, .. } = self.taken[next];
+        let taken = &self.taken[next];
+        Some(Request {
+            message: Req::received(&taken.inbox, taken.len)?,
+            client: self.core.clients[index as usize].client.as_mut()?,
+            ticket: Ticket { nonce: self.core.nonce, client, slot, call },
+            response_limit: self.core.response_limit,
             response: PhantomData,
         })
     }

@@ -115,7 +115,8 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
             return Err(CallError::Disconnected { token, cause });
         }
         let limit = self.request_limit;
-        if len > limit {
+        // A message of fixed size was compared with the limit when the client connected.
+        if Req::SIZE.is_none() && len > limit {
             return Err(CallError::TooLong { token, len, limit });
         }
         if self.calls.is_full() {
@@ -133,15 +134,16 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     /// Passes the responses that have arrived to `each`, and returns their number. Never waits. An error is returned only
     /// after all responses that ever arrived have been passed.
     ///
-    /// One poll ends at most a quarter of many calls in flight, and at most half of a few. A client that makes a new call for each response
+    /// One poll ends at most half of the calls in flight, and of many fewer, where that is faster. A client that makes a new call for each response
     /// so keeps the server busy with the others; otherwise client and server would soon alternate, each waiting for the other to
     /// work off a whole queue.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
         let most = self.calls.most_per_poll();
         let mut count = 0;
+        // Those behind the first response are likely to be there, too.
+        let mut prefetch = if most > 1 { most } else { 0 };
         while let Some((slot, call)) = self.calls.expected() {
-            let prefetch = if count == 0 && most > 1 { most } else { 0 };
             if !self.deliver(slot, call, prefetch, &mut each)? {
                 if self.calls.note_miss() {
                     count += self.scan(&mut each)?;
@@ -152,6 +154,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
             if count == most {
                 break;
             }
+            prefetch = 0;
         }
         if count == 0 && self.check_connected().is_err() {
             return self.poll_after_end(each);

@@ -45,6 +45,19 @@ impl MappedHint {
     }
 }
 
+/// Whether the processor has the instruction of [`demote`].
+pub(crate) fn can_demote() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::__cpuid_count;
+        const FEATURES: u32 = 7;
+        const CLDEMOTE: u32 = 1 << 25;
+        __cpuid_count(0, 0).eax >= FEATURES && __cpuid_count(FEATURES, 0).ecx & CLDEMOTE != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Moves the cache line of `target` towards the caches that all cores share. A hint, as above.
 #[inline(always)]
 pub(crate) fn demote<T>(target: *const T) {

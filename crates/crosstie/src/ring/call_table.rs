@@ -22,6 +22,8 @@
 
 use crosstie_protocol::lane::CallNumber;
 
+use crate::memory::prefetch;
+
 /// The caller scans all slots after this many checks of the expected slot. It does not scan more often, because each check
 /// of a slot takes the slot's cache line away from the callee, which is about to write to it.
 const MISSES_BEFORE_SCAN: u32 = 64;
@@ -48,18 +50,30 @@ pub struct StartedCall {
 
 #[derive(Debug)]
 struct Entry<T> {
-    token: Option<T>,
-    /// A blocking call uses the slot.
-    blocking: bool,
+    used_by: UsedBy<T>,
     call: CallNumber,
     /// The slot of the call after this one.
-    next: usize,
+    next: u32,
+}
+
+/// What uses a slot.
+#[derive(Debug)]
+enum UsedBy<T> {
+    Nothing,
+    /// A call with this token.
+    Call(T),
+    Blocking,
 }
 
 impl<T> Entry<T> {
     #[inline]
     fn is_free(&self) -> bool {
-        self.token.is_none() && !self.blocking
+        matches!(self.used_by, UsedBy::Nothing)
+    }
+
+    #[inline]
+    fn has_token(&self) -> bool {
+        matches!(self.used_by, UsedBy::Call(_))
     }
 }
 
@@ -77,9 +91,11 @@ pub(crate) struct CallTable<T> {
     expected: usize,
     /// Calls with a token.
     in_flight: usize,
-    /// Calls that may still start: `limit` less the calls with a token and the blocking ones.
-    room: usize,
     limit: usize,
+    // Not beside `in_flight`: the compiler would load both at once, and the load would wait for the store of one.
+    blocking: usize,
+    /// Whether the processor can [demote](Self::slot_to_demote) cache lines.
+    demotes: bool,
     /// Checks of the expected slot without success, since a call finished.
     misses: u32,
 }
@@ -99,7 +115,7 @@ impl<T> CallTable<T> {
     /// Creates a table for at most `limit` calls in flight.
     pub(crate) fn new(limit: usize) -> CallTable<T> {
         assert!(limit > 0);
-        let entry = || Entry { token: None, blocking: false, call: UNUSED, next: 0 };
+        let entry = || Entry { used_by: UsedBy::Nothing, call: UNUSED, next: 0 };
         CallTable {
             entries: core::iter::repeat_with(entry).take(Self::slots_for(limit)).collect(),
             next: 0,
@@ -107,8 +123,9 @@ impl<T> CallTable<T> {
             call: CallNumber::FIRST,
             expected: 0,
             in_flight: 0,
-            room: limit,
             limit,
+            blocking: 0,
+            demotes: prefetch::can_demote(),
             misses: 0,
         }
     }
@@ -119,13 +136,15 @@ impl<T> CallTable<T> {
         self.in_flight
     }
 
-    /// Most calls that one poll ends: a quarter of those in flight, or up to 4 if these are at most half.
+    /// Most calls that one poll ends: up to 4 or, with many calls in flight, a quarter of them, and never more than half. Half of them if the
+    /// processor cannot demote cache lines: it gets many lines at once sooner than a few at a time.
     ///
     /// Responses that are left for the next poll keep the callee busy while the caller makes new calls. Otherwise both would soon alternate,
     /// each waiting for the other to work off a whole queue.
     #[inline]
     pub(crate) fn most_per_poll(&self) -> usize {
-        (self.in_flight / 4).max(4).min(self.in_flight.div_ceil(2))
+        let half = self.in_flight.div_ceil(2);
+        if self.demotes { (self.in_flight / 4).max(4).min(half) } else { half }
     }
 
     /// Most calls that may be in flight, blocking ones included.
@@ -139,16 +158,22 @@ impl<T> CallTable<T> {
         if slot + 1 == self.entries.len() { 0 } else { slot + 1 }
     }
 
+    /// Slots in use.
+    #[inline]
+    fn used(&self) -> usize {
+        self.in_flight + self.blocking
+    }
+
     /// Whether no further call can start.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.room == 0
+        self.used() >= self.limit
     }
 
     /// Whether blocking calls use slots.
     #[inline]
     pub(crate) fn has_blocking(&self) -> bool {
-        self.in_flight + self.room < self.limit
+        self.blocking > 0
     }
 
     /// Starts a call. Hands the token back if the table is full.
@@ -165,8 +190,7 @@ impl<T> CallTable<T> {
     #[inline(always)]
     pub(crate) fn start_with_room(&mut self, token: T) -> StartedCall {
         debug_assert!(!self.is_full());
-        let started = self.take_slot();
-        self.entries[started.slot].token = Some(token);
+        let started = self.take_slot(UsedBy::Call(token));
         self.in_flight += 1;
         started
     }
@@ -177,8 +201,8 @@ impl<T> CallTable<T> {
         if self.is_full() {
             return None;
         }
-        let started = self.take_slot();
-        self.entries[started.slot].blocking = true;
+        let started = self.take_slot(UsedBy::Blocking);
+        self.blocking += 1;
         if self.in_flight == 0 {
             self.expected = self.next;
         }
@@ -187,9 +211,9 @@ impl<T> CallTable<T> {
 
     /// Takes the next slot for a call, and chooses the slot after it.
     #[inline(always)]
-    fn take_slot(&mut self) -> StartedCall {
+    fn take_slot(&mut self, used_by: UsedBy<T>) -> StartedCall {
         let (slot, call) = (self.next, self.call);
-        let next = if self.room == self.limit {
+        let next = if self.used() == 0 {
             // No other call is in flight. Go back to the slot of the previous call: a caller with one call at a time then
             // alternates between two slots, whose cache lines are in its cache. (With `limit` 1, both are the only slot.)
             self.last
@@ -198,11 +222,13 @@ impl<T> CallTable<T> {
         };
         let entry = &mut self.entries[slot];
         let previous = entry.call;
-        (entry.call, entry.next) = (call, next);
+        // Of a slot that is free there is nothing to drop. The compiler does not know.
+        core::mem::forget(core::mem::replace(&mut entry.used_by, used_by));
+        // There are fewer than `MAX_SLOTS`.
+        (entry.call, entry.next) = (call, next as u32);
         self.call = call.next();
         self.last = slot;
         self.next = next;
-        self.room -= 1;
         StartedCall { slot, next, call, previous }
     }
 
@@ -214,7 +240,9 @@ impl<T> CallTable<T> {
     /// one call in flight none, as the callee polls the line and has it before.
     #[inline(always)]
     pub(crate) fn slot_to_demote(&self, slot: usize) -> Option<usize> {
-        if self.in_flight > FEW_CALLS {
+        if !self.demotes {
+            None
+        } else if self.in_flight > FEW_CALLS {
             // A table with so many calls has more slots than that.
             Some(if slot >= DEMOTE_AFTER {
                 slot - DEMOTE_AFTER
@@ -246,7 +274,7 @@ impl<T> CallTable<T> {
     #[inline]
     pub(crate) fn call_in(&self, slot: usize) -> Option<CallNumber> {
         let entry = &self.entries[slot];
-        entry.token.is_some().then_some(entry.call)
+        entry.has_token().then_some(entry.call)
     }
 
     /// The call whose response is expected next.
@@ -259,16 +287,21 @@ impl<T> CallTable<T> {
     #[inline]
     pub(crate) fn finish(&mut self, slot: usize) -> Option<T> {
         let entry = &mut self.entries[slot];
-        let (token, next) = (entry.token.take()?, entry.next);
+        if !entry.has_token() {
+            return None;
+        }
+        let next = entry.next as usize;
+        let UsedBy::Call(token) = core::mem::replace(&mut entry.used_by, UsedBy::Nothing) else {
+            return None;
+        };
         self.in_flight -= 1;
         self.misses = 0;
-        self.room += 1;
-        self.expected = if self.entries[next].token.is_some() {
+        self.expected = if self.entries[next].has_token() {
             next
         } else if self.in_flight == 0 {
             self.next
         } else {
-            self.search_after(next, |entry| entry.token.is_some())
+            self.search_after(next, Entry::has_token)
         };
         Some(token)
     }
@@ -277,7 +310,7 @@ impl<T> CallTable<T> {
     #[cold]
     pub(crate) fn release_answered_blocking(&mut self, has_response: impl Fn(usize, CallNumber) -> bool) {
         for slot in 0..self.entries.len() {
-            if self.entries[slot].blocking && has_response(slot, self.entries[slot].call) {
+            if self.is_blocking(slot) && has_response(slot, self.entries[slot].call) {
                 self.release_blocking(slot);
             }
         }
@@ -285,15 +318,22 @@ impl<T> CallTable<T> {
 
     /// All blocking calls.
     pub(crate) fn iter_blocking(&self) -> impl Iterator<Item = (usize, CallNumber)> {
-        let blocking = |(slot, entry): (usize, &Entry<T>)| entry.blocking.then_some((slot, entry.call));
-        self.entries.iter().enumerate().filter_map(blocking)
+        (0..self.entries.len())
+            .filter(|slot| self.is_blocking(*slot))
+            .map(|slot| (slot, self.entries[slot].call))
+    }
+
+    #[inline]
+    fn is_blocking(&self, slot: usize) -> bool {
+        matches!(self.entries[slot].used_by, UsedBy::Blocking)
     }
 
     /// Releases the slot of a blocking call whose response has arrived, or never will.
     #[inline]
     pub(crate) fn release_blocking(&mut self, slot: usize) {
-        if std::mem::take(&mut self.entries[slot].blocking) {
-            self.room += 1;
+        if self.is_blocking(slot) {
+            self.entries[slot].used_by = UsedBy::Nothing;
+            self.blocking -= 1;
         }
     }
 
@@ -422,21 +462,22 @@ mod tests {
 
     #[test]
     fn a_poll_ends_a_quarter_of_many_calls_and_half_of_few() {
-        let mut table = CallTable::new(64);
-        let mut most = Vec::new();
-        for _ in 0..64 {
-            table.start(()).unwrap();
-            most.push(table.most_per_poll());
+        for (demotes, expected) in [(true, [1, 1, 2, 4, 4, 8, 16]), (false, [1, 1, 2, 4, 8, 16, 32])] {
+            let mut table = CallTable::new(64);
+            table.demotes = demotes;
+            let mut most = Vec::new();
+            for _ in 0..64 {
+                table.start(()).unwrap();
+                most.push(table.most_per_poll());
+            }
+            assert_eq!([most[0], most[1], most[2], most[7], most[15], most[31], most[63]], expected);
         }
-        assert_eq!(
-            [most[0], most[1], most[2], most[7], most[15], most[31], most[63]],
-            [1, 1, 2, 4, 4, 8, 16]
-        );
     }
 
     #[test]
     fn few_requests_are_demoted_at_once_and_many_later() {
         let mut table = CallTable::new(64);
+        table.demotes = true;
         for in_flight in 1..65 {
             let slot = table.start(()).unwrap().slot;
             let expected = match in_flight {
@@ -447,6 +488,8 @@ mod tests {
             assert_eq!(table.slot_to_demote(slot), expected, "{in_flight} calls in flight");
         }
         assert_eq!(table.slot_to_demote(2), Some(63), "of the round before");
+        table.demotes = false;
+        assert_eq!(table.slot_to_demote(2), None, "the processor cannot");
     }
 
     #[test]

@@ -91,10 +91,15 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     /// them: one request to the callee's core instead of two.
     #[inline(always)]
     pub(in super::super) fn prefetch(&self, count: usize) {
-        let Some((mut slot, _)) = self.calls.expected() else { return };
+        let Some((slot, _)) = self.calls.expected() else { return };
+        let slots = self.slots.as_ptr_range();
+        let mut at = slots.start.wrapping_add(slot);
         for _ in 0..count.min(MAX_PREFETCH) {
-            prefetch::for_write(self.slots.as_ptr().wrapping_add(slot));
-            slot = if slot + 1 == self.slots.len() { 0 } else { slot + 1 };
+            prefetch::for_write(at);
+            at = at.wrapping_add(1);
+            if at == slots.end {
+                at = slots.start;
+            }
         }
     }
 
