@@ -167,13 +167,14 @@ impl<T> Table<T> {
     pub(crate) fn remove(&self, key: Key) -> Result<T, Fault> {
         let slot = self.find(key)?;
         let value = {
-            // An object that a panic left in an unknown state can be removed all the same.
             let mut entry = slot.entry.lock();
-            entry.clear_poison();
             if entry.generation != key.generation() {
                 return Err(Fault::InvalidKey(self.kind));
             }
-            entry.value.take().ok_or(Fault::InvalidKey(self.kind))?
+            let value = entry.value.take().ok_or(Fault::InvalidKey(self.kind))?;
+            // An object that a panic left in an unknown state can be removed all the same.
+            entry.clear_poison();
+            value
         };
         self.free.lock().unwrap_or_else(PoisonError::into_inner).removed.push(key.index());
         Ok(value)
@@ -222,5 +223,23 @@ mod tests {
         }
         TABLE.insert("fourth".into()).unwrap();
         assert!(matches!(TABLE.insert("fifth".into()), Err(Fault::TooMany { limit: 3, .. })));
+    }
+
+    #[test]
+    fn object_stays_unusable_after_a_panic_until_its_own_key_removes_it() {
+        static TABLE: Table<u32> = table!(u32, 1, Kind::Send);
+        let old = TABLE.insert(1).unwrap();
+        TABLE.remove(old).unwrap();
+        let key = TABLE.insert(2).unwrap();
+        let panicked = std::panic::catch_unwind(|| {
+            let _value = TABLE.lock(key).unwrap();
+            panic!("on purpose");
+        });
+        assert!(panicked.is_err() && matches!(TABLE.lock(key), Err(Fault::Poisoned(Kind::Send))));
+        assert!(TABLE.remove(old).is_err());
+        assert!(matches!(TABLE.lock(key), Err(Fault::Poisoned(Kind::Send))), "an old key changes nothing");
+        assert_eq!(TABLE.remove(key).unwrap(), 2);
+        let next = TABLE.insert(3).unwrap();
+        assert_eq!(*TABLE.lock(next).unwrap(), 3);
     }
 }
