@@ -3,18 +3,57 @@
 //! Slots are never freed, so a lookup needs no lock of the table and an old key finds at worst another object, which its
 //! generation tells apart. A slot is used again after its object is removed.
 
-use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
+use core::ops::DerefMut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{self, Acquire, Release};
 use std::sync::{Mutex, PoisonError};
 
 use crate::abi::Fault;
 use crate::key::{Key, Kind};
 use crate::lock::{Lock, LockGuard};
 
+/// The shared parts of a table, and their memory orderings. Tests replace the parts with loom's, and one of the orderings.
+pub(crate) trait Parts: 'static {
+    /// Of the store of a new slot. Partner: `FIND`.
+    const PUBLISH: Ordering = Release;
+    /// Of the load in a lookup. Partner: `PUBLISH`.
+    const FIND: Ordering = Acquire;
+    /// An atomic pointer to a slot.
+    type Pointer<S: 'static>;
+    /// A mutex.
+    type FreeLock;
+
+    fn load<S: 'static>(pointer: &Self::Pointer<S>) -> *mut S;
+    fn store<S: 'static>(pointer: &Self::Pointer<S>, slot: *mut S);
+    fn lock(free: &Self::FreeLock) -> impl DerefMut<Target = Free>;
+}
+
+/// The parts that ship.
+pub(crate) struct Real;
+
+impl Parts for Real {
+    type Pointer<S: 'static> = AtomicPtr<S>;
+    type FreeLock = Mutex<Free>;
+
+    #[inline(always)]
+    fn load<S: 'static>(pointer: &AtomicPtr<S>) -> *mut S {
+        pointer.load(Self::FIND)
+    }
+
+    fn store<S: 'static>(pointer: &AtomicPtr<S>, slot: *mut S) {
+        pointer.store(slot, Self::PUBLISH);
+    }
+
+    fn lock(free: &Mutex<Free>) -> impl DerefMut<Target = Free> {
+        free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Objects of one kind, as many as it has slots. It is constant itself, so that a lookup does not load it.
-pub(crate) struct Table<T: 'static> {
+pub(crate) struct Table<T: 'static, P: Parts = Real> {
     kind: Kind,
-    slots: &'static [AtomicPtr<Slot<T>>],
-    free: &'static Mutex<Free>,
+    slots: &'static [P::Pointer<Slot<T>>],
+    free: &'static P::FreeLock,
 }
 
 pub(crate) struct Free {
@@ -67,19 +106,19 @@ impl<T> core::ops::Deref for Guard<T> {
     }
 }
 
-impl<T> core::ops::DerefMut for Guard<T> {
+impl<T> DerefMut for Guard<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         self.entry.value.as_mut().expect("an entry that is held has a value")
     }
 }
 
-impl<T> Table<T> {
+impl<T, P: Parts> Table<T, P> {
     pub(crate) const fn new(
         kind: Kind,
-        slots: &'static [AtomicPtr<Slot<T>>],
-        free: &'static Mutex<Free>,
-    ) -> Table<T> {
+        slots: &'static [P::Pointer<Slot<T>>],
+        free: &'static P::FreeLock,
+    ) -> Table<T, P> {
         Table { kind, slots, free }
     }
 
@@ -90,13 +129,13 @@ impl<T> Table<T> {
 
     /// Adds an object that knows its key.
     pub(crate) fn insert_with(&self, make: impl FnOnce(Key) -> T) -> Result<Key, Fault> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = P::lock(self.free);
         let index = match free.removed.pop() {
             Some(index) => index,
             None if (free.used as usize) < self.slots.len() => {
                 let slot = Box::new(Slot { entry: Lock::new(Entry { generation: 0, value: None }) });
-                // Release, partner: the Acquire load in `slot`.
-                self.slots[free.used as usize].store(Box::into_raw(slot), Release);
+                // `Parts::PUBLISH` names the partner.
+                P::store(&self.slots[free.used as usize], Box::into_raw(slot));
                 free.used += 1;
                 free.used - 1
             }
@@ -142,7 +181,7 @@ impl<T> Table<T> {
 
     /// Calls `each` with every object, one at a time. Those that a panic left in an unknown state are left out.
     pub(crate) fn for_each(&self, mut each: impl FnMut(&mut T)) {
-        let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).used;
+        let used = P::lock(self.free).used;
         for index in 0..used {
             if let Ok(mut guard) = self.lock_index(index) {
                 each(&mut guard);
@@ -152,7 +191,7 @@ impl<T> Table<T> {
 
     /// Removes all objects.
     pub(crate) fn clear(&self) {
-        let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).used;
+        let used = P::lock(self.free).used;
         for index in 0..used {
             let key = self.slot(index).and_then(|slot| {
                 let entry = slot.entry.lock();
@@ -176,7 +215,7 @@ impl<T> Table<T> {
             entry.clear_poison();
             value
         };
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).removed.push(key.index());
+        P::lock(self.free).removed.push(key.index());
         Ok(value)
     }
 
@@ -192,8 +231,8 @@ impl<T> Table<T> {
 
     #[inline(always)]
     fn slot(&self, index: u32) -> Option<&'static Slot<T>> {
-        // Acquire, partner: the Release store in `insert_with`.
-        let slot = self.slots.get(index as usize)?.load(Acquire);
+        // `Parts::FIND` names the partner.
+        let slot = P::load(self.slots.get(index as usize)?);
         // SAFETY: the pointer is NULL or comes from `Box::into_raw` in `insert_with`; slots are never freed.
         unsafe { slot.as_ref() }
     }
@@ -241,5 +280,191 @@ mod tests {
         assert_eq!(TABLE.remove(key).unwrap(), 2);
         let next = TABLE.insert(3).unwrap();
         assert_eq!(*TABLE.lock(next).unwrap(), 3);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use core::sync::atomic::Ordering::Relaxed;
+
+    use loom::thread;
+
+    use super::*;
+
+    /// Loom's parts, with the orderings that ship, or with one of them replaced.
+    macro_rules! loom_parts {
+        ($name:ident $(, $ordering:ident)?) => {
+            struct $name;
+            impl Parts for $name {
+                $(const $ordering: Ordering = Relaxed;)?
+                type Pointer<S: 'static> = loom::sync::atomic::AtomicPtr<S>;
+                type FreeLock = loom::sync::Mutex<Free>;
+
+                fn load<S: 'static>(pointer: &Self::Pointer<S>) -> *mut S {
+                    pointer.load(Self::FIND)
+                }
+
+                fn store<S: 'static>(pointer: &Self::Pointer<S>, slot: *mut S) {
+                    pointer.store(slot, Self::PUBLISH);
+                }
+
+                fn lock(free: &Self::FreeLock) -> impl DerefMut<Target = Free> {
+                    free.lock().unwrap()
+                }
+            }
+        };
+    }
+    loom_parts!(Loom);
+    loom_parts!(WeakPublish, PUBLISH);
+    loom_parts!(WeakFind, FIND);
+
+    /// A table that is never freed, as the real ones are.
+    macro_rules! new_table {
+        ($parts:ty, $limit:expr) => {{
+            let pointer = |_| loom::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
+            let slots: &'static [_] = Box::leak((0..$limit).map(pointer).collect());
+            let free = Box::leak(Box::new(loom::sync::Mutex::new(Free::new())));
+            let table: &'static Table<u32, $parts> = Box::leak(Box::new(Table::new(Kind::Send, slots, free)));
+            table
+        }};
+    }
+
+    /// A thread uses a key that it was not given, while another one adds the first object: it finds a whole object, or nothing.
+    macro_rules! check_first_lookup {
+        ($parts:ty) => {
+            loom::model(|| {
+                let table = new_table!($parts, 1);
+                let adder = thread::spawn(move || table.insert(7).unwrap());
+                let key = Key::new(Kind::Send, 1, 0);
+                if let Ok(value) = table.lock(key) {
+                    assert_eq!(*value, 7);
+                }
+                assert_eq!(adder.join().unwrap(), key);
+                assert_eq!(*table.lock(key).unwrap(), 7);
+            })
+        };
+    }
+
+    #[test]
+    fn loom_lookup_finds_a_whole_object_or_nothing() {
+        check_first_lookup!(Loom);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_twin_weak_publish_is_caught() {
+        check_first_lookup!(WeakPublish);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_twin_weak_find_is_caught() {
+        check_first_lookup!(WeakFind);
+    }
+
+    /// A thread uses the key of an object while another thread removes the object and adds one, which gets the same slot. `read` returns
+    /// the object that the key finds.
+    fn check_old_key(read: fn(&Table<u32, Loom>, Key) -> Option<u32>) {
+        loom::model(move || {
+            let table = new_table!(Loom, 1);
+            let old = table.insert(1).unwrap();
+            let other = thread::spawn(move || {
+                assert_eq!(table.remove(old).unwrap(), 1);
+                table.insert(2).unwrap()
+            });
+            assert!(matches!(read(table, old), None | Some(1)), "an old key finds another object");
+            let new = other.join().unwrap();
+            assert_eq!(new.index(), old.index());
+            assert_eq!((read(table, old), read(table, new)), (None, Some(2)));
+        });
+    }
+
+    #[test]
+    fn loom_old_key_never_finds_another_object() {
+        check_old_key(|table, key| table.lock(key).ok().map(|value| *value));
+    }
+
+    /// A twin that must fail: it checks the generation, and then takes the lock again.
+    #[test]
+    #[should_panic(expected = "an old key finds another object")]
+    fn loom_twin_lookup_that_checks_before_it_locks_is_caught() {
+        check_old_key(|table, key| {
+            drop(table.lock(key).ok()?);
+            table.lock_index(key.index()).ok().map(|value| *value)
+        });
+    }
+
+    /// Two threads remove the same object, and add one each. One of them gets the object, and the new ones get slots of their own.
+    fn check_two_removes(remove: fn(&Table<u32, Loom>, Key) -> Result<u32, Fault>) {
+        loom::model(move || {
+            let table = new_table!(Loom, 2);
+            let key = table.insert(1).unwrap();
+            let run = move |value| (remove(table, key).ok(), table.insert(value).unwrap());
+            let other = thread::spawn(move || run(20));
+            let results = [run(10), other.join().unwrap()];
+            let [(here, ten), (there, twenty)] = results;
+            assert!(here.xor(there) == Some(1), "the object was lost, or removed twice");
+            assert_ne!(ten.index(), twenty.index(), "two objects in one slot");
+            assert_eq!((*table.lock(ten).unwrap(), *table.lock(twenty).unwrap()), (10, 20));
+            assert!(matches!(table.insert(30), Err(Fault::TooMany { limit: 2, .. })));
+        });
+    }
+
+    #[test]
+    fn loom_object_is_removed_once_and_its_slot_is_used_again_once() {
+        check_two_removes(Table::remove);
+    }
+
+    /// A twin that must fail: the slot is free before the object is taken out of it.
+    #[test]
+    #[should_panic(expected = "two objects in one slot")]
+    fn loom_twin_slot_that_is_freed_too_early_is_caught() {
+        check_two_removes(|table, key| {
+            drop(table.lock(key)?);
+            Loom::lock(table.free).removed.push(key.index());
+            let mut entry = table.find(key)?.entry.lock();
+            if entry.generation != key.generation() {
+                return Err(Fault::InvalidKey(table.kind));
+            }
+            entry.value.take().ok_or(Fault::InvalidKey(table.kind))
+        });
+    }
+
+    /// A thread removes all objects while another thread removes one of them and adds one. `clear` removes all objects.
+    fn check_clear(clear: fn(&Table<u32, Loom>)) {
+        loom::model(move || {
+            let table = new_table!(Loom, 2);
+            let old = table.insert(1).unwrap();
+            let other = thread::spawn(move || {
+                table.remove(old).ok();
+                table.insert(2).unwrap()
+            });
+            clear(table);
+            let new = other.join().unwrap();
+            let left = usize::from(table.lock(new).is_ok());
+            let added = (0..3).filter_map(|value| table.insert(value).ok()).collect::<Vec<_>>();
+            assert_eq!(left + added.len(), 2, "a slot was lost, or is used twice");
+            assert!(added.iter().zip(0..).all(|(key, value)| *table.lock(*key).unwrap() == value));
+        });
+    }
+
+    #[test]
+    fn loom_clear_and_remove_free_each_slot_once() {
+        check_clear(Table::clear);
+    }
+
+    /// A twin that must fail: it frees the slots of objects that another thread has removed meanwhile.
+    #[test]
+    #[should_panic(expected = "a slot was lost, or is used twice")]
+    fn loom_twin_clear_that_does_not_check_again_is_caught() {
+        check_clear(|table| {
+            let used = Loom::lock(table.free).used;
+            for index in 0..used {
+                if table.lock_index(index).is_ok() {
+                    table.slot(index).unwrap().entry.lock().value = None;
+                    Loom::lock(table.free).removed.push(index);
+                }
+            }
+        });
     }
 }
