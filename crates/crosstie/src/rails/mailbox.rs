@@ -1,8 +1,8 @@
 //! Messages between a connection, which one thread of the program uses, and its control thread.
 
-use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crosstie_protocol::rails::FenceEntry;
@@ -11,6 +11,45 @@ use rustix::event::EventfdFlags;
 use super::endpoint::Endpoint;
 use super::error::Cause;
 use super::frames::Frame;
+use sync::{AtomicBool, Condvar, Mutex};
+
+#[cfg(not(all(test, loom)))]
+mod sync {
+    pub(super) use core::sync::atomic::AtomicBool;
+    pub(super) use std::sync::{Condvar, Mutex};
+}
+
+#[cfg(all(test, loom))]
+mod sync {
+    pub(super) use loom::sync::Mutex;
+    pub(super) use loom::sync::atomic::AtomicBool;
+
+    /// No time passes in loom: it reports a wait that does not end.
+    #[derive(Debug)]
+    pub(super) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(super) fn new() -> Condvar {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        pub(super) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub(super) fn wait_timeout_while<'a, T>(
+            &self,
+            mut guard: loom::sync::MutexGuard<'a, T>,
+            _: core::time::Duration,
+            mut condition: impl FnMut(&mut T) -> bool,
+        ) -> loom::sync::MutexGuard<'a, T> {
+            while condition(&mut guard) {
+                guard = self.0.wait(guard).unwrap();
+            }
+            guard
+        }
+    }
+}
 
 /// From the control thread to the connection.
 #[derive(Debug)]
@@ -56,12 +95,33 @@ pub(super) enum Order {
     Close(Frame),
 }
 
+/// What wakes the control thread: the kernel's eventfd or, in tests, a model of it.
+pub(super) trait Wake {
+    /// Wakes the control thread, or keeps it from sleeping.
+    fn set(&self);
+    /// Lets it sleep again.
+    fn clear(&self);
+}
+
+impl Wake for OwnedFd {
+    fn set(&self) {
+        // It fails only if the counter is full, and then the thread is awake.
+        rustix::io::write(self, &1u64.to_ne_bytes()).ok();
+    }
+
+    fn clear(&self) {
+        let mut count = [0; 8];
+        // It fails if nothing was written since the last read.
+        rustix::io::read(self, &mut count).ok();
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct Mailbox {
+pub(super) struct Mailbox<W = OwnedFd> {
     has_mail: AtomicBool,
     mail: Mutex<Vec<Mail>>,
     orders: Mutex<Vec<Order>>,
-    wake: OwnedFd,
+    wake: W,
     /// Whether the control thread has sent its last frame, or cannot send it.
     has_ended: Mutex<bool>,
     ended: Condvar,
@@ -72,15 +132,24 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Mailbox {
     pub(super) fn new() -> std::io::Result<Mailbox> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Mailbox {
+        Ok(Mailbox::with(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+impl<W: Wake> Mailbox<W> {
+    fn with(wake: W) -> Mailbox<W> {
+        Mailbox {
             has_mail: AtomicBool::new(false),
             mail: Mutex::new(Vec::new()),
             orders: Mutex::new(Vec::new()),
             wake,
             has_ended: Mutex::new(false),
             ended: Condvar::new(),
-        })
+        }
     }
 
     pub(super) fn put_mail(&self, mail: Mail) {
@@ -104,14 +173,12 @@ impl Mailbox {
 
     pub(super) fn put_order(&self, order: Order) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        // It fails only if the counter is full, and then the thread is awake.
-        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
+        self.wake.set();
     }
 
     pub(super) fn take_orders(&self) -> Vec<Order> {
-        let mut count = [0; 8];
-        // It fails if nothing was written since the last read.
-        rustix::io::read(&self.wake, &mut count).ok();
+        // First: an order that is put after this wakes the thread again.
+        self.wake.clear();
         core::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -128,8 +195,193 @@ impl Mailbox {
         // If it takes too long, the peer learns that the connection is gone.
         drop(self.ended.wait_timeout_while(guard, CLOSE_TIMEOUT, |has_ended| !*has_ended));
     }
+}
 
-    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use core::sync::atomic::Ordering::AcqRel;
+
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    /// An eventfd. The kernel has a lock around its counter.
+    #[derive(Debug)]
+    struct Counter(AtomicU64);
+
+    impl Counter {
+        /// What `poll` says.
+        fn is_readable(&self) -> bool {
+            self.0.load(Acquire) != 0
+        }
+    }
+
+    impl Wake for Counter {
+        fn set(&self) {
+            self.0.fetch_add(1, AcqRel);
+        }
+
+        fn clear(&self) {
+            self.0.swap(0, AcqRel);
+        }
+    }
+
+    type Model = Mailbox<Counter>;
+
+    fn mailbox() -> Arc<Model> {
+        Arc::new(Mailbox::with(Counter(AtomicU64::new(0))))
+    }
+
+    fn mail(epoch: u32) -> Mail {
+        Mail::RailError { rail: 0, epoch }
+    }
+
+    /// The control thread puts two mails. The program looks at all times, also without the flag, as it does while no rail is up.
+    fn check_mail(put: fn(&Model, Mail), take: fn(&Model) -> Vec<Mail>) {
+        loom::model(move || {
+            let mailbox = mailbox();
+            let control = thread::spawn({
+                let mailbox = mailbox.clone();
+                move || (1..=2).for_each(|epoch| put(&mailbox, mail(epoch)))
+            });
+            let mut epochs = Vec::new();
+            let mut look = |always: bool| {
+                if always || mailbox.has_mail() {
+                    let taken = take(&mailbox).into_iter();
+                    epochs.extend(taken.map(|mail| match mail {
+                        Mail::RailError { epoch, .. } => epoch,
+                        other => panic!("{other:?}"),
+                    }));
+                }
+            };
+            look(false);
+            look(true);
+            look(false);
+            control.join().unwrap();
+            look(false);
+            assert_eq!(epochs, [1, 2], "mail was lost");
+        });
+    }
+
+    #[test]
+    fn loom_no_mail_is_lost() {
+        check_mail(Mailbox::put_mail, Mailbox::take_mail);
+    }
+
+    /// A twin that must fail: the flag is set before there is mail.
+    #[test]
+    #[should_panic(expected = "mail was lost")]
+    fn loom_twin_flag_before_mail_is_caught() {
+        let put = |mailbox: &Model, mail| {
+            mailbox.has_mail.store(true, Release);
+            mailbox.mail.lock().unwrap().push(mail);
+        };
+        check_mail(put, Mailbox::take_mail);
+    }
+
+    /// A twin that must fail: the flag is cleared when the mail is not locked any more.
+    #[test]
+    #[should_panic(expected = "mail was lost")]
+    fn loom_twin_flag_cleared_after_mail_was_taken_is_caught() {
+        let take = |mailbox: &Model| {
+            let taken = core::mem::take(&mut *mailbox.mail.lock().unwrap());
+            mailbox.has_mail.store(false, Relaxed);
+            taken
+        };
+        check_mail(Mailbox::put_mail, take);
+    }
+
+    /// The program puts two orders. The control thread takes orders when `poll` says that there are any.
+    fn check_orders(put: fn(&Model, Order), take: fn(&Model) -> Vec<Order>) {
+        loom::model(move || {
+            let mailbox = mailbox();
+            let program = thread::spawn({
+                let mailbox = mailbox.clone();
+                move || (1..=2).for_each(|epoch| put(&mailbox, Order::Rebuild { rail: 0, epoch }))
+            });
+            let mut epochs = Vec::new();
+            let mut poll = || {
+                if mailbox.wake.is_readable() {
+                    epochs.extend(take(&mailbox).into_iter().map(|order| match order {
+                        Order::Rebuild { epoch, .. } => epoch,
+                        other => panic!("{other:?}"),
+                    }));
+                }
+            };
+            poll();
+            poll();
+            program.join().unwrap();
+            poll();
+            assert_eq!(epochs, [1, 2], "the control thread sleeps, and there is an order");
+        });
+    }
+
+    #[test]
+    fn loom_every_order_wakes_the_control_thread() {
+        check_orders(Mailbox::put_order, Mailbox::take_orders);
+    }
+
+    /// A twin that must fail: the control thread is woken before there is an order.
+    #[test]
+    #[should_panic(expected = "the control thread sleeps")]
+    fn loom_twin_wake_before_order_is_caught() {
+        let put = |mailbox: &Model, order| {
+            mailbox.wake.set();
+            mailbox.orders.lock().unwrap().push(order);
+        };
+        check_orders(put, Mailbox::take_orders);
+    }
+
+    /// A twin that must fail: the eventfd is read after the orders were taken.
+    #[test]
+    #[should_panic(expected = "the control thread sleeps")]
+    fn loom_twin_clear_after_orders_were_taken_is_caught() {
+        let take = |mailbox: &Model| {
+            let taken = core::mem::take(&mut *mailbox.orders.lock().unwrap());
+            mailbox.wake.clear();
+            taken
+        };
+        check_orders(Mailbox::put_order, take);
+    }
+
+    /// The program drops a connection: it puts the last order and waits until the control thread has sent the last frame.
+    fn check_close(set_ended: fn(&Model)) {
+        loom::model(move || {
+            let mailbox = mailbox();
+            let sent = Arc::new(AtomicU64::new(0));
+            let control = thread::spawn({
+                let (mailbox, sent) = (mailbox.clone(), sent.clone());
+                move || {
+                    while !mailbox.wake.is_readable() {
+                        thread::yield_now();
+                    }
+                    let orders = mailbox.take_orders();
+                    assert!(matches!(orders[..], [Order::Close(_)]));
+                    sent.store(1, Relaxed);
+                    set_ended(&mailbox);
+                }
+            });
+            mailbox.put_order(Order::Close(Frame::Close { next: 0, open: Vec::new() }));
+            mailbox.wait_until_ended();
+            assert_eq!(sent.load(Relaxed), 1, "the program may exit before the last frame is sent");
+            control.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_close_waits_for_the_last_frame_and_ends() {
+        check_close(Mailbox::set_ended);
+    }
+
+    /// A twin that must fail: the waiting thread is woken before the flag is set.
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_twin_notify_before_ended_is_caught() {
+        check_close(|mailbox| {
+            mailbox.ended.notify_all();
+            *mailbox.has_ended.lock().unwrap() = true;
+        });
     }
 }
