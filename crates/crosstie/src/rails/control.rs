@@ -167,7 +167,7 @@ impl Control {
         let mut needs_attention = false;
         loop {
             let mut timeout = self.advance_rebuilds(Instant::now())?;
-            if self.mailbox.has_mail() || needs_attention {
+            if self.mailbox.take_unattended() || needs_attention {
                 let again = core.attend();
                 needs_attention = again.is_some();
                 timeout = timeout.into_iter().chain(again).min();

@@ -119,6 +119,8 @@ impl Wake for OwnedFd {
 #[derive(Debug)]
 pub(super) struct Mailbox<W = OwnedFd> {
     has_mail: AtomicBool,
+    /// Mail was put since [`Mailbox::take_unattended`]. Only the control thread uses it.
+    is_unattended: AtomicBool,
     mail: Mutex<Vec<Mail>>,
     orders: Mutex<Vec<Order>>,
     wake: W,
@@ -144,6 +146,7 @@ impl<W: Wake> Mailbox<W> {
     fn with(wake: W) -> Mailbox<W> {
         Mailbox {
             has_mail: AtomicBool::new(false),
+            is_unattended: AtomicBool::new(false),
             mail: Mutex::new(Vec::new()),
             orders: Mutex::new(Vec::new()),
             wake,
@@ -153,6 +156,7 @@ impl<W: Wake> Mailbox<W> {
     }
 
     pub(super) fn put_mail(&self, mail: Mail) {
+        self.is_unattended.store(true, Relaxed);
         self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
         // Release, partner: the Acquire load in `has_mail`.
         self.has_mail.store(true, Release);
@@ -163,6 +167,12 @@ impl<W: Wake> Mailbox<W> {
     pub(super) fn has_mail(&self) -> bool {
         // Acquire, partner: the Release store in `put_mail`.
         self.has_mail.load(Acquire)
+    }
+
+    /// Whether the control thread has put mail since the last call of this function, also if the program has taken the mail. What the
+    /// program could not finish then is left to the control thread, because the program may not call any more.
+    pub(super) fn take_unattended(&self) -> bool {
+        self.is_unattended.swap(false, Relaxed)
     }
 
     pub(super) fn take_mail(&self) -> Vec<Mail> {
@@ -291,6 +301,42 @@ mod loom_tests {
             taken
         };
         check_mail(Mailbox::put_mail, take);
+    }
+
+    /// The control thread puts a mail, which needs more than one attempt. The program calls for the last time. The control thread attends to
+    /// the connection if `is_due`, and goes on if something is left to do.
+    fn check_attention(is_due: fn(&Model) -> bool) {
+        loom::model(move || {
+            let mailbox = mailbox();
+            let unfinished = Arc::new(Mutex::new(0));
+            // Without a look at the flag, which would hide from loom that the order of this look and that of `is_due` matters.
+            let attend = |mailbox: &Model, unfinished: &Mutex<usize>| {
+                let mut unfinished = unfinished.lock().unwrap();
+                *unfinished += mailbox.take_mail().len();
+                *unfinished > 0
+            };
+            let program = thread::spawn({
+                let (mailbox, unfinished) = (mailbox.clone(), unfinished.clone());
+                move || _ = attend(&mailbox, &unfinished)
+            });
+            mailbox.put_mail(mail(1));
+            let goes_on = is_due(&mailbox) && attend(&mailbox, &unfinished);
+            program.join().unwrap();
+            assert_eq!(*unfinished.lock().unwrap(), 1);
+            assert!(goes_on, "nobody finishes what the mail asks for");
+        });
+    }
+
+    #[test]
+    fn loom_control_thread_finishes_what_the_program_began() {
+        check_attention(Mailbox::take_unattended);
+    }
+
+    /// A twin that must fail: the control thread attends only if the program has not taken the mail.
+    #[test]
+    #[should_panic(expected = "nobody finishes")]
+    fn loom_twin_attention_only_if_mail_is_left_is_caught() {
+        check_attention(Mailbox::has_mail);
     }
 
     /// The program puts two orders. The control thread takes orders when `poll` says that there are any.

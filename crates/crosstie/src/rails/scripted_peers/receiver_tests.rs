@@ -99,6 +99,24 @@ fn a_fence_is_answered_after_the_sender_has_left_its_operation() {
     assert_eq!(peer.read(), Some(answer(0, 0)));
 }
 
+/// The program takes out the rail, cannot close it while the sender is inside an operation, and does not call any more.
+#[test]
+fn a_fence_that_the_program_began_to_handle_is_answered_without_it() {
+    let there = rails();
+    // In some rounds the program reads the fence before the control thread does.
+    for _ in 0..20 {
+        let (mut receiver, mut peer) = Peer::sender(&there);
+        peer.endpoints[0].post_probe(0).unwrap();
+        peer.endpoints[0].qps[0].pretend_operation(true);
+        peer.send(&fence(0, 0));
+        while receiver.rails_up() == 0b11 {
+            receiver.progress();
+        }
+        peer.endpoints[0].qps[0].pretend_operation(false);
+        assert_eq!(peer.read(), Some(answer(0, 0)));
+    }
+}
+
 /// The sender closes the connection, and a completion that it says is under way never comes. The program does not call.
 #[test]
 fn a_receiver_that_nobody_calls_ends_after_its_sender_has_closed() {
