@@ -120,6 +120,7 @@ mod counters;
 #[allow(clippy::module_inception)]
 mod endpoint;
 mod engine;
+mod flags;
 mod future;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;

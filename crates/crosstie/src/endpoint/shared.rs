@@ -20,6 +20,7 @@ use super::cause::{Cause, NotStarted, Peer};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
 use super::engine::{Engine, Started};
+use super::flags::Flags;
 use super::operation::{Operation, Table};
 use super::returned_events::ReturnedEvents;
 use crate::WaitStrategy;
@@ -82,12 +83,10 @@ pub(super) struct Shared {
     pub(super) table: Table,
     pub(super) config: EndpointConfig,
     status: Arc<Status>,
-    /// Operations have ended that the engine may hold without need.
-    reap: AtomicBool,
+    flags: Flags,
     returned_events: Arc<ReturnedEvents>,
     /// The thread that sleeps for the endpoint parks here, and at the completion queue.
     parker: Parker,
-    attention: AtomicBool,
     /// The thread that has this may park.
     sleeper: Mutex<()>,
     /// `Endpoint` handles. With the last one the connection ends.
@@ -110,10 +109,9 @@ impl Shared {
             table: Table::new(config.operations),
             config: config.clone(),
             status,
-            reap: AtomicBool::new(false),
+            flags: Flags::new(),
             returned_events,
             parker: Parker::default(),
-            attention: AtomicBool::new(false),
             sleeper: Mutex::new(()),
             handles: AtomicUsize::new(1),
             stop: AtomicBool::new(false),
@@ -223,10 +221,8 @@ impl Shared {
 
     #[inline]
     fn run(&self, engine: &mut Engine) -> usize {
-        let reap = self.reap.load(Relaxed);
+        let reap = self.flags.take_reap();
         if reap {
-            // Acquire, partner: the Release store in `reap_soon`.
-            self.reap.swap(false, Acquire);
             engine.put_back_events(&self.table);
         }
         engine.run(&self.table, reap)
@@ -264,15 +260,13 @@ impl Shared {
     /// Wakes the progress thread, if it sleeps longer than it should.
     #[inline]
     pub(super) fn call_attention(&self) {
-        // Release, partner: the Acquire swap in `sleep_until_ready`.
-        self.attention.store(true, Release);
+        self.flags.call_attention();
         self.parker.notify();
     }
 
     /// Operations have ended before the device was done with them.
     pub(super) fn reap_soon(&self) {
-        // Release, partner: the Acquire swap in `run`.
-        self.reap.store(true, Release);
+        self.flags.request_reap();
         self.call_attention();
         self.run_published();
     }
@@ -387,8 +381,7 @@ impl Shared {
         let Some((max_sleep, cq_parker)) = looked else {
             // The thread that has it is working, perhaps for long: on the software device it also copies. It must not be disturbed
             // by a thread that has nothing to do.
-            // Acquire, partner: the Release store in `call_attention`.
-            let is_called = || done() || self.attention.swap(false, Acquire);
+            let is_called = || done() || self.flags.take_attention();
             park_once(core::iter::once(&self.parker), timeout.min(MAX_LOCKED_SLEEP), is_called);
             return;
         };
@@ -396,8 +389,7 @@ impl Shared {
         let timeout = if cq_parker.is_some() { timeout } else { timeout.min(MAX_UNNOTIFIED_SLEEP) };
         let parkers = [Some(&self.parker), cq_parker.as_ref().map(software::CqParker::parker)];
         park_once(parkers.iter().copied().flatten(), timeout, || {
-            // Acquire, partner: the Release store in `call_attention`.
-            if done() || self.attention.swap(false, Acquire) || self.table.has_submitted() {
+            if done() || self.flags.take_attention() || self.table.has_submitted() {
                 return true;
             }
             // If another thread has the engine, it may leave completions behind.
@@ -412,7 +404,7 @@ impl Shared {
     pub(super) fn run_thread(&self) {
         let mut idle_since = None;
         loop {
-            // Acquire, partner: the Release store in `stop_thread`.
+            // Acquire, partner: the Release store in `remove_handle`.
             if self.stop.load(Acquire) && self.try_with_engine(|engine| engine.is_drained()) == Some(true) {
                 return;
             }

@@ -12,6 +12,8 @@ mod yielding;
 
 pub use any::{Waitable, park_any, wait_any};
 pub use flag::WakeFlag;
+#[cfg(all(test, loom))]
+pub(crate) use parker::ModelParker;
 pub(crate) use parker::Parker;
 pub use parker::Wakeup;
 pub use strategy::WaitStrategy;

@@ -205,6 +205,9 @@ fn full_fence() {
 }
 
 #[cfg(all(test, loom))]
+pub(crate) use loom_tests::Model as ModelParker;
+
+#[cfg(all(test, loom))]
 mod loom_tests {
     use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -215,7 +218,7 @@ mod loom_tests {
     use super::*;
 
     /// A futex whose sleeps have no timeout. An owner that sleeps after the last notifier has finished has lost a wake-up.
-    struct Model {
+    pub(crate) struct Model {
         word: AtomicU32,
         wakes: Mutex<Wakes>,
         queue: Condvar,
@@ -228,7 +231,24 @@ mod loom_tests {
     }
 
     impl Model {
-        fn finish(&self) {
+        pub(crate) fn new() -> Model {
+            Model { word: AtomicU32::new(0), wakes: Mutex::new(Wakes::default()), queue: Condvar::new() }
+        }
+
+        /// As [`Parker::notify`].
+        pub(crate) fn notify(&self) {
+            if is_parked(self, fence::light) {
+                wake_owner(self, full_fence);
+            }
+        }
+
+        /// Parks once.
+        pub(crate) fn park(&self, ready: impl FnMut() -> bool) -> bool {
+            park(self, MAX_PARK, fence::heavy, ready)
+        }
+
+        /// The last notifier has finished.
+        pub(crate) fn finish(&self) {
             self.wakes.lock().unwrap().finished = true;
             self.queue.notify_all();
         }
@@ -273,9 +293,7 @@ mod loom_tests {
     /// One side publishes and notifies, or wakes unconditionally; the other side parks until it sees the publication.
     fn check(barriers: Barriers, unconditionally: bool) {
         loom::model(move || {
-            let word =
-                Model { word: AtomicU32::new(0), wakes: Mutex::new(Wakes::default()), queue: Condvar::new() };
-            let shared = Arc::new((word, AtomicBool::new(false)));
+            let shared = Arc::new((Model::new(), AtomicBool::new(false)));
             let notifier = thread::spawn({
                 let shared = shared.clone();
                 move || {
