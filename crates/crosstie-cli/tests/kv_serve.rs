@@ -250,6 +250,24 @@ fn put_beyond_the_memory_limit_fails() {
 }
 
 #[test]
+fn more_memory_than_the_machine_has_is_refused() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let kibibytes: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    let serve = |memory: &str| {
+        // A node that starts would run for ever.
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_crosstie"), "kv", "serve", "--name", &fresh_name("huge")]);
+        failed(&command.args(["--memory", memory]).output().unwrap(), 2)
+    };
+    for (asked, shown) in [("1024TiB".to_owned(), "1024 TiB"), ((kibibytes * 1024 + 1).to_string(), "GiB")] {
+        let error = serve(&asked);
+        assert!(error.contains("--memory") && error.contains(shown), "{error}");
+        assert!(error.contains(" has only "), "{error}");
+    }
+}
+
+#[test]
 fn three_nodes_serve_one_store_and_survive_each_other() {
     for backend in ["meta", "delegation"] {
         let (addresses, name) = (addresses(3), fresh_name(backend));

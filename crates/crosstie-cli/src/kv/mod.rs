@@ -1,6 +1,7 @@
 //! `crosstie kv`: runs a node of the store, or one operation on it.
 
 mod cores;
+mod memory;
 mod operations;
 mod serve;
 mod stats;

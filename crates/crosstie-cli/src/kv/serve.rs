@@ -14,6 +14,7 @@ use crosstie_kv::Backend;
 use crosstie_kv::node::{Membership, Node, NodeConfig, PeerState, StartError};
 
 use super::cores::Cores;
+use super::memory::{self, Available};
 use super::{DEFAULT_NAME, parse_name};
 use crate::error::Error;
 use crate::signals;
@@ -55,9 +56,9 @@ pub(crate) struct Arguments {
     /// The device for connections with other nodes: software (nodes on one machine), verbs:NAME[/PORT[/GID]], fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC", default_value = "software")]
     device: DeviceSpec,
-    /// Memory limit for keys and values of this node: bytes, or with KiB, MiB, GiB, TiB.
-    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_memory)]
-    memory: u64,
+    /// Memory limit for keys and values of this node: bytes, or with KiB, MiB, GiB, TiB; not more than this machine or container has [default: 1GiB, or half the memory of the machine or container if that is less].
+    #[arg(long, value_name = "BYTES", value_parser = memory::parse)]
+    memory: Option<u64>,
     /// The most clients at a time.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_clients: usize,
@@ -126,11 +127,12 @@ fn start(arguments: &Arguments) -> Result<Node, Error> {
     let nodes = u32::try_from(count).unwrap_or(u32::MAX);
     let cores = arguments.cores.as_ref().map(|cores| cores.choose(&arguments.device, arguments.daemons));
     let cores = cores.transpose()?;
+    let memory_limit = memory::choose(arguments.memory, Available::read()).map_err(Error::Usage)?;
     let config = NodeConfig {
         daemons: arguments.daemons,
         backend: arguments.backend,
         device: arguments.device.clone(),
-        memory_limit: arguments.memory,
+        memory_limit,
         max_clients: arguments.max_clients,
         queue_depth: arguments.queue_depth,
         wait_strategy: arguments.wait.into(),
@@ -164,24 +166,6 @@ fn resolve(text: &str) -> Result<SocketAddr, Error> {
     let wrong = |why: String| Error::Usage(format!("--nodes {text:?}: {why}: give HOST:PORT for each node"));
     let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
     found.next().ok_or_else(|| wrong("no address".to_owned()))
-}
-
-/// Parses the argument of `--memory`.
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" => Some(0),
-        "KiB" => Some(10),
-        "MiB" => Some(20),
-        "GiB" => Some(30),
-        "TiB" => Some(40),
-        _ => None,
-    };
-    let number: Option<u64> = digits.parse().ok();
-    let product = shift.and_then(|shift| number?.checked_mul(1 << shift));
-    product
-        .filter(|bytes| *bytes > 0)
-        .ok_or("give a number above 0, of bytes or with KiB, MiB, GiB, TiB".to_owned())
 }
 
 fn ready_line(arguments: &Arguments, config: &NodeConfig) -> String {
@@ -245,19 +229,4 @@ impl PeerMonitor {
 fn print_line(line: &str) {
     let mut out = stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parse_memory_accepts_binary_units() {
-        assert_eq!(parse_memory("4096"), Ok(4096));
-        assert_eq!(parse_memory("1GiB"), Ok(1 << 30));
-        assert_eq!(parse_memory("16KiB"), Ok(16 << 10));
-        for wrong in ["", "0", "GiB", "1GB", "-1", "1.5GiB", "99999999999TiB", "1 GiB", "1ÄB"] {
-            assert!(parse_memory(wrong).is_err(), "{wrong}");
-        }
-    }
 }
