@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use crosstie_bench::output;
 use crosstie_sim::{Jitter, Outcome, Plan, ScalingPoint, Scenario};
 use serde::Serialize;
 
@@ -118,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     if let Some(path) = &arguments.plot {
         let svg = crosstie_sim::scaling_plot(&scaling(arguments)?);
-        return std::fs::write(path, svg).map_err(|source| Error::File { path: path.clone(), source });
+        return Ok(output::write_file(path, &svg)?);
     }
     let scenarios: Vec<Scenario> = match arguments.scenario {
         Which::Lock => vec![Scenario::Lock],

@@ -1,7 +1,7 @@
 //! `crosstie report`: the page, exit statuses and error texts.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const RESULT: &str = r#"{
@@ -93,6 +93,82 @@ fn unreadable_or_unwritable_file_is_named_with_status_1() {
     assert!(!PathBuf::from(&page).exists(), "a page was written although a file is invalid");
     let text = refused(&[&good, "-o", "/no/such/directory/page.html"], 1);
     assert!(text.contains("/no/such/directory/page.html"), "{text}");
+}
+
+/// Runs `script` in `sh`, with the program as `$0` and the arguments as `$@`.
+fn report_in_shell(script: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_crosstie"), "report"]).args(arguments);
+    command.output().expect("sh runs")
+}
+
+fn file_names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("the directory").map(|entry| entry.expect("an entry"));
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().display().to_string()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn page_that_cannot_be_written_completely_leaves_the_former_page() {
+    let directory = Directory::new("partial");
+    let figures = directory.file("figures.json", &RESULT.replace("BACKEND", "meta"));
+    let page = directory.0.join("page.html");
+    let shown = page.display().to_string();
+    // A page is longer than one block. With the signal ignored, writing more is an error.
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
+    for before in [None, Some("the former page")] {
+        if let Some(text) = before {
+            fs::write(&page, text).expect("the former page");
+        }
+        let output = report_in_shell(script, &[&figures, "-o", &shown]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(&format!("{shown}: File too large")), "{error}");
+        assert_eq!(fs::read_to_string(&page).ok().as_deref(), before);
+        let names = if before.is_some() { &["figures.json", "page.html"][..] } else { &["figures.json"] };
+        assert_eq!(file_names(&directory.0), names);
+    }
+}
+
+#[test]
+fn full_file_system_leaves_no_part_of_a_page() {
+    let directory = Directory::new("full");
+    let figures = directory.file("figures.json", &RESULT.replace("BACKEND", "meta"));
+    let mounted = directory.0.join("mounted");
+    fs::create_dir(&mounted).expect("a directory");
+    let (shown, listing) = (mounted.join("page.html"), directory.0.join("listing"));
+    let [shown, mounted, listing] = [&shown, &mounted, &listing].map(|path| path.display().to_string());
+    let mount = format!("mount -t tmpfs -o size=8k none {mounted}");
+    let is_able = Command::new("unshare").args(["-rm", "sh", "-c", &mount]).output();
+    if !is_able.is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: this user may not mount a file system");
+    }
+    let script =
+        format!("{mount} && {{ \"$0\" \"$@\"; status=$?; ls -A {mounted} > {listing}; exit $status; }}");
+    let script = format!("exec unshare -rm sh -c '{script}' \"$0\" \"$@\"");
+    let output = report_in_shell(&script, &[&figures, "-o", &shown]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains(&format!("{shown}: No space left on device")), "{error}");
+    assert_eq!(fs::read_to_string(&listing).expect("a listing"), "");
+}
+
+#[test]
+fn page_can_be_written_to_a_device_or_through_a_link() {
+    let directory = Directory::new("device");
+    let figures = directory.file("figures.json", &RESULT.replace("BACKEND", "meta"));
+    assert!(report(&[&figures, "-o", "/dev/null"]).status.success());
+    assert!(!fs::metadata("/dev/null").expect("still there").is_file());
+    assert!(refused(&[&figures, "-o", "/dev/full"], 1).contains("/dev/full: No space left on device"));
+    let (page, link) = (directory.0.join("page.html"), directory.0.join("link.html"));
+    std::os::unix::fs::symlink("page.html", &link).expect("a link");
+    for _ in 0..2 {
+        assert!(report(&[&figures, "-o", link.to_str().expect("UTF-8")]).status.success());
+        assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
+        assert!(fs::read_to_string(&page).expect("the page").ends_with("</html>\n"));
+        fs::write(&page, "the former page").expect("the page");
+    }
 }
 
 #[test]

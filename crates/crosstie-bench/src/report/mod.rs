@@ -13,12 +13,11 @@ mod page;
 mod plot;
 mod text;
 
-use std::fs;
 use std::path::Path;
 
-use crate::figures::Figures;
-
 use crate::error::Error;
+use crate::figures::Figures;
+use crate::output;
 
 pub use text::table;
 
@@ -30,7 +29,7 @@ pub fn write(results: &[Figures], path: &Path) -> Result<(), Error> {
     if results.len() > MAX_RESULTS {
         return Err(Error::TooManyResults { count: results.len(), limit: MAX_RESULTS });
     }
-    fs::write(path, page::page(results)).map_err(|source| Error::File { path: path.to_owned(), source })
+    output::write_file(path, &page::page(results))
 }
 
 #[cfg(test)]

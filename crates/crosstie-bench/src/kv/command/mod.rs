@@ -8,7 +8,6 @@ mod repeat;
 mod sweep;
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,6 +21,7 @@ use crosstie::telemetry::Histogram;
 use crate::cores;
 use crate::error::Error;
 use crate::limits::CacheLinePingPong;
+use crate::output;
 use crate::progress::Progress;
 use crate::report;
 use crate::shared_region::SharedRegion;
@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
 /// `crosstie` without a command: the demo. Setting `interrupt` ends it early.
 pub fn demo(interrupt: &AtomicBool) -> Result<(), Error> {
     if !crate::is_child() {
-        crate::output::print(DEMO_INTRODUCTION)?;
+        output::print(DEMO_INTRODUCTION)?;
     }
     let name = Some(Path::new(DEMO_NAME));
     print_and_save(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
@@ -100,7 +100,7 @@ fn measure(
     let mut job = bootstrap::from_env()?;
     // Finds out now, and not after an hour, that a file cannot be written.
     if let Some(name) = name.filter(|_| job.rank() == 0) {
-        ["json", "html"].iter().try_for_each(|ending| check_writable(&output_path(name, ending)))?;
+        ["json", "html"].iter().try_for_each(|ending| output::check_writable(&output_path(name, ending)))?;
     }
     let mut found = Results { results: Vec::new(), error: None, is_leader: job.rank() == 0 };
     let count = combinations.len();
@@ -206,21 +206,21 @@ fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Pa
     let Results { results, error, is_leader } = found;
     if is_leader && !results.is_empty() {
         let json = match results.as_slice() {
-            [one] if !several => crate::output::json(one)?,
-            all => crate::output::json(&all)?,
+            [one] if !several => output::json(one)?,
+            all => output::json(&all)?,
         };
         if as_json {
-            crate::output::print(&json)?;
+            output::print(&json)?;
         } else {
-            crate::output::print(&text(&results))?;
+            output::print(&text(&results))?;
         }
         if let Some(name) = name {
             let (data, page) = (output_path(name, "json"), output_path(name, "html"));
-            std::fs::write(&data, json).map_err(|source| Error::File { path: data.clone(), source })?;
+            output::write_file(&data, &json)?;
             report::write(&results, &page)?;
             let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
             let written = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
-            if as_json { eprint!("{written}") } else { crate::output::print(&written)? }
+            if as_json { eprint!("{written}") } else { output::print(&written)? }
         }
     }
     if let Some(error) = error {
@@ -241,14 +241,6 @@ fn output_path(name: &Path, ending: &str) -> PathBuf {
             whole.into()
         }
     }
-}
-
-/// Checks that a file can be written, and leaves it unchanged.
-fn check_writable(path: &Path) -> Result<(), Error> {
-    let is_new = !path.exists();
-    let file = File::options().append(true).create(true).open(path);
-    let tried = file.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
-    tried.map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 /// The results as text.
