@@ -37,6 +37,7 @@ mod spin_wait;
 pub mod summary;
 pub mod table;
 pub mod units;
+pub mod wait;
 pub mod workload;
 
 pub use error::Error;

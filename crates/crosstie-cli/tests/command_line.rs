@@ -187,12 +187,23 @@ fn bench_ipc_delegation_and_flux_measure_several_payloads() {
 fn bench_ipc_delegation_and_flux_measure_several_clients_and_wait_strategies() {
     for (name, options) in NODE_BENCHES {
         for waiting in ["spin", "adaptive", "park"] {
-            let rest = ["--clients", "3", "--queue-depth", "4", "--waiting", waiting];
+            let rest = ["--clients", "3", "--queue-depth", "4", "--wait", waiting];
             let found = bench_node(name, options, &rest);
             assert_eq!((&found["clients"], &found["waiting"]), (&3.into(), &waiting.into()), "{found}");
             // The limits are measured with one client, so there is no ratio.
             assert_eq!(found["ratio_to_limit"], Value::Null, "{found}");
         }
+    }
+}
+
+#[test]
+fn bench_accepts_the_former_name_of_wait_and_does_not_show_it() {
+    for (name, options) in NODE_BENCHES {
+        let found = bench_node(name, options, &["--waiting", "park"]);
+        assert_eq!(found["waiting"], "park", "{found}");
+        let help = crosstie(&["bench", name, "--help"]);
+        let help = String::from_utf8_lossy(&help.stdout);
+        assert!(help.contains("--wait <") && !help.contains("--waiting"), "{help}");
     }
 }
 
@@ -422,7 +433,8 @@ fn invalid_command_line_is_one_line_and_status_2() {
         &["bench", "ipc", "--queue-depth", "0"],
         &["bench", "ipc", "--queue-depth", "1000", "--payload", "1000000"],
         &["bench", "ipc", "--clients", "0"],
-        &["bench", "delegation", "--waiting", "patiently"],
+        &["bench", "delegation", "--wait", "patiently"],
+        &["bench", "delegation", "--wait", "park", "--waiting", "park"],
         &["bench", "delegation", "--clients", "1000000"],
         &["bench", "delegation", "--duration", "-1"],
         &["bench", "flux", "--processes"],

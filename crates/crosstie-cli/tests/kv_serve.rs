@@ -237,6 +237,18 @@ fn commands_on_a_stopped_node_time_out() {
 }
 
 #[test]
+fn daemons_wait_as_the_option_says() {
+    for wait in ["spin", "adaptive", "park"] {
+        let name = fresh_name(wait);
+        let node = Node::start(&name, &["--wait", wait], None);
+        node.expect("ready");
+        succeeded(&kv(&["put", "key", "value", "--name", &name]));
+        assert_eq!(succeeded(&kv(&["get", "key", "--name", &name])), b"value");
+    }
+    failed(&kv(&["serve", "--wait", "patiently"]), 2);
+}
+
+#[test]
 fn put_beyond_the_memory_limit_fails() {
     let name = fresh_name("memory");
     let node = Node::start(&name, &["--memory", "512KiB"], None);

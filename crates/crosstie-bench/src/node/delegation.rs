@@ -16,7 +16,7 @@ fn config(plan: &Plan) -> Config {
         ring_depth: in_flight.max(min_depth),
         request_limit: plan.payload,
         response_limit: plan.payload,
-        wait_strategy: plan.waiting.into(),
+        wait_strategy: plan.wait.into(),
     }
 }
 

@@ -26,8 +26,7 @@ pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
 }
 
 fn run_sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
-    let config =
-        Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.waiting.into() };
+    let config = Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.wait.into() };
     let nodes = network::<Message<N>, Message<N>, u64>(plan.ranks(), &config);
     let nodes = nodes.map_err(|error| match error {
         ConfigError::Parking(_) => Error::rpc("creating the network")(error),

@@ -12,7 +12,7 @@ fn config(plan: &Plan) -> Config {
         queue_depth: plan.depth,
         request_limit: plan.payload,
         response_limit: plan.payload,
-        wait_strategy: plan.waiting.into(),
+        wait_strategy: plan.wait.into(),
     }
 }
 

@@ -28,7 +28,6 @@ use serde::{Deserialize, Serialize};
 
 pub use plan::{Arguments, Kind, Plan};
 
-use self::plan::Waiting;
 use self::rpc_loop::{ClientLoop, Idle, ServerLoop, Tally};
 use self::slice_barrier::SliceBarrier;
 use super::collective::Collective;
@@ -40,6 +39,7 @@ use super::spin_wait::SpinWait;
 use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
 use crate::median::median;
+use crate::wait::Wait;
 
 /// The rank of the server.
 const SERVER: usize = 1;
@@ -196,7 +196,7 @@ fn open(
     collective: &mut Collective<'_>,
     spin: SpinWait,
 ) -> Result<Role, Error> {
-    let idle = Idle::new(plan.waiting == Waiting::Spin, spin);
+    let idle = Idle::new(plan.wait == Wait::Spin, spin);
     if collective.rank() == SERVER {
         let name = format!("crosstie-bench.{}", std::process::id());
         let (server, outcome) = split_result(transport.serve(plan, &name, idle), name.into_bytes());
@@ -406,7 +406,7 @@ fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, report
         response: None,
         endpoints: None,
         processes: plan.processes,
-        waiting: Some(plan.waiting.name()),
+        waiting: Some(plan.wait.name()),
         registered_in_place: None,
         cores,
     };
@@ -529,7 +529,7 @@ mod tests {
             queue_depth: depth,
             clients,
             processes: false,
-            waiting: Some(Waiting::Adaptive),
+            wait: Some(Wait::Adaptive),
         };
         let plan = Plan::new(kind, &arguments).expect("the options are valid");
         let summary = measure(&plan, &Channels::new(clients as usize, wrong));

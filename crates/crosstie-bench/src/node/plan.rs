@@ -2,12 +2,11 @@
 
 use std::ffi::OsString;
 
-use clap::ValueEnum;
-
 use crate::cores;
 use crate::error::Error;
 use crate::limits::{RINGS, in_place_len, two_rings_len};
 use crate::plan::MeasureTime;
+use crate::wait::Wait;
 
 /// The smallest payload: the 8-byte number by which a response is verified.
 const MIN_PAYLOAD: u64 = 8;
@@ -52,40 +51,9 @@ pub struct Arguments {
     #[arg(long)]
     pub(crate) processes: bool,
     /// How a thread waits for messages [default: spin if each has its own core, otherwise adaptive].
-    #[arg(long, value_enum)]
-    pub(crate) waiting: Option<Waiting>,
-}
-
-/// How a thread waits for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Waiting {
-    /// Polls without sleeping.
-    Spin,
-    /// Polls for a while, then sleeps.
-    Adaptive,
-    /// Sleeps at once.
-    Park,
-}
-
-impl Waiting {
-    /// Its name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Waiting::Spin => "spin",
-            Waiting::Adaptive => "adaptive",
-            Waiting::Park => "park",
-        }
-    }
-}
-
-impl From<Waiting> for crosstie::WaitStrategy {
-    fn from(waiting: Waiting) -> Self {
-        match waiting {
-            Waiting::Spin => crosstie::WaitStrategy::Spin,
-            Waiting::Adaptive => crosstie::WaitStrategy::Adaptive,
-            Waiting::Park => crosstie::WaitStrategy::Park,
-        }
-    }
+    // Scripts may use the former name.
+    #[arg(long, value_enum, alias = "waiting")]
+    pub(crate) wait: Option<Wait>,
 }
 
 /// The RPC to measure.
@@ -126,14 +94,14 @@ pub struct Plan {
     pub(super) depth: usize,
     pub(super) clients: usize,
     pub(super) processes: bool,
-    pub(super) waiting: Waiting,
+    pub(super) wait: Wait,
     pub(super) time: MeasureTime,
 }
 
 impl Plan {
     /// Checks what the command line asks for.
     pub fn new(kind: Kind, arguments: &Arguments) -> Result<Plan, Error> {
-        let Arguments { duration, payload, queue_depth, clients, processes, waiting, .. } = *arguments;
+        let Arguments { duration, payload, queue_depth, clients, processes, wait, .. } = *arguments;
         let usage = |text: String| Err(Error::Usage(text));
         let time = MeasureTime::new(duration)?;
         if queue_depth == 0 || queue_depth > MAX_DEPTH {
@@ -166,10 +134,10 @@ impl Plan {
                  under {MAX_MEMORY}"
             ));
         }
-        let waiting = match waiting {
-            Some(waiting) => waiting,
-            None if cores::allowed()?.len() > clients as usize => Waiting::Spin,
-            None => Waiting::Adaptive,
+        let wait = match wait {
+            Some(wait) => wait,
+            None if cores::allowed()?.len() > clients as usize => Wait::Spin,
+            None => Wait::Adaptive,
         };
         Ok(Plan {
             kind,
@@ -177,7 +145,7 @@ impl Plan {
             depth: queue_depth as usize,
             clients: clients as usize,
             processes,
-            waiting,
+            wait,
             time,
         })
     }
@@ -194,7 +162,7 @@ impl Plan {
         line.extend(["--queue-depth".into(), self.depth.to_string().into()]);
         line.extend(["--clients".into(), self.clients.to_string().into()]);
         line.extend(self.time.to_args());
-        line.extend(["--waiting".into(), self.waiting.name().into()]);
+        line.extend(["--wait".into(), self.wait.name().into()]);
         line.extend(self.processes.then(|| "--processes".into()));
         line
     }

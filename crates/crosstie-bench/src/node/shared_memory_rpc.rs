@@ -44,7 +44,7 @@ macro_rules! shared_memory_rpc {
                 idle: Idle,
             ) -> Result<Box<dyn ClientLoop>, Error> {
                 let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
-                let client = client.with_wait_strategy(plan.waiting.into());
+                let client = client.with_wait_strategy(plan.wait.into());
                 let caller = Caller { client, request: M::filled(plan.payload) };
                 Ok(Box::new(rpc_loop::Client::new(caller, rank, plan.payload, plan.depth, idle)))
             }

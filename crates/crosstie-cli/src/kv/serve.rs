@@ -7,7 +7,6 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crosstie::WaitStrategy;
 use crosstie::bootstrap::Secret;
 use crosstie::device::DeviceSpec;
 use crosstie_kv::Backend;
@@ -19,6 +18,7 @@ use super::{DEFAULT_NAME, parse_name};
 use crate::error::Error;
 use crate::signals;
 use crosstie_bench::units::bytes;
+use crosstie_bench::wait::Wait;
 
 /// Time between two checks for signals and for peers that come or go.
 const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
@@ -65,33 +65,12 @@ pub(crate) struct Arguments {
     /// The most requests that a client may have in flight at one daemon.
     #[arg(long, value_name = "N", default_value_t = 32)]
     queue_depth: usize,
-    /// How daemons wait when there is nothing to do.
+    /// How daemons wait when there is nothing to do; use spin with --cores.
     #[arg(long, value_enum, default_value_t = Wait::Adaptive)]
     wait: Wait,
     /// Pin daemons to cores, one each, in this order: a list like 0-3,8, or nic for cores near the adapter of --device verbs:NAME.
     #[arg(long, value_name = "LIST")]
     cores: Option<Cores>,
-}
-
-/// How daemons wait when there is nothing to do.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Wait {
-    /// Check in a loop: the lowest latency, and a whole core for each daemon, also when idle. Use it with --cores.
-    Spin,
-    /// Check for about 100 us, then sleep until a request wakes the daemon.
-    Adaptive,
-    /// Sleep almost at once.
-    Park,
-}
-
-impl From<Wait> for WaitStrategy {
-    fn from(wait: Wait) -> WaitStrategy {
-        match wait {
-            Wait::Spin => WaitStrategy::Spin,
-            Wait::Adaptive => WaitStrategy::Adaptive,
-            Wait::Park => WaitStrategy::Park,
-        }
-    }
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Error> {
